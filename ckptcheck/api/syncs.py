@@ -24,7 +24,7 @@ from ckptcheck.api.arguments import (
 )
 from ckptcheck.api.recording import plan_first_step
 from ckptcheck.api.report import build_report
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
@@ -421,14 +421,46 @@ def lora(
         return build_report(trace)
 
 
-def history(file: StrPath) -> Report:
+def history(
+    file: StrPath,
+    *,
+    saved: StrPath | None = None,
+    like: StrPath | None = None,
+    rollouts: StrPath | None = None,
+    observer: Observer = SILENT,
+) -> Report:
     """Say which tensors changed at each weight sync, what was never updated, and whether the version moved.
 
-    file: the record that ``refit(record=...)`` or `ckptcheck.watch` wrote.
+    Args:
+        file: the record that ``refit(record=...)`` or `ckptcheck.watch` wrote.
+        saved: a checkpoint that the job saved: whether its weights are among those that were sent, by their identity.
+        like: see `identity`; for a Megatron run that was saved.
+        rollouts: rollouts of the job, in any form that `judge` reads: whether a sync gave the engine each weight version in them.
+        observer: receives messages and progress.
+
     """
+    from ckptcheck.refit.history.held_against import ResponseVersions, SavedWeights
     from ckptcheck.refit.history.history import open_history
 
-    return build_report(open_history(Path(file)))
+    held = responses = None
+    if like is not None and saved is None:
+        raise UsageError("like has no effect without saved", hint="name the checkpoint that the job saved")
+    if saved is not None:
+        from ckptcheck.api.comparisons import identity
+
+        named = identity(saved, like=like, observer=observer)
+        if named.names != "Hugging Face":
+            raise CkptcheckError(
+                f"{named.target} has Megatron's names, and the record those of Hugging Face",
+                hint="name a Hugging Face checkpoint of the same model with --like",
+            )
+        held = SavedWeights(named.target, named.identity)
+    if rollouts is not None:
+        from ckptcheck.parity.rollouts.files import read_rollouts
+        from ckptcheck.parity.rollouts.response_versions import count_versions
+
+        responses = ResponseVersions(os.fspath(rollouts), count_versions(read_rollouts(Path(rollouts))))
+    return build_report(open_history(Path(file), saved=held, responses=responses))
 
 
 def follow_history(file: StrPath) -> Iterator[Report]:

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ckptcheck import api
-from ckptcheck.cli.options import FailOn, Format, Output
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.cli.options import FailOn, Format, Like, Output
+from ckptcheck.errors import CkptcheckError, UsageError
 
 
 def history(
@@ -20,6 +20,20 @@ def history(
         bool,
         typer.Option("--watch", help="Follow the record of a job that runs: report again at each sync, until Ctrl-C."),
     ] = False,
+    saved: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CHECKPOINT",
+            help="A checkpoint that the job saved: are its weights among those that were sent? (needs Watch(identity=…))",
+        ),
+    ] = None,
+    like: Like = None,
+    rollouts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Rollouts of the job: did a sync give the engine each weight version that they carry?"
+        ),
+    ] = None,
     format: Format = "text",
     output: Output = None,
     fail_on: FailOn = "error",
@@ -35,10 +49,13 @@ def history(
     from ckptcheck.cli import output as out
 
     if watch:
+        if saved is not None or rollouts is not None:
+            raise UsageError("--saved and --rollouts have no effect with --watch", hint="give them without --watch")
         from ckptcheck.cli.history_page import follow
 
         report = follow(file, format, output, verbose=verbose)
         if report is None:
             raise CkptcheckError(f"{file} was never written", hint="the job writes it at its first sync")
         raise typer.Exit(report.exit_code(fail_on))
-    out.finish(api.history(file), format, output, fail_on, verbose=verbose)
+    report = api.history(file, saved=saved, like=like, rollouts=rollouts, observer=out.TERMINAL)
+    out.finish(report, format, output, fail_on, verbose=verbose)

@@ -150,15 +150,30 @@ class IdentityPlan:
             name: TensorIdentity(layout.dtype, layout.shape, format_sums(sums.get(name, (0, 0)), layout.nbytes))
             for name, layout in self.layouts.items()
         }
-        side, left_out = self.side, dict(self.side.left_out)
-        for name in list(tensors):
-            original = find_original(self.table.copies, name) if self.table is not None else None
-            if name == side.head and side.tied:
-                original = side.embedding
-            if original in tensors and tensors[original] == tensors[name]:
-                left_out[name] = f"it is {original}, stored again"
-                del tensors[name]
+        side = self.side
+        left_out = {
+            **side.left_out,
+            **leave_out_copies(tensors, self.table, side.head if side.tied else "", side.embedding),
+        }
         return Identity(side.target, dict(sorted(tensors.items())), left_out, self.names)
+
+
+def leave_out_copies(
+    tensors: dict[str, TensorIdentity], table: FamilyTable | None, tied: str, embedding: str
+) -> dict[str, str]:
+    """Take out of a set the tensors that are others stored again, and return them with the reason.
+
+    tied: the name of a head that is the embedding, "" for none.
+    """
+    left_out = {}
+    for name in list(tensors):
+        original = find_original(table.copies, name) if table is not None else None
+        if name == tied:
+            original = embedding
+        if original in tensors and tensors[original] == tensors[name]:
+            left_out[name] = f"it is {original}, stored again"
+            del tensors[name]
+    return left_out
 
 
 def plan_identity(side: ComparisonSide, reference: Checkpoint | Megatron | None = None) -> IdentityPlan:

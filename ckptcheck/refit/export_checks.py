@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.refit.export_comparison import compare_export, find_saved_otherwise
+from ckptcheck.refit.identity_checks import IdentityChecks
 from ckptcheck.refit.observations import TrialObservations
 from ckptcheck.refit.source_comparison import compare_with_source
 from ckptcheck.refit.trace_queries import suspect_steps
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
 class ExportChecks:
     """The checks of one trial's exports; what they find is noted in its observations."""
 
-    def __init__(self, observations: TrialObservations, phases: TrialPhases, folder: Path) -> None:
-        """Args: folder: where the trial saves its checkpoints, ``step0`` first."""
+    def __init__(
+        self, observations: TrialObservations, phases: TrialPhases, folder: Path, identities: IdentityChecks
+    ) -> None:
+        """Args: folder: where the trial saves its checkpoints, ``step0`` first. identities: of what the trainer holds."""
         self._observations, self._phases, self._folder = observations, phases, folder
+        self._identities = identities
 
     def compare_ranks(self, trainer: Trainer, step: int) -> None:
         """Note which weights the trainer's ranks hold different copies of; a trainer of one rank has no layout."""
@@ -43,10 +47,10 @@ class ExportChecks:
             return
         observations = self._observations
         with self._phases.run("sync", "compare the export with what the trainer's ranks hold"):
-            compared = compare_export(
-                step, trainer.shard_digests(), observations.weights, observations.export_comparisons
-            )
+            shards = trainer.shard_digests()
+            compared = compare_export(step, shards, observations.weights, observations.export_comparisons)
             observations.export_comparisons.append(compared)
+            self._identities.identify_trainer(shards, step)
 
     def compare_saved(self) -> None:
         """Where an engine is not what it should be, see whether the cold load's checkpoint is what the trainer exports."""

@@ -52,6 +52,9 @@ class TrialObservations:
     is_fast: bool = False
     sleep_skipped: str = ""
     unsynced_changes: dict[int, Mapping[Key, bool]] = field(default_factory=dict)
+    trainer_identities: dict[int, str] = field(default_factory=dict)
+    engine_identities: dict[int, str] = field(default_factory=dict)
+    identity_gaps: dict[str, str] = field(default_factory=dict)
     failed_phases: dict[str, str] = field(default_factory=dict)
 
     def to_trace(self) -> RefitTrace:

@@ -26,6 +26,11 @@ def append_to_record(trace: RefitTrace, path: Path) -> None:
         file.append(sync)
 
 
+def _is_exported(trace: RefitTrace, step: int) -> bool:
+    """Whether what the trainer's ranks hold after a step is what it exports: then its identity is that of what was sent."""
+    return any(each.step == step and not each.wrong for each in trace.export_comparisons)
+
+
 def to_record(trace: RefitTrace) -> Iterator[SyncRecord]:
     """Yield each sync of a trial as a record has it, without opaque tensors, which have no digest."""
     trainer = f"{trace.trainer.name} {trace.trainer.version}" if trace.trainer else ""
@@ -50,6 +55,8 @@ def to_record(trace: RefitTrace) -> Iterator[SyncRecord]:
             engine=engine,
             sent=dict(sync.sent),
             held=engine_digests,
+            identity=trace.trainer_identities.get(sync.step) if _is_exported(trace, sync.step) else None,
+            held_identity=trace.engine_identities.get(sync.number) if "engine" not in trace.identity_gaps else None,
             alike=True,
         )
         version = sync.answer.weight_version

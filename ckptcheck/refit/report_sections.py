@@ -22,6 +22,31 @@ def proof_sections(trace: RefitTrace) -> Iterator[Section]:
         yield Section("what this trial proved", lines=(proof,))
 
 
+def identity_sections(trace: RefitTrace) -> Iterator[Section]:
+    """Yield which set of weights the trainer and the engine held after each sync; nothing where neither was named."""
+    if not trace.trainer_identities:
+        return
+    gap = trace.identity_gaps.get("engine", "")
+    rows = [
+        (
+            sync.number,
+            sync.step,
+            trace.trainer_identities.get(sync.step),
+            None if gap else trace.engine_identities.get(sync.number),
+        )
+        for sync in trace.syncs
+    ]
+    others = [number for number, _, trainer, engine in rows if trainer and engine and trainer != engine]
+    equal = sum(trainer is not None and trainer == engine for _, _, trainer, engine in rows)
+    if gap:
+        said = f"the engine's weights have no identity to compare: {gap}"
+    elif others:
+        said = f"after sync {', '.join(map(str, others))} the engine holds another set of weights than the trainer"
+    else:
+        said = f"after {count(equal, 'sync')} the engine holds the trainer's set of weights, named by its content"
+    yield Section("identity of the weights", ("sync", "step", "trainer", "engine"), tuple(rows), brief=(said,))
+
+
 def measurement_sections(trace: RefitTrace) -> Iterator[Section]:
     """Yield the tables of what the trial measured: logprobs and their noise floor, steps, greedy text. Empty ones are left out."""
     if trace.ignored_options:

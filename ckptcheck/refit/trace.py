@@ -233,6 +233,12 @@ class RefitTrace(EvidenceDefaults):
     """Why the engine did not sleep."""
     unsynced_changes: Mapping[int, Mapping[Key, bool]] = field(default_factory=dict)
     """Step → tensors of the engine that changed after it, before anything was sent → whether they became what was to be sent."""
+    trainer_identities: Mapping[int, str] = field(default_factory=dict)
+    """Step → identity of the weights that the trainer's ranks hold after it."""
+    engine_identities: Mapping[int, str] = field(default_factory=dict)
+    """Number of a sync, 0 for the cold load → identity of the weights that the engine holds after it."""
+    identity_gaps: Mapping[str, str] = field(default_factory=dict)
+    """Side (trainer, engine) → why its weights have no identity."""
     cache_unused_reason: str = ""
     """Why the prefix cache cannot keep anything of this model, "" if it can."""
     failed_phases: Mapping[str, str] = field(default_factory=dict)
@@ -263,16 +269,26 @@ class RefitTrace(EvidenceDefaults):
         from ckptcheck.refit.report_sections import (
             cost_sections,
             coverage_sections,
+            identity_sections,
             measurement_sections,
             proof_sections,
         )
 
         return (
             *proof_sections(self),
+            *identity_sections(self),
             *measurement_sections(self),
             *coverage_sections(self),
             *cost_sections(self.syncs),
         )
+
+    @property
+    def identities(self) -> Mapping[str, str]:
+        """The identity of the trainer's weights after the last step, and that of the engine's after the last sync."""
+        found = {"trainer": self.trainer_identities.get(max(self.trainer_identities, default=0))}
+        if "engine" not in self.identity_gaps and self.syncs:
+            found["engine"] = self.engine_identities.get(len(self.syncs))
+        return {side: identity for side, identity in found.items() if identity is not None}
 
     @property
     def headline(self) -> str:

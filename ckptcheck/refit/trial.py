@@ -18,6 +18,7 @@ from ckptcheck.refit.engine_state import EngineState
 from ckptcheck.refit.expert_moves import ExpertMoves
 from ckptcheck.refit.export_checks import ExportChecks
 from ckptcheck.refit.first_step import FirstStep
+from ckptcheck.refit.identity_checks import IdentityChecks
 from ckptcheck.refit.module_errors import StartOracle
 from ckptcheck.refit.module_search import ModuleSearch
 from ckptcheck.refit.observations import TrialObservations
@@ -85,13 +86,16 @@ class RefitTrial:
         phases = self._phases = TrialPhases(settings.timeouts, nbytes, say, follow)
         state = self._state = EngineState()
         self._sequences = inputs.sequences
-        self._exports = ExportChecks(observations, phases, folder)
+        identities = self._identities = IdentityChecks(observations, source)
+        self._exports = ExportChecks(observations, phases, folder, identities)
         experts = self._experts = ExpertMoves(observations, phases, inputs)
         self._modules = ModuleSearch(observations, phases, folder, inputs.sequences[0])
         self._sleep = TrialSleep(settings.sleep_level, observations, phases, state)
         cold_loads = self._cold_loads = ColdLoads(start, folder, draft_source, observations, inputs, state, experts)
         self._scores = TrialScores(observations, phases, inputs, state, cold_loads, self._modules)
-        self._syncs = TrialSyncs(settings, observations, phases, state, experts, cold_loads, inputs.prompt, folder)
+        self._syncs = TrialSyncs(
+            settings, observations, phases, state, experts, cold_loads, inputs.prompt, folder, identities
+        )
 
     def run(self) -> RefitTrace:
         """Run the trial and return its evidence.
@@ -141,6 +145,8 @@ class RefitTrial:
             engine.ignored_switches,
             manifest,
         )
+        if self._settings.weights:
+            self._identities.identify_engine(engine, 0)
         if engine.info.facts.get("prefix_caching") == "False":
             observations.cache_unused_reason = f"{engine.info.name} runs without a prefix cache here"
         joins_buckets = select_transport(engine.transports, transport, engine.info.name).joins_buckets

@@ -14,6 +14,7 @@ from ckptcheck.refit.diagnose_sync import diagnose_sync
 from ckptcheck.refit.engine_state import EngineState
 from ckptcheck.refit.expert_moves import ExpertMoves
 from ckptcheck.refit.history.record import utc_now
+from ckptcheck.refit.identity_checks import IdentityChecks
 from ckptcheck.refit.inflight import InflightUpdate
 from ckptcheck.refit.observations import TrialObservations
 from ckptcheck.refit.settings import TrialSettings
@@ -28,7 +29,8 @@ from ckptcheck.runtime.trainers.base import Trainer
 class TrialSyncs:
     """The syncs of one trial.
 
-    prompt: of the request that runs during a sync, if one does. folder: has the checkpoints of the cold loads.
+    prompt: of the request that runs during a sync, if one does. folder: has the checkpoints of the cold loads. identities: of
+    what the engine holds.
     """
 
     def __init__(
@@ -41,10 +43,11 @@ class TrialSyncs:
         cold_loads: ColdLoads,
         prompt: tuple[int, ...],
         folder: Path,
+        identities: IdentityChecks,
     ) -> None:
         self._settings, self._observations, self._phases = settings, observations, phases
         self._state, self._experts, self._cold_loads = state, experts, cold_loads
-        self._prompt, self._folder = prompt, folder
+        self._prompt, self._folder, self._identities = prompt, folder, identities
 
     def scramble(self, engine: Engine) -> ScrambleResult:
         """Overwrite the weights with marks, but for a draft model of which the trainer sends nothing."""
@@ -116,6 +119,7 @@ class TrialSyncs:
             memory = engine.memory_bytes()
             if compares_weights:
                 sync = self._experts.compare(engine, sync, reference.slots)
+                self._identities.identify_engine(engine, number)
             is_different = bool(sync.differing_tensors)
             sync = replace(sync, check_seconds=time.monotonic() - sync_end_time)
             if is_marked and compares_weights:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
@@ -66,6 +66,15 @@ def read_engine(
     empty = {place: EMPTY for place, value in held.items() if value in NO_BYTES}
     digests.add_digests({place: value for place, value in held.items() if place not in empty})
     return empty
+
+
+def read_parts(engine: WatchedEngine, sent: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Yield name and tensor of what a torch module in this process holds, fused tensors in parts; nothing of any other engine.
+
+    sent: see `read_engine`. The tensors are the engine's own memory.
+    """
+    if isinstance(engine, _ModuleSide):
+        yield from engine.tensors_by_part(sent)
 
 
 class _ModuleSide:
@@ -140,6 +149,14 @@ class _ModuleSide:
                 if part not in names or includes(part):
                     digests.add(f"0/{part}", view, prefix="computed:")
         return unseen
+
+    def tensors_by_part(self, sent: Collection[str]) -> Iterator[tuple[str, Any]]:
+        """Yield name and tensor of every part. Raises CkptcheckError where the parameters change meanwhile."""
+        for part in EngineLayout(self._model, frozenset(sent)).parts:
+            tensor = part.find_tensor()
+            if tensor is None:
+                raise CkptcheckError("its parameters change while they are read")
+            yield part.name, tensor
 
     def tensors(self) -> Iterable[tuple[str, Any]]:
         """Yield the name and the tensor of every parameter."""

@@ -15,9 +15,10 @@ from typing import Any, overload
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.refit.history.record import SyncRecord, run_id
-from ckptcheck.watch.engine_side import read_engine
+from ckptcheck.watch.engine_side import read_engine, read_parts
 from ckptcheck.watch.payload import find_tensors
 from ckptcheck.watch.schedule import LEAST_SECONDS, NEGLIGIBLE
+from ckptcheck.watch.set_identity import SetIdentity
 from ckptcheck.watch.sync_check import SyncCheck
 from ckptcheck.watch.tensor_digests import SyncDigests, Weights
 from ckptcheck.watch.watch_state import SyncWarning, WatchState
@@ -40,6 +41,8 @@ class Syncing:
         self._is_in_background = watch.is_in_background
         self._sent, self._held, self._payload = (SyncDigests(defers=self._is_in_background) for _ in range(3))
         self._payloads = 0
+        self._sent_set, self._held_set = SetIdentity(), SetIdentity()
+        self._naming = 0.0
         if whole:
             watch.schedule.begin()
             self._sync.group = watch.schedule.label
@@ -150,7 +153,7 @@ class Syncing:
         watch, sync = self._watch, self._sync
         if not watch.enabled:
             return
-        sync.seconds = time.monotonic() - self._began - self._checking
+        sync.seconds = time.monotonic() - self._began - self._checking - self._naming
         began = time.monotonic()
         if error is None and self._taken < self._given:
             self.unseen("it was given away and nobody asked for it yet; watch where it is taken")
@@ -174,10 +177,12 @@ class Syncing:
         probe = watch.probe
         if probe is not None and error is None and (self._number - 1) % max(1, probe.every) == 0:
             watch.attempt("compare the logprobs of both sides", self._probe)
+        if watch.names_sets and not is_ending:
+            watch.attempt("name the weights by their content", self._name_sets, once=True)
         if self._is_over_budget or not watch.attempt("copy what it looks at", self._copy_to_host):
             for digests in (self._sent, self._held, self._payload):
                 digests.clear()
-        sync.checked = self._checking + time.monotonic() - began
+        sync.checked = self._checking + self._naming + time.monotonic() - began
         if self._whole and error is None:
             spent = float("inf") if self._is_over_budget else self._checking + self._reading
             watch.schedule.note(spent, sync.seconds, LEAST_SECONDS if self._is_in_background else NEGLIGIBLE)
@@ -215,6 +220,10 @@ class Syncing:
             return
         name, tensor = item
         self._shapes[name] = getattr(tensor, "shape", ())
+        if self._watch.names_sets:
+            began = time.monotonic()
+            self._watch.attempt(f"sum {name}", partial(self._sent_set.add, name, tensor), once=True)
+            self._naming += time.monotonic() - began
         if not self._watch.schedule.includes(name) or self._stops():
             return
         # the time of the thread would tell it better on a busy machine, but asking for it may take longer than the digest
@@ -267,6 +276,19 @@ class Syncing:
         unseen = read_engine(self._watch.engine, self._shapes, self._held, self._includes, self._choose_rows)
         self._reading = time.monotonic() - self._asked
         self._sync.unseen = sorted(unseen)
+
+    def _name_sets(self) -> None:
+        """Note the identities of what was sent and of what the engine holds; none of a part of the weights."""
+        if self._unseen or self._sync.partial or self._payloads or not self._whole:
+            return
+        self._sync.identity = self._sent_set.compute(self._watch.like)
+        if self._sync.identity is None or self._watch.engine is None:
+            return
+        for name, tensor in read_parts(self._watch.engine, self._shapes):
+            if name in self._shapes:
+                self._held_set.add(name, tensor)
+        if self._held_set.has_tensors_of(self._sent_set):
+            self._sync.held_identity = self._held_set.compute(self._watch.like)
 
     def _copy_to_host(self) -> None:
         for digests in (self._sent, self._held, self._payload):

@@ -28,6 +28,9 @@ class Watch(WatchState):
         background: whether a sync is checked in a thread after it (digests of what was copied, record, rules, findings, metrics)
             and not before it ends. None: where a sync has more than 16 MB, and from the 17th sync on, unless findings are raised.
             `wait` waits for it.
+        identity: also name the set of weights that was sent by its content, as ``ckptcheck identity`` names a checkpoint, at each
+            sync that is digested; and that of the engine, where it is a `module`. Every tensor is then read whole, whatever the
+            share. The path of a checkpoint of this model, whose config says how the weights are called, is better than True.
     """
 
     def __call__(self, *, step: int | None = None, loss: float | None = None, version: str | None = None) -> Syncing:

@@ -10,8 +10,9 @@ import os
 import re
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
@@ -25,6 +26,9 @@ from ckptcheck.watch.probe import Probe
 from ckptcheck.watch.record_claim import claim_record
 from ckptcheck.watch.schedule import Schedule
 from ckptcheck.watch.tensor_digests import Weights
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 SMALL = 16 << 20
 """Bytes of weights below which the first syncs are checked before they end: milliseconds, and findings come where they arise."""
@@ -59,9 +63,11 @@ class WatchState:
         on: OnFinding = "warn",
         metrics: Metrics = None,
         background: bool | None = None,
+        identity: bool | Path | str = False,
     ) -> None:
         self.engine, self.expected, self.trainer, self.enabled, self.on = engine, expected, trainer, enabled, on
         self.every, self.probe = max(1, every), probe
+        self.names_sets, self._like = bool(identity), None if isinstance(identity, bool) else str(identity)
         self.schedule = Schedule(share, budget)
         # a job may change its folder
         self.record = Record(Path(record).absolute(), keep=keep) if record is not None and enabled else None
@@ -91,6 +97,13 @@ class WatchState:
         if self.background is not None:
             return self.background
         return self.number > FIRST or self.nbytes > SMALL
+
+    @cached_property
+    def like(self) -> Checkpoint | None:
+        """The checkpoint whose config says how weights are called; None where the user named none. Raises CkptcheckError."""
+        from ckptcheck.checkpoint.open import open_checkpoint
+
+        return open_checkpoint(self._like) if self._like is not None else None
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until all syncs so far are checked and recorded, at most so many seconds; return whether they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ from ckptcheck.runtime.engines.base import (
     TensorDigest,
     TensorDigests,
     UnwrittenElements,
+    WeightPart,
 )
 from ckptcheck.runtime.engines.digest import digest
-from ckptcheck.runtime.process.errors import WorkerDied, WorkerTimeout
+from ckptcheck.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
 from tests.doubles import fake_model as model
 from tests.doubles.fake_fault import Fault, FaultKind
 
@@ -119,6 +121,22 @@ class FakeMemory:
                 name, rank, kind, "F32", shape, nbytes, "" if empty else digest(values), where, why
             )
         return found
+
+    def sum_parts(self, parts: Sequence[WeightPart]) -> list[tuple[int, int]]:
+        """Sum parts of weights."""
+        from ckptcheck.values.shard_digest import sum_shard
+
+        held = {
+            (rank, self._names.get(own, own)): values for rank, own, _, values in self._all() if own not in self._empty
+        }
+        if gone := [part for part in parts if (part.rank, part.name) not in held]:
+            raise RemoteError("fake", "sum_parts", "KeyError", gone[0].name, "")
+        sums = []
+        for part in parts:
+            flat = held[part.rank, part.name].reshape(-1)
+            values = flat[part.begin : part.begin + prod(part.shape)].reshape(part.shape)
+            sums.append(sum_shard(values, part.origin, part.whole))
+        return sums
 
     def read_scalars(self) -> HostScalars:
         """Return numbers on the host: a scale, one that the first forward pass makes of it, a count, one that each pass changes."""

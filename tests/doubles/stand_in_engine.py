@@ -17,7 +17,7 @@ import json  # noqa: E402
 
 from safetensors.numpy import load, load_file  # noqa: E402
 
-from ckptcheck.runtime.engines.base import Bucket  # noqa: E402
+from ckptcheck.runtime.engines.base import Bucket, WeightPart  # noqa: E402
 from tests.doubles.fake_engine import FakeEngine  # noqa: E402
 from tests.doubles.fake_fault import Fault  # noqa: E402
 from tests.doubles.stand_in_faults import faulty  # noqa: E402
@@ -37,6 +37,15 @@ def start(model: str) -> dict[str, Any]:
 def call_ranks(method: str, arguments: list[Any]) -> list[Any]:
     if method == "memory_bytes":
         return [[0, ENGINE.memory_bytes()]]
+    if method == "sum_parts":
+        return [
+            ENGINE.sum_parts(
+                [
+                    WeightPart("", tuple(full), tuple(origin), 0, name, begin, tuple(shape), pitch)
+                    for name, begin, shape, pitch, origin, full in arguments[0][0]
+                ]
+            )
+        ]
     if method == "read_arrivals":
         return []
     if method in ("time_updates", "record_arrivals"):

@@ -14,6 +14,7 @@ import numpy as np  # noqa: E402
 from safetensors.numpy import load_file, save, save_file  # noqa: E402
 
 from ckptcheck.runtime.engines.digest import digest  # noqa: E402
+from ckptcheck.values.shard_digest import sum_shard  # noqa: E402
 from tests.doubles.fake_engine import FakeEngine  # noqa: E402
 from tests.doubles.stand_in_faults import faulty, note  # noqa: E402
 
@@ -71,7 +72,7 @@ def digests() -> dict[str, str]:
 def shard_digests() -> list[dict[str, Any]]:
     return [
         {"name": name, "axis": 0, "begin": 0, "end": len(values), "rank": 0, "own": name}
-        | {"held": digest(values), "exported": digest(values)}
+        | {"held": digest(values), "exported": digest(values), "sums": sum_shard(values)}
         for name, values in HELD.items()
     ]
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ckptcheck.consumers.engine_tensors import find_source_tensors
+from ckptcheck.refit.history.held_against import ResponseVersions, SavedWeights
 from ckptcheck.refit.history.history import History, open_history
 from ckptcheck.refit.history.record import ProbeRecord, Record, SyncRecord
 from tests.factories.case_table import CaseTable, StrictTable
@@ -78,6 +79,10 @@ class SyncTable(StrictTable, kw_only=True):
     payload: str = ""
     """What stands for the values of a delta that is sent."""
     payload_bytes: int = 8192
+    before: str | None = None
+    """The version that the engine had before the sync."""
+    identity: str = ""
+    """A hexadecimal digit that stands for the set of weights that was sent; "" where it was not named."""
     held: bool = True
     """False: nobody asked the engine what it holds."""
 
@@ -90,6 +95,10 @@ class HistoryCase(CaseTable, kw_only=True):
     """Number of a line, from 1 → text in its place."""
     cut: int = 0
     """How many bytes are off the end."""
+    saved: str = ""
+    """A hexadecimal digit that stands for the weights of a checkpoint that the record is held against; "" for none."""
+    responses: dict[str, int] | None = None
+    """Weight version → responses that carry it, which the record is held against; None for none."""
 
 
 def build_history(table: Mapping[str, Any], path: Path) -> History:
@@ -106,7 +115,11 @@ def build_history(table: Mapping[str, Any], path: Path) -> History:
         lines[int(number) - 1] = text.encode()
     raw = b"\n".join(lines)
     path.write_bytes(raw[: len(raw) - case.cut])
-    return open_history(path)
+    return open_history(
+        path,
+        saved=SavedWeights("./saved", 64 * case.saved) if case.saved else None,
+        responses=ResponseVersions("rollouts.safetensors", case.responses) if case.responses is not None else None,
+    )
 
 
 def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord:
@@ -137,7 +150,9 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
             held[key] = _digest(f"{key} garbled {index}")
     return SyncRecord(
         step=index if wanted.step is None and wanted.loss is None else wanted.step,
+        before=wanted.before,
         version=wanted.version,
+        identity=64 * wanted.identity or None,
         loss=wanted.loss,
         ok=wanted.ok,
         message=wanted.message,

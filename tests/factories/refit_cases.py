@@ -24,6 +24,7 @@ from ckptcheck.runtime.engines.digest import digest
 from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.runtime.process.errors import RemoteError
 from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, TrainerInfo, UnlikeReplicas, Weight
+from ckptcheck.values.shard_digest import sum_shard
 from tests.doubles import fake_model as model
 from tests.doubles.fake_engine import FakeEngine, ReceivingEngine
 from tests.doubles.fake_experts import BalancingFakeEngine
@@ -201,8 +202,9 @@ class FakeTrainer:
             for place, rank in enumerate(ranks):
                 begin = size * place if halves > 1 else 0
                 there = exported[name][begin : begin + size] if name in exported else None
-                held, said = digest(values[begin : begin + size]), "" if there is None else digest(there)
-                found.append(ShardDigest(name, 0, begin, begin + size, rank, own, held, said))
+                part, said = values[begin : begin + size], "" if there is None else digest(there)
+                sums = sum_shard(part, (begin,) + (0,) * (values.ndim - 1), values.shape)
+                found.append(ShardDigest(name, 0, begin, begin + size, rank, own, digest(part), said, sums))
         return found
 
     def mismatched_replicas(self) -> tuple[UnlikeReplicas, ...]:

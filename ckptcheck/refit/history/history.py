@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
+from ckptcheck.refit.history.held_against import ResponseVersions, SavedWeights
 from ckptcheck.refit.history.record import NO_BYTES, SyncRecord, read_record
 from ckptcheck.refit.history.tables import history_sections
 
@@ -100,7 +101,19 @@ class History(EvidenceDefaults):
     syncs: tuple[SyncRecord, ...]
     damaged_lines: Mapping[int, str] = field(default_factory=dict)
     """Line number → why the line is not a sync."""
+    saved: SavedWeights | None = None
+    """A checkpoint of the job, None where none was named."""
+    responses: ResponseVersions | None = None
+    """The weight versions of the job's responses, None where none were named."""
     kind: str = "history"
+
+    @property
+    def identities(self) -> Mapping[str, str]:
+        """The identity of what the last sync that has one sent, that of what the engine then held, and that of the checkpoint."""
+        last = next((sync for sync in reversed(self.syncs) if sync.identity is not None), SyncRecord())
+        found = {"last sync that was named": last.identity, "engine after it": last.held_identity}
+        found["saved checkpoint"] = self.saved.identity if self.saved is not None else None
+        return {label: identity for label, identity in found.items() if identity is not None}
 
     @property
     def subject(self) -> str:
@@ -265,10 +278,12 @@ def tensors_stored_as_sent(sync: SyncRecord) -> set[str]:
     return {key for key, value in sync.held.items() if sync.sent.get(key.partition("/")[2]) == value}
 
 
-def open_history(path: Path | str) -> History:
-    """Read a record. Raises CkptcheckError as `read_record` does."""
+def open_history(
+    path: Path | str, *, saved: SavedWeights | None = None, responses: ResponseVersions | None = None
+) -> History:
+    """Read a record, to hold it against a checkpoint and responses. Raises CkptcheckError as `read_record` does."""
     syncs, damaged = read_record(path)
-    return History(str(path), syncs, damaged)
+    return History(str(path), syncs, damaged, saved, responses)
 
 
 def trainable_matrices(names: Collection[str]) -> Iterator[str]:

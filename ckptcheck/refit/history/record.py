@@ -97,6 +97,11 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     """The trainer's name of a tensor → digest of what it exported."""
     held: dict[str, str] = {}
     """``rank/name`` → digest of what the engine holds afterwards. A part of a fused tensor has the trainer's name."""
+    identity: str | None = None
+    """Identity of the set of weights that was sent, as ``ckptcheck identity`` prints that of a checkpoint; None where it was not
+    computed."""
+    held_identity: str | None = None
+    """That of the weights which the engine holds afterwards."""
     payload: dict[str, str] = {}
     """Place in a payload that does not tell which tensors it changes, such as a delta → digest of what lay there."""
     payload_bytes: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.report import Cell, Section
-from ckptcheck.text.formatting import format_ranges, join_truncated
+from ckptcheck.text.formatting import count, format_ranges, join_truncated
 
 if TYPE_CHECKING:
     from ckptcheck.refit.history.history import History
@@ -63,7 +63,40 @@ def history_sections(history: History) -> tuple[Section, ...]:
     return (
         Section("weight syncs", (*COLUMNS, "probe mean |Δ|") if has_probes else COLUMNS, tuple(rows), lines),
         *_change_sections(history),
+        *_identity_sections(history),
+        *_response_sections(history),
     )
+
+
+def _identity_sections(history: History) -> tuple[Section, ...]:
+    """Return the table of the sets of weights that were sent, by their identities; none where none was named."""
+    rows = [
+        (index + 1, sync.step, sync.version, sync.identity, sync.held_identity)
+        for index, sync in enumerate(history.syncs)
+        if sync.identity is not None
+    ]
+    if not rows:
+        return ()
+    sets, other = len({row[3] for row in rows}), [row[0] for row in rows if row[4] not in (None, row[3])]
+    brief = f"{count(len(rows), 'sync')} sent {count(sets, 'set')} of weights, by their content"
+    if other:
+        brief += f"; after sync {format_ranges(other)} the engine held another set than was sent"
+    lines = (brief,)
+    if history.saved is not None:
+        equal = [history.label(row[0] - 1) for row in rows if row[3] == history.saved.identity]
+        if equal:
+            lines += (f"{history.saved.target} holds the set that was sent at {join_truncated(equal)}",)
+    columns = ("sync", "step", "version", "identity sent", "identity held")
+    return (Section("identity of the weights", columns, tuple(rows), brief=lines),)
+
+
+def _response_sections(history: History) -> tuple[Section, ...]:
+    """Return the weight versions of the responses with the set of weights that each stands for; none without responses."""
+    if history.responses is None:
+        return ()
+    names = {sync.version: sync.identity for sync in history.syncs if sync.ok and sync.version is not None}
+    rows = tuple((version, number, names.get(version)) for version, number in history.responses.responses.items())
+    return (Section("weight versions of the responses", ("version", "responses", "identity sent"), rows),)
 
 
 def _change_sections(history: History) -> tuple[Section, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from ckptcheck.runtime.engines.sampling import Generation, InflightResult, Sampling
@@ -39,6 +39,25 @@ class TensorDigest:
 
 TensorDigests = Mapping[tuple[int, str], TensorDigest]
 """(rank, name) → digest, in the engine's order."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPart:
+    """The part of a weight, under its Hugging Face name, that one tensor of an engine holds on one rank."""
+
+    weight: str
+    whole: tuple[int, ...]
+    """Shape of the weight."""
+    origin: tuple[int, ...]
+    """Index of the part's first element in the weight."""
+    rank: int
+    name: str
+    """The engine's tensor."""
+    begin: int
+    """Its first flat element that belongs to the part."""
+    shape: tuple[int, ...]
+    pitch: int = 0
+    """Elements from one row to the next, where the engine pads rows; 0 where it does not."""
 
 
 HostScalars = Mapping[tuple[int, str], float]
@@ -231,6 +250,15 @@ class Inspectable(Running, Protocol):
 
     def memory_bytes(self) -> int:
         """Return the bytes that the engine's processes hold: on the device, on a CPU their resident memory."""
+        ...
+
+
+@runtime_checkable
+class PartSummer(Protocol):
+    """An engine that computes shard digests of what it holds."""
+
+    def sum_parts(self, parts: Sequence[WeightPart]) -> list[tuple[int, int]]:
+        """Return what each part adds to the two sums of its weight's shard digest, computed where the part lies."""
         ...
 
 

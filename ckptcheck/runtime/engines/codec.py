@@ -16,6 +16,7 @@ from ckptcheck.runtime.engines.base import (
     TensorDigest,
     UnwrittenElements,
     UpdateResult,
+    WeightPart,
 )
 from ckptcheck.runtime.engines.sampling import Generation
 
@@ -28,6 +29,11 @@ def decode_digests(reports: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str]
         for name, kind, dtype, shape, nbytes, digest, storage, opaque in report["entries"]:
             digests[rank, name] = TensorDigest(name, rank, kind, dtype, tuple(shape), nbytes, digest, storage, opaque)
     return digests
+
+
+def decode_sums(pair: Sequence[int]) -> tuple[int, int]:
+    """Return the two sums of a shard digest, which torch has as signed integers, modulo 2^64."""
+    return pair[0] % (1 << 64), pair[1] % (1 << 64)
 
 
 def decode_scalars(reports: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], float]:
@@ -136,6 +142,16 @@ def group_by_rank(names: Iterable[tuple[int, str]], ranks: int) -> list[list[str
     for rank, name in names:
         names_by_rank[rank].append(name)
     return names_by_rank
+
+
+def encode_parts(parts: Iterable[WeightPart], ranks: int) -> list[list[list[Any]]]:
+    """Return the parts of each rank in their order, as `inventory.sum_parts` takes them."""
+    by_rank: list[list[list[Any]]] = [[] for _ in range(ranks)]
+    for part in parts:
+        by_rank[part.rank].append(
+            [part.name, part.begin, list(part.shape), part.pitch, list(part.origin), list(part.whole)]
+        )
+    return by_rank
 
 
 def encode_bucket(bucket: Bucket) -> dict[str, Any]:

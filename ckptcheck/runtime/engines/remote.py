@@ -22,6 +22,7 @@ from ckptcheck.runtime.engines.base import (
     TensorDigests,
     UnwrittenElements,
     UpdateResult,
+    WeightPart,
 )
 from ckptcheck.runtime.engines.cpu_affinity import cpu_affinity_variables
 from ckptcheck.runtime.engines.loading import LaunchOptions, load_checkpoint
@@ -171,6 +172,12 @@ class RemoteEngine(ABC, Generic[Options]):
     def digest_tensors(self) -> TensorDigests:
         """Digest every parameter, buffer and derived tensor on every rank, where they live."""
         return codec.decode_digests(self._call_ranks("digest_tensors"))
+
+    def sum_parts(self, parts: Sequence[WeightPart]) -> list[tuple[int, int]]:
+        """Return what each part adds to the two sums of its weight's shard digest, computed where the part lies."""
+        sums_by_rank = self._call_ranks("sum_parts", codec.encode_parts(parts, self.info.ranks))
+        waiting = [iter(sums) for sums in sums_by_rank]
+        return [codec.decode_sums(next(waiting[part.rank])) for part in parts]
 
     def read_scalars(self) -> HostScalars:
         """Return the numbers that the engine's modules keep on the host, on every rank."""

@@ -71,6 +71,8 @@ class ShardDigest:
     """The digest of what the rank holds."""
     exported: str
     """The digest of the same rows or columns of the export, "" where it has none."""
+    sums: tuple[int, int] | None = None
+    """What they add to the two sums of the weight's shard digest, None where that was not computed."""
 
 
 @dataclass(frozen=True, slots=True)

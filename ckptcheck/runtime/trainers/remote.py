@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from ckptcheck.runtime.engines import codec
 from ckptcheck.runtime.engines.activations import Activations, assemble_activations
 from ckptcheck.runtime.engines.base import Bucket
 from ckptcheck.runtime.process.client import WorkerClient
@@ -188,7 +189,10 @@ class RemoteTrainer:
 
     def shard_digests(self) -> Sequence[ShardDigest]:
         """Return what every rank holds of every exported weight, beside what an export of this moment has in its place."""
-        return [ShardDigest(**row) for row in self._ask("shard_digests")]
+        return [
+            ShardDigest(**{**row, "sums": codec.decode_sums(row["sums"]) if "sums" in row else None})
+            for row in self._ask("shard_digests")
+        ]
 
     def mismatched_replicas(self) -> tuple[UnlikeReplicas, ...]:
         """Return the parameters of which the trainer's ranks hold different copies; () if there are none."""

@@ -5,12 +5,14 @@ Each function takes the tensors as `tensors.walk` yields them, and returns plain
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from . import sentinels, tensor_files, tensors
 from .digest import digests
+from .shard_digest import sum_shard
 
 Tensors = Iterable[tuple[str, str, Any, str]]
 """(name, kind, tensor, why its numbers cannot be read or "")."""
@@ -44,6 +46,26 @@ def digest_tensors(rank: int, model_tensors: Tensors, with_digests: bool = True)
         if entry[DIGEST] != "":
             entry[DIGEST] = values[entry[DIGEST]]
     return {"rank": rank, "entries": entries}
+
+
+def sum_parts(model_tensors: Tensors, parts: list[list[Any]]) -> list[list[int]]:
+    """Return what each part adds to the two sums of its weight (see `shard_digest`), as signed integers.
+
+    parts: [name of the tensor, its first flat element, shape of the part, elements from one row to the next or 0, index of the
+    part's first element in the weight, shape of the weight]; parts of one tensor follow each other.
+    Raises LookupError for a tensor that is not there.
+    """
+    found = {name: tensor for name, _, tensor, _ in model_tensors if hasattr(tensor, "shape")}
+    sums, last, flat = [], "", None
+    for name, begin, shape, pitch, origin, whole in parts:
+        if name != last:
+            last, flat = name, found[name].detach().reshape(-1)
+        if pitch:
+            part = flat[begin : begin + shape[0] * pitch].view(shape[0], pitch)[:, : shape[1]]
+        else:
+            part = flat[begin : begin + math.prod(shape)].view(shape)
+        sums.append(sum_shard(part, origin, whole))
+    return [each.tolist() for each in sums]
 
 
 def scramble_weights(

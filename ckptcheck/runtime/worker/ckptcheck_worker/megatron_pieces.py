@@ -14,6 +14,7 @@ import torch
 
 from . import megatron_layout as layouts
 from .digest import digest
+from .shard_digest import sum_shard
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,14 @@ class Piece:
         """Return the place in the checkpoint tensor."""
         return {"name": self.name, "axis": self.axis, "begin": self.begin, "end": self.end}
 
-    def digest_in(self, parameter: Any) -> str:
-        """Return the digest of this piece of a rank's parameter."""
-        return digest(parameter.detach().index_select(self.axis, self.index.to(parameter.device)).contiguous())
+    def take(self, parameter: Any) -> Any:
+        """Return this piece of a rank's parameter."""
+        return parameter.detach().index_select(self.axis, self.index.to(parameter.device)).contiguous()
+
+    def sum_in(self, piece: Any, shape: Sequence[int]) -> Any:
+        """Return what this piece adds to the two sums of its tensor (see `shard_digest`). shape: of the checkpoint tensor."""
+        offsets = [self.begin if axis == self.axis else 0 for axis in range(len(shape))]
+        return sum_shard(piece, offsets, shape)
 
 
 def locate_pieces(
@@ -66,6 +72,18 @@ def locate_pieces(
             for run, index in _split_runs(at[order], inside[order])
         ]
     return pieces
+
+
+def digest_pieces(
+    name: str, parameter: Any, pieces: Sequence[Piece], shapes: dict[str, list[int]]
+) -> list[dict[str, Any]]:
+    """Describe what a rank's parameter holds of each checkpoint tensor. name: Megatron's. shapes: of the checkpoint tensors."""
+    described = []
+    for piece in pieces:
+        held = piece.take(parameter)
+        sums = piece.sum_in(held, shapes[piece.name]).tolist()
+        described.append({**piece.describe(), "own": name, "held": digest(held), "sums": sums})
+    return described
 
 
 def digest_range(tensor: Any, piece: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from .megatron_device import join_process_group
 from .megatron_hooks import model_hooks
 from .megatron_model import RankParameter, build, rank_parameters
 from .megatron_optimizer import MegatronOptimizer
-from .megatron_pieces import Piece, digest_range, locate_pieces
+from .megatron_pieces import Piece, digest_pieces, digest_range, locate_pieces
 from .perturb import apply_noise, noise, token_weights
 from .sampling import sample_token
 from .tensor_files import write_tensors
@@ -185,11 +185,12 @@ class Rank:
         return {name: digest(parameter.weight.detach()) for name, parameter in self.parameters.items()}
 
     def digest_pieces(self) -> list[dict[str, Any]]:
-        """Return what this rank holds of each checkpoint tensor: where it lies there, Megatron's name, and its digest."""
+        """Return what this rank holds of each checkpoint tensor: where it lies there, Megatron's name, its digest and sums."""
+        shapes = {part["name"]: part["shape"] for weight in self.plan for part in weight["parts"]}
         return [
-            {**piece.describe(), "own": name, "held": piece.digest_in(parameter.weight)}
+            piece
             for name, parameter in self.parameters.items()
-            for piece in self.pieces.get(name, ())
+            for piece in digest_pieces(name, parameter.weight, self.pieces.get(name, ()), shapes)
         ]
 
     def digest_exported_pieces(self, pieces: list[dict[str, Any]]) -> list[str] | None:

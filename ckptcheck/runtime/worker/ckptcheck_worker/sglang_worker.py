@@ -116,6 +116,10 @@ def _digest_tensors(view: RankView, with_digests: bool = True) -> dict[str, Any]
     return inventory.digest_tensors(view.rank, view.tensors(), with_digests)
 
 
+def _sum_parts(view: RankView, parts_by_rank: list[list[Any]]) -> list[list[int]]:
+    return inventory.sum_parts(view.tensors(), parts_by_rank[view.rank])
+
+
 def _read_scalars(view: RankView) -> dict[str, Any]:
     numbers = (entry for prefix, model in view.models for entry in host_scalars.walk(model, prefix))
     return host_scalars.read_scalars(view.rank, numbers)
@@ -234,6 +238,7 @@ def _used_memory(view: RankView) -> list[Any]:
 
 METHODS: dict[str, Callable[..., Any]] = {
     "digest_tensors": _digest_tensors,
+    "sum_parts": _sum_parts,
     "read_scalars": _read_scalars,
     "digest_adapter": _digest_adapter,
     "scramble_weights": _scramble_weights,

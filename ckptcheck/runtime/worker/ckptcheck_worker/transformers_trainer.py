@@ -19,6 +19,7 @@ from .hf_hooks import model_hooks
 from .perturb import ADAM_EPSILON, WEIGHT_DECAY, apply_noise, noise, token_weights
 from .sampling import sample_token, upcast_head
 from .scoring import check_sequences
+from .shard_digest import sum_shard
 from .tensor_files import write_tensors
 
 STATE: dict[str, Any] = {}
@@ -229,6 +230,7 @@ def shard_digests() -> list[dict[str, Any]]:
             "own": name,
             "rank": 0,
             "held": digest(weight),
+            "sums": sum_shard(weight).tolist(),
             "exported": digest(exported[name]) if name in exported else "",
         }
         for name, weight in held.items()

@@ -47,6 +47,10 @@ class Extension:
         """Digest the tensors of this rank (see `inventory`)."""
         return inventory.digest_tensors(self.rank, self._ckptcheck_tensors(), with_digests)
 
+    def ckptcheck_sum_parts(self, parts_by_rank: list[list[Any]]) -> list[list[int]]:
+        """Sum the parts of weights that this rank holds (see `inventory`)."""
+        return inventory.sum_parts(self._ckptcheck_tensors(), parts_by_rank[self.rank])
+
     def ckptcheck_read_scalars(self) -> dict[str, Any]:
         """Read the numbers that this rank keeps on the host (see `host_scalars`)."""
         models = self._ckptcheck_models()

@@ -1,0 +1,60 @@
+"""Names, within a trial, the set of weights that the trainer holds after each step, and the engine after each sync."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ckptcheck.errors import EvidenceError
+from ckptcheck.refit.observations import TrialObservations
+from ckptcheck.refit.weight_identity import identify_engine, identify_trainer, list_weight_parts
+from ckptcheck.runtime.engines.base import PartSummer, Running, WeightPart
+from ckptcheck.runtime.process.errors import RemoteError
+from ckptcheck.runtime.trainers.base import ShardDigest
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+
+class IdentityChecks:
+    """The identities of one trial, which it notes in its observations.
+
+    The identity of an engine counts only where its cold load has that of the trainer: then it stores every weight so that its parts
+    are known. Elsewhere (packed, cast or padded weights) nothing is asked of it after the first step.
+    """
+
+    def __init__(self, observations: TrialObservations, source: Checkpoint | None) -> None:
+        """Args: source: what the trainer loaded, None if it is not known."""
+        self._observations, self._source = observations, source
+        self._parts: list[WeightPart] = []
+
+    def identify_trainer(self, shards: Sequence[ShardDigest], step: int) -> None:
+        """Note the identity of what the trainer's ranks hold after a step."""
+        observations = self._observations
+        try:
+            named = identify_trainer("the trainer", shards, observations.weights, self._source)
+        except EvidenceError as error:
+            observations.identity_gaps["trainer"] = error.message
+            return
+        observations.trainer_identities[step] = named.identity
+        cold = observations.engine_identities.get(0)
+        if step == 0 and cold is not None and cold != named.identity:
+            observations.identity_gaps["engine"] = (
+                "its cold load stores weights otherwise than the trainer exports them"
+            )
+
+    def identify_engine(self, engine: Running, number: int) -> None:
+        """Note the identity of what the engine holds after a sync. number: of the sync, 0 after the cold load."""
+        observations = self._observations
+        if observations.identity_gaps or not isinstance(engine, PartSummer):
+            return
+        if not number:
+            held, ranks = observations.cold_manifest, engine.info.ranks
+            self._parts = list_weight_parts(held, observations.weights, ranks)
+        try:
+            sums = engine.sum_parts(self._parts)
+            named = identify_engine("the engine", self._parts, sums, observations.weights, self._source)
+        except (EvidenceError, RemoteError) as error:
+            observations.identity_gaps["engine"] = error.message
+            return
+        observations.engine_identities[number] = named.identity
