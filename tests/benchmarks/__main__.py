@@ -9,6 +9,7 @@ from tests.benchmarks import (
     diff,
     figures,
     headers,
+    identity,
     machines,
     megatron,
     pages,
@@ -23,6 +24,7 @@ if __name__ == "__main__":
     headers.main()
     values.main()
     megatron.main()
+    identity.main()
     diff.main()
     tolerance.main()
     diagnosis.main()
