@@ -6,12 +6,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.refit.timeouts import Timeouts
 from ckptcheck.runners.runner import run_in_threads
 from ckptcheck.runtime.engines.known_issues import traits_of_weights
@@ -103,6 +103,7 @@ def attach_to_servers(source: Checkpoint | None, options: AttachOptions, log: Ca
     states: list[ServerState] = []
     reference, reference_skipped, trainer_scores, trainer_skipped = None, "", None, ""
     not_compared: dict[str, str] = {}
+    source_identity = ""
     try:
         ask = partial(probe.probe_server, settings=probe_settings, log=log)
         for _, state in run_in_threads(ask, servers, min(MOST_ASKED, len(servers))):
@@ -114,6 +115,8 @@ def attach_to_servers(source: Checkpoint | None, options: AttachOptions, log: Ca
             for index, server in enumerate(servers):
                 for state in probe.overwrite_and_update(server, states[index], folder, probe_settings, log):
                     states[index] = state
+        if options.check_weights and source is not None:
+            source_identity = _ask_for_identities(source, servers, states, options, log)
         if options.check_weights and folder is not None:
             reference, reference_skipped = _probe_reference(folder, states, probe_settings, options, log)
         if options.check_logprobs and source is not None:
@@ -133,7 +136,38 @@ def attach_to_servers(source: Checkpoint | None, options: AttachOptions, log: Ca
         not_compared=not_compared,
         traits=_traits(source) if source is not None else frozenset(),
         architecture=_architecture(source) if source is not None else "",
+        source_identity=source_identity,
     )
+
+
+def _ask_for_identities(
+    source: Checkpoint,
+    servers: Sequence[Server],
+    states: list[ServerState],
+    options: AttachOptions,
+    log: Callable[[str], None],
+) -> str:
+    """Ask the servers whose workers have our extension for the identity of their weights, and note it in their states.
+
+    Returns the identity of the checkpoint, "" where no server was asked.
+    """
+    from ckptcheck.compare.identity import identify_checkpoint
+    from ckptcheck.refit.running_servers.server_identity import has_extension, identify_server
+
+    asked = [index for index in range(len(servers)) if has_extension(states[index])]
+    for index in asked:
+        log(f"asking {servers[index].url} for the identity of its weights")
+        try:
+            named = identify_server(servers[index], states[index], source, seconds=options.seconds("score", source))
+            states[index] = replace(states[index], identity=named)
+        except EvidenceError as error:
+            states[index] = replace(states[index], identity_gap=error.message)
+    source_identity = identify_checkpoint(source).identity if asked else ""
+    for index in asked:
+        if states[index].identity not in ("", source_identity):
+            gap = "it holds other weights, or stores them otherwise than the checkpoint: the checksums tell"
+            states[index] = replace(states[index], identity_gap=gap)
+    return source_identity
 
 
 def _detect_engines(

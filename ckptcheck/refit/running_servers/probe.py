@@ -134,11 +134,12 @@ def build_evidence(
     not_compared: Mapping[str, str] | None = None,
     traits: frozenset[str] = frozenset(),
     architecture: str = "",
+    source_identity: str = "",
 ) -> ServerEvidence:
     """Return the evidence for the rules.
 
     source: what the servers should serve, None if they are compared with each other only. traits, architecture: of that
-    source, see engines/known_issues.toml.
+    source, see engines/known_issues.toml. source_identity: of it, "" where no server was asked for its own.
     """
     evidence = ServerEvidence(
         source or servers[0].url,
@@ -151,6 +152,7 @@ def build_evidence(
         trainer_skipped,
         traits=traits,
         architecture=architecture,
+        source_identity=source_identity,
     )
     return replace(evidence, not_compared=not_compared or find_uncompared(evidence, source))
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
 from ckptcheck.runtime.engines.base import SequenceScores
 from ckptcheck.runtime.engines.known_issues import EngineIdentity, traits_of_server
 from ckptcheck.runtime.servers.base import EMPTY_CHECKSUMS, ServerInfo, ServerUpdateResult
@@ -50,6 +51,10 @@ class ServerState:
     dead_reason: str = ""
     """Why the server generates no tokens; "" if it does."""
     update_trial: UpdateTrial | None = None
+    identity: str = ""
+    """Identity of the weights that it holds, "" where it was not asked or cannot tell."""
+    identity_gap: str = ""
+    """Why it cannot, or why another identity tells nothing."""
 
     @cached_property
     def readable_checksums(self) -> dict[str, str]:
@@ -109,6 +114,8 @@ class ServerEvidence(EvidenceDefaults):
     """Traits of the weights that the servers should serve, see engines/known_issues.toml."""
     architecture: str = ""
     """Architecture that the servers should serve; "" if unknown."""
+    source_identity: str = ""
+    """Identity of the checkpoint, "" where no server was asked for its own."""
     kind: str = "servers"
     failed_to: str = "compare"
 
@@ -125,6 +132,25 @@ class ServerEvidence(EvidenceDefaults):
     def unread(self) -> Mapping[str, str]:
         """What could not be compared; no rule can then pass."""
         return self.not_compared
+
+    @property
+    def identities(self) -> Mapping[str, str]:
+        """The identity of the checkpoint, and those of the servers that hold it; of others it is not known how they store it."""
+        if not self.source_identity:
+            return {}
+        holders = {state.url: state.identity for state in self.servers if state.identity == self.source_identity}
+        return {"checkpoint": self.source_identity, **holders}
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """Which servers hold the checkpoint, by the identity of their weights."""
+        rows = tuple(
+            (state.url, "yes" if state.identity == self.source_identity else "not known", state.identity_gap)
+            for state in self.servers
+            if state.identity or state.identity_gap
+        )
+        title = "whether a server holds the weights of the checkpoint, by their identity"
+        return (Section(title, ("server", "holds them", "why it is not known"), rows),) if rows else ()
 
     @property
     def counts(self) -> Mapping[str, int]:

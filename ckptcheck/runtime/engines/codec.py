@@ -154,6 +154,14 @@ def encode_parts(parts: Iterable[WeightPart], ranks: int) -> list[list[list[Any]
     return by_rank
 
 
+def decode_part_sums(
+    parts: Iterable[WeightPart], sums_by_rank: Iterable[Sequence[Sequence[int]]]
+) -> list[tuple[int, int]]:
+    """Return the sums of the parts in their order, from those of each rank."""
+    waiting = [iter(sums) for sums in sums_by_rank]
+    return [decode_sums(next(waiting[part.rank])) for part in parts]
+
+
 def encode_bucket(bucket: Bucket) -> dict[str, Any]:
     """Encode a bucket as JSON for a worker."""
     return {

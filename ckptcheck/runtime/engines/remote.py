@@ -175,9 +175,7 @@ class RemoteEngine(ABC, Generic[Options]):
 
     def sum_parts(self, parts: Sequence[WeightPart]) -> list[tuple[int, int]]:
         """Return what each part adds to the two sums of its weight's shard digest, computed where the part lies."""
-        sums_by_rank = self._call_ranks("sum_parts", codec.encode_parts(parts, self.info.ranks))
-        waiting = [iter(sums) for sums in sums_by_rank]
-        return [codec.decode_sums(next(waiting[part.rank])) for part in parts]
+        return codec.decode_part_sums(parts, self._call_ranks("sum_parts", codec.encode_parts(parts, self.info.ranks)))
 
     def read_scalars(self) -> HostScalars:
         """Return the numbers that the engine's modules keep on the host, on every rank."""

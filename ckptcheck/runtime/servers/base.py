@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from ckptcheck.runtime.engines.base import SequenceScores
+from ckptcheck.runtime.engines.base import SequenceScores, TensorDigests, WeightPart
 from ckptcheck.runtime.servers.layout import ServerLayout
 
 EMPTY_CHECKSUMS = ("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", "e3b0c44298fc1c14")
@@ -33,6 +33,8 @@ class ServerInfo:
     instance: str = ""
     """Identifies this start of this server among all others."""
     layout: ServerLayout = field(default_factory=ServerLayout)
+    extension: str = ""
+    """The class that was mixed into its workers (vLLM's worker_extension_cls)."""
 
     @property
     def name(self) -> str:
@@ -48,6 +50,19 @@ class ServerUpdateResult:
     """Whether the server reports success."""
     message: str
     """What the server says about it."""
+
+
+@runtime_checkable
+class SummingServer(Protocol):
+    """A server whose workers may have ckptcheck's extension, which sums the parts of weights where they lie."""
+
+    def describe_tensors(self, *, seconds: float) -> TensorDigests:
+        """Return what its ranks hold, without digests. Raises ServerError where its workers do not have the extension."""
+        ...
+
+    def sum_parts(self, parts: Sequence[WeightPart], ranks: int, *, seconds: float) -> list[tuple[int, int]]:
+        """Return what each part adds to the two sums of its weight's shard digest. Raises ServerError."""
+        ...
 
 
 class Server(Protocol):

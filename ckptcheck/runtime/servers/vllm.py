@@ -6,13 +6,15 @@ Checksums, weight versions and updates are there only where the server was start
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from ckptcheck.runtime.engines.base import SequenceScores
+from ckptcheck.runtime.engines import codec
+from ckptcheck.runtime.engines.base import SequenceScores, TensorDigests, WeightPart
 from ckptcheck.runtime.engines.known_issues import EXPERTS
 from ckptcheck.runtime.servers.base import ServerInfo, ServerUpdateResult
 from ckptcheck.runtime.servers.client import ASK, ServerClient
@@ -21,6 +23,9 @@ from ckptcheck.runtime.servers.layout import ServerLayout, Size, Word, format_ra
 
 PLACE = re.compile(r"dp(\d{1,6}):pp(\d{1,6}):pcp(\d{1,6}):tp(\d{1,6}):(.+)")
 """A name in vLLM's checksums: the rank, then the tensor (v1/worker/gpu_worker.py)."""
+
+
+T = TypeVar("T")
 
 
 class Version(msgspec.Struct):
@@ -67,6 +72,7 @@ class ParallelConfig(msgspec.Struct):
     enable_expert_parallel: bool = False
     enable_eplb: bool = False
     is_moe_model: bool | None = None
+    worker_extension_cls: Word = ""
 
 
 class SpeculativeConfig(msgspec.Struct):
@@ -134,6 +140,12 @@ class WeightInfo(msgspec.Struct):
     weight_version: str | None = None
 
 
+class RankResults(msgspec.Struct):
+    """The response of /collective_rpc in dev mode: what a method of the workers returned, one result for each rank."""
+
+    results: list[Any]
+
+
 class Checksums(msgspec.Struct):
     """The response of /weight_checker."""
 
@@ -197,6 +209,7 @@ class VllmServer:
             logprobs_mode=model.logprobs_mode,
             instance=config.instance_id,
             layout=config.layout,
+            extension=config.parallel_config.worker_extension_cls or "",
         )
 
     def weight_version(self, *, seconds: float) -> str:
@@ -228,6 +241,25 @@ class VllmServer:
             dp, pp, pcp, tp = map(int, match.groups()[:4])
             by_place[f"{format_rank(tp, pp, dp, pcp=pcp)}/{match[5]}"] = value
         return by_place
+
+    def describe_tensors(self, *, seconds: float) -> TensorDigests:
+        """Return what the ranks hold, without digests, from ckptcheck's extension of the workers."""
+        return self._decode(codec.decode_digests, self._call_ranks("digest_tensors", [False], seconds))
+
+    def sum_parts(self, parts: Sequence[WeightPart], ranks: int, *, seconds: float) -> list[tuple[int, int]]:
+        """Return what each part adds to the two sums of its weight's shard digest, from ckptcheck's extension of the workers."""
+        results = self._call_ranks("sum_parts", [codec.encode_parts(parts, ranks)], seconds)
+        return self._decode(partial(codec.decode_part_sums, parts), results)
+
+    def _call_ranks(self, method: str, arguments: list[Any], seconds: float) -> list[Any]:
+        request = {"method": f"ckptcheck_{method}", "args": arguments}
+        return self._client.post("/collective_rpc", request, RankResults, timeout=seconds).results
+
+    def _decode(self, decode: Callable[[list[Any]], T], results: list[Any]) -> T:
+        try:
+            return decode(results)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, StopIteration) as error:
+            raise BadResponse(f"{self.url}/collective_rpc answers in an unknown form: {error!r}") from error
 
     def score(self, sequences: Sequence[Sequence[int]], *, decode: int, seconds: float) -> list[SequenceScores]:
         """Score sequences of token ids."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ckptcheck import api
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.cli.app import build_app
 from ckptcheck.errors import CkptcheckError
@@ -23,10 +24,13 @@ from ckptcheck.refit.running_servers import probe as attaching
 from ckptcheck.refit.running_servers.attach import AttachOptions, attach_to_servers
 from ckptcheck.refit.running_servers.probe import ProbeSettings
 from ckptcheck.refit.timeouts import Timeouts
+from ckptcheck.runtime.engines.base import WeightPart
 from ckptcheck.runtime.environments.interpreter import Interpreter
 from ckptcheck.runtime.servers import reference
 from ckptcheck.runtime.servers.client import ServerClient
 from ckptcheck.runtime.servers.detect_engine import detect_engine
+from tests.compare.test_identity import load_all
+from tests.doubles.fake_engine import FakeEngine
 from tests.doubles.junk_server import Answer, JunkServer, last, sglang, status, vllm
 from tests.paths import ROOT
 
@@ -259,3 +263,63 @@ def test_what_would_be_ignored_is_refused(arguments: tuple[str, ...], words: str
         )
     assert caught.value.message.startswith(words)
     assert server.asked == []
+
+
+def summing(server: JunkServer, tensors: dict[str, Any]) -> Answer:
+    """A vLLM whose workers have our extension, which holds these tensors as the fake engine fuses them."""
+    engine = FakeEngine(tensors)
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        body = last(request)
+        asked.append(body["method"])
+        if body["method"] == "ckptcheck_digest_tensors":
+            entries = [
+                [each.name, each.kind, each.dtype, each.shape, each.nbytes, "", each.storage, each.opaque]
+                for each in engine.digest_tensors().values()
+            ]
+            status(200, {"results": [{"rank": 0, "entries": entries}]})(request)
+            return
+        (by_rank,) = body["args"]
+        parts = [
+            WeightPart("", tuple(whole), tuple(origin), 0, name, begin, tuple(shape), pitch)
+            for name, begin, shape, pitch, origin, whole in by_rank[0]
+        ]
+        status(200, {"results": [engine.sum_parts(parts)]})(request)
+
+    asked: list[str] = []
+    return answer
+
+
+def with_extension(name: str) -> dict[str, Any]:
+    parallel = {"tensor_parallel_size": 1, "is_moe_model": False, "worker_extension_cls": name}
+    return {"vllm_config": {"model_config": {"dtype": "torch.float32"}, "parallel_config": parallel}}
+
+
+def test_a_server_with_our_extension_is_asked_whether_it_holds_the_checkpoint() -> None:
+    tensors = load_all(TINY)
+    named = with_extension("ckptcheck_worker.vllm_worker.Extension")
+    identity = api.identity(TINY).identity
+    with JunkServer(vllm(server_info=named)) as server:
+        server.answers["/collective_rpc"] = summing(server, tensors)
+        report = held(server.url)
+        assert report.identities == {"checkpoint": identity, server.url: identity}
+        (section,) = (each for each in report.sections if "by their identity" in each.title)
+        assert section.rows == ((server.url, "yes", ""),)
+        other = {name: values + (name == "model.norm.weight") for name, values in tensors.items()}
+        server.answers["/collective_rpc"] = summing(server, other)
+        report = held(server.url)
+        assert report.identities == {"checkpoint": identity}
+        (section,) = (each for each in report.sections if "by their identity" in each.title)
+        assert section.rows[0][1] == "not known"
+        for junk in (status(500, {"error": "no"}), {"results": [{"rank": 0}]}, {"results": []}, {"results": [7]}):
+            server.answers["/collective_rpc"] = junk
+            report = held(server.url)
+            assert report.identities == {"checkpoint": identity}
+            assert not [error for _, error in report.crashed if "Error" in error]
+
+
+def test_a_server_without_our_extension_is_not_asked_for_it() -> None:
+    for info in (with_extension(""), with_extension("areal.engine.Extension")):
+        with JunkServer(vllm(server_info=info)) as server:
+            server.answers["/collective_rpc"] = lambda request: pytest.fail("asked")
+            assert held(server.url).identities == {}
