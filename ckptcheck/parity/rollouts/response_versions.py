@@ -16,7 +16,7 @@ def count_versions(rollouts: Rollouts) -> dict[str, int]:
 
     if rollouts.defects:
         raise CkptcheckError(
-            "the rollouts are damaged: " + rollouts.defects[0].message,
+            "the rollouts are damaged: " + rollouts.defects[0].text,
             hint="ckptcheck parity judge lists what is wrong",
         )
     spans = rollouts.columns.get("version_spans")

@@ -81,13 +81,13 @@ def _identity_sections(history: History) -> tuple[Section, ...]:
     brief = f"{count(len(rows), 'sync')} sent {count(sets, 'set')} of weights, by their content"
     if other:
         brief += f"; after sync {format_ranges(other)} the engine held another set than was sent"
-    lines = (brief,)
+    lines = [brief]
     if history.saved is not None:
         equal = [history.label(row[0] - 1) for row in rows if row[3] == history.saved.identity]
         if equal:
-            lines += (f"{history.saved.target} holds the set that was sent at {join_truncated(equal)}",)
+            lines.append(f"{history.saved.target} holds the set that was sent at {join_truncated(equal)}")
     columns = ("sync", "step", "version", "identity sent", "identity held")
-    return (Section("identity of the weights", columns, tuple(rows), brief=lines),)
+    return (Section("identity of the weights", columns, tuple(rows), brief=tuple(lines)),)
 
 
 def _response_sections(history: History) -> tuple[Section, ...]:

@@ -56,7 +56,8 @@ def sum_parts(model_tensors: Tensors, parts: list[list[Any]]) -> list[list[int]]
     Raises LookupError for a tensor that is not there.
     """
     found = {name: tensor for name, _, tensor, _ in model_tensors if hasattr(tensor, "shape")}
-    sums, last, flat = [], "", None
+    sums, last = [], ""
+    flat: Any = None
     for name, begin, shape, pitch, origin, whole in parts:
         if name != last:
             last, flat = name, found[name].detach().reshape(-1)
