@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.api.arguments import Bridge, StrPath, check_runner, require_choice, require_ranges, to_path, wrap_single
 from ckptcheck.api.report import add_notes, build_report
-from ckptcheck.api.signing import add_lineage, choose_signer, find_signature, open_signature_check, read_inputs
+from ckptcheck.api.signing import (
+    add_lineage,
+    ask_servers,
+    choose_signer,
+    find_signature,
+    open_signature_check,
+    read_inputs,
+)
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.text.observer import SILENT, Observer
 
@@ -299,6 +306,9 @@ def verify(
     allow_expired: bool = False,
     ignore_unsigned_files: bool = False,
     made_from: StrPath | Sequence[StrPath] = (),
+    attach: str | Sequence[str] = (),
+    allow_remote: bool = False,
+    engine_python: StrPath | None = None,
     follow_links: bool = False,
     jobs: int | None = None,
     runner: Runner | None = None,
@@ -320,6 +330,9 @@ def verify(
         ignore_unsigned_files: accept files that the signature does not cover.
         made_from: manifests (or checkpoints) of what the weights were made from, and of what those were made from, in any order:
             each link of the chain has to hold.
+        attach: URLs of running SGLang or vLLM servers: whether they serve the signed weights, as `attach` finds it out.
+        allow_remote: accept servers on other machines.
+        engine_python: a Python that has the engine of the servers; None: the one that ckptcheck installed.
         follow_links: follow links out of the checkpoint, to regular files.
         jobs: tensors read at a time; None: as many as there are cores.
         runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
@@ -336,6 +349,14 @@ def verify(
         manifest is None, signature, public_key, wrap_single(certificate_chain), signer, oidc_issuer, trust_config,
         allow_expired=allow_expired, ignore_unsigned_files=ignore_unsigned_files,
     )  # fmt: skip
+    servers = wrap_single(attach)
+    if servers and trusted is None:
+        raise UsageError(
+            "--attach has no effect without a signature",
+            f"ckptcheck refit {os.fspath(target)} --attach URL compares a server with a checkpoint",
+        )
+    if not servers and (allow_remote or engine_python is not None):
+        raise UsageError("--allow-remote and --engine-python have no effect without --attach")
     name, runner = os.fspath(target), check_runner(runner)
     options = ScanOptions(follow_links=follow_links)
     with observer.progress(name) as progress:
@@ -354,7 +375,10 @@ def verify(
             name, to_path(signature), trusted, verification, options,
             ignore_unsigned=ignore_unsigned_files, jobs=jobs, runner=runner, progress=progress,
         )  # fmt: skip
-        return add_notes(build_report(add_lineage(check, sources)), runner)
+        check = add_lineage(check, sources)
+    if servers:
+        check = ask_servers(check, servers, allow_remote=allow_remote, engine_python=engine_python, observer=observer)
+    return add_notes(build_report(check), runner)
 
 
 def critic(

@@ -10,6 +10,7 @@ import typer
 from ckptcheck import api
 from ckptcheck.cli.join import write_part
 from ckptcheck.cli.options import (
+    EnginePython,
     FailOn,
     FollowLinks,
     Format,
@@ -118,6 +119,12 @@ def verify(
             help="The manifest of what the weights were made from, and of what that was made from; repeatable, in any order.",
         ),
     ] = None,
+    attach: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A running SGLang or vLLM: whether it serves the signed weights, repeatable."),
+    ] = None,
+    allow_remote: Annotated[bool, typer.Option("--allow-remote", help="Accept servers on other machines.")] = False,
+    engine_python: EnginePython = None,
     follow_links: FollowLinks = False,
     format: Format = "text",
     output: Output = None,
@@ -138,6 +145,7 @@ def verify(
         unused = (
             *("format", "fail_on", "signature", "public_key", "certificate_chain", "signer", "oidc_issuer"),
             *("trust_config", "allow_expired", "ignore_unsigned_files", "made_from"),
+            *("attach", "allow_remote", "engine_python"),
         )
         write_part(
             WrittenOptions(ctx),
@@ -163,6 +171,9 @@ def verify(
         allow_expired=allow_expired,
         ignore_unsigned_files=ignore_unsigned_files,
         made_from=made_from or (),
+        attach=attach or (),
+        allow_remote=allow_remote,
+        engine_python=engine_python,
         follow_links=follow_links,
         jobs=jobs,
         runner=find_runner(on),

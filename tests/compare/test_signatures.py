@@ -21,6 +21,12 @@ from ckptcheck.compare.signatures import keys
 from ckptcheck.compare.signatures.sign import MANIFEST_NAME
 from ckptcheck.errors import CkptcheckError, EvidenceError, UsageError
 from ckptcheck.linter.report import Report
+from ckptcheck.refit.running_servers import attach as attaching
+from ckptcheck.refit.running_servers import probe
+from ckptcheck.refit.running_servers.trace import ServerState
+from ckptcheck.runtime.trainers import registry
+from tests.doubles.junk_server import JunkServer, sglang
+from tests.factories.attached_servers import INFO, SOUND
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.signatures import NEEDED, restate, sign_with_model_signing, write_certificate, write_key
 
@@ -372,3 +378,59 @@ def test_a_signature_needs_somebody_to_trust(options: dict[str, Any], message: s
 def test_a_signature_needs_something_to_sign_with(options: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises(CkptcheckError, match=f"^{message}"):
         api.sign(folder, **options)
+
+
+# --- a server ---
+
+
+@pytest.fixture
+def signed(folder: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A signed folder, and no engine or trainer to compare a server with."""
+    api.sign(folder, private_key=pair[0])
+
+    def start_trainer(*_: object, **__: object) -> None:
+        raise CkptcheckError("no trainer is installed")
+
+    monkeypatch.setattr(registry, "start_trainer", start_trainer)
+    return folder
+
+
+def state(url: str, **differing: str) -> ServerState:
+    return ServerState(url, INFO, SOUND | {f"tp0/{name}": value for name, value in differing.items()})
+
+
+def test_a_server_with_other_weights_is_named_by_tensor(
+    signed: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"model.norm.weight": "f" * 16}
+    monkeypatch.setattr(attaching, "_probe_reference", lambda *_: (state("here"), ""))
+    monkeypatch.setattr(probe, "probe_server", lambda server, **_: state(server.url, **answers))
+    with JunkServer(sglang()) as server:
+        report = api.verify(signed, public_key=pair[1], attach=server.url)
+        assert [(finding.code, finding.key) for finding in report.findings] == [("REF030", "model.norm.weight")]
+        answers.clear()
+        sound = api.verify(signed, public_key=pair[1], attach=[server.url])
+    assert {"SIG001", "SIG003", "SIG009", "REF030"} <= set(sound.passed)
+    assert sound.verdict == "clean"
+
+
+def test_nothing_compared_is_no_pass(signed: Path, pair: tuple[Path, Path]) -> None:
+    with JunkServer(sglang()) as server:
+        report = api.verify(signed, public_key=pair[1], attach=server.url, engine_python="/nowhere/python")
+    assert (report.verdict, report.passed) == ("incomplete", ())
+    assert str(report.error).startswith(f"could not compare {server.url} with {signed}")
+
+
+def test_a_server_is_asked_for_signed_weights_alone(signed: Path, pair: tuple[Path, Path]) -> None:
+    """Nobody listens at the address, and nobody asks."""
+    flip(signed / SHARD, -5)
+    report = api.verify(signed, public_key=pair[1], attach="http://127.0.0.1:1")
+    assert [finding.code for finding in report.findings] == ["SIG003"]
+    assert ("SIG009", "the weights themselves are not as they were signed, so no server was asked") in report.skipped
+
+
+def test_servers_need_a_signature(folder: Path) -> None:
+    with pytest.raises(UsageError, match="--attach has no effect without a signature"):
+        api.verify(folder, api.manifest(folder), attach="http://127.0.0.1:1")
+    with pytest.raises(UsageError, match="have no effect without --attach"):
+        api.verify(folder, public_key="key.pub", allow_remote=True)

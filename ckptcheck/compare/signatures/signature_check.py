@@ -17,7 +17,7 @@ from ckptcheck.compare.signatures.keys import TrustedSigner
 from ckptcheck.compare.signatures.sign import MANIFEST_NAME
 from ckptcheck.compare.verification import Verification, verify_files
 from ckptcheck.errors import CkptcheckError, EvidenceError
-from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.evidence import Evidence, EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Runner
@@ -65,7 +65,17 @@ class SignatureCheck(EvidenceDefaults):
     allow_expired: bool = False
     lineage: Lineage | None = None
     """The manifests of what the weights were made from; None where none was given."""
+    is_attached: bool = False
+    """Whether servers are to be asked for the signed weights."""
+    served: Evidence | None = field(default=None, repr=False)
+    """What the servers answered; None where none was asked."""
     kind: str = "signature"
+
+    @property
+    def is_as_signed(self) -> bool:
+        """Whether the trusted signer signed these files, and all of them."""
+        is_expired = self.check.expired is not None and not self.allow_expired
+        return not (self.check.refusal or is_expired or self.left_out) and self.files == SignedFiles()
 
     @property
     def files(self) -> SignedFiles:
@@ -111,13 +121,28 @@ class SignatureCheck(EvidenceDefaults):
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The chain of manifests."""
-        return self.lineage.list_sections() if self.lineage is not None else ()
+        """The chain of manifests, and what was measured of servers."""
+        chain = self.lineage.list_sections() if self.lineage is not None else ()
+        return (*chain, *(self.served.sections if self.served is not None else ()))
 
     def view_for(self, kind: str) -> object | None:
         """Return this evidence; for rules on a manifest the comparison with the named one, for those on lineage the chain."""
         views = {"manifest": self.named, "lineage": self.lineage}
-        return views[kind] if kind in views else super().view_for(kind)
+        if kind in views:
+            return views[kind]
+        of_servers = self.served.view_for(kind) if self.served is not None else None
+        return of_servers if of_servers is not None else super().view_for(kind)
+
+    @property
+    def failed_to(self) -> str:
+        """The verb for what could not be done: servers are compared."""
+        return self.served.failed_to if self.served is not None else "read"
+
+    @property
+    def identities(self) -> Mapping[str, str]:
+        """The identity of the signed weights, and those of the servers."""
+        signed = self.manifest.identity if self.manifest is not None and self.is_as_signed else None
+        return ({"signed": signed} if signed else {}) | dict(self.served.identities if self.served is not None else {})
 
     @property
     def headline(self) -> str:
@@ -130,12 +155,14 @@ class SignatureCheck(EvidenceDefaults):
         """What is held against what."""
         files = count(len(self.bundle.files), "signed file") if self.bundle is not None else "no signed file"
         what = self.ckpt.subject if self.ckpt is not None else "files"
-        return f"{what} · against a signature of {files}"
+        servers = f" · {self.served.subject}" if self.served is not None else ""
+        return f"{what} · against a signature of {files}{servers}"
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """Files that could not be read."""
-        return self.ckpt.unread if self.ckpt is not None else {}
+        """Files that could not be read, and servers that could not be compared."""
+        files = self.ckpt.unread if self.ckpt is not None else {}
+        return {**files, **(self.served.unread if self.served is not None else {})}
 
     @property
     def counts(self) -> Mapping[str, int]:

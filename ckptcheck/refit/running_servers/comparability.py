@@ -54,7 +54,7 @@ def find_uncompared(evidence: ServerEvidence, source: str | None) -> dict[str, s
     for server in evidence.servers:
         if server.dead_reason or (server.update_trial is not None and not server.update_trial.result.ok):
             continue
-        has_reference = _has_weights_of_both(server, evidence) or (server.scores and evidence.trainer_scores)
+        has_reference = has_comparable_weights(server, evidence) or (server.scores and evidence.trainer_scores)
         if source is not None and not has_reference:
             mismatch = (
                 reference_mismatch(server, evidence.reference)
@@ -74,7 +74,8 @@ def find_uncompared(evidence: ServerEvidence, source: str | None) -> dict[str, s
     return uncompared
 
 
-def _has_weights_of_both(server: ServerState, evidence: ServerEvidence) -> bool:
+def has_comparable_weights(server: ServerState, evidence: ServerEvidence) -> bool:
+    """Whether the weights of a server can be compared with those of the engine that was started here."""
     reference = evidence.reference
     if reference is None or not (reference.weights and server.weights):
         return False

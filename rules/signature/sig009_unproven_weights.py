@@ -1,0 +1,44 @@
+"""A server was not shown to serve the signed weights: only its logprobs were compared.
+
+## What it checks
+`verify --attach` compares a server with the signed weights, if these are as they were signed. REF030 names the tensors that the
+server has otherwise, and REF031 says that it computes something else. This rule reports a server whose weights could not be
+compared at all, while its logprobs were.
+
+## Why it matters
+Logprobs of a few sequences agree within a tolerance. Other weights can pass: an expert that no token reached, a small step of a
+training.
+
+## How to fix
+Give the server means to tell its weights: SGLang does, vLLM with `VLLM_SERVER_DEV_MODE=1`; and install the same engine here
+(`ckptcheck engine install`, or `--engine-python`).
+
+## When it can be wrong
+The engine quantizes the weights while it loads them, or its layout cannot be started here: then logprobs are all that there is.
+
+## Seen in
+The limits of the check are in docs/attach.md.
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.compare.signatures.signature_check import SignatureCheck
+from ckptcheck.refit.running_servers.comparability import has_comparable_weights
+from ckptcheck.refit.running_servers.trace import ServerEvidence
+
+
+@rule("SIG009", "unproven-weights", severity="warning", on="signature", when=lambda signature: signature.is_attached)
+def check(signature: SignatureCheck) -> Iterator[Problem]:
+    evidence = signature.served
+    if not isinstance(evidence, ServerEvidence):
+        raise Skip("the weights themselves are not as they were signed, so no server was asked")
+    for server in evidence.servers:
+        if server.dead_reason or has_comparable_weights(server, evidence):
+            continue
+        if server.scores and evidence.trainer_scores:
+            reason = server.refusals.get("checksums") or evidence.reference_skipped or "they cannot be read"
+            yield Problem(
+                f"only logprobs of {server.url} were compared with those of the signed weights, not its weights: {reason}",
+                hint="have it tell its weights, and install its engine here: see docs/attach.md",
+            )
