@@ -21,8 +21,9 @@ def slime(updater: T, watch: Watch) -> T:
     Its `weight_version` is the step. UpdateWeightFromTensor sends its weights through a weight iterator, where the watch
     digests them. UpdateWeightFromDistributed shows each bucket to its hook `_on_chunk` before it is broadcast; with
     pipeline
-    parallelism every stage sends its own part, and the watch says that it sees the first one's only. An updater that
-    has neither is
+    parallelism every stage sends its own part, and the watch says that it sees the first one's only. Of UpdateWeightFromDiskDelta
+    the watch digests every gathered tensor, and what is published of it as a payload; its first call publishes nothing, and is no
+    sync. An updater that has none of these is
     seen from the engine's side only. The same holds if each rank sends its own experts (`_expert_transfer_plan`, for
     colocated engines with expert parallelism): those bypass the
     iterator.
@@ -34,16 +35,28 @@ def slime(updater: T, watch: Watch) -> T:
     iterator: Any = getattr(weight_updater, "_hf_weight_iterator", None)
     chunks = getattr(iterator, "get_hf_weight_chunks", None)
     hook = getattr(weight_updater, "_on_chunk", None)
+    gathered = getattr(weight_updater, "_iter_hf_tensors", None)
 
     @wraps(update)
     def watched(*arguments: Any, **keywords: Any) -> Any:
+        if gathered is not None and not getattr(weight_updater, "_baseline_captured", True):
+            return update(*arguments, **keywords)
         number, version = next_step(), getattr(weight_updater, "weight_version", None)
         step = version + 1 if isinstance(version, int) else None
         with watch(step=number if step is None else step, version=None if step is None else str(step)) as sync:
+            stages = _count_stages() if chunks is None else 1
+            if stages > 1:
+                sync.partly(f"slime sends each of {stages} pipeline stages from a rank of its own")
+            if chunks is None and gathered is not None:
+                weight_updater._iter_hf_tensors = lambda: sync.sent(gathered())
+                try:
+                    result = update(*arguments, **keywords)
+                finally:
+                    weight_updater._iter_hf_tensors = gathered
+                if delta := getattr(weight_updater, "_delta", None):
+                    sync.sent([delta])
+                return result
             if chunks is None and callable(hook):
-                stages = _count_stages()
-                if stages > 1:
-                    sync.partly(f"slime sends each of {stages} pipeline stages from a rank of its own")
 
                 def show(hf_chunk: Any) -> Any:
                     sync.sent(hf_chunk)
