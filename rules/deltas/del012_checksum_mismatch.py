@@ -3,6 +3,7 @@
 ## What it checks
 - After each delta, every tensor that it changes has the checksum of the file's `__metadata__`.
 - What comes after a wrong base (DEL003), a missing link (DEL004) or a wrong order (DEL005) is left out: it follows from these.
+- A flush of verl has the checksum that its sender computed.
 - Where verl sends a sweep to verify the state, every element is as it says.
 
 ## Why it matters
@@ -25,9 +26,10 @@ from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.deltas.chain import DeltaChain
+from ckptcheck.checkpoint.deltas.flush_checksum import list_torn_flushes
 from ckptcheck.checkpoint.deltas.outcomes import are_applied, require_packages, select_outcomes
 from ckptcheck.compare.matching.name_groups import group_names
-from ckptcheck.text.formatting import count
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule("DEL012", "checksum-mismatch", severity="error", on="deltas", when=are_applied)
@@ -37,6 +39,14 @@ def check(chains: Sequence[DeltaChain]) -> Iterator[Problem]:
             min((found.at for found in chain.breaks), default=len(chain.deltas)) if not chain.is_on_wrong_base else 0
         )
         known: set[str] = set()
+        for delta in chain.deltas:
+            if torn := list_torn_flushes(delta):
+                yield Problem(
+                    f"{delta.name}: {count(len(torn), 'flush', 'flushes')} of {len(delta.flushes):,} "
+                    f"{'has' if len(torn) == 1 else 'have'} another checksum than was sent: {join_truncated(torn)}",
+                    file=torn[0],
+                    hint="look for what changed the flush between the trainer and the engine",
+                )
         for at, delta in enumerate(chain.deltas[:first]):
             outcomes = chain.list_outcomes(at)
             wrong = [

@@ -119,6 +119,21 @@ def write_disk_delta(
     return folder
 
 
+def hash_flush(positions: Bytes, values: NDArray[Any], dtype: str) -> int:
+    """verl's checksum: all bytes of the positions, and all values as doubles, joined by exclusive or."""
+    numbers = (
+        (values.astype(np.uint32) << 16).view(np.float32)
+        if dtype == "BF16"
+        else values.view({2: "<f2", 4: "<f4"}[values.itemsize])
+    )
+    total = 0
+    for word in numbers.astype(np.float64).view(np.uint64).tolist():
+        total ^= word << 1
+    for byte in positions.tolist():
+        total ^= byte
+    return total
+
+
 def write_flush(
     path: Path,
     before: Weights,
@@ -162,9 +177,12 @@ def write_flush(
             positions.append(chosen.astype("<i4").view(np.uint8))
         values.append(sent)
         at, count = at + length, count + len(chosen)
-    spec = {"encoding": encoding, "params": entries, "checksum": 0} | ({"verify": True} if verify else {})
-    text = json.dumps(spec | dict(changes or {})).encode()
     flat = np.concatenate(values) if values else np.zeros(0, f"<u{width}")
+    places = np.concatenate(positions) if positions else np.zeros(0, np.uint8)
+    spec = {"encoding": encoding, "params": entries, "checksum": hash_flush(places, flat, dtype)}
+    if verify:
+        spec["verify"] = True
+    text = json.dumps(spec | dict(changes or {})).encode()
     tensors = {"__values__": (dtype, flat.tobytes()), "__delta_spec__": ("U8", text)} | (
         {"__positions__": ("U8", np.concatenate(positions).tobytes())} if positions else {}
     )

@@ -45,6 +45,17 @@ class Change:
     """Of the whole tensor; None for an encoding of bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """One message of verl, and the checksum of all that it sends."""
+
+    values: Span
+    dtype: str
+    """Of the values, as safetensors names it."""
+    positions: Span | None
+    checksum: int
+
+
 @dataclass(frozen=True)
 class Delta:
     """What one update changed."""
@@ -64,6 +75,8 @@ class Delta:
     """Tensor → its changes, in the order in which they are applied."""
     checksums: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Tensor → checksum of its bytes after the delta."""
+    flushes: tuple[Flush, ...] = ()
+    """The messages of verl that name a checksum."""
     defects: tuple[Defect, ...] = ()
 
     @property

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, TypeGuard
 
-from ckptcheck.checkpoint.deltas.delta import MALFORMED, UNKNOWN, Change, Delta, Span, adopt_defects
+from ckptcheck.checkpoint.deltas.delta import MALFORMED, UNKNOWN, Change, Delta, Flush, Span, adopt_defects
 from ckptcheck.checkpoint.deltas.target import SPEC
 from ckptcheck.checkpoint.document import Defect, clip, parse_object
 from ckptcheck.checkpoint.header import Shard, read_shard
@@ -27,6 +27,8 @@ MAX_SPEC = 1 << 27
 """Longest spec that is read, in bytes; one of 100,000 params has about 20 MB."""
 MAX_SIZE = 1 << 62
 """Larger than any offset of a file."""
+MAX_CHECKSUM = 1 << 66
+"""verl's is an exclusive or of a number of 64 bits with one that was shifted by one."""
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "uint8": "U8", "int8": "I8"} | {
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "int16": "I16", "int32": "I32", "int64": "I64"
 }  # fmt: skip
@@ -42,16 +44,17 @@ def read_flushes(source: Source, name: str, files: list[str]) -> Delta:
     """Read the flushes of one sync, in this order. What is wrong with them is in the defects; nothing is raised."""
     defects: list[Defect] = []
     changes: dict[str, tuple[Change, ...]] = {}
+    flushes: list[Flush] = []
     for file in files:
         try:
-            for tensor, change in _read_flush(source, read_shard(source, file), defects):
+            for tensor, change in _read_flush(source, read_shard(source, file), flushes, defects):
                 changes[tensor] = (*changes.get(tensor, ()), change)
         except OSError as error:
             defects.append(Defect(MALFORMED, f"{clip(file)} cannot be read: {error.strerror or error}"))
-    return Delta(name, source, writer="verl", changes=changes, defects=tuple(defects))
+    return Delta(name, source, writer="verl", changes=changes, flushes=tuple(flushes), defects=tuple(defects))
 
 
-def _read_flush(source: Source, shard: Shard, defects: list[Defect]) -> list[tuple[str, Change]]:
+def _read_flush(source: Source, shard: Shard, flushes: list[Flush], defects: list[Defect]) -> list[tuple[str, Change]]:
     """Return the changes of one flush."""
     defects += adopt_defects(shard)
     spans = {name: _locate(shard, name) for name in (SPEC, POSITIONS, VALUES) if name in shard.tensors}
@@ -74,6 +77,11 @@ def _read_flush(source: Source, shard: Shard, defects: list[Defect]) -> list[tup
         return []
     if encoding == "dense" and spec.get("verify"):
         encoding = "verify"
+    checksum = spec.get("checksum")
+    if _is_natural(checksum, MAX_CHECKSUM):
+        flushes.append(Flush(values, shard.tensors[VALUES].dtype, spans.get(POSITIONS), checksum))
+    else:
+        defects.append(Defect(MALFORMED, f"{clip(shard.name)}: its checksum is {_shorten(checksum)}", SPEC))
     params = spec.get("params")
     if not isinstance(params, list):
         defects.append(Defect(MALFORMED, f"{clip(shard.name)}: its params are no list", SPEC))
@@ -133,8 +141,8 @@ def _read_range(param: Mapping[str, Any], what: str, most: int) -> tuple[int, in
     return f"{_shorten(low)} to {_shorten(high)}, are not within the {most:,}"
 
 
-def _is_natural(value: Any) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value < MAX_SIZE
+def _is_natural(value: Any, end: int = MAX_SIZE) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < end
 
 
 def _shorten(value: Any) -> str:
