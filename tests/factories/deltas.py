@@ -127,7 +127,9 @@ def hash_flush(positions: Bytes, values: NDArray[Any], dtype: str) -> int:
         else values.view({2: "<f2", 4: "<f4"}[values.itemsize])
     )
     total = 0
-    for word in numbers.astype(np.float64).view(np.uint64).tolist():
+    with np.errstate(invalid="ignore"):
+        doubles = numbers.astype(np.float64)
+    for word in doubles.view(np.uint64).tolist():
         total ^= word << 1
     for byte in positions.tolist():
         total ^= byte

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzzing.batches import Check
+from tests.fuzzing.deltas import check_deltas
 from tests.fuzzing.documents import DOORS as DOCUMENTS
 from tests.fuzzing.documents import check_config, check_tokenizer
 from tests.fuzzing.headers import check_safetensors, check_weight_map
@@ -20,6 +21,7 @@ DOORS: dict[str, Check] = {
     "dcp": check_table,
     "legacy": check_legacy,
     "batch": check_batch,
+    "deltas": check_deltas,
     "hub": check_hub,
     "server": check_engine_server,
     **{name: door.check for name, door in DOCUMENTS.items()},

@@ -18,7 +18,7 @@ from tests.fuzzing.batches import run_batch
 from tests.fuzzing.documents import RULE_KINDS, require_no_crash
 from tests.fuzzing.doors import DOORS
 
-SHORT = {"hub": 15, "config": 40, "pickle": 60, "dcp": 30, "legacy": 60, "tokenizer": 80, "index": 80}
+SHORT = {"hub": 15, "config": 40, "pickle": 60, "dcp": 30, "legacy": 60, "tokenizer": 80, "index": 80, "deltas": 60}
 """Seeds of doors whose inputs take longer than a thousandth of a second each."""
 OTHERS = 200
 FOUND = {
