@@ -51,6 +51,17 @@ def take_step(weights: Weights, seed: int, share: float = 0.02, width: int = 2) 
     return after
 
 
+def take_adam_step(weights: Weights, seed: int, rate: float = 1e-5) -> Weights:
+    """BF16 weights after a first step of Adam, which moves each by the learning rate: most are rounded back to what they were."""
+    rng, after = np.random.default_rng(seed), {}
+    for name, data in weights.items():
+        numbers = (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        moved = numbers + np.float32(rate) * rng.choice(np.array([-1, 1], np.float32), len(numbers))
+        bits = moved.view(np.uint32).astype(np.uint64)
+        after[name] = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2").view(np.uint8)
+    return after
+
+
 def compute_checksum(algorithm: str, data: Bytes) -> str:
     """A tensor's checksum as the index names it."""
     if algorithm == "adler32":

@@ -59,10 +59,10 @@ def _write_disk(folder: Path, before: Weights, after: Weights, number: int, dice
     write_disk_delta(
         folder, before, after, version=number, base=number - 1, encoding=encoding, checksum=checksum, raw=raw, files=2
     )
-    if dice.random() < 0.4:
+    if dice.random() < 0.15:
         index = folder / INDEX
         index.write_bytes(change_json(index.read_bytes(), dice))
-    if dice.random() < 0.4:
+    if dice.random() < 0.2:
         _damage_file(dice.choice(sorted(folder.iterdir())), dice)
 
 
@@ -80,14 +80,14 @@ def _write_flush(folder: Path, before: Weights, after: Weights, dice: random.Ran
     raw = path.read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:start])
-    if dice.random() < 0.6:
+    if dice.random() < 0.25:
         begin, end = (start + offset for offset in header["__delta_spec__"]["data_offsets"])
         spec = change_json(raw[begin:end], dice)
         # as long as before, so that the header is right, or not
         if dice.random() < 0.7:
             spec = spec[: end - begin].ljust(end - begin)
         path.write_bytes(raw[:begin] + spec + raw[end:])
-    if dice.random() < 0.3:
+    if dice.random() < 0.15:
         _damage_file(path, dice)
 
 
