@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ckptcheck.saves.save import Save
-from ckptcheck.saves.strand import Strand
-from ckptcheck.saves.update_sizes import measure_distance
+from ckptcheck.saves.update_sizes import measure_updates, take_median
 
 FAR = 0.05
 """Distance to its neighbours from which on a save may be foreign."""
@@ -26,13 +26,15 @@ class ForeignSave(NamedTuple):
     """Distance of the neighbours."""
 
 
-def find_foreign_saves(strand: Strand) -> list[ForeignSave]:
-    """Return the saves of a strand that are foreign to it."""
-    found, saves = [], strand.digested
-    for before, save, after in zip(saves, saves[1:], saves[2:], strict=False):
-        near, first, second = (measure_distance(*pair) for pair in ((before, after), (before, save), (save, after)))
-        if near is not None and first is not None and second is not None:
-            distance = min(first, second)
-            if distance >= FAR and near < NEAR * distance:
-                found.append(ForeignSave(save, before, after, distance, near))
+def find_foreign_saves(saves: Sequence[Save], distances: Sequence[float | None]) -> list[ForeignSave]:
+    """Return the saves that are foreign to a series. distances: of each save to the one after it."""
+    found = []
+    for place in range(1, len(saves) - 1):
+        first, second = distances[place - 1], distances[place]
+        if first is None or second is None or min(first, second) < FAR:
+            continue
+        before, save, after = saves[place - 1 : place + 2]
+        near = take_median(measure_updates(before, after), after)
+        if near is not None and near < NEAR * min(first, second):
+            found.append(ForeignSave(save, before, after, min(first, second), near))
     return found

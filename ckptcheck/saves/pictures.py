@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 
 from ckptcheck.compare.bridge.family_table import NAME_NUMBER
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Series, State, choose_scale
-from ckptcheck.saves.update_sizes import measure_updates
 from ckptcheck.text.formatting import count, natural_sort_key
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def draw_updates(strand: Strand, title: str) -> Curves | None:
     kinds: dict[str, list[float | None]] = {}
     for place, interval in enumerate(strand.intervals):
         by_kind: dict[str, list[float]] = {}
-        for name, size in measure_updates(interval.before, interval.after).items():
+        for name, size in interval.updates.items():
             if len(interval.after.weights[name].shape) >= 2:
                 by_kind.setdefault(NAME_NUMBER.sub("*", name), []).append(size)
         for kind, sizes in by_kind.items():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from collections.abc import Mapping
 
 import msgspec
-
-from ckptcheck.text.formatting import format_bytes
 
 MOMENT = re.compile(r"(^|[._/])((max_)?exp_avg(_sq)?|momentum_buffer|exp_inf)([._/]|$)")
 """The name of an optimizer's moment: Adam, AMSGrad, SGD with momentum."""
@@ -100,7 +101,10 @@ class Save(msgspec.Struct, kw_only=True, omit_defaults=True):
         """Those of the optimizer's tensors that are moments, by name."""
         return {name: state for name, state in self.states.items() if MOMENT.search(name)}
 
-    @property
-    def described(self) -> str:
-        """The form and the size."""
-        return f"{self.form}, {format_bytes(self.nbytes)}"
+
+def digest_records(records: Mapping[str, TensorRecord]) -> str:
+    """Return what is equal for equal sets of tensors."""
+    state = hashlib.blake2b(digest_size=16)
+    for name, record in sorted(records.items()):
+        state.update(json.dumps([name, *record.content]).encode())
+    return state.hexdigest()

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+from ckptcheck.saves.foreign_saves import ForeignSave, find_foreign_saves
 from ckptcheck.saves.save import Save, TensorRecord
+from ckptcheck.saves.update_sizes import measure_updates, take_median
 
 LEAST_MATRIX = 1024
 """Elements of a matrix of which an optimizer's step changes some, even where the weights are rounded to 16 bits."""
@@ -40,10 +42,20 @@ class Interval:
         """Tensors of the optimizer that are equal in both saves."""
         return _find_still(self.before.states, self.after.states)
 
-    @property
-    def steps(self) -> int:
-        """Steps between both."""
-        return self.after.number - self.before.number
+    @cached_property
+    def updates(self) -> dict[str, float]:
+        """Weight → how far it moved, relative to its size (`measure_updates`)."""
+        return measure_updates(self.before, self.after)
+
+    @cached_property
+    def typical_update(self) -> float | None:
+        """The median update of the matrices that moved; None where none was measured."""
+        return take_median({name: self.updates[name] for name in self.moved & self.updates.keys()}, self.after)
+
+    @cached_property
+    def distance(self) -> float | None:
+        """The median update of the matrices; None where none was measured."""
+        return take_median(self.updates, self.after)
 
 
 def _find_moved(before: Mapping[str, TensorRecord], after: Mapping[str, TensorRecord]) -> frozenset[str]:
@@ -81,6 +93,11 @@ class Strand:
     def intervals(self) -> tuple[Interval, ...]:
         """Each digested save with the one before it."""
         return tuple(Interval(before, after) for before, after in pairwise(self.digested))
+
+    @cached_property
+    def foreign(self) -> tuple[ForeignSave, ...]:
+        """The saves that are not between their neighbours."""
+        return tuple(find_foreign_saves(self.digested, [interval.distance for interval in self.intervals]))
 
     @property
     def last(self) -> Save:

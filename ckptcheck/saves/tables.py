@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.report import Cell, Section
-from ckptcheck.saves.update_sizes import measure_distance
 
 if TYPE_CHECKING:
     from ckptcheck.saves.strand import Strand
@@ -30,7 +29,7 @@ def list_sections(strands: Sequence[Strand]) -> tuple[Section, ...]:
                     len(interval.moved) if interval else None,
                     len(save.moments),
                     len(interval.moved_states & save.moments.keys()) if interval else None,
-                    measure_distance(interval.before, save) if interval else None,
+                    interval.distance if interval else None,
                     save.identity[:12] or None,
                 )
             )

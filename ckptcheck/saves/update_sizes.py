@@ -2,58 +2,46 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from math import isfinite
+from collections.abc import Mapping
 from statistics import median
-from typing import TYPE_CHECKING
 
-from ckptcheck.saves.save import Save, TensorRecord
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from ckptcheck.saves.save import Save
 
 LEAST_ELEMENTS = 64
 """Elements below which a sample says too little of a tensor."""
 
 
-def measure_update(before: TensorRecord, after: TensorRecord) -> float | None:
-    """Return the root mean square of the change, divided by that of the larger weight: 0 for none, √2 for another weight.
+def measure_updates(before: Save, after: Save) -> dict[str, float]:
+    """Return weight → root mean square of its change, divided by that of the larger weight: 0 for none, √2 for another weight.
 
-    None where there is no sample, where it is not finite, or where both are zero.
+    Left out is a weight without a sample, one that is small, one whose sample is not finite, and one that is zero in both.
     """
-    if not before.sample or len(before.sample) != len(after.sample) or before.shape != after.shape:
-        return None
-    if after.elements < LEAST_ELEMENTS:
-        return None
-    if before.content == after.content:
-        return 0.0
-    first, second = _decode(before.sample), _decode(after.sample)
-    size = max(float((first * first).mean()), float((second * second).mean()))
-    change = float(((second - first) ** 2).mean())
-    if not isfinite(size) or not isfinite(change) or size == 0:
-        return None
-    return float((change / size) ** 0.5)
-
-
-@lru_cache(4096)
-def _decode(sample: bytes) -> NDArray[np.float64]:
     import numpy as np
 
-    return np.frombuffer(sample, "<f4").astype(np.float64)
-
-
-def measure_updates(before: Save, after: Save) -> dict[str, float]:
-    """Return weight → `measure_update`, for those of which it is known."""
-    sizes = {
-        name: measure_update(before.weights[name], record)
+    names = [
+        name
         for name, record in after.weights.items()
-        if name in before.weights
-    }
-    return {name: size for name, size in sizes.items() if size is not None}
+        if record.sample
+        and name in before.weights
+        and len(before.weights[name].sample) == len(record.sample)
+        and before.weights[name].shape == record.shape
+        and record.elements >= LEAST_ELEMENTS
+    ]
+    if not names:
+        return {}
+    lengths = np.array([len(after.weights[name].sample) // 4 for name in names])
+    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    first, second = (
+        np.frombuffer(b"".join(save.weights[name].sample for name in names), "<f4").astype(np.float64)
+        for save in (before, after)
+    )
+    with np.errstate(all="ignore"):
+        size = np.maximum(np.add.reduceat(first * first, starts), np.add.reduceat(second * second, starts))
+        ratio = np.sqrt(np.add.reduceat((second - first) ** 2, starts) / size)
+    return {name: float(one) for name, one in zip(names, ratio, strict=True) if np.isfinite(one)}
 
 
-def measure_distance(before: Save, after: Save) -> float | None:
-    """Return the median update of the matrices: how far apart two saves are. None where none can be compared."""
-    sizes = [size for name, size in measure_updates(before, after).items() if len(after.weights[name].shape) >= 2]
+def take_median(updates: Mapping[str, float], save: Save) -> float | None:
+    """Return the median update of the matrices: how far apart two saves are. None where none was measured."""
+    sizes = [size for name, size in updates.items() if len(save.weights[name].shape) >= 2]
     return median(sizes) if sizes else None

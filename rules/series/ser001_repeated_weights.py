@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.saves.learning_rate import is_rate_zero
-from ckptcheck.saves.save import Save
+from ckptcheck.saves.save import Save, digest_records
 from ckptcheck.saves.save_series import SaveSeries
 from ckptcheck.text.formatting import count, join_words
 
@@ -32,16 +32,10 @@ from ckptcheck.text.formatting import count, join_words
 def check(series: SaveSeries) -> Iterator[Problem]:
     series.require_intervals()
     for strand in series.strands:
-        groups: list[list[Save]] = []
+        groups: dict[str, list[Save]] = {}
         for save in strand.digested:
-            contents = {name: record.content for name, record in save.weights.items()}
-            for group in groups:
-                if {name: record.content for name, record in group[0].weights.items()} == contents:
-                    group.append(save)
-                    break
-            else:
-                groups.append([save])
-        for first, *others in groups:
+            groups.setdefault(digest_records(save.weights), []).append(save)
+        for first, *others in groups.values():
             if others:
                 yield _describe(first, others)
 
@@ -51,8 +45,7 @@ def _describe(first: Save, others: list[Save]) -> Problem:
     holds = "hold" if len(others) > 1 else "holds"
     message = f"{names} {holds} the weights of {first.name}, bit for bit ({count(len(first.weights), 'tensor')})"
     moments = [save.moments for save in (first, *others)]
-    contents = [{name: record.content for name, record in moment.items()} for moment in moments]
-    is_repeated = all(moments) and all(content == contents[0] for content in contents)
+    is_repeated = all(moments) and len({digest_records(moment) for moment in moments}) == 1
     has_stepped = any(not record.zero for moment in moments for record in moment.values())
     if not (is_repeated and has_stepped) and all(is_rate_zero(first, save) for save in others):
         return Problem(

@@ -21,7 +21,7 @@ NVIDIA-NeMo/RL#4183 (moments of an earlier step in asynchronous saves)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.saves.save import Save
+from ckptcheck.saves.save import Save, digest_records
 from ckptcheck.saves.save_series import SaveSeries
 from ckptcheck.text.formatting import count
 
@@ -36,19 +36,16 @@ from ckptcheck.text.formatting import count
 def check(series: SaveSeries) -> Iterator[Problem]:
     series.require_intervals()
     for strand in series.strands:
-        earlier: list[Save] = []
+        earlier: dict[str, Save] = {}
         for save in strand.digested:
             moments = save.moments
-            contents = {name: record.content for name, record in moments.items()}
-            is_telling = any(not record.zero for record in moments.values())
-            for other in earlier if is_telling else ():
-                is_same = {name: record.content for name, record in other.moments.items()} == contents
-                if is_same and save.weights != other.weights:
-                    yield Problem(
-                        f"{save.name} holds the moments of {other.name}, bit for bit ({count(len(moments), 'tensor')}), although"
-                        " the weights moved",
-                        file=save.name,
-                        hint=f"do not resume from {save.name}; save again without asynchronous saving",
-                    )
-                    break
-            earlier.append(save)
+            if all(record.zero for record in moments.values()):
+                continue
+            first = earlier.setdefault(digest_records(moments), save)
+            if first is not save and digest_records(first.weights) != digest_records(save.weights):
+                yield Problem(
+                    f"{save.name} holds the moments of {first.name}, bit for bit ({count(len(moments), 'tensor')}), although"
+                    " the weights moved",
+                    file=save.name,
+                    hint=f"do not resume from {save.name}; save again without asynchronous saving",
+                )

@@ -31,10 +31,11 @@ from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.saves.save import TensorRecord
 from ckptcheck.saves.save_series import SaveSeries
 from ckptcheck.saves.strand import Interval, is_large_matrix
-from ckptcheck.saves.update_sizes import measure_updates
 from ckptcheck.text.formatting import count
 
 FIRST_MOMENT = re.compile(r"(^|[._])(exp_avg|momentum_buffer)([._]|$)")
+MOST_BEFORE = 50
+"""Intervals before the last that are looked at."""
 DECAYED = 10.0
 """How much smaller the updates of the other tensors are where the learning rate has decayed."""
 
@@ -52,7 +53,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
         for now in strand.intervals:
             if not now.moved:
                 continue  # SER001 says it
-            before.append(now)
+            before = [*before[-MOST_BEFORE:], now]
             if len(before) < 3 or _is_decayed(before[:-1], now):
                 continue
             weights = _find_frozen(
@@ -129,14 +130,6 @@ def _find_frozen(
 
 
 def _is_decayed(before: list[Interval], now: Interval) -> bool:
-    """Whether the whole model moved much less for each step than in the intervals before."""
-    sizes = [size for one in before if (size := _measure(one)) is not None]
-    last = _measure(now)
-    return last is not None and bool(sizes) and last * DECAYED < median(sizes)
-
-
-def _measure(interval: Interval) -> float | None:
-    """Return the median update of the matrices that moved; None where none was sampled."""
-    updates = measure_updates(interval.before, interval.after)
-    sizes = [updates[name] for name in interval.moved & updates.keys() if is_large_matrix(interval.after.weights[name])]
-    return median(sizes) if sizes else None
+    """Whether the tensors that still move do so much less than in the intervals before."""
+    sizes = [size for one in before[-MOST_BEFORE:] if (size := one.typical_update) is not None]
+    return now.typical_update is not None and bool(sizes) and now.typical_update * DECAYED < median(sizes)

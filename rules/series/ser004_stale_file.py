@@ -19,9 +19,9 @@ NVIDIA-NeMo/RL#3312, NVIDIA/Megatron-LM#4378 (writers of asynchronous saves that
 """
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 from ckptcheck import Problem, rule
+from ckptcheck.saves.save import FileRecord, Save
 from ckptcheck.saves.save_series import SaveSeries
 from ckptcheck.saves.strand import Strand
 from ckptcheck.text.formatting import count
@@ -38,24 +38,30 @@ from ckptcheck.text.formatting import count
 )
 def check(series: SaveSeries) -> Iterator[Problem]:
     for strand in series.strands:
-        for place in range(2, len(strand.digested)):
-            yield from _check_save(strand, place)
+        yield from _check_strand(strand)
 
 
-def _check_save(strand: Strand, place: int) -> Iterator[Problem]:
-    save, earlier = strand.digested[place], strand.digested[:place]
-    if any(save.parts == other.parts for other in earlier):
-        return  # the whole save is repeated
-    moved = [name for name, part in save.parts.items() if name in earlier[-1].parts and part != earlier[-1].parts[name]]
-    for name, part in save.parts.items():
-        others = [other for other in moved if other != name]
-        held = [other.parts[name] for other in earlier if name in other.parts]
-        if len(held) < 2 or not others or any(first == second for first, second in pairwise(held)) or part not in held:
-            continue
-        source = next(other for other in reversed(earlier) if other.parts.get(name) == part)
-        yield Problem(
-            f"{save.name}: {name} holds the {count(part.tensors, 'tensor')} of {source.name}, bit for bit, while"
-            f" {count(len(others), 'other file')} moved",
-            file=f"{save.name}/{name}",
-            hint="save again: this save mixes two steps; look at the rank or the writer of this file",
-        )
+def _check_strand(strand: Strand) -> Iterator[Problem]:
+    first: dict[str, dict[str, Save]] = {}  # file → digest → the save that had it last
+    rested: set[str] = set()
+    whole: set[tuple[tuple[str, FileRecord], ...]] = set()
+    for save in strand.digested:
+        parts = tuple(sorted(save.parts.items(), key=lambda item: item[0]))
+        known = {name: first[name].get(part.digest) for name, part in parts if name in first}
+        others = sum(source is None for source in known.values())
+        for name, source in known.items():
+            if source is None or parts in whole:
+                continue
+            if others and name not in rested and len(first[name]) > 1:
+                part = save.parts[name]
+                yield Problem(
+                    f"{save.name}: {name} holds the {count(part.tensors, 'tensor')} of {source.name}, bit for bit, while"
+                    f" {count(others, 'other file')} moved",
+                    file=f"{save.name}/{name}",
+                    hint="save again: this save mixes two steps; look at the rank or the writer of this file",
+                )
+            else:
+                rested.add(name)
+        whole.add(parts)
+        for name, part in parts:
+            first.setdefault(name, {})[part.digest] = save

@@ -20,15 +20,14 @@
 NVIDIA-NeMo/RL#3312, and every converter that permutes one projection between two saves
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 
 from ckptcheck import Problem, rule
 from ckptcheck.compare.matching.name_groups import group_names, name_template
-from ckptcheck.saves.foreign_saves import find_foreign_saves
 from ckptcheck.saves.save_series import SaveSeries
 from ckptcheck.saves.strand import Strand, is_large_matrix
-from ckptcheck.saves.update_sizes import measure_updates
 from ckptcheck.text.formatting import count
 
 FAR = 0.3
@@ -50,32 +49,31 @@ def check(series: SaveSeries) -> Iterator[Problem]:
 
 
 def _check_strand(strand: Strand) -> Iterator[Problem]:
-    history: dict[str, list[float]] = {}
-    foreign = {found.save.name for found in find_foreign_saves(strand)}
+    largest: dict[str, float] = {}
+    times_moved: Counter[str] = Counter()
+    of_kind: dict[tuple[str, ...], float] = {}
+    foreign = {found.save.name for found in strand.foreign}
     for interval in strand.intervals:
-        updates = measure_updates(interval.before, interval.after)
-        matrices = {name: size for name, size in updates.items() if is_large_matrix(interval.after.weights[name])}
-        kinds: dict[tuple[str, ...], float] = {}
-        for name in matrices:
-            kind = name_template(name)
-            kinds[kind] = max([kinds.get(kind, 0.0), *history.get(name, ())])
+        if {interval.before.name, interval.after.name} & foreign:
+            continue  # SER012 says it
+        matrices = {
+            name: size for name, size in interval.updates.items() if is_large_matrix(interval.after.weights[name])
+        }
         jumped = {
             name: size
             for name, size in matrices.items()
-            if size >= FAR
-            and sum(before > 0 for before in history.get(name, ())) >= 2
-            and size > TIMES * max(*history[name], kinds[name_template(name)])
+            if size >= FAR and times_moved[name] >= 2 and size > TIMES * of_kind[name_template(name)]
         }
-        for name, size in matrices.items():
-            if name not in jumped and not {interval.before.name, interval.after.name} & foreign:
-                history.setdefault(name, []).append(size)
-        if {interval.before.name, interval.after.name} & foreign:
-            continue  # SER012 says it
+        for name in matrices.keys() - jumped.keys():
+            size, kind = matrices[name], name_template(name)
+            largest[name] = max(size, largest.get(name, 0.0))
+            of_kind[kind] = max(size, of_kind.get(kind, 0.0))
+            times_moved[name] += size > 0
         if jumped and 2 * len(jumped) > len(matrices):
             yield Problem(
                 f"{interval.after.name}: {len(jumped)} of {count(len(matrices), 'matrix', 'matrices')} moved by"
                 f" {median(jumped.values()):.2g} of their size since {interval.before.name}, and by"
-                f" {median(max(history[name]) for name in jumped):.2g} at most before: these are other weights",
+                f" {median(largest[name] for name in jumped):.2g} at most before: these are other weights",
                 file=interval.after.name,
                 hint="training diverged, or the save is of another run: ckptcheck diff says how both are related",
             )
@@ -83,9 +81,9 @@ def _check_strand(strand: Strand) -> Iterator[Problem]:
             worst = max(jumped, key=lambda name: jumped[name])
             yield Problem(
                 f"{interval.after.name}: {count(len(jumped), 'matrix', 'matrices')} moved by up to {jumped[worst]:.2g} of"
-                f" {'its' if len(jumped) == 1 else 'their'} size since {interval.before.name}, and by {max(history[worst]):.2g}"
+                f" {'its' if len(jumped) == 1 else 'their'} size since {interval.before.name}, and by {largest[worst]:.2g}"
                 f" at most before: {group_names(sorted(jumped))}",
                 file=interval.after.name,
                 key=worst,
-                hint=f"ckptcheck diff {interval.before.name} {interval.after.name} says what became of them",
+                hint=f"ckptcheck diff {interval.before.address} {interval.after.address} says what became of them",
             )

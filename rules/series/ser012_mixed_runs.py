@@ -23,7 +23,6 @@ from itertools import pairwise
 
 from ckptcheck import Problem, rule
 from ckptcheck.compare.matching.name_groups import group_names
-from ckptcheck.saves.foreign_saves import find_foreign_saves
 from ckptcheck.saves.save import Save
 from ckptcheck.saves.save_series import SaveSeries
 from ckptcheck.text.formatting import count, join_truncated
@@ -35,7 +34,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
     for strand in series.strands:
         for before, after in pairwise(strand.digested):
             yield from _compare_forms(before, after)
-        for save, before, after, distance, between in find_foreign_saves(strand):
+        for save, before, after, distance, between in strand.foreign:
             yield Problem(
                 f"{save.name} is {distance:.2g} of the weights' size away from {before.name} and {after.name}, which are"
                 f" {between:.2g} apart: it is not between them in training",
