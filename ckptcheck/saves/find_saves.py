@@ -70,6 +70,8 @@ class FoundRun:
     saves: list[FoundSave] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     """Folder → why it is no save of the series."""
+    hollow: dict[str, int] = field(default_factory=dict)
+    """Folder that is called like a save of the run, and holds none → its step."""
     trackers: dict[str, str] = field(default_factory=dict)
     """File → its text, which names the save that a trainer resumes from."""
 
@@ -123,6 +125,7 @@ def read_step(parts: list[str]) -> tuple[int, str, int] | None:
 
 def _search(target: str, found: FoundRun) -> None:
     tree = open_tree(target)
+    steps: dict[str, int] = {}
     waiting, searched = deque([("", 0)]), 0
     while waiting and searched < MOST_FOLDERS:
         folder, depth = waiting.popleft()
@@ -134,6 +137,8 @@ def _search(target: str, found: FoundRun) -> None:
                 raise
             continue
         _read_trackers(tree, folder, names, found)
+        if folder and not UNFINISHED.search(folder) and (step := read_step([folder.rpartition("/")[2]])) is not None:
+            steps[folder] = step[2]
         is_megatron = are_megatron_names([*names, *(name for name in folders if not ITERATION.fullmatch(name))])
         is_megatron = is_megatron and (bool(set(names) - set(TRACKERS)) or any(map(RANK.fullmatch, folders)))
         if is_megatron or any(name.endswith((*TENSORS, *PICKLES)) for name in names):
@@ -144,6 +149,18 @@ def _search(target: str, found: FoundRun) -> None:
                 key=natural_sort_key,
             )
             waiting.extend((f"{folder}/{name}" if folder else name, depth + 1) for name in deeper)
+    strands = {save.strand for save in found.saves}
+    names_found = {save.name for save in found.saves}
+    for folder, number in steps.items():
+        pattern = _replace_steps(folder.split("/"))
+        is_like_saves = any(strand == pattern or strand.startswith(f"{pattern}/") for strand in strands)
+        if is_like_saves and not any(name == folder or name.startswith(f"{folder}/") for name in names_found):
+            found.hollow[folder] = number
+
+
+def _replace_steps(parts: list[str]) -> str:
+    """Return a path with ``*`` in place of each step."""
+    return "/".join(re.sub(r"\d+", "*", part) if read_step([part]) else part for part in parts)
 
 
 def _add(target: str, folder: str, found: FoundRun) -> None:
@@ -164,7 +181,7 @@ def _add(target: str, folder: str, found: FoundRun) -> None:
     elif any(UNFINISHED.search(part) for part in parts):
         found.left_out[name] = "its name says that it was not finished"
     else:
-        strand = "/".join(re.sub(r"\d+", "*", part) if read_step([part]) else part for part in parts)
+        strand = _replace_steps(parts)
         found.saves.append(FoundSave(address, name, strand, step[2], step[1]))
 
 

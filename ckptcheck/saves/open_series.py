@@ -68,7 +68,9 @@ def open_series(
         write_kept_saves(kept, cache)
     strands = tuple(Strand(name, tuple(of_strand)) for name, of_strand in groupby(saves, key=lambda save: save.strand))
     watched = read_watched_identities(history) if history is not None else None
-    return SaveSeries(", ".join(targets), strands, found.left_out, found.trackers, watched, tuple(after), reused)
+    return SaveSeries(
+        ", ".join(targets), strands, found.left_out, found.hollow, found.trackers, watched, tuple(after), reused
+    )
 
 
 def read_watched_identities(history: Path) -> dict[int, str]:

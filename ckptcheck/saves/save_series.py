@@ -25,6 +25,8 @@ class SaveSeries(EvidenceDefaults):
     strands: tuple[Strand, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Folder → why it is no save of the series."""
+    hollow: Mapping[str, int] = field(default_factory=dict)
+    """Folder that is called like a save of the run, and holds none → its step."""
     trackers: Mapping[str, str] = field(default_factory=dict)
     """File → its text, which names the save that a trainer resumes from."""
     watched: Mapping[int, str] | None = None

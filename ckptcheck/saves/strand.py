@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from ckptcheck.saves.foreign_saves import ForeignSave, find_foreign_saves
 from ckptcheck.saves.save import Save, TensorRecord
-from ckptcheck.saves.update_sizes import measure_updates, take_median
+from ckptcheck.saves.update_sizes import measure_changed_share, measure_updates, take_median
 
 LEAST_MATRIX = 1024
 """Elements of a matrix of which an optimizer's step changes some, even where the weights are rounded to 16 bits."""
@@ -48,9 +48,13 @@ class Interval:
         return measure_updates(self.before, self.after)
 
     @cached_property
-    def typical_update(self) -> float | None:
-        """The median update of the matrices that moved; None where none was measured."""
-        return take_median({name: self.updates[name] for name in self.moved & self.updates.keys()}, self.after)
+    def changed_share(self) -> float:
+        """The share of their elements that changed in the matrices that moved, as the samples show it.
+
+        Where weights are rounded to 16 bits, a step of training may change one element in a thousand.
+        """
+        names = [name for name in self.moved if len(self.after.weights[name].shape) >= 2]
+        return measure_changed_share(self.before, self.after, names)
 
     @cached_property
     def distance(self) -> float | None:

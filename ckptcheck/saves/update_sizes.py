@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import median
 
 from ckptcheck.saves.save import Save
@@ -45,3 +45,18 @@ def take_median(updates: Mapping[str, float], save: Save) -> float | None:
     """Return the median update of the matrices: how far apart two saves are. None where none was measured."""
     sizes = [size for name, size in updates.items() if len(save.weights[name].shape) >= 2]
     return median(sizes) if sizes else None
+
+
+def measure_changed_share(before: Save, after: Save, names: Iterable[str]) -> float:
+    """Return the share of the sampled elements of these weights that differ; 0 where none was sampled."""
+    import numpy as np
+
+    sampled = [
+        (before.weights[name].sample, after.weights[name].sample)
+        for name in names
+        if len(before.weights[name].sample) == len(after.weights[name].sample)
+    ]
+    if not any(first for first, _ in sampled):
+        return 0.0
+    first, second = (np.frombuffer(b"".join(samples), "<u4") for samples in zip(*sampled, strict=True))
+    return float(np.mean(first != second))

@@ -1,6 +1,7 @@
 """A save is not whole.
 
 ## What it checks
+- Each folder that is called like a save of the run holds one.
 - All files that hold the weights are there and can be read: shards, the table of contents, the files of ranks. So are the files
   beside them that hold the optimizer and the counters.
 
@@ -27,6 +28,15 @@ from ckptcheck.text.formatting import join_truncated
 
 @rule("SER009", "unfinished-save", severity="error", on="saves")
 def check(series: SaveSeries) -> Iterator[Problem]:
+    last_step = max(save.number for save in series.saves)
+    for folder, number in series.hollow.items():
+        yield Problem(
+            f"{folder} holds no checkpoint",
+            file=folder,
+            severity="error" if number > last_step else "warning",
+            hint="the save of this step failed or has not begun to write; look into the log of the job"
+            + (f"; resume from step {last_step} instead" if number > last_step else ""),
+        )
     for strand in series.strands:
         whole = [save for save in strand.saves if not save.defects]
         for save in strand.saves:

@@ -46,6 +46,8 @@ class SaveTable(StrictTable, kw_only=True):
     jump: dict[str, float] = {}
     """Pattern of weights → how far they move, relative to their size."""
     move: float = STEP
+    changed: float = 1.0
+    """Share of the elements that move."""
     other: bool = False
     """The weights of another run."""
     lack: list[str] = []
@@ -74,6 +76,7 @@ class SeriesCase(CaseTable, kw_only=True):
     watched: dict[str, int] = {}
     """Step of a sync → step of the save whose weights it sent; -1 for others."""
     trackers: dict[str, str] = {}
+    hollow: dict[str, int] = {}
 
 
 def build_series(table: Mapping[str, Any]) -> SaveSeries:
@@ -95,6 +98,7 @@ def build_series(table: Mapping[str, Any]) -> SaveSeries:
     return SaveSeries(
         "run",
         tuple(Strand(name, tuple(of_strand)) for name, of_strand in strands.items()),
+        hollow=case.hollow,
         trackers=case.trackers,
         watched=watched,
         resumed=tuple(resumed),
@@ -119,6 +123,8 @@ def _build(number: int, wanted: SaveTable, values: dict[int, Any]) -> Save:
         if any(fnmatchcase(name, pattern) for pattern in wanted.constant):
             move = 0.0
         now[name] = (before + move * draw.standard_normal(shape)).astype("<f4")
+        if wanted.changed < 1:
+            now[name] = np.where(draw.random(shape) < wanted.changed, now[name], before).astype("<f4")
         if wanted.other:
             now[name] = draw.standard_normal(shape).astype("<f4")
         if wanted.like is not None and any(fnmatchcase(name, pattern) for pattern in wanted.of):

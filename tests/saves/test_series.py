@@ -171,6 +171,12 @@ def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
             api.series(target)
 
 
+def test_a_folder_that_was_never_filled_is_named(run: Path) -> None:
+    (run / "checkpoint-50").mkdir()
+    (run / "eval/step_50").mkdir(parents=True)
+    assert codes(api.series(run)) == [("error", "SER009", "checkpoint-50")]
+
+
 # --- the layouts of trainers ---
 
 
