@@ -77,7 +77,7 @@ def read_watched_identities(history: Path) -> dict[int, str]:
     """Return step → identity of the weights that the live trainer sent, where the record has it. Raises CkptcheckError."""
     from ckptcheck.refit.history.history import open_history
 
-    identities = {sync.step: getattr(sync, "identity", "") for sync in open_history(history).syncs if sync.ok}
+    identities = {sync.step: sync.identity for sync in open_history(history).syncs if sync.ok}
     return {step: identity for step, identity in identities.items() if step is not None and identity}
 
 

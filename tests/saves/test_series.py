@@ -317,6 +317,22 @@ def test_a_record_without_identities_cannot_be_compared(run: Path, tmp_path: Pat
     assert dict(report.skipped)["SER013"].startswith("the record has no identity of the weights")
 
 
+def test_a_save_is_what_the_live_trainer_sent(run: Path, tmp_path: Path) -> None:
+    record = Record(tmp_path / "record.jsonl")
+    for step in STEPS:
+        identity = api.identity(run / f"checkpoint-{step}").identity
+        record.append(SyncRecord(step=step, run="one", sent={"a": f"{step:032x}"}, identity=identity))
+    assert "SER013" in api.series(run, history=tmp_path / "record.jsonl").passed
+    old, new = (api.identity(run / f"checkpoint-{step}").identity[:12] for step in (30, 40))
+    write_trainer_save(run, 40, weights_of=30)
+    _set_times(run / "checkpoint-40", 40)
+    messages = [each.message for each in api.series(run, history=tmp_path / "record.jsonl").findings]
+    assert (
+        f"checkpoint-40 has the identity {old}, and the live trainer had {new} at step 40; it is what the trainer held at step 30"
+        in messages
+    )
+
+
 # --- the report ---
 
 
