@@ -13,7 +13,7 @@ import pytest
 
 from ckptcheck.checkpoint import hub_requests
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.runtime.servers import client
 from ckptcheck.runtime.servers.client import ServerClient
 
@@ -77,3 +77,22 @@ def test_a_hub_that_stalls(stalled: str, monkeypatch: pytest.MonkeyPatch) -> Non
         open_checkpoint("hf://acme/tiny")
     assert time.monotonic() - begun < LONG
     huggingface_hub.close_session()
+
+
+def test_an_object_store_that_stalls(stalled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore", reason="pip install 'ckptcheck[cloud]'")
+    from ckptcheck.checkpoint.objects import bucket_of_obstore as bucket
+
+    for name in list(os.environ):
+        if name.upper().startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "key")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", stalled)
+    for name, seconds in {"REQUEST_SECONDS": 0.5, "CONNECT_SECONDS": 0.5, "RETRY_SECONDS": 1.0}.items():
+        monkeypatch.setattr(bucket, name, seconds)
+    monkeypatch.setattr(bucket, "RETRIES", 1)
+    begun = time.monotonic()
+    with pytest.raises(EvidenceError, match="s3://models cannot be reached|s3://models did not answer in time"):
+        open_checkpoint("s3://models/step_1")
+    assert time.monotonic() - begun < LONG
