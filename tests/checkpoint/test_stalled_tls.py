@@ -93,6 +93,6 @@ def test_an_object_store_that_stalls(stalled: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(bucket, name, seconds)
     monkeypatch.setattr(bucket, "RETRIES", 1)
     begun = time.monotonic()
-    with pytest.raises(EvidenceError, match="s3://models cannot be reached|s3://models did not answer in time"):
+    with pytest.raises(EvidenceError, match=r"s3://models cannot be reached|s3://models did not answer in time"):
         open_checkpoint("s3://models/step_1")
     assert time.monotonic() - begun < LONG

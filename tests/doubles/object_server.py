@@ -231,11 +231,12 @@ def _s3_list(page: list[tuple[str, bool]], objects: dict[str, bytes], following:
 
 
 def _azure_list(page: list[tuple[str, bool]], objects: dict[str, bytes], following: str) -> str:
+    """Write a listing as Azure does: the ETags have no quotes there."""
     text = "".join(
         f"<BlobPrefix><Name>{escape(key)}</Name></BlobPrefix>"
         if is_folder
         else f"<Blob><Name>{escape(key)}</Name><Properties><Last-Modified>{TIME}</Last-Modified>"
-        f"<Etag>{escape(make_etag(objects[key]))}</Etag><Content-Length>{len(objects[key])}</Content-Length><Content-Type>x</Content-Type></Properties></Blob>"
+        f"<Etag>{escape(make_etag(objects[key])[1:-1])}</Etag><Content-Length>{len(objects[key])}</Content-Length><Content-Type>x</Content-Type></Properties></Blob>"
         for key, is_folder in page
     )
     return f"<EnumerationResults><Blobs>{text}</Blobs><NextMarker>{following}</NextMarker></EnumerationResults>"

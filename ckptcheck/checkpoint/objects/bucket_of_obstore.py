@@ -84,7 +84,7 @@ class ObstoreBucket:
         except Exception as error:
             raise explain_failure(error, self._root, is_listing=True) from error
         objects = [
-            StoredObject(one["path"], one["size"], one["e_tag"] or "")
+            StoredObject(one["path"], one["size"], _quote(one["e_tag"] or ""))
             for one in answer["objects"]
             if one["path"] != folder  # the empty object by which some tools make a folder
         ]
@@ -102,7 +102,7 @@ class ObstoreBucket:
             return None
         except Exception as error:
             raise explain_failure(error, self._root) from error
-        return StoredObject(key, found["size"], found["e_tag"] or "")
+        return StoredObject(key, found["size"], _quote(found["e_tag"] or ""))
 
     def read(self, stored: StoredObject, start: int, length: int) -> bytes:
         """Read a range of an object as it was listed. Raises RequestFailure, also where it was replaced since then."""
@@ -140,11 +140,20 @@ class ObstoreBucket:
         except Exception as error:
             raise explain_failure(error, self._root) from error
         # some servers and proxies in between ignore the condition
-        if meta["size"] != stored.size or (stored.etag and meta["e_tag"] not in (None, stored.etag)):
+        if meta["size"] != stored.size or (stored.etag and _quote(meta["e_tag"] or "") not in ("", stored.etag)):
             raise RequestFailure(errno.ESTALE, "it was replaced while it was being read")
         if len(content) != end - start:
             raise RequestFailure(errno.EIO, f"{self._root} broke off its answer", is_passing=True)
         return content
+
+
+def _quote(etag: str) -> str:
+    """Return an ETag as HTTP writes it. Azure lists it without the quotes that it has in answers and conditions.
+
+    >>> _quote("0x8CBFF45D8A29A19"), _quote('"a"'), _quote("")
+    ('"0x8CBFF45D8A29A19"', '"a"', '')
+    """
+    return f'"{etag}"' if etag and not etag.endswith('"') else etag
 
 
 def _waits(number: int) -> Iterator[float]:
