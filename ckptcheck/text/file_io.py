@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,11 +89,19 @@ def replace_file(path: Path, content: bytes) -> None:
 
     Raises CkptcheckError when the folder cannot be written to; nothing half-written is left, also on Ctrl-C.
     """
-    if path.exists() and not path.is_file():  # /dev/stdout, a pipe: there is nothing to replace
-        path.write_bytes(content)
-        return
     with open_for_replace(path) as temporary:
         temporary.write_bytes(content)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether a path is a pipe, a device, or a stream of this process: written to, and never replaced.
+
+    /dev/stdout is a link, and what it leads to is a regular file where the shell has redirected it.
+    """
+    if not path.exists():
+        return False
+    of_process = path.is_symlink() and os.readlink(path).startswith(("/proc/", "fd/"))  # Linux; macOS
+    return of_process or not path.is_file()
 
 
 def require_output_apart(output: Path | None, *inputs: Path | None) -> None:
@@ -120,7 +129,7 @@ def require_distinct_outputs(outputs: dict[str, Path | None]) -> None:
 
 def require_writable(output: Path | None) -> None:
     """Raise OutputError if a file cannot be written, before the work that produces its content."""
-    if output is None or (output.exists() and not output.is_file() and not output.is_dir()):  # /dev/stdout, a pipe
+    if output is None or (_is_stream(output) and not output.is_dir()):
         return
     if output.is_dir():
         raise OutputError(f"cannot write {output}: it is a folder")
@@ -137,6 +146,8 @@ def require_writable(output: Path | None) -> None:
 def open_for_replace(path: Path) -> Iterator[Path]:
     """Yield a temporary file beside `path` to write to, and rename it over `path` afterwards; for content beyond memory.
 
+    A stream of this process, a pipe and a device are written to afterwards.
+
     Raises CkptcheckError and leaves no partial file, like `replace_file`.
     """
     import tempfile
@@ -144,9 +155,14 @@ def open_for_replace(path: Path) -> Iterator[Path]:
     temporary = None
     try:
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        is_stream = _is_stream(path)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=None if is_stream else path.parent)
         os.close(handle)
         yield Path(temporary)
+        if is_stream:
+            with open(temporary, "rb") as file, open(path, "wb") as stream:
+                shutil.copyfileobj(file, stream)
+            return
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.chmod(temporary, mode)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,20 @@ def test_what_fails_on_the_way_leaves_the_old_file(tmp_path: Path) -> None:
         write_half()
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["index.json"]
+
+
+def test_a_stream_of_the_process_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    """Where a shell has redirected it, /dev/stdout leads to a regular file, and a rename would take its place for everybody."""
+    stream, target = tmp_path / "stdout", tmp_path / "redirected"
+    stream.symlink_to("/proc/self/fd/1")
+    program = (
+        "import sys; from pathlib import Path; from ckptcheck.text.file_io import replace_file, require_writable\n"
+        "require_writable(Path(sys.argv[1])); replace_file(Path(sys.argv[1]), b'text')"
+    )
+    with target.open("wb") as file:
+        subprocess.run([sys.executable, "-c", program, str(stream)], stdout=file, check=True)
+    assert stream.is_symlink()
+    assert target.read_bytes() == b"text"
 
 
 def test_a_folder_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
