@@ -345,11 +345,11 @@ def verify(
     from ckptcheck.compare.manifest import Manifest, read_manifest
     from ckptcheck.compare.verification import verify_manifest
 
+    servers, origins = wrap_single(attach), wrap_single(made_from)
     trusted = choose_signer(
         manifest is None, signature, public_key, wrap_single(certificate_chain), signer, oidc_issuer, trust_config,
         allow_expired=allow_expired, ignore_unsigned_files=ignore_unsigned_files,
     )  # fmt: skip
-    servers = wrap_single(attach)
     if servers and trusted is None:
         raise UsageError(
             "--attach has no effect without a signature",
@@ -366,7 +366,7 @@ def verify(
             ckpt = open_target(name, jobs=jobs, options=options)
             reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
             verification = verify_manifest(ckpt, expected, reference, jobs=jobs, runner=runner, progress=progress)
-        sources = read_inputs(wrap_single(made_from), options, jobs=jobs, runner=runner)
+        sources = read_inputs(origins, options, jobs=jobs, runner=runner)
         if trusted is None:
             assert verification is not None
             noted = replace(verification, unverified=find_signature(name))

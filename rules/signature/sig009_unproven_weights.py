@@ -10,8 +10,8 @@ Logprobs of a few sequences agree within a tolerance. Other weights can pass: an
 training.
 
 ## How to fix
-Give the server means to tell its weights: SGLang does, vLLM with `VLLM_SERVER_DEV_MODE=1`; and install the same engine here
-(`ckptcheck engine install`, or `--engine-python`).
+Give the server means to tell its weights: SGLang has them, vLLM with `VLLM_SERVER_DEV_MODE=1`; and install the same engine here
+(`ckptcheck engine install`, or `--engine-python`). A vLLM with ckptcheck's extension tells its identity, and needs no engine here.
 
 ## When it can be wrong
 The engine quantizes the weights while it loads them, or its layout cannot be started here: then logprobs are all that there is.
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.compare.signatures.signature_check import SignatureCheck
-from ckptcheck.refit.running_servers.comparability import has_comparable_weights
+from ckptcheck.refit.running_servers.comparability import has_comparable_weights, holds_source
 from ckptcheck.refit.running_servers.trace import ServerEvidence
 
 
@@ -34,7 +34,7 @@ def check(signature: SignatureCheck) -> Iterator[Problem]:
     if not isinstance(evidence, ServerEvidence):
         raise Skip("the weights themselves are not as they were signed, so no server was asked")
     for server in evidence.servers:
-        if server.dead_reason or has_comparable_weights(server, evidence):
+        if server.dead_reason or has_comparable_weights(server, evidence) or holds_source(server, evidence):
             continue
         if server.scores and evidence.trainer_scores:
             reason = server.refusals.get("checksums") or evidence.reference_skipped or "they cannot be read"

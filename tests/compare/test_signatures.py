@@ -25,10 +25,12 @@ from ckptcheck.refit.running_servers import attach as attaching
 from ckptcheck.refit.running_servers import probe
 from ckptcheck.refit.running_servers.trace import ServerState
 from ckptcheck.runtime.trainers import registry
-from tests.doubles.junk_server import JunkServer, sglang
+from tests.compare.test_identity import load_all
+from tests.doubles.junk_server import JunkServer, sglang, vllm
 from tests.factories.attached_servers import INFO, SOUND
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.signatures import NEEDED, restate, sign_with_model_signing, write_certificate, write_key
+from tests.refit.running_servers.test_attach import summing, with_extension
 
 model_signing = pytest.importorskip("model_signing", reason=NEEDED)
 SHARD = "model-00002-of-00003.safetensors"
@@ -412,6 +414,22 @@ def test_a_server_with_other_weights_is_named_by_tensor(
         sound = api.verify(signed, public_key=pair[1], attach=[server.url])
     assert {"SIG001", "SIG003", "SIG009", "REF030"} <= set(sound.passed)
     assert sound.verdict == "clean"
+
+
+def test_the_identity_of_a_server_proves_its_weights(signed: Path, pair: tuple[Path, Path]) -> None:
+    """No engine and no trainer is here: its workers sum what they hold."""
+    named = with_extension("ckptcheck_worker.vllm_worker.Extension")
+    tensors = load_all(signed)
+    with JunkServer(vllm(server_info=named)) as server:
+        server.answers["/collective_rpc"] = summing(server, tensors)
+        options: dict[str, Any] = {"attach": server.url, "engine_python": "/nowhere/python"}
+        report = api.verify(signed, public_key=pair[1], **options)
+        assert (report.verdict, report.findings) == ("clean", ())
+        assert report.identities["signed"] == report.identities[server.url] == api.identity(signed).identity
+        tensors["model.norm.weight"] = tensors["model.norm.weight"] + 1
+        server.answers["/collective_rpc"] = summing(server, tensors)
+        report = api.verify(signed, public_key=pair[1], **options)
+        assert (report.verdict, report.passed) == ("incomplete", ())
 
 
 def test_nothing_compared_is_no_pass(signed: Path, pair: tuple[Path, Path]) -> None:

@@ -55,6 +55,7 @@ def find_uncompared(evidence: ServerEvidence, source: str | None) -> dict[str, s
         if server.dead_reason or (server.update_trial is not None and not server.update_trial.result.ok):
             continue
         has_reference = has_comparable_weights(server, evidence) or (server.scores and evidence.trainer_scores)
+        has_reference = has_reference or holds_source(server, evidence)
         if source is not None and not has_reference:
             mismatch = (
                 reference_mismatch(server, evidence.reference)
@@ -80,6 +81,11 @@ def has_comparable_weights(server: ServerState, evidence: ServerEvidence) -> boo
     if reference is None or not (reference.weights and server.weights):
         return False
     return not reference_mismatch(server, reference)
+
+
+def holds_source(server: ServerState, evidence: ServerEvidence) -> bool:
+    """Whether the identity of a server's weights shows that they are those of the checkpoint."""
+    return bool(evidence.source_identity) and server.identity == evidence.source_identity
 
 
 def _is_replica(one: ServerState, other: ServerState) -> bool:
