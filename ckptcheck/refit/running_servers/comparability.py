@@ -54,8 +54,8 @@ def find_uncompared(evidence: ServerEvidence, source: str | None) -> dict[str, s
     for server in evidence.servers:
         if server.dead_reason or (server.update_trial is not None and not server.update_trial.result.ok):
             continue
-        has_reference = has_comparable_weights(server, evidence) or (server.scores and evidence.trainer_scores)
-        has_reference = has_reference or holds_source(server, evidence)
+        has_logprobs = bool(server.scores and evidence.trainer_scores)
+        has_reference = has_comparable_weights(server, evidence) or has_logprobs or holds_source(server, evidence)
         if source is not None and not has_reference:
             mismatch = (
                 reference_mismatch(server, evidence.reference)
