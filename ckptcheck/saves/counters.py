@@ -9,7 +9,6 @@ from ckptcheck.saves.save import Save
 EXACT = {
     "iter": re.compile(r"(^|/)(common\.pt|model_optim_rng\.pt): iteration$"),
     "checkpoint": re.compile(r"(^|/)trainer_state\.json: global_step$"),
-    "global_step": re.compile(r"_model_states\.pt: global_steps$"),
 }
 """What a folder's name calls its step → the counter that is the same number, as the trainers with such folders write it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ from ckptcheck.saves.state_files import (
     read_state_file,
     walk,
 )
-from ckptcheck.text.formatting import join_truncated
+from ckptcheck.text.formatting import count, join_truncated
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -57,14 +58,17 @@ NO_WEIGHT = ("rng", "random", "scheduler", "scaler", "sampler", "training_args",
 """What stands in the path of a tensor that belongs to neither."""
 NO_STATE = ("rng", "random_states", "training_args", "scaler")
 """Beginnings of the names of files that are not looked into."""
+OF_RANKS = re.compile(r"(?P<before>.*)world_size_(?P<ranks>\d{1,6})_rank_(?P<rank>\d{1,6})\.pt")
+"""Files that FSDP workers of verl write."""
 LEGACY = "model_optim_rng.pt"
 """Megatron's file of a rank, whose name says nothing of what it holds."""
 STATE_KEY = ("step", "iteration", "sched", "train_state", "param_groups", "progress", "trainer")
 """Words in the keys of serialized objects that may hold a counter."""
 MOST_OBJECT = 1 << 20
 """Bytes of a serialized object that is looked into."""
-VOLATILE = frozenset(
-    ("transformers_version", "_name_or_path", "use_cache", "architectures", "auto_map", "dtype", "torch_dtype")
+VOLATILE = re.compile(
+    r"transformers_version|_.*|use_cache|architectures|auto_map|(torch_)?dtype|(pad|bos|eos|unk|sep)_token_id|.*dropout|"
+    r"initializer_range|output_.*|return_dict.*|id2label|label2id|problem_type|.*attn_implementation.*|gradient_checkpointing"
 )
 """Settings of config.json that change nothing in the weights, or that the tensors show by themselves."""
 MODEL_ARGUMENTS = (
@@ -119,9 +123,23 @@ def read_save(
     except UnreadableFile as error:
         save.weights, save.states, save.parts, save.identity = {}, {}, {}, ""
         save.defects.append(f"{error.file} cannot be read: {error.reason}")
+    save.defects += _list_missing_ranks(save)
     if not save.weights and not save.defects:
         save.defects.append("it holds no weights that can be read without running a pickle")
     return save
+
+
+def _list_missing_ranks(save: Save) -> list[str]:
+    """Return what is missing among files that say how many ranks wrote them."""
+    ranks: dict[tuple[str, int], set[int]] = {}
+    for name in save.files:
+        if match := OF_RANKS.fullmatch(name):
+            ranks.setdefault((match["before"], int(match["ranks"])), set()).add(int(match["rank"]))
+    return [
+        f"{before}world_size_{number} lacks the file of {count(number - len(there), 'rank')}"
+        for (before, number), there in ranks.items()
+        if len(there) < number
+    ]
 
 
 def list_versions(found: FoundSave) -> dict[str, str]:
@@ -149,7 +167,7 @@ def _describe_evidence(
             save.config = {
                 key: json.dumps(value, sort_keys=True, default=str)
                 for key, value in evidence.config.value.items()
-                if key not in VOLATILE
+                if not VOLATILE.fullmatch(key)
             }
     if absent := describe_absent(evidence):
         save.defects.append(absent)

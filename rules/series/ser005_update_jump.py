@@ -17,7 +17,7 @@
   beginning; then its history is as large, and the rule is quiet.
 
 ## Seen in
-NVIDIA-NeMo/RL#3312, and every converter that permutes one projection between two saves
+Saves whose memory was reused while they were written, as in NVIDIA-NeMo/RL#3312
 """
 
 from collections import Counter

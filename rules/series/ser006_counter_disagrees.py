@@ -1,8 +1,8 @@
 """A counter inside a save disagrees with the step in its folder's name, or with another rank.
 
 ## What it checks
-- `iteration` in Megatron's iter_N, `global_step` in transformers' checkpoint-N, `global_steps` in DeepSpeed's global_stepN are N.
-  Where every save differs by the same number, the run counts from elsewhere, and the rule is quiet.
+- `iteration` in Megatron's iter_N and `global_step` in transformers' checkpoint-N are N. Other folders may count anything. Where
+  every save differs by the same number, the run counts from elsewhere, and the rule is quiet.
 - The files of several ranks count the same.
 
 ## Why it matters

@@ -15,7 +15,7 @@
 - The optimizer or the schedule was started anew on purpose in the middle of a run: `--ignore SER007`.
 
 ## Seen in
-NVIDIA-NeMo/RL#3312, huggingface/transformers issues about schedulers that restart after resuming
+NVIDIA-NeMo/RL#3312 (an asynchronous save that writes the state of another step)
 """
 
 from collections.abc import Iterator

@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.saves.save import Save
 from ckptcheck.saves.save_series import SaveSeries
 from ckptcheck.text.formatting import count, join_truncated
 
@@ -43,7 +44,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
         if len(before) < 2:
             continue
         always = set.intersection(*(set(save.files) for save in before))
-        lacking = sorted(name for name in always - last.files.keys() if STATE.search(name))
+        lacking = sorted(name for name in always - last.files.keys() if STATE.search(name) and _is_lost(name, last))
         if lacking:
             yield Problem(
                 f"{last.name} lacks {join_truncated(lacking)}, which every save before it has",
@@ -57,3 +58,12 @@ def check(series: SaveSeries) -> Iterator[Problem]:
                 file=last.name,
                 hint=f"resume from {before[-1].name}, or wait until the save is written",
             )
+
+
+def _is_lost(name: str, last: Save) -> bool:
+    """Whether a file is missing in a save that was not simply written by fewer ranks: these leave out the last numbers."""
+    pattern = re.compile(re.sub(r"\d+", r"(\\d+)", re.escape(name)))
+    own = pattern.fullmatch(name)
+    same = [match for other in last.files if (match := pattern.fullmatch(other))]
+    numbers = tuple(map(int, own.groups())) if own else ()
+    return not same or any(tuple(map(int, match.groups())) > numbers for match in same)

@@ -14,7 +14,7 @@
 - The resumed run took a step before it saved.
 
 ## Seen in
-NVIDIA/Megatron-LM issues about changing tensor or pipeline parallelism when a run is resumed
+Runs of Megatron that were resumed with another tensor or pipeline parallelism
 """
 
 from collections.abc import Iterator

@@ -29,9 +29,18 @@ NUMBER = re.compile(r"\d{1,15}")
 
 @rule("SER015", "stale-tracker", severity="error", on="saves", when=lambda series: bool(series.trackers))
 def check(series: SaveSeries) -> Iterator[Problem]:
-    numbers = sorted({save.number for save in series.saves})
     for file, text in series.trackers.items():
+        folder = file.rpartition("/")[0]
+        steps = [
+            {save.number for save in strand.saves}
+            for strand in series.strands
+            if not folder or strand.name.startswith(f"{folder}/")
+        ]
+        if not steps:
+            continue
         named = int(text) if NUMBER.fullmatch(text) else (read_step([text.rpartition("/")[2]]) or (0, "", None))[2]
+        last = max(max(of_strand) for of_strand in steps)
+        with_it = [max(of_strand) for of_strand in steps if named in of_strand]
         if named is None:
             if text != "release":
                 yield Problem(
@@ -39,17 +48,17 @@ def check(series: SaveSeries) -> Iterator[Problem]:
                     file=file,
                     hint="write the step of the last save into it",
                 )
-        elif named not in numbers:
+        elif not with_it:
             yield Problem(
-                f"{file} says {named}, and there is no such save; the last is of step {numbers[-1]}",
+                f"{file} says {named}, and there is no such save; the last is of step {last}",
                 file=file,
-                hint=f"a trainer does not find it: write {numbers[-1]} into the file, if that save is whole",
+                hint=f"a trainer does not find it: write {last} into the file, if that save is whole",
             )
-        elif named < numbers[-1]:
+        elif named < min(with_it):
             yield Problem(
-                f"{file} says {named}, and the last save is of step {numbers[-1]}",
+                f"{file} says {named}, and the last save is of step {min(with_it)}",
                 file=file,
                 severity="warning",
                 hint=f"a trainer resumes at {named} and writes over what came after; if that is not meant, see whether"
-                f" {numbers[-1]} is whole",
+                f" {min(with_it)} is whole",
             )

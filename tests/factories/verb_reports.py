@@ -29,6 +29,7 @@ from tests.factories.pictures import HOSTILE
 from tests.factories.probe_cases import run_probe_case
 from tests.factories.refit_cases import run_trial_case
 from tests.factories.rollout_cases import draw_rollouts
+from tests.factories.series_cases import build_series
 
 OUT = "model.layers.1.self_attn.o_proj.weight"
 JOB = f"""
@@ -63,6 +64,9 @@ def report_every_verb(folder: Path) -> dict[str, Report]:
         "job": read_job({"job": JOB}, folder / "job"),
         "comparison": build_comparison(
             {"base": "tiny-llama", "recast": {"lm_head.weight": "BF16"}}, folder / "comparison"
+        ),
+        "saves": build_series(
+            {"saves": [{"step": 10}, {"step": 20}, {"step": 30, "like": 20, "counters": {HOSTILE: 3.0}}]}
         ),
         "manifest": verify_manifest(sharded, build_manifest(sharded)),
     }

@@ -199,6 +199,22 @@ def test_files_of_ranks(tmp_path: Path) -> None:
     ]
 
 
+def test_a_rank_that_wrote_nothing(tmp_path: Path) -> None:
+    for step in (10, 20):
+        write_rank_files(tmp_path, step)
+    (tmp_path / "global_step_20/actor/model_world_size_2_rank_1.pt").unlink()
+    messages = [each.message for each in api.series(tmp_path).findings if each.code == "SER009"]
+    assert messages == ["global_step_20/actor is not whole: model_world_size_2 lacks the file of 1 rank"]
+
+
+def test_the_tracker_within_a_save_is_of_that_save(run: Path) -> None:
+    """Accelerate and DeepSpeed write ``latest`` into each checkpoint-N."""
+    for step in STEPS:
+        (run / f"checkpoint-{step}/latest").write_text(f"global_step{step}", encoding="ascii")
+        _set_times(run / f"checkpoint-{step}", step)
+    assert api.series(run).findings == ()
+
+
 def test_the_tracker_of_a_run(tmp_path: Path) -> None:
     for step in (10, 20):
         write_rank_files(tmp_path, step)
