@@ -48,6 +48,11 @@ class IdentityChecks:
         observations = self._observations
         if observations.identity_gaps or not isinstance(engine, PartSummer):
             return
+        if observations.expert_move is not None:
+            observations.identity_gaps["engine"] = (
+                "it moved its experts between two syncs, and its tensors do not say where to"
+            )
+            return
         if not number:
             held, ranks = observations.cold_manifest, engine.info.ranks
             self._parts = list_weight_parts(held, observations.weights, ranks)

@@ -166,7 +166,9 @@ def name_weights(
         plain = list(parts) if parts else [normalize_hf_name(weight.name)]
         if len(plain) != 1 or (parts and parts[plain[0]] != layout):
             raise EvidenceError(f"{weight.name} joins several tensors, which are not summed apart")
-        tensors[plain[0]] = TensorIdentity(weight.dtype, weight.shape, format_sums(sums[weight.name], nbytes))
+        tensors[plain[0]] = TensorIdentity(
+            weight.dtype, weight.shape, format_sums(sums.get(weight.name, (0, 0)), nbytes)
+        )
     tied = HEAD if source is not None and source.components.is_tied else ""
     left_out |= leave_out_copies(tensors, table, tied, EMBEDDING)
     return Identity(target, dict(sorted(tensors.items())), left_out)

@@ -13,12 +13,16 @@ from ckptcheck import identity
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
+from ckptcheck.refit.expert_slots import ExpertMove
 from ckptcheck.refit.history.record import read_record
+from ckptcheck.refit.identity_checks import IdentityChecks
+from ckptcheck.refit.observations import TrialObservations
 from ckptcheck.refit.recording import append_to_record
 from ckptcheck.refit.weight_identity import identify_engine, identify_trainer, list_weight_parts
 from ckptcheck.runtime.engines.base import TensorDigest, WeightPart
 from ckptcheck.runtime.trainers.base import ShardDigest, Weight
 from ckptcheck.values.shard_digest import sum_shard
+from tests.doubles.fake_engine import FakeEngine
 from tests.factories.identities import list_differences
 from tests.factories.refit_cases import run_trial_case
 
@@ -159,3 +163,19 @@ def test_shards_that_miss_a_row_are_no_set() -> None:
     shards = [ShardDigest(weight.name, 0, 0, 4, 0, "", "", "", sum_shard(value[:4], (0,), (8,)))]
     with pytest.raises(EvidenceError, match=r"it does not hold all of model\.norm\.weight"):
         identify_trainer("trainer", shards, [weight], None)
+
+
+def test_an_engine_that_moved_its_experts_is_not_said_to_hold_another_set() -> None:
+    engine = FakeEngine({name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()})
+    observations = TrialObservations(
+        "trial", "", weights=tuple(Weight(name, each, "F32") for name, each in SHAPES.items())
+    )
+    observations.cold_manifest = engine.digest_tensors()
+    checks = IdentityChecks(observations, None)
+    checks.identify_engine(engine, 0)
+    checks.identify_engine(engine, 1)
+    assert observations.engine_identities.keys() == {0, 1}
+    observations.expert_move = ExpertMove(3, 8, ())
+    checks.identify_engine(engine, 2)
+    assert observations.engine_identities.keys() == {0, 1}
+    assert "moved its experts" in observations.identity_gaps["engine"]
