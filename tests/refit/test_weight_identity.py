@@ -179,3 +179,21 @@ def test_an_engine_that_moved_its_experts_is_not_said_to_hold_another_set() -> N
     checks.identify_engine(engine, 2)
     assert observations.engine_identities.keys() == {0, 1}
     assert "moved its experts" in observations.identity_gaps["engine"]
+
+
+def test_an_engine_whose_cold_load_is_another_set_is_not_asked_again() -> None:
+    """It keeps a norm plus one, in the same shape and dtype: what its parts come to tells nothing of a sync."""
+    tensors = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
+    engine = FakeEngine(tensors | {"model.norm.weight": tensors["model.norm.weight"] + 1})
+    weights = tuple(Weight(name, each, "F32") for name, each in SHAPES.items())
+    observations = TrialObservations("trial", "", weights=weights)
+    observations.cold_manifest = engine.digest_tensors()
+    checks = IdentityChecks(observations, None)
+    checks.identify_engine(engine, 0)
+    shards = [ShardDigest(name, 0, 0, len(each), 0, name, "", "", sum_shard(each)) for name, each in tensors.items()]
+    checks.identify_trainer(shards, 0)
+    assert observations.identity_gaps == {
+        "engine": "its cold load stores weights otherwise than the trainer exports them"
+    }
+    checks.identify_engine(engine, 1)
+    assert observations.engine_identities.keys() == {0}
