@@ -39,7 +39,7 @@ class Outcome:
     reason: str = ""
     """Why they could not be applied, or why the checksum was not compared."""
     checksum: str = ""
-    """``equal``, ``different``, ``absent`` from the file, ``unread`` where none was computed; "" where the format has none."""
+    """``equal``, ``different``, ``unread`` where none was computed; "" where the delta has none for the tensor."""
     was_there: bool = False
     """Whether the tensor had this checksum before the delta, which it has not after it."""
 
@@ -210,7 +210,7 @@ class DeltaChain:
         if delta.checksum_format is None:
             return Outcome(total)
         if (expected := delta.checksums.get(name)) is None:
-            return Outcome(total, checksum="absent")
+            return Outcome(total)
         try:
             found = _compute_checksum(delta.checksum_format, state)
         except ImportError:
