@@ -198,6 +198,27 @@ def test_a_changed_statement_is_refused(change: Callable[[Any], None], folder: P
     assert finding.code == "SIG001"
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_two_statements_in_one_bundle_are_one(is_first: bool, folder: Path, pair: tuple[Path, Path]) -> None:
+    """One that was signed, and one that fits the changed files: whoever verifies the first must not compare with the second."""
+    signature = api.sign(folder, private_key=pair[0])
+    genuine = json.loads(signature.read_bytes())["dsseEnvelope"]["payload"]
+    flip(folder / SHARD, -5)
+    (folder / MANIFEST_NAME).unlink()
+    api.sign(folder, private_key=write_key(folder.parent / "others")[0], signature=folder.parent / "forged.sig")
+    forged = json.loads((folder.parent / "forged.sig").read_bytes())["dsseEnvelope"]["payload"]
+    both = [genuine, forged] if is_first else [forged, genuine]
+    text = signature.read_text(encoding="utf-8")
+    member = '"payload": "' if '"payload": "' in text else '"payload":"'
+    start = text.index(member)
+    end = text.index('"', start + len(member)) + 1
+    doubled = ", ".join(f'"payload": "{each}"' for each in both)
+    signature.write_text(text[:start] + doubled + text[end:], encoding="utf-8")
+    report = api.verify(folder, public_key=pair[1], ignore_unsigned_files=True)
+    assert {finding.code for finding in report.findings} <= {"SIG001", "SIG003"}
+    assert report.exit_code() == 1
+
+
 def test_an_expired_certificate_is_refused(folder: Path, pair: tuple[Path, Path]) -> None:
     """model_signing takes the day on which the certificate began for the day of the signature, and accepts it."""
     certificate, root = write_certificate(pair[0].parent, pair[0], -20, -10)

@@ -50,6 +50,7 @@ class Bundle(msgspec.Struct, frozen=True):
     """What a signature says, whoever wrote it."""
 
     raw: bytes
+    """The bundle, in which no member is there twice."""
     kind: SignerKind
     model: str
     """The name of the folder that was signed."""
@@ -148,6 +149,8 @@ def read_bundle(path: Path) -> Bundle:
 def parse_bundle(raw: bytes) -> Bundle:
     """Return what the bytes of a signature say. Raises MalformedSignature."""
     try:
+        # a member that is there twice is read once: model_signing must not verify another one than what is read here
+        raw = msgspec.json.encode(msgspec.json.decode(raw))
         file = msgspec.json.decode(raw, type=_File)
         statement = msgspec.json.decode(_decode(file.dsse_envelope.payload), type=_Statement)
         if statement.predicate_type == PREDICATE:
