@@ -67,6 +67,8 @@ class HeatMap:
     row_label: str = "module"
     column_label: str = "layer"
     member_label: str = "expert"
+    codes: tuple[str, ...] = field(default=(), kw_only=True)
+    """Rules whose findings the picture shows as a whole: links lead there and back."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class Curves:
     steps: bool = False
     """Each value holds until the next one: a ladder, not a slope."""
     marks: tuple[Mark, ...] = ()
+    codes: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ class Bars:
     states: tuple[State, ...]
     unit: str = ""
     """What a length is measured in: "s", "tensors"."""
+    codes: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,7 @@ class Histogram:
     y_label: str = "count"
     scale: Scale = "linear"
     """Of the counts."""
+    codes: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -200,6 +205,7 @@ class TextTable:
     columns: tuple[str, ...]
     rows: tuple[tuple[TextCell, ...], ...]
     states: tuple[State, ...] = ()
+    codes: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,9 @@ def draw_values(critic: CriticComparison, title: str) -> Curves | None:
         f"Megatron's values less those of transformers, for each token that counts, in their order. The largest value is"
         f" {critic.scale:.3g}. A gap in a line: the value is missing, or not finite."
     )
-    return Curves(title, caption, tuple(range(1, number + 1)), series, "token", "difference of values")
+    return Curves(
+        title, caption, tuple(range(1, number + 1)), series, "token", "difference of values", codes=("HEAD008",)
+    )
 
 
 def draw_gradients(critic: CriticComparison, title: str) -> HeatMap | None:

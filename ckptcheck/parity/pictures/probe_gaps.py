@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 GAP = "|Δ|"
 """Columns of a probe's table that have this in their name hold nats."""
+GAP_RULES = tuple(f"PRB{number:03}" for number in (2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 18, 21, 22, 23, 24))
+"""Rules that judge a gap between two ways to compute the same tokens."""
+UPDATE_RULES = ("PRB015", "PRB016", "PRB017", "PRB025", "PRB026")
+"""Rules that judge a response during which the weights were updated."""
 WEIGHTS = (
     State("old weights", "quiet"),
     State("old or new weights", "notice", "the logprobs of both fit"),
@@ -64,6 +68,7 @@ def draw_gaps(trace: ProbeTrace, title: str) -> HeatMap | None:
         tuple(columns),
         cells,
         value_label="nats",
+        codes=GAP_RULES,
         row_label="comparison",
         column_label="gap",
     )
@@ -76,7 +81,12 @@ def draw_rerouted_tokens(trace: ProbeTrace, title: str) -> Curves | None:
             shares = tuple(number / result.tokens for number in result.layers)
             caption = f"Of {result.tokens:,} tokens, the share that engine and trainer send to other experts."
             return Curves(
-                title, caption, tuple(range(len(shares))), (Series("share of tokens", shares),), "layer of experts"
+                title,
+                caption,
+                tuple(range(len(shares))),
+                (Series("share of tokens", shares),),
+                "layer of experts",
+                codes=("PRB020",),
             )
     return None
 
@@ -87,7 +97,7 @@ def draw_updated_responses(trace: ProbeTrace, title: str) -> Bars | None:
         if isinstance(result, InflightProbeResult) and result.responses:
             bars = tuple(_draw_response(response) for response in result.responses)
             caption = "One bar for each way to pause: how many tokens the old and the new weights computed, by their logprobs."
-            return Bars(title, caption, bars, WEIGHTS, "tokens")
+            return Bars(title, caption, bars, WEIGHTS, "tokens", codes=UPDATE_RULES)
     return None
 
 

@@ -47,6 +47,7 @@ def draw_ladder(evidence: Attribution, title: str) -> Picture:
         tuple(bars),
         STATES,
         "nats",
+        codes=("ATT001", "ATT002", "ATT003", "ATT004", "ATT005", "ATT006", "ATT007"),
     )
 
 

@@ -55,6 +55,7 @@ def draw_differences(evidence: RolloutEvidence, title: str) -> Histogram:
         "trainer − engine, nats",
         "tokens",
         "log",
+        codes=("PAR014", "PAR020", "PAR021", "PAR022", "PAR023", "PAR024", "PAR075"),
     )
 
 
@@ -79,6 +80,7 @@ def draw_density(evidence: RolloutEvidence, title: str) -> HeatMap:
         tuple(labels),
         cells,
         value_label="tokens",
+        codes=("PAR027", "PAR028", "PAR029", "PAR030"),
         row_label="trainer, nats:",
         column_label="engine, nats:",
     )
@@ -110,6 +112,7 @@ def draw_kl_by_position(evidence: RolloutEvidence, title: str) -> Curves:
         "token of the response",
         "nats",
         choose_scale([*means[0], *means[1]]),
+        codes=("PAR021", "PAR025"),
     )
 
 

@@ -38,7 +38,7 @@ def draw_seconds(history: History, title: str) -> Curves | None:
     marks = tuple(
         Mark("sync", index, "failed") for index, sync in enumerate(history.syncs) if not sync.ok and sync.seconds
     )
-    return _draw_numbers(history, title, caption, "s", lines, marks=marks)
+    return _draw_numbers(history, title, caption, "s", lines, marks=marks, codes=("HIS009",))
 
 
 def draw_loss(history: History, title: str) -> Curves | None:
@@ -52,7 +52,7 @@ def draw_versions(history: History, title: str) -> Curves | None:
     caption = (
         "What the engine reported after each sync. A version that does not rise means that the engine did not count it."
     )
-    return _draw_numbers(history, title, caption, "", {"version": _read_version}, steps=True)
+    return _draw_numbers(history, title, caption, "", {"version": _read_version}, steps=True, codes=("HIS005",))
 
 
 def draw_probes(history: History, title: str) -> Curves | None:
@@ -63,7 +63,7 @@ def draw_probes(history: History, title: str) -> Curves | None:
         "floor of the mean": lambda sync: sync.probe.floor if sync.probe is not None else None,
     }
     caption = "Engine and trainer on fixed sequences. The floor is the mean of equal weights on both sides, where it was measured."
-    return _draw_numbers(history, title, caption, "nats", lines)
+    return _draw_numbers(history, title, caption, "nats", lines, codes=("HIS016",))
 
 
 def _read_version(sync: SyncRecord) -> float | None:
@@ -80,6 +80,7 @@ def _draw_numbers(
     *,
     steps: bool = False,
     marks: tuple[Mark, ...] = (),
+    codes: tuple[str, ...] = (),
 ) -> Curves | None:
     """Return a line for each number that some sync has; None where there is none."""
     series = tuple(Series(name, tuple(map(read, history.syncs))) for name, read in lines.items())
@@ -87,4 +88,4 @@ def _draw_numbers(
     if not series:
         return None
     scale = choose_scale(value for each in series for value in each.values)
-    return Curves(title, caption, label_syncs(history), series, "sync", y_label, scale, steps, marks)
+    return Curves(title, caption, label_syncs(history), series, "sync", y_label, scale, steps, marks, codes=codes)

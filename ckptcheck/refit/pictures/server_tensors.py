@@ -98,4 +98,5 @@ def draw_server_logprobs(evidence: ServerEvidence, title: str) -> Curves | None:
     if not base or not lines:
         return None
     caption = f"Each server's logprobs less {label}, for each token of the scored sequences, in their order. Equal is a line at 0."
-    return draw_token_lines(title, caption, {url: subtract_logprobs(scores, base) for url, scores in lines.items()})
+    differences = {url: subtract_logprobs(scores, base) for url, scores in lines.items()}
+    return draw_token_lines(title, caption, differences, ("REF031",))

@@ -20,8 +20,13 @@ def subtract_logprobs(ones: Iterable[Sequence[float]], others: Iterable[Sequence
     ]
 
 
-def draw_token_lines(title: str, caption: str, lines: Mapping[str, Sequence[float]]) -> Curves | None:
-    """Draw name → differences in nats; None where there is no token. What is not finite, or missing, is a gap."""
+def draw_token_lines(
+    title: str, caption: str, lines: Mapping[str, Sequence[float]], codes: tuple[str, ...]
+) -> Curves | None:
+    """Draw name → differences in nats; None where there is no token. What is not finite, or missing, is a gap.
+
+    codes: rules whose findings the lines show.
+    """
     longest = min(max(map(len, lines.values()), default=0), MOST_TOKENS)
     if not longest:
         return None
@@ -32,4 +37,4 @@ def draw_token_lines(title: str, caption: str, lines: Mapping[str, Sequence[floa
         )
         for name, values in lines.items()
     )
-    return Curves(title, caption, tuple(range(1, longest + 1)), series, "token", "nats")
+    return Curves(title, caption, tuple(range(1, longest + 1)), series, "token", "nats", codes=codes)

@@ -65,7 +65,7 @@ def draw_gap_to_cold_load(trace: RefitTrace, title: str) -> Curves | None:
         "allowed": [allowed] * len(diffs),
     }
     caption = "The largest difference of a token, beside what the engine's own noise allows."
-    return _draw_lines(title, caption, scorings, lines)
+    return _draw_lines(title, caption, scorings, lines, ("REF010", "REF011"))
 
 
 def draw_gap_to_trainer(trace: RefitTrace, title: str) -> Curves | None:
@@ -82,7 +82,7 @@ def draw_gap_to_trainer(trace: RefitTrace, title: str) -> Curves | None:
     caption = (
         "The cold load is before any sync. The limits come from how far each side is from itself over the same weights."
     )
-    return _draw_lines(title, caption, trace.scorings, lines)
+    return _draw_lines(title, caption, trace.scorings, lines, ("REF012", "REF013"))
 
 
 def draw_token_gaps(trace: RefitTrace, title: str) -> Curves | None:
@@ -94,11 +94,15 @@ def draw_token_gaps(trace: RefitTrace, title: str) -> Curves | None:
     caption = (
         "Engine minus trainer for each token of the scored sequences, in their order. A name below hides its line."
     )
-    return draw_token_lines(title, caption, lines)
+    return draw_token_lines(title, caption, lines, ("REF010", "REF012"))
 
 
 def _draw_lines(
-    title: str, caption: str, scorings: Sequence[Scoring], lines: Mapping[str, Sequence[float | None]]
+    title: str,
+    caption: str,
+    scorings: Sequence[Scoring],
+    lines: Mapping[str, Sequence[float | None]],
+    codes: tuple[str, ...],
 ) -> Curves | None:
     """Return the curves that have a number; None where none has."""
     series = tuple(
@@ -112,8 +116,8 @@ def _draw_lines(
     if None in numbers:
         caption += " A gap in a line: not measured, or not a finite number."
     return Curves(
-        title, caption, tuple(map(_label, scorings)), series, "after", "nats", choose_scale(numbers)
-    )  # fmt: skip
+        title, caption, tuple(map(_label, scorings)), series, "after", "nats", choose_scale(numbers), codes=codes
+    )
 
 
 def _label(scoring: Scoring) -> str:

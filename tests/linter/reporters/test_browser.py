@@ -294,6 +294,22 @@ def test_a_finding_of_a_trial_leads_to_the_tensor_on_its_ranks(
     one.page.close()
 
 
+def test_a_finding_without_a_tensor_leads_to_the_picture_that_shows_it_and_back(
+    chromium: Any, tmp_path: Path, verbs: dict[str, Report]
+) -> None:
+    one = Opened(chromium, tmp_path, [verbs["trial"]], reduced_motion="reduce")
+    finding = one.page.locator(".rule", has_text="REF012").locator(".finding")
+    finding.locator(".shows a", has_text="how far the engine is from the trainer").click()
+    picture = one.page.locator("figure.picture", has=one.page.get_by_role("heading", name="from the trainer"))
+    picture.locator(".stage").wait_for()
+    assert picture.evaluate("e => Math.abs(e.getBoundingClientRect().top) < innerHeight")
+    assert picture.locator(".findings a").all_inner_texts() == ["REF012"]
+    picture.locator(".findings a").click()
+    assert one.focused() == finding.get_attribute("id")
+    assert one.trouble == []
+    one.page.close()
+
+
 def test_a_finding_of_a_record_leads_to_the_sync_at_which_a_tensor_was_stale(
     chromium: Any, tmp_path: Path, verbs: dict[str, Report]
 ) -> None:

@@ -8,17 +8,20 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ckptcheck.errors import EvidenceError
+from ckptcheck.linter import rule_loader
 from ckptcheck.linter.pictures import HeatMap, NoPicture, Picture, ask_for_pictures, make_pictures
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.reporters import render
 from ckptcheck.linter.rule import Skip
 from tests.factories.pictures import DRAWN, HOSTILE, MODULES, make_heat_map
 from tests.factories.sample_reports import RULES, groups
+from tests.factories.verb_reports import report_every_verb
 
 
 class Parts(HTMLParser):
@@ -136,3 +139,22 @@ def test_a_notebook_shows_pictures_in_a_frame_that_reaches_nothing() -> None:
     assert any("default-src 'none'" in (tag.get("content") or "") for tag in inner.find("meta"))
     assert "<img" not in text
     assert "<iframe" not in replace(DRAWN, pictures=())._repr_html_()
+
+
+def test_a_picture_names_rules_on_its_own_evidence(tmp_path: Path) -> None:
+    kinds = {rule.code: rule.on for rule in rule_loader.load_rules()}
+    named = {
+        verb: {code for picture in report.pictures for code in getattr(picture, "codes", ())}
+        for verb, report in report_every_verb(tmp_path).items()
+    }
+    assert {verb: {kinds[code] for code in codes} for verb, codes in named.items() if codes} == {
+        "trial": {"refit"},
+        "record": {"history"},
+        "adapter": {"lora"},
+        "servers": {"servers"},
+        "rollouts": {"rollouts"},
+        "matrix": {"matrix"},
+        "search": {"attribution"},
+        "probes": {"probe"},
+        "critic": {"critic"},
+    }

@@ -79,6 +79,8 @@ def encode_picture(picture: Picture, names: NameTable) -> dict[str, Any]:
     form |= {"title": picture.title, "caption": picture.caption}
     if states := getattr(picture, "states", ()):
         form["states"] = [asdict(state) for state in states]
+    if codes := getattr(picture, "codes", ()):
+        form["codes"] = list(codes)
     for key in ("scale", "x_label", "y_label"):
         if hasattr(picture, key):
             form[key] = getattr(picture, key)

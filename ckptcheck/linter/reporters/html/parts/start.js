@@ -41,6 +41,15 @@ document.querySelectorAll(".report").forEach((article) => {
       const files = new Set(picture.files.map((file) => file.file));
       report.findings.forEach((finding, at) => { if (files.has(finding.file)) numbers.add(at); });
     }
+    // A finding that the picture shows as a whole leads to it; nothing in it leads back, so a line below its caption does.
+    const first = new Map(); // code → its first finding
+    report.findings.forEach(({ code }, at) => {
+      const id = `r${number + 1}-f${at}`;
+      if (!picture.codes?.includes(code) || numbers.has(at) || !document.getElementById(id)) return;
+      numbers.add(at);
+      if (!first.has(code)) first.set(code, make("a", { href: `#${id}` }, code));
+    });
+    if (first.size) figure.querySelector("figcaption").append(make("p", { class: "findings" }, "Findings:", ...first.values()));
     for (const finding of numbers) {
       const element = document.getElementById(`r${number + 1}-f${finding}`);
       if (!element) continue;
