@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ckptcheck import api
+from ckptcheck.cli.command_groups import complete_second_word
 from ckptcheck.cli.options import (
     ComputeDtype,
     EngineMode,
@@ -48,7 +49,10 @@ def refit(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="[SOURCE]", help="A Hugging Face checkpoint or a Megatron run on this disk.", show_default=False
+            metavar="[SOURCE]",
+            help="A Hugging Face checkpoint or a Megatron run on this disk.",
+            show_default=False,
+            autocompletion=complete_second_word,
         ),
     ] = None,
     engine: Annotated[str, typer.Option(help="The inference engine: vllm or sglang.")] = "vllm",
