@@ -280,7 +280,7 @@ def parity_probe(
         probes = {name: make for name, make in probes.items() if name not in COMPILING_PROBES}
     noise_floor = None if floor is None else read_noise_floor(Path(floor))
     loaded = load_rules()
-    with open_live_session(
+    with observer.stages() as begin, open_live_session(
         os.fspath(source), timeout=timeout, engine_python=to_path(engine_python), trainer_python=to_path(trainer_python),
         observer=observer,
     ) as live:  # fmt: skip
@@ -297,7 +297,7 @@ def parity_probe(
 
         def start_trainer(dtype: str, head_fp32: bool, instead: Trainer | None) -> Trainer:
             """Start the trainer."""
-            observer.log(f"starting the trainer: {dtype}{', head in float32' if head_fp32 else ''}")
+            begin(f"starting the trainer: {dtype}{', head in float32' if head_fp32 else ''}")
             return live.start_trainer(trainer, dtype=dtype, head_fp32=head_fp32, replaces=instead)
 
         environment = ProbeEnvironment(
@@ -307,7 +307,7 @@ def parity_probe(
             ),
             setup=EngineSetup(parse_switches(list(switch))), stop_tokens=default_prompts.stop_tokens,
             conversation=default_prompts.conversation, length=room, response=response, long=long, timeout=timeout, dtype=dtype,
-            head_fp32=head_fp32, say=observer.log,
+            head_fp32=head_fp32, say=begin,
         )  # fmt: skip
         trace = run_probes(os.fspath(source), environment, start_engine, probes)
         return build_report(replace(trace, floor=noise_floor), loaded)

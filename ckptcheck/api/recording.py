@@ -390,17 +390,19 @@ def calibrate_floor(
         default_prompts = DefaultPrompts(live.ckpt)
         prompt_tokens = default_prompts.choose(length, number, to_path(prompts))
         context_len = max(map(len, prompt_tokens)) + response + SPARE_TOKENS
-        observer.log(f"starting {engine} and {trainer}")
-        running = live.start_engine(
-            engine, dtype=dtype, ranks=engine_tp, mode=engine_mode, context_len=context_len, concurrent_sequences=8,
-            switches=with_batch_size(switches, 8),
-        )  # fmt: skip
+        with observer.phase(f"starting {engine}"):
+            running = live.start_engine(
+                engine, dtype=dtype, ranks=engine_tp, mode=engine_mode, context_len=context_len, concurrent_sequences=8,
+                switches=with_batch_size(switches, 8),
+            )  # fmt: skip
         try:
             live.log_ignored_switches(running)
             layout = ParallelLayout(tp=tp, pp=pp, ep=ep)
-            scorer = live.start_trainer(trainer, dtype=trainer_dtype or dtype, head_fp32=head_fp32, layout=layout)
+            with observer.phase(f"starting {trainer}"):
+                scorer = live.start_trainer(trainer, dtype=trainer_dtype or dtype, head_fp32=head_fp32, layout=layout)
             try:
-                measurement = calibrate(running, scorer, prompt_tokens, response=response, say=observer.log)
+                with observer.stages() as begin:
+                    measurement = calibrate(running, scorer, prompt_tokens, response=response, say=begin)
                 if output is not None:
                     measurement.write(
                         Path(output), model=os.fspath(source), vocabulary=default_prompts.vocabulary,

@@ -198,6 +198,7 @@ def compare_critic(
     measure = {"batches": batches, "length": length, "seed": SEED}
     interpreter = find_interpreter("megatron", python)
     with (
+        observer.stages() as begin,
         tempfile.TemporaryDirectory(prefix="ckptcheck-critic-") as scratch,
         WorkerClient(
             interpreter.python, MODULE, name="critic", env=PASSIVE_WAIT | dict(interpreter.variables),
@@ -205,7 +206,7 @@ def compare_critic(
         ) as worker,
     ):  # fmt: skip
         stored = {part: [str(files[name]), name] for part, name in head.items()}
-        observer.log("transformers loads the critic")
+        begin("transformers computes the critic")
         try:
             reference = worker.call(
                 "compute_reference", timeout=timeout, folder=folder, head=stored, output=scratch, **measure
@@ -215,7 +216,7 @@ def compare_critic(
         runs = []
         trunk = {name: str(path) for name, path in files.items() if name not in head.values()}
         for layout, settings in chosen:
-            observer.log(f"Megatron {layout} loads the critic")
+            begin(f"Megatron {layout} computes the critic")
             found = worker.call(
                 "compute_megatron", timeout=timeout, settings=settings, table=megatron_table(source.config),
                 files=trunk, output=scratch, **measure,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 Advance = Callable[[int, int], None]
 """Is called with how much is done and how much there is in all."""
@@ -29,6 +29,17 @@ class Observer:
         """
         self.log(label)
         return nullcontext()
+
+    @contextmanager
+    def stages(self) -> Iterator[Callable[[str], None]]:
+        """Give a function that begins one stage of the work after the other: each is a phase until the next, or the block, ends."""
+        with ExitStack() as running:
+
+            def begin(label: str) -> None:
+                running.close()
+                running.enter_context(self.phase(label))
+
+            yield begin
 
 
 SILENT = Observer()

@@ -129,6 +129,19 @@ def test_a_trainer_draws_as_the_plan_says(tmp_path: Path) -> None:
     assert set(asked) == {(0.5, 7)}
 
 
+def test_every_measured_cell_is_counted(tmp_path: Path) -> None:
+    ledger, told = MeasurementLog(None, {}), list[tuple[int, int]]()
+    plan = replace(PLAN, lengths=(24,), batches=(1,), repeats=3)
+    engine, trainer = FakeServing(weights()), ScoringTrainer(tmp_path)
+    for _ in range(2):
+        MatrixRun(
+            plan, {"vllm": engine}, {"transformers": trainer}, lambda n, _, k: make_synthetic_prompts(VOCABULARY, n, k), ledger,
+            advance=lambda done, total: told.append((done, total)),
+        ).run()  # fmt: skip
+    number = len(ledger.measurements)
+    assert told == [*((done, number) for done in range(number + 1)), (0, 0)]
+
+
 def test_what_cannot_be_measured_is_named() -> None:
     plan, why = drop_unmeasurable_cells(
         replace(PLAN, lengths=(5, 100, 1000), data=("real", "synthetic")), 512, "it has no tokenizer"

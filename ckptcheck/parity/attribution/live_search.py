@@ -108,12 +108,12 @@ def search_live(
     lengths = np.diff(rollouts.starts)
     engine_start = _prepare_engine(live, engine, engine_dtype, int(lengths.max()) + 1 if len(lengths) else 1)
     try:
-        with LiveBackend(
+        with live.observer.stages() as begin, LiveBackend(
             rollouts, live.folder, engine=engine_start, trainer=(start, CheckpointRef(local, live.ckpt.config.value)),
             timeout=live.timeout,
         ) as backend:  # fmt: skip
             result = run_search(
-                backend, EXPERIMENTS, floor or assume_floor(rollouts), say=lambda name: log(f"experiment: {name}")
+                backend, EXPERIMENTS, floor or assume_floor(rollouts), say=lambda name: begin(f"experiment: {name}")
             )
     finally:
         for idle in idle_trainers:

@@ -75,13 +75,14 @@ def localize_checkpoint(
     experts_per_token = (ckpt.config.integer("num_experts_per_tok") if ckpt.config else None) or 0
     nbytes = sum(tensor.nbytes for tensor in ckpt.tensors.values()) * (2 if sides.dtype == "float32" else 1)
     with (
+        observer.stages() as begin,
         TensorExchange(need=nbytes) as exchange,
         tempfile.TemporaryDirectory(prefix="ckptcheck-localize-") as temporary,
     ):
         folder = Path(temporary)
 
         def start_trainer(name: str, ckpt: Checkpoint) -> tuple[str, ActivationSource]:
-            observer.log(f"starting {name}")
+            begin(f"starting {name}")
             # beside megatron, the layout is megatron's
             is_beside_megatron = name != "megatron" and "megatron" in (sides.trainer, sides.engine)
             layout = ParallelLayout() if is_beside_megatron else ParallelLayout(sides.tp, sides.pp, sides.ep)
@@ -101,7 +102,7 @@ def localize_checkpoint(
             if sides.engine in trainers.TRAINERS:
                 other = ckpt if sides.engine_source is None else open_checkpoint(str(sides.engine_source))
                 return start_trainer(sides.engine, other)
-            observer.log(f"starting {sides.engine}")
+            begin(f"starting {sides.engine}")
             engine = registry.start_engine(
                 sides.engine, sides.engine_source or source, dtype=sides.dtype, ranks=sides.engine_tp,
                 mode=sides.engine_mode, context_len=max(MIN_CONTEXT_LEN, len(prompt) + 1), python=sides.engine_python,
@@ -114,5 +115,5 @@ def localize_checkpoint(
 
         return localize(
             str(source), partial(start_trainer, sides.trainer, ckpt), start_other, prompt, folder, dtype=sides.dtype,
-            experts_per_token=experts_per_token, limit=limit, timeout=sides.timeout, say=observer.log,
+            experts_per_token=experts_per_token, limit=limit, timeout=sides.timeout, say=begin,
         )  # fmt: skip

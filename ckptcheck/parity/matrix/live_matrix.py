@@ -12,6 +12,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.live_session import LiveSession, with_batch_size
 from ckptcheck.parity.matrix.cells import TRAINERS
 from ckptcheck.parity.trainer_as_engine import TrainerAsEngine
+from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -186,19 +187,24 @@ class _LayoutRun:
             }
             if self._calibrate:
                 self._measure_floors(plan, sources, trainers)
-            MatrixRun(
-                plan, sources, trainers, self._default_prompts.prompts, self._measurements, timeout=self._live.timeout,
-                say=self._live.observer.log,
-            ).run()  # fmt: skip
+            if before := len(self._measurements.measurements):
+                self._live.observer.log(
+                    f"{count(before, 'measurement')} of the log {'is' if before == 1 else 'are'} kept"
+                )
+            with self._live.observer.progress("measuring", bytewise=False) as advance:
+                MatrixRun(
+                    plan, sources, trainers, self._default_prompts.prompts, self._measurements, timeout=self._live.timeout,
+                    advance=advance,
+                ).run()  # fmt: skip
 
     def _start_trainer(self, name: str, layout: ParallelLayout, stack: ExitStack) -> Trainer:
-        self._live.observer.log(f"starting {name}{f' {layout}' if name == 'megatron' and str(layout) else ''}")
-        trainer = self._live.start_trainer(
-            name,
-            dtype=self._sides.dtype,
-            head_fp32=self._sides.head_fp32,
-            layout=layout if name == "megatron" else None,
-        )
+        with self._live.observer.phase(f"starting {name}{f' {layout}' if name == 'megatron' and str(layout) else ''}"):
+            trainer = self._live.start_trainer(
+                name,
+                dtype=self._sides.dtype,
+                head_fp32=self._sides.head_fp32,
+                layout=layout if name == "megatron" else None,
+            )
         stack.callback(trainer.close)
         return trainer
 
@@ -206,14 +212,14 @@ class _LayoutRun:
         from ckptcheck.runtime.engines.engine_options import parse_switches
 
         sides = self._sides
-        self._live.observer.log(f"starting {name}{f' on {ranks} ranks' if ranks > 1 else ''}")
         # without this switch an engine splits a large batch into several small ones
         switches = with_batch_size(parse_switches(sorted(sides.switches)), max(plan.batches))
-        engine = self._live.start_engine(
-            name, dtype=sides.dtype, ranks=ranks, mode=sides.mode,
-            context_len=min(max(plan.lengths) + SPARE_TOKENS, self._default_prompts.context_length or 1 << 30),
-            concurrent_sequences=max(8, *plan.batches), switches=switches,
-        )  # fmt: skip
+        with self._live.observer.phase(f"starting {name}{f' on {ranks} ranks' if ranks > 1 else ''}"):
+            engine = self._live.start_engine(
+                name, dtype=sides.dtype, ranks=ranks, mode=sides.mode,
+                context_len=min(max(plan.lengths) + SPARE_TOKENS, self._default_prompts.context_length or 1 << 30),
+                concurrent_sequences=max(8, *plan.batches), switches=switches,
+            )  # fmt: skip
         stack.callback(engine.close)
         self._left_out |= {f"{name} {switch}": reason for switch, reason in engine.ignored_switches.items()}
         return engine
@@ -223,14 +229,14 @@ class _LayoutRun:
     ) -> None:
         from ckptcheck.parity.calibrate import TITLES, calibrate
 
-        log = self._live.observer.log
         for trainer_name, engine_name in plan.pairs:
             pair = " ".join([f"{trainer_name}:{engine_name}", *plan.layouts])
             prompts = self._default_prompts.prompts(min(plan.lengths) - plan.response, plan.data[0], 8)
-            log(f"the floor of {pair}")
-            measurement = calibrate(
-                engines[engine_name], trainers[trainer_name], prompts, response=plan.response, say=log
-            )
+            self._live.observer.log(f"the floor of {pair}")
+            with self._live.observer.stages() as begin:
+                measurement = calibrate(
+                    engines[engine_name], trainers[trainer_name], prompts, response=plan.response, say=begin
+                )
             if measurement.failed_comparisons:
                 reason = f"logprobs of {TITLES[measurement.failed_comparisons[0]]} are not finite"
                 self._left_out[f"the floor of {pair}"] = reason

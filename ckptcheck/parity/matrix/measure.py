@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from ckptcheck.parity.trainer_as_engine import ResponseEngine
 from ckptcheck.runtime.engines.sampling import Sampling
 from ckptcheck.runtime.process.deadlines import time_budget
 from ckptcheck.runtime.trainers.base import Trainer
+from ckptcheck.text.observer import Advance
 
 Tokens = tuple[int, ...]
 Drawn = tuple[list[Tokens], list[int], list[tuple[float, ...]]]
@@ -24,7 +24,8 @@ class MatrixRun:
     """Measures the cells of a plan that a measurement log does not have yet.
 
     engines, trainers: the running ones, by name. prompts: returns prompts for (length, data, number). ledger: the log that
-    measurements are added to. timeout: seconds for each cell. say: is called with lines about the progress.
+    measurements are added to. timeout: seconds for each cell. advance: is called with how many cells are measured, and how many
+    there are to measure.
     """
 
     def __init__(
@@ -36,28 +37,22 @@ class MatrixRun:
         ledger: MeasurementLog,
         *,
         timeout: float | None = None,
-        say: Callable[[str], None] = lambda _: None,
+        advance: Advance | None = None,
     ) -> None:
         self._plan, self._engines, self._trainers = plan, engines, trainers
-        self._prompts, self._ledger, self._say = prompts, ledger, say
+        self._prompts, self._ledger, self._advance = prompts, ledger, advance or (lambda done, total: None)
         self._timeout = timeout
         self._drawn: dict[tuple[object, ...], Drawn] = {}
 
     def run(self) -> None:
         """Measure the cells that the log does not have, and add them to it."""
         cells = [cell for cell in list_cells(self._plan) if cell not in self._ledger.measurements]
-        if before := len(self._ledger.measurements):
-            self._say(f"{before} measurements were there already")
-        began = time.monotonic()
         for measured, cell in enumerate(cells):
-            if measured:
-                seconds_per_cell = (time.monotonic() - began) / measured
-                self._say(
-                    f"{measured} of {len(cells)} measured, {_span(seconds_per_cell * (len(cells) - measured))} left"
-                )
+            self._advance(measured, len(cells))
             with time_budget(self._timeout):
                 gap = self._measured(cell)
             self._ledger.add(cell, gap)
+        self._advance(len(cells), len(cells))
 
     def _measured(self, cell: Cell) -> GapSummary:
         """Draw responses and compare their logprobs. Cells that differ only in the trainer share the last drawn responses."""
@@ -106,12 +101,3 @@ class MatrixRun:
             values = engine.score_by_decode(batch_sequences, first)
             logprobs += [row[len(prompts[begin + place]) - first :] for place, row in enumerate(values)]
         return logprobs
-
-
-def _span(seconds: float) -> str:
-    """Return a duration as a text.
-
-    >>> _span(42), _span(400)
-    ('42 s', '7 min')
-    """
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
