@@ -10,7 +10,7 @@
 # make parity  the guide's table of lengths, data, decoding and batches on SmolLM2, ten runs each (hours; MATRIX=… for others)
 # make gpu     live refits on GPUs, and a table of what they cost (SIZE=4 GB of random experts); see tests/gpu.py for what it needs
 # make package what is published, in dist/: the sdist, this platform's wheel and the pure one, checked as an index checks them
-# make bench   speed and memory, as ratios in one run
+# make bench   speed and memory, as ratios in one run; ONLY="pages watch" runs these alone
 # make fuzz    make up COUNT hostile inputs of whole checkpoints (SEED=1 COUNT=2000), or of one door: DOOR=pickle, job, hub, … (see SECURITY.md)
 
 PYTHON ?= python3
@@ -24,6 +24,7 @@ SEED ?= 1
 DOOR ?= checkpoint
 MATRIX ?= --lengths 100,1000,10000 --batch 1,8,32 --repeats 10 --pairs transformers:vllm,megatron:vllm,megatron:sglang --calibrate
 COUNT ?= 2000
+ONLY ?=
 SIZE ?= 4
 
 BIN := .venv/bin
@@ -71,7 +72,7 @@ package: .venv/package.done
 	$(BIN)/check-wheel-contents dist/*.whl
 
 bench: .venv/torch.done .venv/tools.done
-	@$(BIN)/python -m tests.benchmarks
+	@$(BIN)/python -m tests.benchmarks $(ONLY)
 
 matrix: .venv/torch.done .venv/tools.done
 	CKPTCHECK_MATRIX=1 $(BIN)/python -m pytest -q -m matrix

@@ -32,7 +32,7 @@ def load_rules(folders: Iterable[Path] = ()) -> list[Rule]:
     Raises CkptcheckError for a folder without rules, a file that cannot be loaded, or a code used twice.
     """
     rules: dict[str, Rule] = {}
-    loaded = _load_builtin_rules(builtin_rule_folder())
+    loaded = [*_load_builtin_rules(builtin_rule_folder())]
     for folder in folders:
         loaded += [load_rule_file(path) for path in _require_rule_files(folder)]
     for rule in loaded:
@@ -55,15 +55,16 @@ def _require_rule_files(folder: Path) -> list[Path]:
     return files
 
 
-def _load_builtin_rules(folder: Path) -> list[Rule]:
-    """Load the built-in rules from their index, or from their files where there is no index."""
+@cache
+def _load_builtin_rules(folder: Path) -> tuple[Rule, ...]:
+    """Load the built-in rules from their index, or from their files where there is no index; once in a process."""
     if (entries := read_index(folder)) is not None:
-        return [_create_lazy_rule(folder / entry.file, entry) for entry in entries]
+        return tuple(_create_lazy_rule(folder / entry.file, entry) for entry in entries)
     rules = []
     for path in _require_rule_files(folder):
         entry = describe_rule(folder, path)
         rules.append(load_rule_file(path) if entry is None else _create_lazy_rule(path, entry))
-    return rules
+    return tuple(rules)
 
 
 def _create_lazy_rule(path: Path, entry: RuleEntry) -> Rule:

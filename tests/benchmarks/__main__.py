@@ -1,4 +1,4 @@
-"""Run every benchmark: ``make bench``. Exits 1 where a figure misses its goal."""
+"""Run every benchmark, or those that are named: ``make bench ONLY="pages watch"``. Exits 1 where a figure misses its goal."""
 
 import sys
 
@@ -20,20 +20,18 @@ from tests.benchmarks import (
     watch,
 )
 
+BENCHMARKS = {
+    module.__name__.rpartition(".")[2]: module
+    for module in (
+        headers, values, megatron, identity, diff, tolerance, diagnosis, refit, device, parity, watch, attribution, machines, pages,
+    )
+}  # fmt: skip
+
 if __name__ == "__main__":
-    headers.main()
-    values.main()
-    megatron.main()
-    identity.main()
-    diff.main()
-    tolerance.main()
-    diagnosis.main()
-    refit.main()
-    device.main()
-    parity.main()
-    watch.main()
-    attribution.main()
-    machines.main()
-    pages.main()
+    names = sys.argv[1:] or list(BENCHMARKS)
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        sys.exit(f"no benchmark is called {unknown[0]}; there are {', '.join(BENCHMARKS)}")
+    for name in names:
+        BENCHMARKS[name].main()
     if figures.missed:
         sys.exit(f"\nmissed: {'; '.join(figures.missed)}")

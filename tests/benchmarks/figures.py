@@ -11,7 +11,7 @@ def line(what: str, found: str, goal: str) -> None:
     short = bool(goal) and any(not _met(float(number), goal) for number in found.split("/"))
     if short:
         missed.append(what)
-    print(f"{what:<64} {found:>10}   {goal}{'   missed' if short else ''}")
+    print(f"{what:<64} {found:>10}   {goal}{'   missed' if short else ''}", flush=True)
 
 
 def _met(number: float, goal: str) -> bool:
