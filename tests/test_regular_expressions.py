@@ -198,6 +198,7 @@ def measure(expression: Expression) -> float:
     return most
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="Windows has no timer that ends a search")
 def test_every_expression_is_linear() -> None:
     expressions = list_expressions()

@@ -125,7 +125,8 @@ def main() -> None:
         as_text = [*SCAN, str(folder), "-o", str(Path(work) / "report.txt")]
         as_page = [*SCAN, str(folder), "--format", "html", "-o", str(page)]
         ratios = [
-            busy_seconds(lambda: run_quietly(as_page)) / busy_seconds(lambda: run_quietly(as_text)) for _ in range(PAIRS)
+            busy_seconds(lambda: run_quietly(as_page)) / busy_seconds(lambda: run_quietly(as_text))
+            for _ in range(PAIRS)
         ]
         line("scan with --format html / with text, time of a core", f"{statistics.median(ratios):.2f}", "≤ 1.3")
         line("the page, MB", f"{page.stat().st_size / 1e6:.2f}", "≤ 2")

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from ckptcheck.cli.app import build_app
-from tests.factories.command_line import RULE, SCHEMA, run
+from tests.factories.command_line import RULE, SCHEMA, run, run_from_scratch
 from tests.test_public_interface import _commands
 
 FORMATS = ("text", "json", "json-with-pictures", "sarif", "junit", "github", "html")
@@ -101,6 +101,6 @@ def test_no_report_takes_the_place_of_an_input_or_of_another_output(here: Path, 
 
 
 def test_a_baseline_written_to_stdout_does_not_wait(here: Path) -> None:
-    result = run(here, "scan", "broken", "--write-baseline", "/dev/stdout", "-o", "report")
+    result = run_from_scratch(here, "scan", "broken", "--write-baseline", "/dev/stdout", "-o", "report")
     assert (result.returncode, result.stderr) == (0, "1 finding written to /dev/stdout\n")
     assert json.loads(result.stdout)["schema"] == "ckptcheck-baseline/1"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -34,11 +34,15 @@ def test_a_stage_lasts_until_the_next_one() -> None:
     assert observer.notes[-1] == "two ends"
 
 
+def fail(begin: Callable[[str], None]) -> None:
+    begin("one")
+    raise RuntimeError("the engine died")
+
+
 def test_a_stage_that_fails_ends() -> None:
     observer = Noting()
     with pytest.raises(RuntimeError, match="the engine died"), observer.stages() as begin:
-        begin("one")
-        raise RuntimeError("the engine died")
+        fail(begin)
     assert observer.notes == ["one begins", "one ends"]
 
 

@@ -65,7 +65,7 @@ def draw_gap_to_cold_load(trace: RefitTrace, title: str) -> Curves | None:
         "allowed": [allowed] * len(diffs),
     }
     caption = "The largest difference of a token, beside what the engine's own noise allows."
-    return _draw_lines(title, caption, scorings, lines, ("REF010", "REF011"))
+    return _draw_lines(title, caption, scorings, lines, ("REF010",))
 
 
 def draw_gap_to_trainer(trace: RefitTrace, title: str) -> Curves | None:
