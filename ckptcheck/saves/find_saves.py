@@ -186,8 +186,6 @@ def _add(target: str, folder: str, found: FoundRun) -> None:
 
 
 def _read_trackers(tree: Tree, folder: str, names: list[str], found: FoundRun) -> None:
-    if folder and read_step(folder.split("/")) is not None:
-        return  # it names a part of this one save
     for name in TRACKERS:
         if name not in names:
             continue

@@ -352,8 +352,9 @@ def test_a_save_is_what_the_live_trainer_sent(run: Path, tmp_path: Path) -> None
 # --- the report ---
 
 
-def test_the_page_has_pictures(run: Path) -> None:
-    _repeat(run)
+@pytest.mark.parametrize("of", [20, 30])
+def test_the_page_has_pictures(run: Path, of: int) -> None:
+    write_trainer_save(run, 40, weights_of=of, moments_of=of)
     with ckptcheck.ask_for_pictures():
         report = api.series(run)
     titles = [picture.title for picture in report.pictures]
