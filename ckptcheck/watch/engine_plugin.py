@@ -20,6 +20,8 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.watch.adapter_syncs import AdapterSyncs
+
 if TYPE_CHECKING:
     from ckptcheck.watch.syncing import Syncing
     from ckptcheck.watch.watch import Watch
@@ -68,16 +70,19 @@ def parse_settings(text: str) -> dict[str, str]:
 def open_watch(model: Any, name: str) -> Watch:
     """Return the watch of one engine's model as CKPTCHECK_WATCH says. name: the engine, for the record.
 
+    model: None for what no module of the engine holds as it was sent: adapters, whose record has a name of its own.
     Raises ValueError for settings that are not known.
     """
     from ckptcheck.watch.engine_side import module
     from ckptcheck.watch.watch import Watch
 
     settings = parse_settings(os.environ[VARIABLE])
-    record = settings.get("record")
+    record = Path(settings["record"]) if "record" in settings else None
+    if record is not None and model is None:
+        record = record.with_name(f"{record.stem}-adapters{record.suffix}")
     return Watch(
-        module(model, name),
-        record=_claim_record(Path(record)) if record else None,
+        None if model is None else module(model, name),
+        record=_claim_record(record) if record is not None else None,
         every=int(settings.get("every", "1")),
         share=float(settings.get("share", "0.02")),
         keep=int(settings.get("keep", "100")),
@@ -193,7 +198,13 @@ def _watch_worker(worker: Any) -> None:
     def begin() -> None:
         syncs[:] = [ModelSyncs(worker.get_model(), open_watch(worker.get_model(), "vllm"))]
 
+    def begin_adapters() -> None:
+        manager = getattr(getattr(worker, "model_runner", None), "lora_manager", None)
+        if manager is not None:
+            AdapterSyncs(manager, open_watch(None, "vllm"))
+
     worker.load_model = _call_after(load, lambda: _quietly("watch the model of vLLM", begin))
+    worker.load_model = _call_after(worker.load_model, lambda: _quietly("watch the adapters of vLLM", begin_adapters))
     worker.execute_model = _call_before(execute, lambda: syncs[0].end_if_complete() if syncs else None)
     if finish is not None:
         worker.finish_weight_update = _call_after(finish, lambda: syncs[0].end() if syncs else None)

@@ -56,8 +56,9 @@ class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
 class WorkerBase:
     """As vLLM 0.32's, as far as the plug-in goes."""
 
-    def __init__(self, rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, adapters: Any = None) -> None:
         self.rank = rank
+        self.model_runner = SimpleNamespace(lora_manager=adapters)
 
 
 class WorkerMethods:
@@ -93,7 +94,8 @@ def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def record(tmp_path: Path, locks: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Watch a stand-in of vLLM, with a record."""
-    monkeypatch.setenv("CKPTCHECK_WATCH", f"record={tmp_path}/syncs.jsonl")
+    # a busy machine must not make it look at a part of the tensors
+    monkeypatch.setenv("CKPTCHECK_WATCH", f"record={tmp_path}/syncs.jsonl,share=1000")
     module = ModuleType("vllm.v1.worker.worker_base")
     module.WorkerBase = type("WorkerBase", (WorkerBase,), {})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.v1.worker.worker_base", module)
@@ -130,6 +132,50 @@ def push_while_requests_run(worker: Any, trainer: Trainer, lose: str = "") -> No
             worker.model.load_weights([pair])
         if number:
             worker.execute_model(None)
+
+
+class Adapters:
+    """As vLLM 0.32's `WorkerLoRAManager`, as far as the plug-in goes: an adapter that it has is not loaded again."""
+
+    def __init__(self) -> None:
+        self._adapter_manager = self
+        self.loaded: dict[int, Any] = {}
+
+    def get_adapter(self, number: int) -> Any:
+        return self.loaded.get(number)
+
+    def add_adapter(self, request: Any) -> bool:
+        if request.lora_int_id in self.loaded:
+            return False
+        halves = torch.full((4, 2), request.value), [torch.full((2, 4), request.value), None]
+        self.loaded[request.lora_int_id] = SimpleNamespace(
+            loras={"model.layers.0.self_attn.qkv_proj": SimpleNamespace(lora_a=halves[0], lora_b=halves[1])}
+        )
+        return True
+
+
+def serve_adapter(worker: Any, number: int, value: float, name: str = "policy") -> None:
+    request = SimpleNamespace(lora_int_id=number, lora_name=name, value=value)
+    for _ in range(2):  # every request names its adapter
+        worker.model_runner.lora_manager.add_adapter(request)
+
+
+def test_adapters_that_never_pass_load_weights_are_recorded(record: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    worker = start_worker(adapters=Adapters())
+    for number in range(1, 4):
+        serve_adapter(worker, number, float(number))
+    adapters = record.with_name("syncs-adapters.jsonl")
+    synced = open_history(adapters).syncs
+    assert [sync.step for sync in synced] == [0, 0, 1], "the first weights may come twice"
+    at = "model.layers.0.self_attn.qkv_proj"
+    assert list(synced[0].sent) == [f"{at}.lora_A.weight", f"{at}.lora_B.0.weight"]
+    assert api.history(adapters).findings == ()
+    with pytest.warns(SyncWarning, match="HIS002"):
+        serve_adapter(worker, 4, 3.0)
+    serve_adapter(worker, 5, 1.0, "another")
+    serve_adapter(worker, 6, 1.0)
+    assert len(open_history(adapters).syncs) == 4
+    assert "records no more adapters: policy and another are served side by side" in capsys.readouterr().err
 
 
 PUSHES = [push_one_by_one, push_at_once, push_while_requests_run]
@@ -252,7 +298,8 @@ def test_sglang_is_hooked_by_its_registry(tmp_path: Path, locks: None, monkeypat
         register=lambda target, hook, kind: hooks.__setitem__(f"{kind} {target.rpartition('.')[2]}", hook)
     )
     monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", registry)
-    monkeypatch.setenv("CKPTCHECK_WATCH", f"record={tmp_path}/syncs.jsonl")
+    # a busy machine must not make it look at a part of the tensors
+    monkeypatch.setenv("CKPTCHECK_WATCH", f"record={tmp_path}/syncs.jsonl,share=1000")
     engine_plugin.watch_sglang()
     assert set(hooks) == {"after load_model", "before forward", "after end_weight_update"}
     runner, trainer = SimpleNamespace(model=Model()), Trainer()
