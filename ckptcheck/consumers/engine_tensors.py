@@ -18,13 +18,15 @@ EXPERT_PROJECTIONS = {"13": (("gate_proj", "up_proj"), ("w1", "w3")), "2": (("do
 EXPERT_MODULE = re.compile(r"(.*\.experts)\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)")
 ROOTS = (
     ("language_model.model.", "model.language_model."),
+    ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("visual.", "model.visual."),
     ("vision_tower.", "model.vision_tower."),
     ("multi_modal_projector.", "model.multi_modal_projector."),
     ("model.", "backbone."),
 )
-"""How names begin in an engine and in a checkpoint: vision-language models of transformers 5, and Nemotron-H."""
+"""How names begin in an engine and in a checkpoint: vision-language models of transformers 5, those whose
+text model stands alone in the checkpoint (Qwen2-VL), and Nemotron-H."""
 FUSED_SUFFIX = {part: whole for whole, spellings in EXPERT_PROJECTIONS.items() for parts in spellings for part in parts}
 
 

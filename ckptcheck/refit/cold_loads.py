@@ -10,6 +10,7 @@ from ckptcheck.refit.draft import add_untrained, find_untrained, measure_accepta
 from ckptcheck.refit.engine_state import EngineState
 from ckptcheck.refit.expert_moves import ExpertMoves
 from ckptcheck.refit.expert_slots import Slots, read_slots
+from ckptcheck.refit.image_scoring import ImageProbes
 from ckptcheck.refit.observations import TrialObservations
 from ckptcheck.refit.scoring_inputs import ScoringInputs
 from ckptcheck.runtime.engines.base import Engine, HostScalars, SequenceScores, TensorDigests
@@ -31,6 +32,8 @@ class ColdLoad:
     """Score of the sequence that is in the prefix cache of the other engine."""
     acceptance: float | None = None
     """Tokens of a draft model that it accepts; None without one."""
+    image: tuple[float, ...] = ()
+    """Logprobs after an image; () for a model that takes none."""
 
 
 class StartEngine(Protocol):
@@ -53,6 +56,7 @@ class ColdLoads:
         inputs: ScoringInputs,
         state: EngineState,
         experts: ExpertMoves,
+        images: ImageProbes,
     ) -> None:
         """Name what the cold loads need.
 
@@ -65,10 +69,12 @@ class ColdLoads:
             inputs: what is scored.
             state: reads what an engine holds.
             experts: where the experts of the other engine lie.
+            images: an image that is scored.
 
         """
         self._start, self._folder, self._draft_source = start, folder, draft_source
         self._observations, self._inputs, self._state, self._experts = observations, inputs, state, experts
+        self._images = images
 
     def observe_trainer(self, trainer: Trainer) -> None:
         """Note what the trainer holds, and which layers of the draft it does not hold."""
@@ -100,8 +106,8 @@ class ColdLoads:
                 return ColdLoad(manifest, self._state.read_scalars(engine), slots)
             # the probe first: nothing is in its cache then
             probe, scores = inputs.score_cache_probe(engine), inputs.score_engine(engine)
-            acceptance = measure_acceptance(engine, inputs.sequences)
-            return ColdLoad(manifest, self._state.read_scalars(engine), slots, scores, probe, acceptance)
+            acceptance, image = measure_acceptance(engine, inputs.sequences), self._images.score(engine)
+            return ColdLoad(manifest, self._state.read_scalars(engine), slots, scores, probe, acceptance, image)
         finally:
             engine.close()
 

@@ -106,6 +106,7 @@ def run_live_trial(
     """
     from ckptcheck.checkpoint.open import open_checkpoint
     from ckptcheck.refit import feasibility
+    from ckptcheck.refit.image_probe import find_image_token
     from ckptcheck.refit.placement import check_devices
     from ckptcheck.refit.source import open_source
     from ckptcheck.refit.tokenizer import TrialTokenizer
@@ -207,7 +208,8 @@ def run_live_trial(
             source.target, start_trainer, start_engine, settings, vocabulary=ckpt.tensors[embedding].shape[0],
             block=PREFIX_CACHE_BLOCK, length=context_len, nbytes=nbytes, text=TrialTokenizer(ckpt.source), folder=folder,
             source=ckpt if quantization is None else None, draft_source=ckpt if switches.draft == "mtp" else None,
-            start_oracle=start_oracle if quantization is None else None, first_step=first_step, say=observer.log,
+            start_oracle=start_oracle if quantization is None else None, first_step=first_step,
+            image_token=find_image_token(ckpt), say=observer.log,
             follow=observer.phase,
         )  # fmt: skip
         trace = trial.run()

@@ -10,6 +10,7 @@ from ckptcheck.refit.compute_path import ModuleDifference
 from ckptcheck.refit.draft import Acceptance
 from ckptcheck.refit.expert_slots import ExpertMove
 from ckptcheck.refit.export_comparison import ExportComparison
+from ckptcheck.refit.image_probe import ImageProbe
 from ckptcheck.refit.module_errors import ModuleErrors
 from ckptcheck.refit.noise_floor import TrialNoise
 from ckptcheck.refit.sleep_cycle import SleepCheck
@@ -47,6 +48,8 @@ class TrialObservations:
     replica_mismatch: dict[int, tuple[UnlikeReplicas, ...]] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
     acceptances: list[Acceptance] = field(default_factory=list)
+    image_probes: list[ImageProbe] = field(default_factory=list)
+    images_skipped: str = ""
     expert_move: ExpertMove | None = None
     sleep_check: SleepCheck | None = None
     is_fast: bool = False

@@ -14,6 +14,7 @@ from ckptcheck.refit.draft import Acceptance
 from ckptcheck.refit.expert_slots import ExpertMove, WrongSlot
 from ckptcheck.refit.export_comparison import ExportComparison
 from ckptcheck.refit.greedy_text import GreedyText
+from ckptcheck.refit.image_probe import ImageProbe
 from ckptcheck.refit.inflight import InflightRequest
 from ckptcheck.refit.module_errors import ModuleErrors
 from ckptcheck.refit.noise_floor import TrialNoise
@@ -223,6 +224,10 @@ class RefitTrace(EvidenceDefaults):
     """Tensors of the source that the trainer does not export and a draft model needs; every cold load gets them from the source."""
     acceptances: tuple[Acceptance, ...] = ()
     """Acceptance lengths of a draft model, after the cold load and after every sync that was scored; () without one."""
+    image_probes: tuple[ImageProbe, ...] = ()
+    """What the engine made of an image after every sync that brought other weights; () for a model that takes none."""
+    images_skipped: str = ""
+    """Why the engine was given no image although the model takes images, "" otherwise."""
     expert_move: ExpertMove | None = None
     """How the engine moved its experts between the first two syncs; None where it holds no copies of experts."""
     sleep_check: SleepCheck | None = None

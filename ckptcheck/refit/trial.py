@@ -19,6 +19,7 @@ from ckptcheck.refit.expert_moves import ExpertMoves
 from ckptcheck.refit.export_checks import ExportChecks
 from ckptcheck.refit.first_step import FirstStep
 from ckptcheck.refit.identity_checks import IdentityChecks
+from ckptcheck.refit.image_scoring import ImageProbes
 from ckptcheck.refit.module_errors import StartOracle
 from ckptcheck.refit.module_search import ModuleSearch
 from ckptcheck.refit.observations import TrialObservations
@@ -50,7 +51,7 @@ class RefitTrial:
     with; None if it cannot be compared. draft_source: the checkpoint with the layers by which the engine drafts, which the cold
     loads get from there where the trainer does not hold them; None without such layers. start_oracle: starts
     transformers in float32 with a checkpoint; None if nothing does. first_step: is recorded after the first sync, None for
-    none. say: gets a line for each phase.
+    none. image_token: stands for an image, None for a model that takes none. say: gets a line for each phase.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class RefitTrial:
         draft_source: Checkpoint | None = None,
         start_oracle: StartOracle | None = None,
         first_step: FirstStep | None = None,
+        image_token: int | None = None,
         say: Log = lambda _: None,
         follow: FollowPhase | None = None,
     ) -> None:
@@ -90,9 +92,12 @@ class RefitTrial:
         self._exports = ExportChecks(observations, phases, folder, identities)
         experts = self._experts = ExpertMoves(observations, phases, inputs)
         self._modules = ModuleSearch(observations, phases, folder, inputs.sequences[0])
+        images = ImageProbes(image_token, inputs.sequences[0], observations)
         self._sleep = TrialSleep(settings.sleep_level, observations, phases, state)
-        cold_loads = self._cold_loads = ColdLoads(start, folder, draft_source, observations, inputs, state, experts)
-        self._scores = TrialScores(observations, phases, inputs, state, cold_loads, self._modules)
+        cold_loads = self._cold_loads = ColdLoads(
+            start, folder, draft_source, observations, inputs, state, experts, images
+        )
+        self._scores = TrialScores(observations, phases, inputs, state, cold_loads, self._modules, images)
         self._syncs = TrialSyncs(
             settings, observations, phases, state, experts, cold_loads, inputs.prompt, folder, identities
         )

@@ -8,6 +8,7 @@ from ckptcheck.refit.cold_loads import ColdLoad, ColdLoads
 from ckptcheck.refit.compute_path import Capturing
 from ckptcheck.refit.draft import Acceptance, measure_acceptance
 from ckptcheck.refit.engine_state import EngineState
+from ckptcheck.refit.image_scoring import ImageProbes
 from ckptcheck.refit.module_search import ModuleSearch
 from ckptcheck.refit.noise_floor import measure_noise_floor, measure_rounding
 from ckptcheck.refit.observations import TrialObservations
@@ -29,9 +30,10 @@ class TrialScores:
         state: EngineState,
         cold_loads: ColdLoads,
         modules: ModuleSearch,
+        images: ImageProbes,
     ) -> None:
         self._observations, self._phases, self._inputs, self._state = observations, phases, inputs, state
-        self._cold_loads, self._modules = cold_loads, modules
+        self._cold_loads, self._modules, self._images = cold_loads, modules, images
         self._cold_acceptance: float | None = None
 
     def score_cold_load(self, engine: Engine, trainer: Trainer) -> None:
@@ -44,8 +46,9 @@ class TrialScores:
             observations.noise_floor = measure_noise_floor(engine, trainer, inputs.sequences, inputs.decode)
 
     def fill_cache(self, engine: Engine, step: int) -> None:
-        """Have the engine keep keys and values of the weights before the sync in its prefix cache."""
+        """Have the engine keep what it computes before the sync: keys and values of a prompt, and what it makes of an image."""
         with self._phases.run("score", f"fill the cache before the sync after step {step}"):
+            self._images.score(engine)
             self._inputs.fill_cache(engine)
 
     def score(self, engine: Engine, trainer: Trainer, after_sync: int, reference: ColdLoad | None) -> None:
@@ -62,6 +65,8 @@ class TrialScores:
         if reference is not None and reference.acceptance is not None:
             self._cold_acceptance = reference.acceptance
         self._measure_acceptance(engine, after_sync)
+        if reference is not None:
+            self._images.compare(engine, after_sync, reference.image)
         if compare_scoring(scoring).most <= observations.noise_floor.cold_load_tolerance:
             return
         sync = observations.syncs[after_sync - 1]

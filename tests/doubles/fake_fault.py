@@ -36,6 +36,7 @@ FaultKind = Literal[
     "lying",  # all is written, and failure is said
     "version",  # the weight version goes down
     "ignores",  # a name that matches nothing is no error
+    "encoder",  # what it keeps of an image outlives the update
     "cache",  # the prefix cache is not reset when asked
     "path",  # logprobs are off though all weights are right; `other`: a factor that says by how much
     "decode",  # so are those of decoding, and prefill is right

@@ -29,6 +29,7 @@ from tests.doubles import fake_model as model
 from tests.doubles.fake_engine import FakeEngine, ReceivingEngine
 from tests.doubles.fake_experts import BalancingFakeEngine
 from tests.doubles.fake_fault import Fault
+from tests.doubles.fake_images import SeeingFakeEngine
 from tests.doubles.fake_serving import FakeServing
 from tests.factories.case_table import CaseTable
 
@@ -299,6 +300,10 @@ class TrialCase(CaseTable, kw_only=True):
     """Settings of the trial, see refit/settings.py."""
     modules: dict[str, dict[str, float]] | None = None
     """It can be compared with float32. "engine" and "trainer": point → the factor by which the output of that side is off."""
+    images: bool = False
+    """The model takes images."""
+    blind: bool = False
+    """The engine does not."""
     copies: int = 0
     """Redundant experts, which it moves when it is asked to."""
     narrow: bool = False
@@ -326,6 +331,8 @@ def run_trial_case(
             if case.copies
             else ReceivingEngine
             if case.receives
+            else SeeingFakeEngine
+            if case.images and not case.blind
             else FakeEngine
         )
         engine = kind(
@@ -365,5 +372,5 @@ def run_trial_case(
     return RefitTrial(
         "trial", lambda: trainer, start, settings, vocabulary=VOCABULARY, block=block, length=case.length, folder=folder,
         source=open_checkpoint(str(folder / "source")), start_oracle=lambda _: oracle if case.modules is not None else None,
-        first_step=first_step, say=say,
+        first_step=first_step, image_token=1 if case.images else None, say=say,
     ).run()  # fmt: skip

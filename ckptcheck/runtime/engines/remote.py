@@ -293,6 +293,14 @@ class RemoteEngine(ABC, Generic[Options]):
         reply = self._call("generate", prompts=_as_lists(prompts), samplings=samplings, salt=salt)
         return codec.decode_generations(reply)
 
+    def score_image(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Return the logprobs of the tokens after the first one, which stands for an image: always the same image."""
+        return tuple(self._call("score_image", tokens=list(map(int, tokens))))
+
+    def reset_encoder_cache(self) -> None:
+        """Drop what the engine keeps of images."""
+        self._call("reset_encoder_cache")
+
     def acceptance_length(self, prompts: Sequence[Sequence[int]], tokens: int) -> float:
         """Return the tokens per decode step over greedy responses of so many tokens, one request at a time."""
         return float(self._call("acceptance_length", prompts=_as_lists(prompts), tokens=tokens))

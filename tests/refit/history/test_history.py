@@ -196,6 +196,7 @@ def test_what_an_engines_tensor_is_made_of() -> None:
     assert len(find_source_tensors("model.layers.0.mlp.experts.routed_experts.w13_weight", sent)) == 4
     assert len(find_source_tensors("model.layers.0.mlp.experts.w2_weight", sent)) == 2
     assert find_source_tensors("model.layers.1.mlp.experts.w2_weight", sent) == ()
+    assert find_source_tensors("language_model.model.layers.0.mlp.gate_up_proj.weight", sent) == tuple(sent[1:3])
     assert find_source_tensors("model.layers.0.self_attn.attn.scale", sent) == ()
 
 

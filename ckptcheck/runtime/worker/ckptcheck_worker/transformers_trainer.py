@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.core_model_loading import revert_weight_conversion
 
 from . import communicator, ipc, scoring
@@ -42,7 +42,8 @@ def load(folder: str, dtype: str, head_fp32: bool, device: str = "auto") -> dict
     target = torch.device("cuda", torch.cuda.current_device()) if use_gpu else torch.device("cpu")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     config = AutoConfig.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(
+    is_causal = type(config) in AutoModelForCausalLM._model_mapping
+    model = (AutoModelForCausalLM if is_causal else AutoModelForImageTextToText).from_pretrained(
         folder, config=config, dtype=getattr(torch, dtype), attn_implementation="eager"
     )
     STATE.update(model=model.to(target).eval(), device=target, optimizer=None, master=[])

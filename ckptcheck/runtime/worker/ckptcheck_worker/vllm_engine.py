@@ -7,7 +7,18 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from . import inventory, ipc, lora_files, vllm_generate, vllm_launch, vllm_lora, vllm_options, vllm_plain, vllm_update
+from . import (
+    inventory,
+    ipc,
+    lora_files,
+    vllm_generate,
+    vllm_images,
+    vllm_launch,
+    vllm_lora,
+    vllm_options,
+    vllm_plain,
+    vllm_update,
+)
 
 _running: dict[str, Any] = {}
 
@@ -72,6 +83,7 @@ def _describe(llm: Any) -> dict[str, Any]:
         "draft": vllm_options.draft_kind(config),
         "redundant_experts": str(vllm_options.redundant_experts(config)),
         "sleep": str(model.enable_sleep_mode),
+        **vllm_images.facts(config),
         "stock_logprobs": vllm_options.stock_logprobs(),
     }
     return {
@@ -284,6 +296,8 @@ RPC_METHODS = {
     "score_full_vocab": _with_engine(vllm_generate.score_full_vocab),
     "generate": _with_engine(vllm_generate.generate),
     "acceptance_length": _with_engine(vllm_generate.acceptance_length),
+    "score_image": _with_engine(vllm_images.score_image),
+    "reset_encoder_cache": _with_engine(vllm_images.reset_encoder_cache),
     "force_decode": _with_engine(vllm_generate.force_decode),
     "tokenize": _with_engine(vllm_generate.tokenize),
     "expert_routing": expert_routing,

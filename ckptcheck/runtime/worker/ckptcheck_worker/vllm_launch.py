@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from . import vllm_options, vllm_update
+from . import vllm_images, vllm_options, vllm_update
 
 PACKAGE = __name__.rpartition(".")[0]
 WORKER_EXTENSION = f"{PACKAGE}.vllm_worker.Extension"
@@ -58,6 +58,7 @@ def arguments(
         **transfer,
         **gpu_arguments(sleeps),
         **(_state_cache_arguments(model) if runs_on_cpu() else {}),
+        **vllm_images.engine_arguments(model),
         **vllm_options.engine_arguments(switches),
         **options,
     }
