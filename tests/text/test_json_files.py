@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.gate.plan import Call
 from ckptcheck.gate.run_call import _read_kept
 from ckptcheck.parity.prompts import read_prompts_file
 from ckptcheck.refit.lora.live_trial import read_adapter_shape
@@ -34,7 +35,7 @@ def _write(folder: Path, raw: bytes) -> Path:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "gate": lambda folder: _read_kept(folder / "kept.json", "x"),
+    "gate": lambda folder: _read_kept(Call("scan", {}), folder / "kept.json", "x"),
     "adapter": read_adapter_shape,
     "hf-config": _read_config,
     "context": default_context_len,
