@@ -15,6 +15,7 @@ from tests.benchmarks import (
     pages,
     parity,
     refit,
+    scale,
     tolerance,
     values,
     watch,
@@ -23,7 +24,7 @@ from tests.benchmarks import (
 BENCHMARKS = {
     module.__name__.rpartition(".")[2]: module
     for module in (
-        headers, values, megatron, identity, diff, tolerance, diagnosis, refit, device, parity, watch, attribution, machines, pages,
+        headers, values, megatron, identity, diff, tolerance, diagnosis, refit, device, parity, watch, attribution, machines, scale, pages,
     )
 }  # fmt: skip
 
