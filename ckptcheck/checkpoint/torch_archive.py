@@ -7,6 +7,7 @@ Records: ``NAME/data.pkl`` (a pickle that describes the object), ``NAME/data/0``
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -130,6 +131,8 @@ def open_archive(read: Read, length: int) -> Archive:
         raise UnreadableArchive("it does not begin as an archive of torch.save does")
     try:
         with zipfile.ZipFile(_View(read, length)) as archive:
+            if find_stated_directory(archive, read, length) is not None:
+                raise UnreadableArchive("its directory does not lie where its end says, and PyTorch reads another one")
             return _described(archive, read, length)
     except (UnreadableArchive, OSError):
         raise
@@ -144,25 +147,54 @@ def read_pickles(read: Read, length: int, most: int) -> tuple[list[bytes], bool]
     archive, and no more are made of them: a directory may name one record a thousand times. Raises OSError from reading.
     """
     found: list[bytes] = []
-    left = most
     try:
         with zipfile.ZipFile(_View(read, length)) as archive:
-            for member in archive.infolist():
-                # an lzma stream would choose how much memory it takes; miniz knows none
-                is_readable = member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-                if member.filename.rpartition("/")[2] != "data.pkl" or not is_readable:
-                    continue
-                raw = read(_find_begin(member, read), min(member.compress_size, left))
-                is_stored = member.compress_type == zipfile.ZIP_STORED
-                found.append(raw if is_stored else zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, left))
-                left -= max(1, len(raw), len(found[-1]))
-                if left <= 0:
-                    return found, False
+            is_whole = _read_members(archive, read, most, found)
+            if (stated := find_stated_directory(archive, read, length)) is not None:
+                # The one that PyTorch reads: the same bytes, which end behind it.
+                begin, size = stated
+                end = b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 0, 0, size, begin, 0)
+                cut = read(0, begin + size) + end if begin + size <= most else b""
+                is_whole = False
+                with zipfile.ZipFile(io.BytesIO(cut)) as other:
+                    _read_members(other, read, most, found)
     except OSError:
         raise
     except Exception:  # a hostile zip may raise anything at all; what was read until then counts
         return found, False
-    return found, bool(found)
+    return found, is_whole and bool(found)
+
+
+def _read_members(archive: zipfile.ZipFile, read: Read, most: int, found: list[bytes]) -> bool:
+    """Append the pickles that a directory names, of `most` bytes in all; return whether these are all of them."""
+    left = most
+    for member in archive.infolist():
+        # an lzma stream would choose how much memory it takes; miniz knows none
+        is_readable = member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        if member.filename.rpartition("/")[2] != "data.pkl" or not is_readable:
+            continue
+        raw = read(_find_begin(member, read), min(member.compress_size, left))
+        is_stored = member.compress_type == zipfile.ZIP_STORED
+        found.append(raw if is_stored else zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, left))
+        left -= max(1, len(raw), len(found[-1]))
+        if left <= 0:
+            return False
+    return True
+
+
+def find_stated_directory(archive: zipfile.ZipFile, read: Read, length: int) -> tuple[int, int] | None:
+    """Return offset and size of the directory that the end of a zip states, where Python's reader took another one; else None.
+
+    A zip may stand behind other bytes: Python counts the directory's place from the end backwards, and moves all offsets.
+    PyTorch (miniz, `mz_zip_reader_read_central_dir`) takes the stated one. A file with two directories holds two objects.
+    """
+    end = zipfile._EndRecData(_View(read, length))  # type: ignore[attr-defined]  # as ZipFile found it
+    size, begin, place = end[5], end[6], end[9]
+    locator = read(place - 20, 20) if place >= 20 else b""
+    if locator[:4] == b"PK\x06\x07" and (at := int.from_bytes(locator[8:16], "little")) != place - 20 - 56:
+        wide = read(at, 56)  # miniz goes where the locator says, Python to what stands before it
+        return int.from_bytes(wide[48:56], "little"), int.from_bytes(wide[40:48], "little")
+    return (begin, size) if begin != archive.start_dir else None  # type: ignore[attr-defined]
 
 
 def _find_begin(member: zipfile.ZipInfo, read: Read) -> int:

@@ -132,6 +132,38 @@ def test_a_pickle_behind_one_that_is_too_long_to_list_is_not_passed() -> None:
     assert content == TorchBin({}, (), "it holds several data.pkl", is_listed=False)
 
 
+def split_archive(records: dict[str, bytes]) -> tuple[bytes, bytes]:
+    """The records of an archive, and its directory."""
+    raw = write_archive(records)
+    size, begin = struct.unpack("<II", raw[-10:-2])
+    return raw[:begin], raw[begin : begin + size]
+
+
+def move_entries(directory: bytes, by: int) -> bytes:
+    moved, at = bytearray(directory), 0
+    while (at := moved.find(b"PK\x01\x02", at)) >= 0:
+        offset = int.from_bytes(moved[at + 42 : at + 46], "little")
+        moved[at + 42 : at + 46] = (offset + by).to_bytes(4, "little")
+        at += 4
+    return bytes(moved)
+
+
+def test_a_file_with_two_directories_is_not_read_by_the_one_that_torch_does_not_read() -> None:
+    """torch.load of 2.13 runs the first pickle; Python's zipfile, and so an earlier scan, finds only the second."""
+    evil = pickle.dumps(Call(os.system, "touch owned"), protocol=2)
+    records, directory = split_archive({"data.pkl": evil, "version": b"3"})
+    others, other = split_archive({"data.pkl": pickle.dumps({}), "version": b"3"})
+    assert len(directory) == len(other)
+    # Python moves all offsets by what stands before the second archive's directory, less what its end states.
+    other = move_entries(other, len(records) + len(directory) - (len(directory) + len(others)))
+    end = b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 2, 2, len(other), len(records), 0)
+    content = describe(records + directory + others + other + end)
+    assert content is not None
+    assert content.foreign_globals == ("posix.system",)
+    assert not content.is_listed
+    assert content.unreadable_reason == "its directory does not lie where its end says, and PyTorch reads another one"
+
+
 def test_records_that_inflate_to_nothing_take_no_time() -> None:
     """A megabyte whose directory names one long record of empty blocks nine thousand times once took eight seconds."""
     blocks, name, number = b"\0\0\0\xff\xff" * 100_000 + b"\x03\0", b"a/data.pkl", 9_000
