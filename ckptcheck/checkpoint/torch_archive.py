@@ -194,7 +194,7 @@ def find_stated_directory(archive: zipfile.ZipFile, read: Read, length: int) -> 
     if locator[:4] == b"PK\x06\x07" and (at := int.from_bytes(locator[8:16], "little")) != place - 20 - 56:
         wide = read(at, 56)  # miniz goes where the locator says, Python to what stands before it
         return int.from_bytes(wide[48:56], "little"), int.from_bytes(wide[40:48], "little")
-    return (begin, size) if begin != archive.start_dir else None  # type: ignore[attr-defined]
+    return (begin, size) if begin != archive.start_dir else None
 
 
 def _find_begin(member: zipfile.ZipInfo, read: Read) -> int:
