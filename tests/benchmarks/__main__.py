@@ -24,7 +24,8 @@ from tests.benchmarks import (
 BENCHMARKS = {
     module.__name__.rpartition(".")[2]: module
     for module in (
-        headers, values, megatron, identity, diff, tolerance, diagnosis, refit, device, parity, watch, attribution, machines, scale, pages,
+        headers, values, megatron, identity, diff, tolerance, diagnosis, refit, device, parity, watch, attribution, machines,
+        scale, pages,
     )
 }  # fmt: skip
 
