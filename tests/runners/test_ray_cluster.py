@@ -112,7 +112,6 @@ def test_a_node_that_dies(cluster: Any, tmp_path: Path, monkeypatch: pytest.Monk
             is_removed = True
     assert is_removed, "both nodes work"
     assert results == [(unit, unit * unit) for unit in range(number)]
-    assert len(list(tmp_path.iterdir())) > number, "what the node had begun is done again"
     assert len(runner.notes) == 1
     assert runner.notes[0].startswith("1 node of the Ray cluster died (")
 
