@@ -12,6 +12,7 @@
 # make package what is published, in dist/: the sdist, this platform's wheel and the pure one, checked as an index checks them
 # make bench   speed and memory, as ratios in one run; ONLY="pages watch" runs these alone
 # make fuzz    make up COUNT hostile inputs of whole checkpoints (SEED=1 COUNT=2000), or of one door: DOOR=pickle, job, hub, … (see SECURITY.md)
+# make false-clean edit sound checkpoints COUNT times, and load with transformers what a scan calls clean
 
 PYTHON ?= python3
 # Which build of torch? Your pip configuration decides. Where that would fetch CUDA, name another index:
@@ -29,7 +30,7 @@ SIZE ?= 4
 
 BIN := .venv/bin
 
-.PHONY: demo quick test browser test-all docs engines matrix faults parity gpu check package bench fuzz format clean
+.PHONY: demo quick test browser test-all docs engines matrix faults parity gpu check package bench fuzz false-clean format clean
 
 demo: .venv/torch.done
 	@$(BIN)/python fixtures/demo.py
@@ -93,6 +94,9 @@ parity: .venv/tools.done .venv/smollm2-135m-instruct/config.json
 
 fuzz: .venv/tools.done
 	$(BIN)/python -m tests.fuzz --door $(DOOR) --seed $(SEED) --count $(COUNT)
+
+false-clean: .venv/torch.done .venv/tools.done
+	$(BIN)/python -m tests.fuzzing.false_clean --seed $(SEED) --count $(COUNT)
 
 format: .venv/tools.done
 	$(BIN)/ruff check --fix .

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from ckptcheck.checkpoint.components import EMBEDDING, HEAD
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.decoder_families import QKVO, family_of
 from ckptcheck.checkpoint.siblings import OPTIONAL, SHARED
@@ -65,6 +66,27 @@ def list_layer_tensors(config: Config | None, prefix: str) -> frozenset[str]:
         # the tiny model that the table was learned from has experts in every layer
         found.update(f"mlp.{part}_proj.weight" for part in (("gate", "up", "down") if family.gate else ("up", "down")))
     return frozenset(found)
+
+
+def list_outer_tensors(config: Config | None, prefix: str) -> frozenset[str]:
+    """Return the tensors that transformers builds beside the layers: the last norm, a table of positions.
+
+    prefix: the name in front of the layers' numbers (``model.layers``), whose parent the names have too. Without the token
+    embedding, the head, what is no `weight`, and what lies deeper. Empty where the architecture is not known.
+    """
+    if (table := WeightsTable.of(config)) is None:
+        return frozenset()
+    stacks = {pattern.partition(".{}.")[0] for pattern in table.required if ".{}." in pattern}
+    own = next((stack for stack in stacks if stack == prefix or stack.endswith(f".{prefix}")), None)
+    if own is None:
+        return frozenset()
+    beside, parent = own.removesuffix(own.rpartition(".")[2]), prefix.removesuffix(prefix.rpartition(".")[2])
+    return frozenset(
+        parent + rest
+        for pattern in table.required
+        if pattern.startswith(beside) and (rest := pattern.removeprefix(beside)).count(".") == 1
+        if rest.endswith(".weight") and not EMBEDDING.search(rest) and not HEAD.search(rest)
+    )
 
 
 def find_lacking_layers(

@@ -15,8 +15,9 @@ Save the head too, or set `tie_word_embeddings` to true if it is tied.
 ## When it can be wrong
 A model that is used only for embeddings or hidden states may keep the architecture of its language model without a head:
 `AutoModel` misses nothing. Write the class without a head into `architectures`, or use `--ignore CFG007`. The model's own
-code may tie the two whatever the config says. Another matrix of the embedding's shape outside the layers, such as a second
-table, counts as the head and hides the loss of the real one. transformers 4 does not tie an untied T5 that has lost its head.
+code may tie the two whatever the config says. Where the architecture was not learned, another matrix of the embedding's shape
+outside the layers, such as a second table, counts as the head and hides the loss of the real one. transformers 4 does not tie an
+untied T5 that has lost its head.
 
 ## Seen in
 QwenLM/Qwen3-VL-Embedding#89, NVIDIA/TensorRT-LLM#3324
@@ -27,7 +28,9 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.components import HEAD
 from ckptcheck.checkpoint.heads import always_ties
+from ckptcheck.checkpoint.weights_table import WeightsTable
 
 PACKED_HEAD = re.compile(
     r"(^|\.)(lm_head|embed_out|output|head|unembed)\.(qweight|weight_packed|weight|weight_blocks)$"
@@ -52,7 +55,12 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
     anatomy = ckpt.components
     shape = ckpt.tensors[anatomy.embedding].shape if anatomy.embedding is not None else None
-    alike = [name for name in anatomy.layout.outside if name != anatomy.embedding and ckpt.tensors[name].shape == shape]
+    table = WeightsTable.of(ckpt.config)
+    # Where it is learned what the head is called, a matrix with another name is none.
+    is_learned = table is not None and any(HEAD.search(name) for name in table.shapes)
+    alike = not is_learned and any(
+        name != anatomy.embedding and ckpt.tensors[name].shape == shape for name in anatomy.layout.outside
+    )
     packed = any(PACKED_HEAD.search(name) for name in anatomy.layout.outside)
     numbered = [prefix for prefix in anatomy.layout.stacks if "head" in prefix]
     if anatomy.lm_head is None and not alike and not numbered and not packed:

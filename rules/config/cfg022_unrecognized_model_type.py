@@ -3,7 +3,8 @@
 ## What it checks
 `model_type` in `config.json` is one of those that transformers knows. A config with `auto_map` brings its own class and is
 not checked. The rule is skipped, with the reason, where `architectures` names a class that is not transformers' own, and
-where a newer transformers than the learned one wrote the config.
+where a newer transformers than the learned one wrote the config. A config with the sizes of a model of transformers
+(`hidden_size` and `num_hidden_layers`), no `architectures` and no known `model_type` is a warning: another program may read it.
 
 ## Why it matters
 transformers chooses the config class by `model_type` alone: `AutoConfig` and every `AutoModel` stop without it. vLLM and
@@ -28,6 +29,9 @@ from ckptcheck.checkpoint.config_class import find_config_class, is_model_class,
 from ckptcheck.checkpoint.config_refusals import write_value
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 
+SIZES = {"hidden_size", "num_hidden_layers"}
+"""Keys of nearly every config of transformers."""
+
 
 @rule(
     "CFG022",
@@ -43,6 +47,20 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
         return
     if _version(config.value.get("transformers_version")) > _version(learned_version()):
         raise Skip(f"a newer transformers than {learned_version()} wrote the config, and may know more models")
+    if config.architecture is None and config.value.keys() >= SIZES:
+        named = (
+            "no model_type"
+            if value is None
+            else f"the model_type {write_value(value)}, which transformers does not know,"
+        )
+        yield Problem(
+            f"it has {named} and no architectures, so transformers does not know what model it is, and refuses to load it",
+            file=config.file,
+            key="model_type",
+            severity="warning",
+            hint="copy both from the config of a model of this architecture",
+        )
+        return
     if config.architecture is None or not is_model_class(config.architecture):
         raise Skip(f"architectures names no class of transformers {learned_version()}: the model's own code decides")
     named = (

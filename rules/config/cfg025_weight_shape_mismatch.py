@@ -65,6 +65,13 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             vectors.append((name, expected[0]))
             continue
         if len(expected) != len(tensor.shape):
+            if None not in expected:
+                fields = dict.fromkeys(
+                    field for axis in range(len(expected)) for field in table.fields_of(name, axis, size_of)
+                )
+                odd.setdefault(tuple(fields), []).append(
+                    (name, format_shape(size for size in expected if size is not None))
+                )
             continue
         for axis, (size, stored) in enumerate(zip(expected, tensor.shape, strict=True)):
             if size is not None and size != stored:

@@ -27,6 +27,7 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config_refusals import describe
 from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.checkpoint.resolved_config import Setting
 from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.text.formatting import count
 
@@ -65,8 +66,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         for prefix, layer in places:
             found.setdefault(prefix, {}).setdefault(layer, set()).add(module in kinds.experts)
     for by, paths in kinds.by:
-        settings = [setting for path in paths if (setting := resolved.at(path)) is not None]
-        if len(settings) == len(paths) and by.has_experts(0, [setting.value for setting in settings]) is not None:
+        settings = [resolved.at(path) or _fill_in_null(path) for path in paths]
+        if by.has_experts(0, [setting.value for setting in settings]) is not None:
             break
     else:
         raise Skip("config.json has none of the settings that say which layers have experts")
@@ -86,10 +87,17 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             dense = "a dense feed-forward block"
             present, built = (dense, "experts") if wanted else ("experts", dense)
             given = [setting for setting in settings if setting.source == "config"]
+            absent = [setting for setting in settings if setting.value is None]
             yield Problem(
                 f"layer {numbers[0]}{others} {'have' if others else 'has'} {present}, but "
                 f"{'; '.join(describe(setting) for setting in settings)}: transformers builds {built} there, of random numbers",
                 file=config.file,
-                key=(given or settings)[0].key_path,
+                key=(given or absent or settings)[0].key_path,
                 hint="copy the setting from the model's own config",
             )
+
+
+def _fill_in_null(path: str) -> Setting:
+    """Return what a field is that config.json lacks and whose class has no default for it but null."""
+    outer, _, name = path.rpartition(".")
+    return Setting(name, None, "default", f"{outer}." if outer else "")
