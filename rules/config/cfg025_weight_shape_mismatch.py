@@ -66,10 +66,10 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             continue
         if len(expected) != len(tensor.shape):
             if None not in expected:
-                fields = dict.fromkeys(
+                decisive = dict.fromkeys(
                     field for axis in range(len(expected)) for field in table.fields_of(name, axis, size_of)
                 )
-                odd.setdefault(tuple(fields), []).append(
+                odd.setdefault(tuple(decisive), []).append(
                     (name, format_shape(size for size in expected if size is not None))
                 )
             continue
