@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -31,8 +32,14 @@ def test_a_rank_of_the_trainer_is_killed(place: Path) -> None:
     os.kill(command.of("megatron_trainer")[-1], signal.SIGKILL)
     report = command.report()
     why = report["crashed"][0]["error"]
-    assert why.startswith("could not finish step 1: megatron died (exit code 70) when asked to step; its last output: ")
-    assert "died (SIGKILL) when asked to step" in why
+    # A busy machine may kill it only when the step is done, while the sync reads what it made.
+    found = re.match(
+        r"could not finish (sync after )?step 1: megatron died \(exit code 70\) when asked to (\w+); its last output: ",
+        why,
+    )
+    assert found is not None, why
+    assert found[1] or found[2] == "step"
+    assert f"died (SIGKILL) when asked to {found[2]}" in why
     assert report["passed"] == []
     assert report["counts"]["tensors"] > 20  # the first sync had been compared
 

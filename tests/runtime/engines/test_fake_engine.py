@@ -11,11 +11,12 @@ import pytest
 from ckptcheck.refit.expert_slots import count_moves, find_wrong_slots
 from ckptcheck.runtime.engines.base import UpdateResult
 from ckptcheck.runtime.engines.digest import digest
-from ckptcheck.runtime.process.errors import WorkerDied, WorkerTimeout
+from ckptcheck.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
 from ckptcheck.runtime.process.exchange import TensorExchange
 from tests.doubles.fake_engine import FakeEngine, ReceivingEngine
 from tests.doubles.fake_experts import BalancingFakeEngine
 from tests.doubles.fake_fault import Fault, FaultKind
+from tests.doubles.fake_images import SeeingFakeEngine
 from tests.doubles.fake_model import SCALE_BUFFER
 from tests.factories import sent_buckets
 
@@ -273,6 +274,23 @@ def test_it_keeps_its_memory_in_sleep_or_follows_the_trainer() -> None:
         engine.follow(weights(1))
         changed = {place for place, entry in engine.digest_tensors().items() if entry.digest != held[place].digest}
         assert changed == {(0, name)}
+
+
+def test_what_it_keeps_of_an_image_outlives_an_update_or_is_lost() -> None:
+    """A sound engine encodes the image anew; "encoder" answers from the old one, and with "missing" not at all."""
+    cold = SeeingFakeEngine(weights(1)).score_image(TOKENS)
+    for faults, fresh in (((), True), ([Fault("encoder", since=0)], False)):
+        engine = SeeingFakeEngine(weights(0), faults)
+        engine.score_image(TOKENS)
+        refit(engine)
+        assert (engine.score_image(TOKENS) == cold) is fresh
+        engine.reset_encoder_cache()
+        assert engine.score_image(TOKENS) == cold
+    engine = SeeingFakeEngine(weights(0), [Fault("encoder", "missing", since=0)])
+    engine.score_image(TOKENS)
+    refit(engine)
+    with pytest.raises(RemoteError, match="Encoder cache miss"):
+        engine.score_image(TOKENS)
 
 
 @pytest.mark.parametrize(
