@@ -29,7 +29,8 @@ def needs(*packages: str) -> None:
     """Skip, saying why, where what builds the checkpoints is not installed."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        pytest.skip(f"needs {' and '.join(missing)} to build checkpoints (make test-all installs them)")
+        reason = f"needs {' and '.join(missing)} to build checkpoints (make test-all installs them)"
+        pytest.skip(reason, allow_module_level=True)
 
 
 def needs_engine(name: str) -> Interpreter:

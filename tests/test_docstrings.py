@@ -7,6 +7,7 @@ import importlib
 
 import pytest
 
+from tests.conftest import needs
 from tests.paths import ROOT
 
 WITH_EXAMPLES = sorted(
@@ -18,6 +19,8 @@ WITH_EXAMPLES = sorted(
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_the_examples_of_a_module_hold(name: str) -> None:
+    if name.endswith(".ipc"):
+        needs("torch")
     outcome = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert outcome.attempted
     assert not outcome.failed

@@ -231,8 +231,8 @@ def _write_fixed(value: Any, refer_all: Callable[[Iterable[Any]], list[Any]]) ->
         return [_TUPLE if isinstance(value, tuple) else _FROZENSET, *refer_all(value)]
     if type(value) is str:
         return [_TEXT, value.encode("utf-8", "surrogatepass")]
-    if type(value) is bytes:
-        return [_BYTES, value]
+    if type(value) in (bytes, bytearray):  # nothing changes a bytearray any more: it comes back as bytes
+        return [_BYTES, bytes(value)]
     if type(value) is int:
         return [_INTEGER, f"{value:x}"]
     if (record := _RECORDS_BY_CLASS.get(type(value))) is not None:

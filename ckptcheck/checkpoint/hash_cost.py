@@ -18,8 +18,8 @@ _DEPTH = 20
 _WEIGHT = (1 << _DEPTH) - 1
 _FLAT = tuple(1 << _DEPTH | n + 1 for n in range(4))
 """Tuples of up to three values that are no tuples."""
-_LENGTHS = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8, 0x8A: 1, 0x8B: 4, 0x55: 1, 0x54: 4}
-"""Opcodes that push a text, bytes or an integer → bytes of the length that follows."""
+_LENGTHS = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8, 0x8A: 1, 0x8B: 4, 0x55: 1, 0x54: 4, 0x96: 8}
+"""Opcodes that push a text, bytes, a bytearray or an integer → bytes of the length that follows."""
 _FIXED = {0x4B: 1, 0x4D: 2, 0x4A: 4, 0x47: 8, 0x4E: 0, 0x88: 0, 0x89: 0, 0x5D: 0, 0x7D: 0, 0x8F: 0}
 """Opcodes that push another value → bytes that follow."""
 

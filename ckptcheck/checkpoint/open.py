@@ -24,7 +24,7 @@ from ckptcheck.checkpoint.source import Folder
 from ckptcheck.checkpoint.targets import normalize_target, suggest_checkpoints
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.addresses import is_remote_address
-from ckptcheck.text.file_io import expand_home
+from ckptcheck.text.file_io import expand_home, path_exists
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -94,7 +94,7 @@ def open_checkpoint(target: str, **settings: Unpack[EvidenceSettings]) -> Checkp
             return _folder(target, path, settings)
         if path.is_file():
             return _file(target, path, settings)
-        if path.exists() or path.is_symlink():
+        if path_exists(path) or path.is_symlink():
             raise CkptcheckError(f"{target} is neither a folder nor a file that can be read")
     except OSError as error:
         raise CkptcheckError(f"cannot open {target}: {error.strerror or error}") from error

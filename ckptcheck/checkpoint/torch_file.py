@@ -112,6 +112,8 @@ _NAMED = frozenset(
 _OWN = re.compile(r"(miles|skyrl|skyrl_train|openrlhf|areal)\.")
 """Frameworks whose classes stand in rollouts; SkyRL also names the function that makes its batches."""
 _ARRAY = frozenset(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core"))
+_BUFFER = frozenset(f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core"))
+"""What makes arrays from protocol 5 on, the default since Python 3.14."""
 _SCALAR = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
 
 
@@ -122,6 +124,7 @@ class _KnownGlobals:
         self._budget = WalkBudget(size)
         self._own = {
             ("_codecs", "encode"): CallableStub(self._encode),
+            ("__builtin__", "bytes"): CallableStub(_make_no_bytes),
             ("torch.storage", "_load_from_bytes"): CallableStub(self._load_storage),
             ("torch._utils", "_rebuild_tensor_v2"): CallableStub(rebuild_tensor),
         }
@@ -145,6 +148,11 @@ class _KnownGlobals:
 
 STUBS = PerPickle(lambda size: _KnownGlobals(size).stub_for)
 """The stubs for one file."""
+
+
+def _make_no_bytes() -> bytes:
+    """Stand for `bytes`, by which protocol 2 spells no bytes at all; with a number it would make that many."""
+    return b""
 
 
 def _known(module: str, name: str) -> Any:
@@ -187,6 +195,8 @@ class _Plain:
     def _record(self, value: ObjectStub, depth: int) -> Any:
         if value.name in _ARRAY:
             return _array(value, lambda entry: self.of(entry, depth + 1))
+        if value.name in _BUFFER:
+            return _buffered_array(value)
         if value.name in _SCALAR and len(value.arguments) == 2:
             return _elements(*value.arguments).reshape(-1)[0].item()
         if value.name.endswith("._make_td") and len(value.arguments) == 2 and isinstance(value.arguments[1], dict):
@@ -256,6 +266,20 @@ def _array(value: ObjectStub, plain: Callable[[Any], Any]) -> Any:
             return plain(list(data))
         return _elements(dtype, data).reshape(shape, order="F" if fortran else "C")
     except (AttributeError, IndexError, TypeError, ValueError) as error:
+        raise UnreadableArchive("an array is not laid out as numpy does it") from error
+
+
+def _buffered_array(value: ObjectStub) -> NDArray[Any]:
+    """Return an array that protocol 5 pickled: numpy/_core/numeric.py `_frombuffer`, with the order of its axes since numpy 2.3."""
+    try:
+        data, dtype, shape, order, *axes = value.arguments
+        array = _elements(dtype, data)
+        if order == "K" and axes and axes[0] is not None:
+            return array.reshape(shape).transpose(axes[0])
+        if order not in ("C", "F"):
+            raise ValueError("another order of elements")
+        return array.reshape(shape, order="F" if order == "F" else "C")
+    except (TypeError, ValueError) as error:
         raise UnreadableArchive("an array is not laid out as numpy does it") from error
 
 

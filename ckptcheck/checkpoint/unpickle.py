@@ -58,8 +58,8 @@ _PLAIN = re.compile(
     re.DOTALL,
 )
 """Opcodes of fixed length, short strings and 64-bit integers. STOP is among them: a run ends there only if it is the last."""
-_LENGTHS = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8, 0x8A: 1, 0x8B: 4, 0x55: 1, 0x54: 4}
-"""Opcode → bytes of the length that follows it: text, bytes, integers."""
+_LENGTHS = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8, 0x8A: 1, 0x8B: 4, 0x55: 1, 0x54: 4, 0x96: 8}
+"""Opcode → bytes of the length that follows it: text, bytes, integers, and bytearrays, as protocol 5 writes numpy arrays."""
 _INTEGERS = (0x8A, 0x8B)
 _LONG_BINPUT = 0x72
 _MAKERS = b"(]}R\x81\x85\x86\x87\x8f\x91"

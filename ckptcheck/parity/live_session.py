@@ -92,6 +92,7 @@ class LiveSession:
     ) -> Trainer:
         """Start a trainer. replaces: one whose process the new trainer takes over; it cannot be used any more."""
         from ckptcheck.runtime.trainers.megatron import start_megatron
+        from ckptcheck.runtime.trainers.registry import check_trainer
         from ckptcheck.runtime.trainers.remote import RemoteTrainer
         from ckptcheck.runtime.trainers.transformers import start_transformers
 
@@ -101,8 +102,8 @@ class LiveSession:
                 self.ckpt, self.exchange, layout=layout, dtype=dtype, head_fp32=head_fp32, python=self.trainer_python,
                 timeout=self.timeout, host=host,
             )  # fmt: skip
-        if layout is not None and layout.world_size > 1:
-            raise CkptcheckError("--trainer transformers has one process: --tp, --pp and --ep are Megatron's")
+        if layout is not None:
+            check_trainer(name, layout)
         return start_transformers(
             self.ckpt, self.exchange, dtype=dtype, head_fp32=head_fp32, python=self.trainer_python, timeout=self.timeout,
             host=host,

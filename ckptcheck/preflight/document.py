@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.budget import WorkBudget, current_budget
-from ckptcheck.text.file_io import read_regular_file
+from ckptcheck.text.file_io import path_exists, read_regular_file
 from ckptcheck.text.formatting import format_bytes
 
 LARGEST = 1_000_000
@@ -211,7 +211,7 @@ def read_text_file(path: Path, name: str) -> str:
         if path.is_dir():
             raise CkptcheckError(f"{name} is a folder", hint="name the job's configuration: a .yaml, .toml or .sh file")
         if not path.is_file():
-            raise CkptcheckError(f"{name} does not exist" if not path.exists() else f"{name} is not a file")
+            raise CkptcheckError(f"{name} does not exist" if not path_exists(path) else f"{name} is not a file")
         raw = read_regular_file(path.resolve(), LARGEST + 1)
         if len(raw) > LARGEST:
             raise CkptcheckError(

@@ -17,7 +17,7 @@ from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.interpolation import resolve
 from ckptcheck.preflight.job import Job
 from ckptcheck.preflight.machine import LocalPath, LocalPort, Machine, Use
-from ckptcheck.text.file_io import expand_home
+from ckptcheck.text.file_io import expand_home, path_exists
 
 DATA: Mapping[str, tuple[str, ...]] = {
     "verl": ("data.train_files", "data.val_files"),
@@ -152,7 +152,7 @@ def _look_for(path: str, use: Use, leaf: Leaf | None, folder: Path, probe: Probe
     whole = _below(Path(expand_home(path)), probe)
     try:
         found = next(
-            (each for each in ([whole] if whole.is_absolute() else [folder / whole, whole]) if each.exists()), None
+            (each for each in ([whole] if whole.is_absolute() else [folder / whole, whole]) if path_exists(each)), None
         )
     except OSError as error:
         return LocalPath(use, path, leaf, f"cannot be looked at: {error.strerror}")
@@ -180,7 +180,7 @@ def _look_at_folder(use: Use, path: str, leaf: Leaf | None, probe: Probe) -> Loc
     """Return whether the job can write to a folder, which need not exist, and how much is free there."""
     try:
         existing = _below(Path(expand_home(path)), probe)
-        while not existing.exists() and existing != existing.parent:
+        while not path_exists(existing) and existing != existing.parent:
             existing = existing.parent
         if not existing.is_dir():
             return LocalPath(use, path, leaf, f"cannot be made: {_shown(existing, probe)} is a file")

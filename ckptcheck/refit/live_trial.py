@@ -123,6 +123,8 @@ def run_live_trial(
     from ckptcheck.runtime.trainers.transformers import start_transformers
 
     switches = parse_switches(list(engine.switches))
+    layout = ParallelLayout(tp=trainer.tp, pp=trainer.pp, ep=trainer.ep)
+    trainers.check_trainer(trainer.name, layout)
     with SignalGuard() as signal_guard, contextlib.ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="ckptcheck-refit-"))
         stack.callback(clean_up_folder, folder, source.keep, observer)
@@ -153,7 +155,6 @@ def run_live_trial(
 
         def start_trainer() -> Trainer:
             """Start the trainer; the stack ends it."""
-            layout = ParallelLayout(tp=trainer.tp, pp=trainer.pp, ep=trainer.ep)
             plain_trainer = trainers.start_trainer(
                 trainer.name, ckpt, exchange, layout, dtype, device=trainer.device, gpus=trainer.gpus,
                 python=trainer.python, scratch=scratch,

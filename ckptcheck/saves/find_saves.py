@@ -17,7 +17,7 @@ from ckptcheck.checkpoint.objects.address import is_object_address, parse_object
 from ckptcheck.checkpoint.objects.find import join_folder
 from ckptcheck.checkpoint.targets import normalize_target
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.text.file_io import expand_home
+from ckptcheck.text.file_io import expand_home, path_exists
 from ckptcheck.text.formatting import natural_sort_key
 
 STEP = re.compile(
@@ -102,9 +102,11 @@ def open_tree(target: str, *, follow_links: bool = False) -> Tree:
         return ObjectTree(target, parse_object_address(target))
     path = Path(expand_home(target))
     if not path.is_dir():
-        raise CkptcheckError(
-            f"{target} is no folder" if path.exists() else f"{target} does not exist", hint="name the folder of the run"
-        )
+        try:
+            what = "is no folder" if path_exists(path) else "does not exist"
+        except OSError as error:
+            what = f"cannot be opened: {error.strerror}"
+        raise CkptcheckError(f"{target} {what}", hint="name the folder of the run")
     return DiskTree(path, target, follow_links=follow_links)
 
 

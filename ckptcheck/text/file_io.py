@@ -24,6 +24,18 @@ def expand_home(path: str) -> str:
         return path
 
 
+def path_exists(path: Path) -> bool:
+    """Return whether something lies there. Raises OSError where that cannot be known, as in a folder that is not ours to see.
+
+    `Path.exists` answers no to that since Python 3.14.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a name with a NUL is none
+        return False
+    return True
+
+
 def open_regular_file(path: str | Path) -> int:
     """Open a file for reading and return its descriptor; never a link, nor a pipe or a device, which may have no end.
 

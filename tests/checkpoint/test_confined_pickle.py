@@ -51,6 +51,12 @@ def test_a_value_comes_back_the_same(name: str) -> None:
     assert unpickle_confined(raw, stub_for).value == VALUES[name] == unpickle(raw, stub_for).value
 
 
+def test_bytes_that_can_change_come_back_the_same() -> None:
+    value = [bytearray(b"abc"), bytearray(300), {"a": bytearray()}]
+    raw = pickle.dumps(value, 5)
+    assert unpickle_confined(raw, stub_for).value == value == unpickle(raw, stub_for).value
+
+
 def test_what_is_shared_stays_shared_and_what_holds_itself_does() -> None:
     inner: list[Any] = []
     inner.append((inner, {"me": inner}))

@@ -55,6 +55,10 @@ def test_version(here: Path) -> None:
         (["refit", "sound", "--attach"], "\n           see ckptcheck refit --help\n"),
         (["refit", "history", "-o"], "\n           see ckptcheck refit history --help\n"),
         (["--versio"], "\n           see ckptcheck --help, ckptcheck scan --help\n"),
+        *(
+            ([*verb, "/" + "a" * 999], "File name too long\n")
+            for verb in (["scan"], ["identity"], ["series"], ["preflight"], ["parity", "judge"])
+        ),
         (["scan", "./nowhere"], "ckptcheck: ./nowhere does not exist\n"),
         (["scan", "~nobody-of-that-name/x"], "ckptcheck: ~nobody-of-that-name/x does not exist\n"),
         (

@@ -13,6 +13,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.file_io import (
     expand_home,
     open_for_replace,
+    path_exists,
     replace_file,
     require_distinct_outputs,
     require_output_apart,
@@ -79,3 +80,14 @@ def test_an_output_is_neither_an_input_nor_another_output(tmp_path: Path) -> Non
 def test_a_home_that_nobody_has_stays_as_it_is() -> None:
     assert expand_home("~nobody-of-that-name/x") == "~nobody-of-that-name/x"
     assert expand_home("a\0b") == "a\0b"
+
+
+def test_what_cannot_be_known_is_not_absent(tmp_path: Path) -> None:
+    """`Path.exists` says no to all of these since Python 3.14."""
+    (tmp_path / "loop").symlink_to("loop")
+    assert path_exists(tmp_path)
+    assert not path_exists(tmp_path / "nowhere" / "at" / "all")
+    assert not path_exists(tmp_path / "a\0b")
+    for name in ("loop", "a" * 5000):
+        with pytest.raises(OSError, match=r"Too many levels|File name too long"):
+            path_exists(tmp_path / name)

@@ -20,7 +20,7 @@ from ckptcheck.parity.rollouts.lines import read_lines, write_lines
 from ckptcheck.parity.rollouts.metadata import FORMAT, Metadata
 from ckptcheck.parity.rollouts.rollouts import Rollouts
 from ckptcheck.parity.rollouts.validation import describe_wrong_shape, find_defects
-from ckptcheck.text.file_io import open_for_replace, open_regular_stream
+from ckptcheck.text.file_io import open_for_replace, open_regular_stream, path_exists
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,7 +86,7 @@ def read_rollouts(path: Path) -> Rollouts:
     """
     try:
         if not path.is_file():
-            raise CkptcheckError(f"{path} does not exist" if not path.exists() else f"{path} is no file")
+            raise CkptcheckError(f"{path} does not exist" if not path_exists(path) else f"{path} is no file")
         size = path.stat().st_size
         with open_regular_stream(path) as file:
             raw = file.read(min(size, FIRST_READ))

@@ -22,6 +22,14 @@ TRAINERS = ("transformers", "megatron")
 """Names of the trainers."""
 
 
+def check_trainer(name: str, layout: ParallelLayout) -> None:
+    """Raise CkptcheckError for a trainer that there is not, and for transformers with several ranks; nothing is started."""
+    if name not in TRAINERS:
+        raise CkptcheckError(f"there is no trainer {name}", f"there are {' and '.join(reversed(TRAINERS))}")
+    if name == "transformers" and layout.world_size > 1:
+        raise CkptcheckError("--trainer transformers has one process: --tp, --pp and --ep are Megatron's")
+
+
 def start_trainer(
     name: str,
     ckpt: Checkpoint,
@@ -36,17 +44,13 @@ def start_trainer(
 ) -> Trainer:
     """Start megatron or transformers with a checkpoint. device, gpus: see `start_megatron`. python: the user's own interpreter.
 
-    Raises CkptcheckError for another name, and for transformers with a layout of several ranks; RemoteError, WorkerDied or
-    WorkerTimeout if the trainer does not start.
+    Raises CkptcheckError as `check_trainer` does; RemoteError, WorkerDied or WorkerTimeout if the trainer does not start.
     """
+    check_trainer(name, layout)
     if name == "megatron":
         return start_megatron(
             ckpt, exchange, layout=layout, dtype=dtype, device=device, gpus=gpus, python=python, scratch=scratch
         )
-    if name != "transformers":
-        raise CkptcheckError(f"there is no trainer {name}", "there are megatron and transformers")
-    if layout.world_size > 1:
-        raise CkptcheckError("--trainer transformers has one process: --tp, --pp and --ep are Megatron's")
     return start_transformers(ckpt, exchange, dtype=dtype, device=device, gpus=gpus, python=python, scratch=scratch)
 
 

@@ -40,7 +40,7 @@ class Parts(HTMLParser):
             self.raw.append("")
 
     def handle_data(self, data: str) -> None:
-        if self.cdata_elem:
+        if self.cdata_elem in self.CDATA_CONTENT_ELEMENTS:
             self.raw[-1] += data
 
     def find(self, tag: str) -> list[dict[str, str | None]]:

@@ -76,8 +76,12 @@ def whole(batch: list[Sequence], side: str) -> dict[str, np.ndarray[Any, Any]]:
     }
 
 
+PROTOCOLS = {0: 4}
+"""The protocol of the pickles: 4 is the default up to Python 3.13, 5 since 3.14."""
+
+
 def dump(path: Path, content: Any) -> Path:
-    path.write_bytes(pickle.dumps(content))
+    path.write_bytes(pickle.dumps(content, PROTOCOLS[0]))
     return path
 
 
@@ -196,9 +200,10 @@ WRITERS: list[Callable[[list[Sequence], Path], Path]] = [
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
 def test_a_format_has_the_numbers_of_the_tokens(
-    write: Callable[[list[Sequence], Path], Path], seed: int, tmp_path: Path
+    write: Callable[[list[Sequence], Path], Path], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = draw(seed)
+    monkeypatch.setitem(PROTOCOLS, 0, 2 + seed)
     rollouts, kind = convert([write(batch, tmp_path)])
     assert kind.replace("-", "_") in (write.__name__, "slime_train")
     assert rollouts.metadata.left_out == []

@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from ckptcheck.runtime.worker.ckptcheck_worker import arrivals
 from ckptcheck.runtime.worker.ckptcheck_worker.digest import digest
+from tests.conftest import needs
+
+needs("torch")
+import torch  # noqa: E402
 
 WEIGHTS = {"a": torch.arange(6.0), "b": torch.ones(2, 3, dtype=torch.bfloat16)}
 

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import live
 import pytest
-import torch
 
 from ckptcheck.runtime.worker.ckptcheck_worker.scoring import score_batched
+from tests.conftest import needs
+
+needs("torch")
+import torch  # noqa: E402
 
 SEQUENCES = [[5, 6, 7], [9, 10, 11, 12, 13, 14, 15], [30, 31]]
 
