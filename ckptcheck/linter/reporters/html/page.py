@@ -11,6 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.linter.pictures import Curves, Histogram
 from ckptcheck.linter.report import Cell, Report, describe_reading
 from ckptcheck.linter.reporters.html.encode import encode_picture
 from ckptcheck.linter.reporters.html.names import NameTable
@@ -22,8 +23,10 @@ from ckptcheck.text.formatting import count, format_bytes
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-SCRIPTS = ("base.js", "heat_map.js", "byte_map.js", "charts.js", "small_multiples.js", "start.js")
+SCRIPTS = ("base.js", "heat_map.js", "byte_map.js", "charts.js", "lines.js", "small_multiples.js", "start.js")
 """In the order in which the browser reads them, as one script."""
+UPLOT_SCRIPT, UPLOT_STYLE, UPLOT_LICENSE = (f"uplot/{name}" for name in ("uPlot.iife.min.js", "uPlot.min.css", "LICENSE"))
+"""A library that draws curves, as its authors publish it (fixtures/update_uplot.py). Only pages with curves carry its 50 KB."""
 MOST_FINDINGS, MOST_ROWS, MOST_NAMES = 200, 200, 1000
 """Findings of one rule, rows of one table and names of one finding that a page shows; the JSON form has them all."""
 POLICY = "base-uri 'none'; form-action 'none'"
@@ -43,7 +46,8 @@ def render_page(reports: Sequence[Report], rules: Sequence[Rule] = ()) -> str:
     from ckptcheck import __version__
 
     overview = draw_overview(reports)
-    script, style = _read_script(), _read("page.css")
+    has_curves = any(isinstance(picture, Curves | Histogram) for report in reports for picture in report.pictures)
+    script, style = _read_script(has_curves), _read_style(has_curves)
     return (
         _environment()
         .get_template("page.html.j2")
@@ -178,7 +182,7 @@ def _environment() -> Environment:
     from markupsafe import Markup
 
     environment = Environment(
-        loader=FunctionLoader(_read),
+        loader=FunctionLoader(lambda name: _read(f"parts/{name}")),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -223,12 +227,18 @@ def _list_column_classes(rows: Sequence[Sequence[Cell]], columns: int) -> list[s
 
 @cache
 def _read(name: str) -> str:
-    return (files("ckptcheck.linter.reporters.html") / "parts" / name).read_text(encoding="utf-8")
+    return (files("ckptcheck.linter.reporters.html") / name).read_text(encoding="utf-8")
 
 
 @cache
-def _read_script() -> str:
-    return '(() => {\n"use strict";\n' + "\n".join(_read(name) for name in SCRIPTS) + "\n})();\n"
+def _read_script(has_curves: bool) -> str:
+    library = f"/*\n{_read(UPLOT_LICENSE)}\n*/\n{_read(UPLOT_SCRIPT)}" if has_curves else ""
+    return f'(() => {{\n"use strict";\n{library}' + "\n".join(_read(f"parts/{name}") for name in SCRIPTS) + "\n})();\n"
+
+
+@cache
+def _read_style(has_curves: bool) -> str:
+    return (_read(UPLOT_STYLE) if has_curves else "") + _read("parts/page.css")
 
 
 def _hash(text: str) -> str:

@@ -12,7 +12,7 @@ const TONES = {
 const PATTERNS = { notice: "line", change: "dot", warn: "slash", bad: "cross", gone: "hollow" };
 const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"];
 const LIGHT_LINES = ["#5aa9e6", "#f08a4b", "#3fc79a", "#e3a0c6", "#f0b84b", "#8fd0f5", "#c9a86a", "#b5b5b5"]; // on dark paper
-const DASHES = ["", "6 3", "2 3", "8 3 2 3"];
+const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
 const RAMP = ["#00204d", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#ffea46"]; // cividis
 
 let printing = false;
@@ -209,10 +209,11 @@ function makeTable(title, columns, listRows) {
 }
 
 // A stage: what takes the focus and the pointer of a picture, and says aloud what is under them.
-// steps: {ArrowLeft: function, …, Enter: function}; at(x, y): what the pointer is over; describe(): lines about the selection.
-function makeStage(label, { move, pick, describe, activate }) {
+// move(across, down): select a neighbour; pick(x, y): select what is there; describe(): lines about the selection; activate(): follow
+// it; keys: {key: function} of further keys, which help names.
+function makeStage(label, { move, pick, describe, activate, keys = {}, help = "Arrow keys move, Enter follows." }) {
   const readout = make("p", { class: "readout", "aria-live": "polite" }, "");
-  const stage = make("div", { class: "stage", tabindex: "0", role: "group", "aria-roledescription": "picture", "aria-label": `${label}. Arrow keys move, Enter follows.` });
+  const stage = make("div", { class: "stage", tabindex: "0", role: "group", "aria-roledescription": "picture", "aria-label": `${label}. ${help}` });
   const say = () => {
     const lines = describe();
     readout.replaceChildren(lines.length ? make("b", {}, lines[0] || "") : "", lines.slice(1).filter(Boolean).map((line) => ` · ${line}`).join(""));
@@ -223,6 +224,7 @@ function makeStage(label, { move, pick, describe, activate }) {
     if (step) { move(...step); say(); event.preventDefault(); }
     else if (event.key === "Enter" || event.key === " ") { activate(); event.preventDefault(); }
     else if (event.key === "Escape") hideTip();
+    else if (keys[event.key] && !event.ctrlKey && !event.metaKey && !event.altKey) { keys[event.key](); event.preventDefault(); }
   });
   stage.addEventListener("focus", () => { if (stage.matches(":focus-visible")) { move(0, 0); say(); } });
   stage.addEventListener("pointermove", (event) => {
