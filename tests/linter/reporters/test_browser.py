@@ -14,7 +14,7 @@ import pytest
 
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.reporters.html.page import render_page
-from tests.factories.pictures import DRAWN, MODULES, make_heat_map
+from tests.factories.pictures import DRAWN, HOSTILE, MODULES, make_heat_map
 from tests.factories.sample_reports import CLEAN, CRASHED, FOUND, MEASURED, RULES
 from tests.factories.verb_reports import OUT, report_every_verb
 
@@ -64,11 +64,9 @@ class Opened:
 
     def draw_all(self) -> None:
         """Bring every picture near the window."""
-        for figure in self.page.query_selector_all("figure.picture"):
+        for figure in self.page.locator("figure.picture").all():
             figure.scroll_into_view_if_needed()
-        self.page.wait_for_function(
-            "[...document.querySelectorAll('figure.picture')].every(f => f.children.length > 1)"
-        )
+            self.page.locator(f"#{figure.get_attribute('id')}[data-drawn]").wait_for()
 
     def focused(self) -> str:
         return str(self.page.evaluate("document.activeElement.id || document.activeElement.className"))
@@ -188,6 +186,68 @@ def test_the_arrows_walk_over_a_picture(opened: Opened) -> None:
     for key in ("ArrowRight", "ArrowRight", "ArrowDown"):
         opened.page.keyboard.press(key)
     assert opened.page.locator("#r1-p2 .readout").inner_text().startswith(f"{MODULES[1]} · layer 2")
+
+
+def test_the_pointer_zooms_into_curves_and_a_button_shows_all(opened: Opened) -> None:
+    figure = opened.page.locator("#r1-p2")
+    figure.scroll_into_view_if_needed()
+    over = figure.locator(".u-over")
+    box = over.bounding_box()
+    assert box is not None
+    whole = figure.get_by_role("button", name="Show all")
+    assert whole.is_hidden()
+    opened.page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 20)
+    opened.page.mouse.down()
+    opened.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 30, steps=5)
+    opened.page.mouse.up()
+    whole.wait_for()
+    figure.locator(".stage").focus()
+    opened.page.keyboard.press("Home")  # the point is outside of what is shown, so the window moves
+    assert figure.locator(".readout").inner_text().startswith(f"{MODULES[0]} · layer 0 · norm: 1")
+    opened.page.mouse.move(box["x"] + box["width"] - 2, box["y"] + 20)
+    # a quarter of 24 layers is shown: the last one of it is layer 5, not 23
+    assert figure.locator(".legend .now").all_inner_texts() == ["1.5", "2.5", "3.5"]
+    whole.click()
+    assert whole.is_hidden()
+    opened.page.mouse.move(box["x"] + box["width"] - 2, box["y"] + 20)
+    assert figure.locator(".legend .now").all_inner_texts() == ["3.3", "4.3", "5.3"]
+
+
+def test_the_keyboard_zooms_into_curves(opened: Opened) -> None:
+    figure = opened.page.locator("#r1-p2")
+    figure.scroll_into_view_if_needed()
+    figure.locator(".stage").focus()
+    whole = figure.get_by_role("button", name="Show all")
+    opened.page.keyboard.press("ArrowRight")
+    opened.page.keyboard.press("+")
+    assert whole.is_visible()
+    assert figure.locator(".ring").is_visible()
+    opened.page.keyboard.press("-")
+    assert whole.is_hidden()
+    opened.page.keyboard.press("+")
+    opened.page.keyboard.press("0")
+    assert whole.is_hidden()
+
+
+def test_a_legend_hides_a_line_of_curves(opened: Opened) -> None:
+    figure = opened.page.locator("#r1-p2")
+    figure.scroll_into_view_if_needed()
+    line = figure.get_by_role("button", name=MODULES[0])
+    line.click()
+    assert line.get_attribute("aria-pressed") == "false"
+    figure.locator(".stage").focus()
+    opened.page.keyboard.press("ArrowRight")
+    assert figure.locator(".readout").inner_text().startswith(MODULES[1])
+
+
+def test_without_scripts_a_table_stands_for_every_picture(chromium: Any, tmp_path: Path) -> None:
+    one = Opened(chromium, tmp_path, [DRAWN], java_script_enabled=False, viewport={"width": 360, "height": 800})
+    tables = [table.inner_text() for table in one.page.locator("figure.picture table").all()]
+    assert len(tables) == len(DRAWN.pictures) - 1  # one says why there is no picture
+    assert "wrong" in tables[0]
+    assert HOSTILE.replace("\u202e", "\\u202e") in tables[0]
+    assert (one.trouble, one.requests) == ([], [one.url])
+    one.page.close()
 
 
 def test_a_table_stands_behind_every_picture(opened: Opened) -> None:

@@ -15,13 +15,16 @@ import pytest
 
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter import rule_loader
-from ckptcheck.linter.pictures import HeatMap, NoPicture, Picture, ask_for_pictures, make_pictures
+from ckptcheck.linter.pictures import Curves, HeatMap, NoPicture, Picture, ask_for_pictures, make_pictures
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.reporters import render
+from ckptcheck.linter.reporters.html import page as page_module
 from ckptcheck.linter.rule import Skip
 from tests.factories.pictures import DRAWN, HOSTILE, MODULES, make_heat_map
 from tests.factories.sample_reports import RULES, groups
 from tests.factories.verb_reports import report_every_verb
+
+UPLOT = Path(page_module.__file__).parent / "uplot"
 
 
 class Parts(HTMLParser):
@@ -84,6 +87,22 @@ def test_ids_are_unique_and_every_link_leads_somewhere() -> None:
     ids = [tag["id"] for _, tag in parts.tags if "id" in tag]
     assert len(ids) == len(set(ids))
     assert {(tag["href"] or "")[1:] for tag in parts.find("a")} <= set(ids)
+
+
+def test_only_pages_with_curves_carry_the_library_that_draws_them() -> None:
+    curves = next(picture for picture in DRAWN.pictures if isinstance(picture, Curves))
+    for picture, has_library in ((curves, True), (make_heat_map(), False)):
+        style, _, script = Parts(render("html", [replace(DRAWN, pictures=(picture,))], RULES)).raw
+        assert ("The MIT License (MIT)" in script) is has_library
+        assert (UPLOT / "uPlot.iife.min.js").read_text(encoding="utf-8").strip() in script or not has_library
+        assert (".uplot canvas" in style) is has_library
+
+
+def test_the_library_is_as_its_authors_published_it() -> None:
+    note = json.loads((UPLOT / "uplot.json").read_text(encoding="utf-8"))
+    files = {path.name: path.read_bytes() for path in UPLOT.iterdir() if path.name != "uplot.json"}
+    assert {name: hashlib.sha256(content).hexdigest() for name, content in files.items()} == note["sha256"]
+    assert f"(v{note['version']})".encode() in files["uPlot.iife.min.js"]
 
 
 def test_names_become_templates_and_numbers() -> None:

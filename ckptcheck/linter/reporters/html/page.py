@@ -11,11 +11,12 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.linter.pictures import Curves, Histogram
+from ckptcheck.linter.pictures import Curves, Histogram, Picture
 from ckptcheck.linter.report import Cell, Report, describe_reading
 from ckptcheck.linter.reporters.html.encode import encode_picture
 from ckptcheck.linter.reporters.html.names import NameTable
 from ckptcheck.linter.reporters.html.overview import draw_overview
+from ckptcheck.linter.reporters.html.tables import tabulate
 from ckptcheck.linter.reporters.printable import printable
 from ckptcheck.linter.rule import SEVERITIES, Rule
 from ckptcheck.text.formatting import count, format_bytes
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 SCRIPTS = ("base.js", "heat_map.js", "byte_map.js", "charts.js", "lines.js", "small_multiples.js", "start.js")
 """In the order in which the browser reads them, as one script."""
-UPLOT_SCRIPT, UPLOT_STYLE, UPLOT_LICENSE = (f"uplot/{name}" for name in ("uPlot.iife.min.js", "uPlot.min.css", "LICENSE"))
+UPLOT_SCRIPT, UPLOT_STYLE, UPLOT_LICENSE = (
+    f"uplot/{name}" for name in ("uPlot.iife.min.js", "uPlot.min.css", "LICENSE")
+)
 """A library that draws curves, as its authors publish it (fixtures/update_uplot.py). Only pages with curves carry its 50 KB."""
 MOST_FINDINGS, MOST_ROWS, MOST_NAMES = 200, 200, 1000
 """Findings of one rule, rows of one table and names of one finding that a page shows; the JSON form has them all."""
@@ -58,10 +61,7 @@ def render_page(reports: Sequence[Report], rules: Sequence[Rule] = ()) -> str:
             style=style,
             script=script,
             reports=_describe_reports(reports, rules),
-            overview=[
-                {"anchor": f"all-p{position}", "title": picture.title, "caption": picture.caption}
-                for position, picture in enumerate(overview)
-            ],
+            overview=[_describe_picture(picture, f"all-p{position}") for position, picture in enumerate(overview)],
             data=_encode_data([*reports, Report("", pictures=overview)]),
         )
     )
@@ -112,14 +112,17 @@ def _describe_report(report: Report, number: int, rules: Mapping[str, Rule]) -> 
             for code, entries in groups.items()
         ],
         "pictures": [
-            {"anchor": f"r{number}-p{position}", "title": picture.title, "caption": picture.caption}
-            for position, picture in enumerate(report.pictures)
+            _describe_picture(picture, f"r{number}-p{position}") for position, picture in enumerate(report.pictures)
         ],
         "consumer_rows": [tuple(row.values()) for row in report.consumers],
         "crashed": _group_by_reason(report.other_reasons(report.crashed)),
         "skipped": _group_by_reason(report.other_reasons(report.skipped)),
         "passed": [(code, rules[code].summary if code in rules else "") for code in report.passed],
     }
+
+
+def _describe_picture(picture: Picture, anchor: str) -> dict[str, Any]:
+    return {"anchor": anchor, "title": picture.title, "caption": picture.caption, "table": tabulate(picture)}
 
 
 def _group_by_reason(outcomes: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:

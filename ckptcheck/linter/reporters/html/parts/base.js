@@ -137,10 +137,10 @@ function shorten(text, width) {
   return own.length > most ? `…${own.slice(1 - most)}` : own;
 }
 // A text on a canvas that ends with … where the room ends.
-function fillText(brush, text, x, y, room) {
+function fitText(brush, text, room) {
   let shown = text;
   while (shown.length > 1 && brush.measureText(shown).width > room) shown = `${shown.slice(0, shown.endsWith("…") ? -2 : -1)}…`;
-  brush.fillText(shown, x, y);
+  return shown;
 }
 
 function fillRamp(context, width, height) {

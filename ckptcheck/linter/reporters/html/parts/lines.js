@@ -119,12 +119,12 @@ function drawLines(figure, picture, context, { positions, texts, filled, isNumer
   if (lines.length > 1) {
     for (const line of lines) {
       const sample = draw("svg", { width: 26, height: 10, "aria-hidden": "true" });
-      sample.append(draw("line", { x1: 1, x2: 25, y1: 5, y2: 5, stroke: line.colour(), "stroke-width": 2.5, "stroke-dasharray": line.dash.join(" ") }));
+      sample.append(line.dotted ? draw("circle", { cx: 13, cy: 5, r: 3, fill: line.colour() }) : draw("line", { x1: 1, x2: 25, y1: 5, y2: 5, stroke: line.colour(), "stroke-width": 2.5, "stroke-dasharray": line.dash.join(" ") }));
       line.now = make("span", { class: "now", "aria-hidden": "true" });
       const button = make("button", { type: "button", "aria-pressed": "true" }, sample, line.name, line.now);
       button.addEventListener("click", () => { line.shown = !line.shown; button.setAttribute("aria-pressed", String(line.shown)); plot.batch(() => plot.setSeries(line.number + 1, { show: line.shown })); placeRing(); });
       legend.append(make("li", {}, button));
-      line.recolour = () => sample.firstChild.setAttribute("stroke", line.colour());
+      line.recolour = () => sample.firstChild.setAttribute(line.dotted ? "fill" : "stroke", line.colour());
     }
   }
 
@@ -161,7 +161,12 @@ function drawLines(figure, picture, context, { positions, texts, filled, isNumer
       written.push([x, height]);
       const isRight = x > left + width * 0.6;
       brush.textAlign = isRight ? "right" : "left";
-      fillText(brush, text, x + (isRight ? -9 : 9) * ratio, height, isRight ? x - left - 9 * ratio : left + width - x - 9 * ratio);
+      const [start, room] = isRight ? [x - 9 * ratio, x - left - 9 * ratio] : [x + 9 * ratio, left + width - x - 9 * ratio];
+      const shown = fitText(brush, text, room);
+      Object.assign(brush, { strokeStyle: paper(), lineWidth: 4 * ratio, lineJoin: "round" }); // a rim of paper: lines do not cross the words
+      brush.strokeText(shown, start, height);
+      brush.fillText(shown, start, height);
+      Object.assign(brush, { strokeStyle: ink(), lineWidth: 1.5 * ratio });
     }
     brush.restore();
   }

@@ -31,6 +31,7 @@ document.querySelectorAll(".report").forEach((article) => {
       if (!waiting.has(figure)) return;
       waiting.delete(figure);
       DRAWERS[picture.kind](figure, picture, context);
+      figure.dataset.drawn = "yes";
     };
     waiting.set(figure, start);
     const numbers = new Set();
@@ -90,10 +91,10 @@ button.addEventListener("click", () => setScheme(root.dataset.scheme === "dark" 
 let resizing = 0;
 addEventListener("resize", () => { cancelAnimationFrame(resizing); resizing = requestAnimationFrame(redrawAll); });
 addEventListener("scroll", hideTip, { passive: true });
-// Paper is light, and everything is on it.
+// Paper is light, everything is on it, and its pictures are as wide as a sheet.
 let schemeBefore = "light";
-addEventListener("beforeprint", () => { schemeBefore = root.dataset.scheme; printing = true; drawWaiting(); setScheme("light"); });
-addEventListener("afterprint", () => { printing = false; setScheme(schemeBefore); });
+addEventListener("beforeprint", () => { schemeBefore = root.dataset.scheme; printing = true; root.dataset.paper = "yes"; drawWaiting(); setScheme("light"); });
+addEventListener("afterprint", () => { printing = false; delete root.dataset.paper; setScheme(schemeBefore); });
 
 function followHash() {
   const finding = location.hash.match(/^#r(\d+)-f(\d+)$/);

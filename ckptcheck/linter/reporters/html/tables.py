@@ -1,0 +1,129 @@
+"""Writes each picture as a short table, for readers whose browser runs no scripts."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ckptcheck.linter.pictures import (
+    Bars,
+    ByteMap,
+    Curves,
+    HeatCell,
+    HeatMap,
+    Histogram,
+    NoPicture,
+    Picture,
+    SmallMultiples,
+    TextCell,
+    TextTable,
+)
+from ckptcheck.text.formatting import count
+
+Entry = str | float | None
+MOST_LINES = 30
+"""Rows of a table. The gravest come first, and the page says how many are left out."""
+
+
+@dataclass(frozen=True)
+class PictureTable:
+    """What a picture shows, in words and numbers."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+    left_out: int = 0
+    summary: str = ""
+    """How often each state occurs: "268 equal, 4 different"."""
+
+
+def tabulate(picture: Picture) -> PictureTable | None:
+    """Return the table of a picture; None for one that shows nothing of its own."""
+    match picture:
+        case HeatMap():
+            return _tabulate_heat_map(picture)
+        case ByteMap():
+            rows = [
+                (file, size, _count_states([segment.state for segment in segments]))
+                for file, (size, segments) in picture.files.items()
+            ]
+            return _cut(("file", "bytes", "what is in it"), rows)
+        case Curves():
+            return _cut(
+                (picture.y_label or "value", "first", "least", "largest", "last", "marked"),
+                [_describe_line(picture, number) for number in range(len(picture.series))],
+            )
+        case Histogram():
+            edges = picture.edges
+            bins = [
+                (f"{edges[at]:.4g} to {edges[at + 1]:.4g}", *(series.values[at] for series in picture.series))
+                for at in range(len(edges) - 1)
+                if any(series.values[at] for series in picture.series)
+            ]
+            return _cut((picture.x_label or "from, to", *(series.name for series in picture.series)), bins)
+        case Bars():
+            parts = [
+                (bar.label, part.state, part.length, " · ".join(filter(None, (part.note, bar.note))))
+                for bar in picture.bars
+                for part in bar.parts
+            ]
+            return _cut(("bar", "part", picture.unit or "length", "note"), parts)
+        case TextTable():
+            return _cut(picture.columns, [tuple(map(_write_cell, row)) for row in picture.rows])
+        case SmallMultiples() | NoPicture():
+            return None
+
+
+def _cut(columns: tuple[str, ...], rows: list[tuple[Entry, ...]]) -> PictureTable:
+    return PictureTable(columns, tuple(rows[:MOST_LINES]), max(len(rows) - MOST_LINES, 0))
+
+
+def _count_states(states: list[str]) -> str:
+    return ", ".join(f"{number:,} {state}" for state, number in Counter(filter(None, states)).items())
+
+
+def _list_cells(picture: HeatMap) -> Iterator[tuple[str, str, HeatCell]]:
+    """Yield row, column and cell, members instead of those that stand for them."""
+    for (row, column), cell in sorted(picture.cells.items()):
+        if not cell.members:
+            yield picture.rows[row], picture.columns[column], cell
+        for label, member in cell.members.items():
+            yield f"{picture.rows[row]}, {picture.member_label} {label}", picture.columns[column], member
+
+
+def _tabulate_heat_map(picture: HeatMap) -> PictureTable:
+    graves = {state.name: number for number, state in enumerate(picture.states)}
+    cells = list(_list_cells(picture))
+    first = heapq.nsmallest(
+        MOST_LINES, cells, key=lambda entry: (-graves.get(entry[2].state, -1), -(entry[2].value or 0))
+    )
+    columns = (picture.row_label, picture.column_label, picture.value_label or "value", "state", "note")
+    return PictureTable(
+        columns,
+        tuple((row, column, cell.value, cell.state, cell.note or cell.name) for row, column, cell in first),
+        len(cells) - len(first),
+        _count_states([cell.state for _, _, cell in cells]),
+    )
+
+
+def _describe_line(picture: Curves, number: int) -> tuple[Entry, ...]:
+    """Return name, first, least, largest and last value of a line with where they are, and what is marked on it."""
+    line = picture.series[number]
+    known = [(value, picture.x[at]) for at, value in enumerate(line.values) if value is not None]
+    if not known:
+        return (line.name, None, None, None, None, "")
+    chosen = (known[0], min(known, key=lambda pair: pair[0]), max(known, key=lambda pair: pair[0]), known[-1])
+    marks = [f"{mark.text} ({_name_x(picture.x[mark.index])})" for mark in picture.marks if mark.series == line.name]
+    if len(marks) > 3:
+        marks = [*marks[:3], count(len(marks) - 3, "further mark")]
+    label = picture.x_label or "at"
+    return (line.name, *(f"{value:.4g} ({label} {_name_x(x)})" for value, x in chosen), "; ".join(marks))
+
+
+def _name_x(x: float | str) -> str:
+    return x if isinstance(x, str) else f"{x:g}"
+
+
+def _write_cell(cell: TextCell) -> str:
+    return " · ".join(filter(None, (cell.state, cell.text, cell.note)))
