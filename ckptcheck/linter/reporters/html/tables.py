@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ckptcheck.linter.pictures import (
@@ -75,7 +75,7 @@ def tabulate(picture: Picture) -> PictureTable | None:
             return None
 
 
-def _cut(columns: tuple[str, ...], rows: list[tuple[Entry, ...]]) -> PictureTable:
+def _cut(columns: tuple[str, ...], rows: Sequence[tuple[Entry, ...]]) -> PictureTable:
     return PictureTable(columns, tuple(rows[:MOST_LINES]), max(len(rows) - MOST_LINES, 0))
 
 
