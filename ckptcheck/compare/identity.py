@@ -8,8 +8,7 @@ shape and digest, sorted by name. So a Megatron run on any grid, its export and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -21,11 +20,12 @@ from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.compare.bridge.families import find_family_table
 from ckptcheck.compare.bridge.family_table import find_original, split_tensor
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
-from ckptcheck.compare.bridge.tensor_layout import FileChunk, LayoutError, TensorLayout
+from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout
 from ckptcheck.compare.completeness import describe_absent
+from ckptcheck.compare.layout_sums import Sums, iterate_sums
 from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import ComparisonSide, build_checkpoint_side
-from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
+from ckptcheck.compare.matching.tensor_files import UnreadableFile
 from ckptcheck.errors import EvidenceError
 from ckptcheck.text.formatting import join_truncated
 
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from ckptcheck.compare.bridge.family_table import FamilyTable, TableEntry
 
 SCHEMA = "ckptcheck-identity/1"
-SLAB = 1 << 23
-"""Bytes that are read at a time."""
-
-Sums = tuple[int, int]
 
 
 class TensorIdentity(msgspec.Struct, frozen=True):
@@ -125,7 +121,24 @@ def identify_checkpoint(
         )
     side = build_megatron_side(ckpt) if isinstance(ckpt, Megatron) else build_checkpoint_side(ckpt)
     plan = plan_identity(side, reference)
-    return plan.name_set(_sum_layouts(side, plan.layouts, jobs or ckpt.jobs, progress))
+    try:
+        return plan.name_set(_sum_tensors(plan, jobs or ckpt.jobs, progress))
+    except UnreadableFile as error:
+        raise EvidenceError(f"{side.target} has no identity: {error.file} cannot be read: {error.reason}") from error
+
+
+def _sum_tensors(plan: IdentityPlan, jobs: int, progress: Callable[[int, int], None] | None) -> dict[str, Sums]:
+    """Return plain name → the two sums of its digest. Raises UnreadableFile."""
+    from ckptcheck.values.shard_digest import add_sums
+
+    total, done = sum(layout.nbytes for layout in plan.layouts.values()), 0
+    sums: dict[str, Sums] = dict.fromkeys(plan.layouts, (0, 0))
+    for name, slab in iterate_sums(plan.side.source, plan.layouts, jobs=jobs):
+        sums[name] = add_sums(sums[name], slab.sums)
+        done += slab.nbytes
+        if progress is not None:
+            progress(done, total)
+    return sums
 
 
 @dataclass(frozen=True)
@@ -217,62 +230,3 @@ def _split_tensors(side: ComparisonSide, table: FamilyTable | None) -> dict[str,
                 raise EvidenceError(f"{side.target} has no identity: two of its tensors are both {part}")
             plain[part] = tensor
     return plain
-
-
-def _sum_layouts(
-    side: ComparisonSide,
-    plain: Mapping[str, TensorLayout],
-    jobs: int,
-    progress: Callable[[int, int], None] | None,
-) -> dict[str, Sums]:
-    """Return plain name → the two sums of its digest. Raises EvidenceError where a tensor cannot be read."""
-    from ckptcheck.values.shard_digest import add_sums, sum_shard
-
-    total, done = sum(layout.nbytes for layout in plain.values()), 0
-    sums: dict[str, Sums] = dict.fromkeys(plain, (0, 0))
-    slabs = [(name, slab) for name, layout in plain.items() for slab in cut_slabs(layout)]
-
-    with TensorFiles(side.source) as files:
-
-        def sum_slab(task: tuple[str, FileChunk]) -> Sums:
-            name, chunk = task
-            layout = plain[name]
-            values = files.read_rectangle(chunk.file, chunk.offset, chunk.shape, chunk.strides, layout.itemsize)
-            return sum_shard(values, chunk.origin, layout.shape)
-
-        pool = ThreadPoolExecutor(jobs)
-        try:
-            for (name, slab), part in zip(slabs, pool.map(sum_slab, slabs), strict=True):
-                sums[name] = add_sums(sums[name], part)
-                done += prod(slab.shape) * plain[name].itemsize
-                if progress is not None:
-                    progress(done, total)
-        except UnreadableFile as error:
-            raise EvidenceError(
-                f"{side.target} has no identity: {error.file} cannot be read: {error.reason}"
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-        if changed := files.list_changed():
-            raise EvidenceError(f"{side.target} has no identity: {join_truncated(changed)} changed while it was read")
-    return sums
-
-
-def cut_slabs(layout: TensorLayout) -> Iterator[FileChunk]:
-    """Cut the rectangles of a tensor along their first dimension, into slabs of about SLAB bytes."""
-    for chunk in layout.chunks:
-        if not prod(chunk.shape):
-            continue
-        rows = chunk.shape[0] if chunk.shape else 1
-        step = max(1, SLAB * rows // (prod(chunk.shape) * layout.itemsize))
-        if step >= rows:
-            yield chunk
-            continue
-        for row in range(0, rows, step):
-            yield FileChunk(
-                (chunk.origin[0] + row, *chunk.origin[1:]),
-                (min(step, rows - row), *chunk.shape[1:]),
-                chunk.file,
-                chunk.offset + row * chunk.strides[0],
-                chunk.strides,
-            )

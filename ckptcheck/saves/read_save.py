@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -25,10 +24,11 @@ from ckptcheck.checkpoint.torch_file import STUBS
 from ckptcheck.checkpoint.unpickle import UnreadablePickle, WalkBudget
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
 from ckptcheck.compare.completeness import describe_absent
-from ckptcheck.compare.identity import IdentityPlan, cut_slabs, plan_identity
+from ckptcheck.compare.identity import IdentityPlan, plan_identity
+from ckptcheck.compare.layout_sums import Sums, iterate_sums
 from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import build_checkpoint_side
-from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
+from ckptcheck.compare.matching.tensor_files import UnreadableFile
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.saves.find_saves import PICKLES, FoundSave, open_tree
 from ckptcheck.saves.save import FileRecord, Save, TensorRecord
@@ -42,7 +42,7 @@ from ckptcheck.saves.state_files import (
     read_state_file,
     walk,
 )
-from ckptcheck.text.formatting import count, join_truncated
+from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,8 +77,6 @@ MODEL_ARGUMENTS = (
     "untie_embeddings_and_output_weights", "swiglu", "position_embedding_type",
 )  # fmt: skip
 """Arguments of Megatron that decide what the weights compute."""
-
-Sums = tuple[int, int]
 
 
 @dataclass
@@ -297,27 +295,19 @@ def _digest(contents: SaveContents, save: Save, jobs: int | None, progress: Call
     sums: dict[tuple[str, str], Sums] = dict.fromkeys(layouts, (0, 0))
     by_file: dict[str, dict[tuple[str, str], Sums]] = {}
     samples = {key: Sample(layout) for key, layout in layouts.items() if not key[0] and layout.dtype in FLOATS}
-    slabs = [(key, slab) for key, layout in layouts.items() for slab in cut_slabs(layout)]
     total, done = sum(layout.nbytes for layout in layouts.values()), 0
-    with TensorFiles(contents.source) as files:
 
-        def read_slab(task: tuple[tuple[str, str], FileChunk]) -> Sums:
-            key, slab = task
-            return _sum_slab(files, layouts[key], slab, samples.get(key))
+    def take_sample(key: tuple[str, str], values: NDArray[Any], origin: tuple[int, ...]) -> None:
+        if key in samples:
+            samples[key].take(values, origin)
 
-        pool = ThreadPoolExecutor(jobs or (os.cpu_count() or 1))
-        try:
-            for (key, slab), part in zip(slabs, pool.map(read_slab, slabs), strict=True):
-                sums[key] = add_sums(sums[key], part)
-                held = by_file.setdefault(slab.file, {})
-                held[key] = add_sums(held.get(key, (0, 0)), part)
-                done += prod(slab.shape) * layouts[key].itemsize
-                if progress is not None:
-                    progress(done, total)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-        if changed := files.list_changed():
-            raise UnreadableFile(join_truncated(changed), "it changed while it was read")
+    for key, slab in iterate_sums(contents.source, layouts, jobs=jobs or os.cpu_count() or 1, look_at=take_sample):
+        sums[key] = add_sums(sums[key], slab.sums)
+        held = by_file.setdefault(slab.file, {})
+        held[key] = add_sums(held.get(key, (0, 0)), slab.sums)
+        done += slab.nbytes
+        if progress is not None:
+            progress(done, total)
     records: dict[str, dict[str, TensorRecord]] = {"": {}, "s": {}}
     for (kind, name), layout in layouts.items():
         records[kind][name] = TensorRecord(
@@ -332,15 +322,6 @@ def _digest(contents: SaveContents, save: Save, jobs: int | None, progress: Call
     save.parts = {file: _digest_parts(held) for file, held in by_file.items()}
     if contents.plan is not None:
         save.identity = contents.plan.name_set({name: part for (kind, name), part in sums.items() if not kind}).identity
-
-
-def _sum_slab(files: TensorFiles, layout: TensorLayout, slab: FileChunk, sample: Sample | None) -> Sums:
-    from ckptcheck.values.shard_digest import sum_shard
-
-    values = files.read_rectangle(slab.file, slab.offset, slab.shape, slab.strides, layout.itemsize)
-    if sample is not None:
-        sample.take(values, slab.origin)
-    return sum_shard(values, slab.origin, layout.shape)
 
 
 def _digest_parts(held: Mapping[tuple[str, str], Sums]) -> FileRecord:

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import mmap
 
 Sums = tuple[int, int]
 """What bytes add to the two sums of the shard digest of their tensor."""
@@ -29,6 +34,11 @@ class TensorPart:
     offset: int
     # Bytes of the stream from one element to the next, for each dimension.
     strides: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return prod(self.extent) * self.itemsize
 
     def cut(self, begin: int, end: int) -> Iterator[TensorPart]:
         """Yield the rectangles of those elements that lie whole in the bytes [begin, end) of the stream.
@@ -65,6 +75,16 @@ class TensorPart:
         )
 
 
+def sum_part(part: TensorPart, raw: bytes | mmap.mmap, begin: int = 0) -> Sums:
+    """Return what a part adds to the sums of its tensor. raw: the bytes of the stream from byte `begin` on."""
+    import numpy as np
+
+    from ckptcheck.values.shard_digest import sum_shard
+
+    values = np.ndarray(part.extent, f"<u{part.itemsize}", raw, part.offset - begin, part.strides)
+    return sum_shard(values, part.origin, part.shape)
+
+
 class PartSums:
     """Sums the parts of a stream whose blocks follow each other."""
 
@@ -77,9 +97,7 @@ class PartSums:
 
     def add(self, block: bytes) -> None:
         """Add the next bytes of the stream."""
-        import numpy as np
-
-        from ckptcheck.values.shard_digest import add_sums, sum_shard
+        from ckptcheck.values.shard_digest import add_sums
 
         if not self._parts:
             return
@@ -88,7 +106,6 @@ class PartSums:
         whole = len(raw) - len(raw) % max(part.itemsize for part in self._parts)
         for part in self._parts:
             for box in part.cut(self._at, self._at + whole):
-                values = np.ndarray(box.extent, f"<u{box.itemsize}", raw, box.offset - self._at, box.strides)
-                self.sums[part.tensor] = add_sums(self.sums[part.tensor], sum_shard(values, box.origin, box.shape))
+                self.sums[part.tensor] = add_sums(self.sums[part.tensor], sum_part(box, raw, self._at))
         self._at += whole
         self._carried = raw[whole:]

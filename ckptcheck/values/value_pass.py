@@ -113,9 +113,9 @@ def _scan_mapped(
     lost_shards: set[str] = set()
     try:
         pool.submit(plan.batches)
-        for batch, chunks in pool.iter_results(lost_shards):
-            if chunks is not None:
-                yield batch, chunks
+        for batch, stats in pool.iter_results(lost_shards):
+            if stats is not None:
+                yield batch, stats.chunks
             elif batch.shard not in lost_shards:
                 lost_shards.add(batch.shard)
                 yield from _scan_read(source, plan, [batch], Local(1), values, scan_chunk)
@@ -202,7 +202,7 @@ class BatchScan:
         return not result.reason
 
 
-def _can_map(source: Source) -> bool:
+def can_map(source: Source) -> bool:
     """Whether the files lie on a disk of this machine."""
     return source.local is not None and not _is_remote(source.local)
 
@@ -321,7 +321,7 @@ class ValuePass:
             and self.runner is None
             and self._use_mmap
             and _count_tensor_bytes(ckpt) >= MIN_BYTES_FOR_WORKERS
-            and _can_map(ckpt.source)
+            and can_map(ckpt.source)
         )
 
     def _plan(self, ckpt: Checkpoint) -> ScanPlan:

@@ -1,4 +1,4 @@
-"""A worker process: it reads one batch after another from stdin, scans its pieces, and writes the statistics to stdout.
+"""A worker process: it reads one batch after another from stdin, scans or sums its pieces, and writes what it found to stdout.
 
 It maps the files, which is twice as fast as reading them. If a mapped file shrinks or its disk fails, the system kills the
 process that maps it by SIGBUS. So the worker dies, and the process that asked lives on and reports what happened.
@@ -22,6 +22,7 @@ from ckptcheck.values.channel_sample import sum_squares
 from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
 from ckptcheck.values.row_scan import max_row_patterns, row_fingerprints
 from ckptcheck.values.sketch import take_sample
+from ckptcheck.values.tensor_part import Sums, TensorPart, sum_part
 
 LENGTH = struct.Struct("<I")
 """The head of every message: the number of bytes that follow."""
@@ -47,18 +48,27 @@ class Piece(msgspec.Struct, array_like=True):
 
 
 class Batch(msgspec.Struct, array_like=True):
-    """Pieces of one file that a worker scans together."""
+    """Pieces of one file that a worker scans together, or parts of tensors that it sums for their shard digests."""
 
     shard: str
     path: str
     size: int
     """Bytes of the file when it was listed."""
     pieces: list[Piece]
+    parts: list[TensorPart] = []
+    """Their offsets are in bytes from the start of the file."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes to scan."""
-        return sum(piece.nbytes for piece in self.pieces)
+        """Bytes to scan or to sum."""
+        return sum(piece.nbytes for piece in self.pieces) + sum(part.nbytes for part in self.parts)
+
+
+class BatchStats(msgspec.Struct, array_like=True):
+    """What a worker found in a batch: one entry for each piece, and one for each part."""
+
+    chunks: list[ChunkStats]
+    sums: list[Sums]
 
 
 ChunkScanner = Callable[[NDArray[np.uint8], str], ChunkStats]
@@ -108,7 +118,7 @@ def main() -> None:
 
 
 def serve_batches(source: IO[bytes], sink: IO[bytes]) -> None:
-    """Scan the batches that come from `source` and write their statistics to `sink`, until `source` is closed."""
+    """Scan the batches that come from `source` and write what was found to `sink`, until `source` is closed."""
     path, mapped = None, None
     decoder = msgspec.msgpack.Decoder(Batch)
     while (message := read_message(source)) is not None:
@@ -121,8 +131,9 @@ def serve_batches(source: IO[bytes], sink: IO[bytes]) -> None:
             path, mapped = batch.path, mmap.mmap(file, 0, prot=mmap.PROT_READ)
             os.close(file)
         assert mapped is not None
-        stats = [
+        chunks = [
             scan_piece(np.frombuffer(mapped, np.uint8, piece.nbytes, piece.begin), piece, scan_chunk)
             for piece in batch.pieces
         ]
-        write_message(sink, msgspec.msgpack.encode(stats))
+        sums = [sum_part(part, mapped) for part in batch.parts]
+        write_message(sink, msgspec.msgpack.encode(BatchStats(chunks, sums)))

@@ -13,9 +13,8 @@ from typing import IO
 
 import msgspec
 
-from ckptcheck.values.chunk_scan import ChunkStats
 from ckptcheck.values.forked_worker import ForkedWorker, can_fork
-from ckptcheck.values.worker import Batch, read_message, write_message
+from ckptcheck.values.worker import Batch, BatchStats, read_message, write_message
 
 START_COMMAND = "import sys; sys.path.insert(0, {root!r}); from ckptcheck.values.worker import main; main()"
 
@@ -65,7 +64,7 @@ class WorkerPool:
                 room[worker] -= nbytes
                 self._assign(worker, self._waiting.popleft())
 
-    def iter_results(self, lost_shards: Container[str] = ()) -> Iterator[tuple[Batch, list[ChunkStats] | None]]:
+    def iter_results(self, lost_shards: Container[str] = ()) -> Iterator[tuple[Batch, BatchStats | None]]:
         """Yield each batch with its statistics as soon as they come, or with None if the worker died over it.
 
         Each worker has its next batch waiting, so that it never waits for this process. Waiting batches fit into the
@@ -73,7 +72,7 @@ class WorkerPool:
 
         lost_shards: Shards to skip. The caller may add to them between results.
         """
-        decoder = msgspec.msgpack.Decoder(list[ChunkStats])
+        decoder = msgspec.msgpack.Decoder(BatchStats)
         waiting = self._waiting if self._waiting is not None else deque()
         while True:
             for worker in [*self._idle, *self._busy] * QUEUE_DEPTH:

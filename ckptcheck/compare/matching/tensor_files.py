@@ -69,6 +69,13 @@ class TensorFiles:
         """Return the files that were written to since they were opened."""
         return [file for file, state in self._state_at_open.items() if _file_state(self._descriptors[file]) != state]
 
+    def note_state(self, file: str) -> None:
+        """Note the state of a file that another process reads, for `list_changed`. Raises UnreadableFile."""
+        try:
+            self._open(file)
+        except OSError as error:
+            raise UnreadableFile(file, error.strerror or str(error)) from error
+
     def read_into(self, file: str, offset: int, buffer: NDArray[np.uint8]) -> None:
         """Fill a buffer with the bytes from `offset` on. Raises UnreadableFile."""
         try:
