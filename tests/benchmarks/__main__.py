@@ -16,6 +16,7 @@ from tests.benchmarks import (
     parity,
     refit,
     scale,
+    series,
     tolerance,
     values,
     watch,
@@ -25,7 +26,7 @@ BENCHMARKS = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         headers, values, megatron, identity, diff, tolerance, diagnosis, refit, device, parity, watch, attribution, machines,
-        scale, pages,
+        scale, pages, series,
     )
 }  # fmt: skip
 
