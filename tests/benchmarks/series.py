@@ -72,6 +72,7 @@ def main(saves: int = SAVES) -> None:
             hollow(folder)
         several = [write_save(source, run, saves + number) for number in range(1, AT_ONCE + 1)]
         together = seconds(look)
+        known = statistics.median(again[saves // 2 :])
         first, last = statistics.median(alone[: saves // 2]), statistics.median(alone[saves // 2 :])
         print(
             f"\nseries: {saves} saves of SmolLM2, {sum(f.stat().st_size for f in several[0].iterdir()) / 1e6:.0f} MB each"
