@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -45,14 +46,16 @@ def run_limited(
     child = os.fork()
     if not child:
         os.close(reading)
+        gc.freeze()  # what the parent holds is not searched for garbage: that would be counted as the input's CPU
         status, before = 1, find_peak_memory(resource.getrusage(resource.RUSAGE_SELF))
+        os.write(writing, f"{before}\n".encode())  # at once: a signal may end the child
         try:
             limit_this_process(seconds, addresses)
             answer, status = function(), 0
         except BaseException as error:  # whatever it is, it is what was looked for
             answer = f"{type(error).__name__}: {error}"
         finally:
-            os.write(writing, f"{before}\n{answer}".encode("utf-8", "replace")[:4000])
+            os.write(writing, answer.encode("utf-8", "replace")[:4000])
             os._exit(status)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:

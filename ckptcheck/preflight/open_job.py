@@ -87,10 +87,18 @@ def open_job(
     files = JobFiles(Path(expand_home(names[0])), environment)
     try:
         with files.budget:
-            job = _read_job(
-                files, names, overrides, framework, engine_version, te_version, framework_version, scan=scan, here=here
+            job, document, reader = _read_job(
+                files, names, overrides, framework, engine_version, te_version, framework_version
             )
             files.budget.require_left(names[0])
+        # What follows looks at more than the job's files, so that the clock of their budget stands still.
+        if scan:
+            scan_named_checkpoints(job, files.folder)
+            apply_model_defaults(job)
+        if here is not None:
+            job.machine = look_at_machine(job, document, reader.name, files.folder, here)
+        if lines := suggest_commands(job):
+            job.sections = (Section(SUGGESTIONS, lines=tuple(lines)),)
     except (RecursionError, MemoryError) as error:
         raise CkptcheckError(
             f"{names[0]} is nested too deeply, or repeats itself too often, to be a job's configuration"
@@ -100,9 +108,12 @@ def open_job(
 
 def _read_job(
     files: JobFiles, names: Sequence[str], overrides: Sequence[str], framework: str | None, engine_version: str,
-    te_version: str, framework_version: str, *, scan: bool, here: Probe | None,
-) -> Job:  # fmt: skip
-    """Do what `open_job` does, within the budget of the files. names: of the job's files; overrides: beside them."""
+    te_version: str, framework_version: str,
+) -> tuple[Job, Document, Framework]:  # fmt: skip
+    """Read a job's files within their budget; return (the job, its configuration, its framework).
+
+    names: of the job's files; overrides: beside them.
+    """
     paths = [Path(expand_home(name)) for name in names]
     words = [Word(text, 0) for text in overrides]
     files.overrides = launch.parse_overrides(words, Document(), None)[0]
@@ -127,14 +138,7 @@ def _read_job(
         job.settings["engine.deterministic"] = setting
     apply_engine_defaults(job)
     job.gaps, job.lost = _list_gaps(job, document, reader, names[0]), document.lost
-    if scan:
-        scan_named_checkpoints(job, paths[0].parent)
-        apply_model_defaults(job)
-    if here is not None:
-        job.machine = look_at_machine(job, document, reader.name, paths[0].parent, here)
-    if lines := suggest_commands(job):
-        job.sections = (Section(SUGGESTIONS, lines=tuple(lines)),)
-    return job
+    return job, document, reader
 
 
 def _list_gaps(job: Job, document: Document, framework: Framework, name: str) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ckptcheck.linter.baseline import read_baseline
 from ckptcheck.linter.reporters import text
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.linter.settings import load_settings
-from ckptcheck.preflight.budget import WorkBudget
+from ckptcheck.preflight.budget import CALLS, MANY, WorkBudget
 from ckptcheck.preflight.open_job import open_job
 from tests.limited_child import Outcome, run_limited
 from tests.preflight.job_fuzz import check_one
@@ -70,6 +71,10 @@ def preflight(folder: Path, files: Files) -> Outcome:
         {"train.py": "from pathlib import Path\na = Path('x')\n" + "a = a / a\n" * 60 + TRL},
         {"train.py": "import shlex\na = \"'\"\n" + "a = shlex.quote(a)\n" * 60 + TRL},
         {"train.py": "a = 'x' * 90000\nb = a.replace('x', a)\n" + TRL},
+        {"run.sh": f"A=({'a ' * 9000})\n" + "X=${#A[@]}\n" * 60_000 + LAUNCH},
+        {"train.py": "a = list(range(1900))\n" + "b = -1 in a\n" * 9000 + TRL},
+        {"train.py": "a = f'''" + "{b}" * 90_000 + "'''\n" + TRL},
+        {"train.py": "def f(a):\n return f(a) + f(a)\n" + "f(2)\n" * 180_000 + TRL},
     ],
     ids=lambda files: f"{next(iter(files))} {next(iter(files.values()))[-90:-60]!r}",
 )  # fmt: skip
@@ -97,6 +102,31 @@ def test_a_budget_that_a_reader_passed_over_is_still_used_up() -> None:
         budget.spend(11, "run.sh")
     with pytest.raises(CkptcheckError):
         budget.require_left("run.sh")
+
+
+def test_the_clock_ends_what_the_steps_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs within ``with`` alone: what a scan of the job's checkpoints takes beside is not its own."""
+    now = 0.0
+    monkeypatch.setattr(time, "thread_time", lambda: now)
+    with WorkBudget() as budget:
+        now = 2.9
+        budget.spend(MANY, "run.sh")
+        now = 3.1
+        budget.spend(0, "run.sh")
+        with pytest.raises(CkptcheckError, match=r"run\.sh comes to more than 3 seconds of processor time"):
+            budget.spend(MANY, "run.sh")
+        with pytest.raises(CkptcheckError):
+            budget.require_left("run.sh")
+    with WorkBudget() as budget:
+        for _ in range(CALLS - 1):
+            budget.spend(0, "run.sh")
+        now = 7.0
+        with pytest.raises(CkptcheckError):
+            budget.spend(0, "run.sh")
+    with WorkBudget() as budget:
+        pass
+    now = 99.0
+    budget.spend(MANY, "run.sh")
 
 
 @pytest.mark.parametrize(

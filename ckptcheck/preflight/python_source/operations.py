@@ -24,6 +24,7 @@ from ckptcheck.preflight.python_source.values import (
     Unknown,
     Unset,
     Value,
+    spend_on_each,
     to_plain,
 )
 
@@ -121,7 +122,7 @@ def _contains(whole: Value, item: Value, environment: Mapping[str, Value]) -> bo
     if isinstance(whole, Table):
         return plain in whole.slots if isinstance(plain, (str, int, float, type(None))) else None
     if isinstance(whole, Items):
-        items = [to_plain(each) for each in whole.items]
+        items = [to_plain(each) for each in spend_on_each(whole.items)]
         if any(not why and each == plain for each, why in items):
             return True
         return None if any(why for _, why in items) else False
@@ -157,7 +158,7 @@ def call_builtin(
     if name == "len" and isinstance(first, (Items, Table)):
         return len(first.items) if isinstance(first, Items) else len(first.slots)
     if name in ("any", "all") and isinstance(first, Items):
-        truths = [reader.truth(item) for item in first.items]
+        truths = [reader.truth(item) for item in spend_on_each(first.items)]
         decisive = name == "any"
         return decisive if decisive in truths else reader.unknown(node) if None in truths else not decisive
     if name in (
@@ -263,7 +264,7 @@ def _list_of(reader: Computation, name: str, arguments: Sequence[Value], node: a
     if name == "reversed":
         return Items.of(list(reversed(first)))
     if name == "sorted":
-        known = [(to_plain(item), item) for item in first]
+        known = [(to_plain(item), item) for item in spend_on_each(first)]
         try:
             return Items.of([item for _, item in sorted(known, key=lambda pair: pair[0])])
         except TypeError:

@@ -8,9 +8,16 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.preflight.budget import current_budget
 from ckptcheck.preflight.document import Document, Leaf
 from ckptcheck.preflight.python_source.values import MOST_ITEMS, Instance, Table, Text, Unknown, Value, to_plain
 
+LONGEST = 300_000
+"""Largest number of characters of a script: the tree of a longer one takes more memory and time than reading a job may."""
+MOST_BRACES = 20_000
+"""Most opening braces of a script: Python 3.11 searches an f-string from its beginning for each expression in it."""
+PARSED = 10
+"""Characters of Python whose tree takes one step to make."""
 DEEPEST = 10
 """Largest depth of dicts inside the keywords of a call."""
 
@@ -84,6 +91,11 @@ Find = Callable[[str], tuple[str, str] | None]
 
 def parse_python(text: str, name: str) -> ast.Module:
     """Parse a script. name: the file as the report names it. Raises CkptcheckError, with the line, where it is not Python."""
+    if len(text) > LONGEST:
+        raise CkptcheckError(f"{name} has more than {LONGEST:,} characters, which no script of a job has")
+    if text.count("{") > MOST_BRACES:
+        raise CkptcheckError(f"{name} has more than {MOST_BRACES:,} braces, which no script of a job has")
+    current_budget().spend(len(text) // PARSED, name)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -176,6 +176,12 @@ def to_plain(value: Value) -> tuple[object, str]:
     return plain
 
 
+def spend_on_each(items: Sequence[T]) -> Sequence[T]:
+    """Return items of which each is looked at by itself, which takes a step for three of them."""
+    current_budget().spend(len(items) // 3, "a Python script")
+    return items
+
+
 def _to_plain(value: Value, left: list[int]) -> tuple[object, str]:
     """Return what `to_plain` does. left: how many values may still be followed."""
     left[0] -= 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.preflight.budget import CHARACTERS, current_budget
+from ckptcheck.preflight.budget import CHARACTERS, WORDS, current_budget
 from ckptcheck.preflight.shell.arithmetic import evaluate
 from ckptcheck.preflight.shell.lexer import ShellChunk, ShellToken, tokenize
 from ckptcheck.preflight.shell.output import print_text
@@ -133,6 +133,7 @@ class Expansion:
             return [self.word(str(len(self.script.arguments)), line)]
         is_all = name in ARGUMENTS or subscript in ("[@]", "[*]")
         words = self.words_of(name, line)
+        self.budget.spend(len(words or ()) // WORDS, self.name)
         if subscript and not is_all:
             index = subscript[1:-1].strip()
             if words is None or not index.isdigit() or int(index) >= len(words):
@@ -288,25 +289,26 @@ def split_at_blanks(word: Word) -> list[Word]:
     """Split a word as the shell splits an unquoted variable."""
     parts = word.with_marks.split()
     if len(parts) < 2:
-        return [replace(word, text=word.text.strip(), marked=word.marked.strip())]
-    return [_unmark(replace(word, is_list=False), part) for part in parts]
+        text, marked = word.text.strip(), word.marked.strip()
+        # Most words have no blanks, and each copy of a word costs what three steps of the budget may.
+        return [word if (text, marked) == (word.text, word.marked) else replace(word, text=text, marked=marked)]
+    return [_unmark(word, part) for part in parts]
 
 
 def _unmark(word: Word, marked: str) -> Word:
     """Return a word with a part of its marked text; the reason stays where the part has a mark, or the text has none."""
     has_marks = MARK in word.with_marks
     is_known = has_marks and MARK not in marked
-    text = marked.replace(MARK, "")
-    return replace(
-        word, text=text, marked=marked if MARK in marked else "", reason="" if is_known else word.reason,
-        variable="" if is_known else word.variable,
-    )  # fmt: skip
+    reason, variable = ("", "") if is_known else (word.reason, word.variable)
+    return Word(
+        marked.replace(MARK, ""), word.line, reason, word.file, variable, marked=marked if MARK in marked else ""
+    )
 
 
 def join_parts(parts: Sequence[Word], place: Word) -> Word:
     """Join the parts of one word."""
     if len(parts) == 1:
-        return replace(parts[0], line=place.line, file=place.file)
+        return _move(parts[0], place)
     unknown = next((part for part in parts if part.reason), None)
     text = "".join(part.text for part in parts)
     if unknown is None:
@@ -318,10 +320,17 @@ def join_parts(parts: Sequence[Word], place: Word) -> Word:
     )  # fmt: skip
 
 
+def _move(word: Word, place: Word) -> Word:
+    """Return a word with the line and file of another one."""
+    if (word.line, word.file) == (place.line, place.file):
+        return word
+    return replace(word, line=place.line, file=place.file)
+
+
 def _join_with_blanks(words: Sequence[Word], place: Word) -> Word:
     """Join words to one, with blanks between them."""
     if len(words) == 1:
-        return replace(words[0], line=place.line)
+        return words[0] if words[0].line == place.line else replace(words[0], line=place.line)
     separated: list[Word] = []
     for word in words:
         separated += [replace(place, text=" "), word] if separated else [word]
