@@ -7,11 +7,12 @@ from pathlib import Path
 import live
 import pytest
 
-from ckptcheck.runtime.worker.ckptcheck_worker.scoring import score_batched
 from tests.conftest import needs
 
 needs("torch")
 import torch  # noqa: E402
+
+from ckptcheck.runtime.worker.ckptcheck_worker.scoring import score_batched  # noqa: E402
 
 SEQUENCES = [[5, 6, 7], [9, 10, 11, 12, 13, 14, 15], [30, 31]]
 
