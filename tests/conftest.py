@@ -24,6 +24,9 @@ for number in (signal.SIGINT, signal.SIGHUP):
     ):  # in what shells and nohup start in the background; programs inherit it
         signal.signal(number, lambda *_: None)  # as deaf, but what is started from here is not
 
+# Where they are set, as in many images of containers, a program that forgets to flush its output is not seen to lose it.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 
 def needs(*packages: str) -> None:
     """Skip, saying why, where what builds the checkpoints is not installed."""

@@ -198,7 +198,8 @@ def _wrap(line: str) -> str:
 
 
 def _exit_now(code: int) -> NoReturn:
-    """Exit without waiting for threads that still read from a slow disk or network."""
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
+    """Exit without waiting for threads that still read from a slow disk or network. What was written so far is not lost."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)
