@@ -17,7 +17,7 @@ from ckptcheck.checkpoint.source import blob_digests
 from ckptcheck.checkpoint.value_reader import UnreadValues, ValueReader
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.pictures import are_asked_for, make_pictures
-from ckptcheck.linter.report import Report
+from ckptcheck.linter.report import Report, add_cluster_notes
 from ckptcheck.linter.rule import Rule, Severity, Skip
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.repair import plan_ignore_repair, plan_index_repair
@@ -69,10 +69,12 @@ def scan_targets(targets: Sequence[str], request: ScanRequest) -> list[Report]:
     """
     reports = []
     rows: list[dict[str, object]] = []
+    notes: Sequence[str] = getattr(request.runner, "notes", ())
     for target in targets:
+        known = len(notes)
         try:
             with _paused_garbage_collection():
-                reports.append(_scan_target(target, request, rows))
+                reports.append(add_cluster_notes(_scan_target(target, request, rows), notes[known:]))
             if request.options.consumers and not reports[-1].consumers:
                 request.observer.log(f"{target}: nothing in it is quantized, so --consumers were not asked")
         except CkptcheckError as error:
@@ -131,7 +133,9 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
 
         if (deltas := open_lone_deltas(target)) is not None:
             return run_rules(deltas, request.rules, ignored=request.ignored, severities=request.severities)
-    ckpt = open_target(target, jobs=request.jobs, options=request.options, value_reader=value_reader)
+    ckpt = open_target(
+        target, runner=request.runner, jobs=request.jobs, options=request.options, value_reader=value_reader
+    )
     if request.options.verify_blobs and not blob_digests(ckpt.source):
         raise CkptcheckError(
             f"--verify-blobs has no effect for {target}: none of its files is named by its hash",

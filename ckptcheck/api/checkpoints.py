@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.api.arguments import StrPath, check_runner, require_ranges, to_path, wrap_single
-from ckptcheck.api.report import add_notes
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.text.observer import SILENT, Observer
 
@@ -164,7 +163,6 @@ def scan_all(
         observer.log(f"{len(known)} finding{'' if len(known) == 1 else 's'} written to {write_baseline}")
     if known:
         reports = [baselines.drop_known(report, known) for report in reports]
-    reports = [add_notes(report, runner) for report in reports]
     return Reports(tuple(replace(report, rules=tuple(loaded_rules), fail_on=fail_on) for report in reports))
 
 

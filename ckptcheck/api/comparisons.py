@@ -114,15 +114,15 @@ def open_comparison(
         raise CkptcheckError(f"{cast!r} is no dtype to compare in", hint="choose auto, none, bf16, fp16, fp32 or fp64")
     if base is not None and previous is not None:
         raise CkptcheckError("--base and --previous both name what came before", "give the one that is meant")
-    names = os.fspath(first), os.fspath(second)
+    names, runner = (os.fspath(first), os.fspath(second)), check_runner(runner)
     adapter, reference = None, names[0]
     if base is not None and is_adapter(names[0], follow_links=follow_links):
         reference = os.fspath(base)
     elif base is not None:
         previous = base
     sides = (
-        open_side(reference, jobs=jobs, follow_links=follow_links),
-        open_side(names[1], jobs=jobs, follow_links=follow_links),
+        open_side(reference, jobs=jobs, follow_links=follow_links, runner=runner),
+        open_side(names[1], jobs=jobs, follow_links=follow_links, runner=runner),
     )
     if reference != names[0]:
         adapter = open_adapter(names[0], sides[0], follow_links=follow_links)
@@ -131,7 +131,11 @@ def open_comparison(
             f"--bridge {bridge} has no effect between two checkpoints of one form",
             "a bridge maps between Megatron's tensors and Hugging Face's",
         )
-    before = open_side(os.fspath(previous), jobs=jobs, follow_links=follow_links) if previous is not None else None
+    before = (
+        open_side(os.fspath(previous), jobs=jobs, follow_links=follow_links, runner=runner)
+        if previous is not None
+        else None
+    )
     comparison = Comparison(
         *sides,
         Tolerance(dtype, rtol, atol),
@@ -140,7 +144,7 @@ def open_comparison(
         previous=before,
         adapter=adapter,
         jobs=jobs,
-        runner=check_runner(runner),
+        runner=runner,
         progress=progress,
     )
     # raises CkptcheckError where mbridge is asked for and fails
@@ -192,20 +196,21 @@ def manifest(
     from ckptcheck.compare.manifest import build_manifest, write_manifest
     from ckptcheck.text.formatting import count
 
-    name, written = os.fspath(target), os.fspath(output) if output is not None else ""
+    name, runner = os.fspath(target), check_runner(runner)
+    written = os.fspath(output) if output is not None else ""
     stored = StoredOutput(written) if is_object_address(written) else None
     options = ScanOptions(follow_links=follow_links)
     reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
     with observer.progress(name) as progress:
         built = build_manifest(
-            open_target(name, jobs=jobs, options=options),
+            open_target(name, runner=runner, jobs=jobs, options=options),
             reference,
             jobs=jobs,
-            runner=check_runner(runner),
+            runner=runner,
             progress=progress,
         )
         if sources:
-            inputs = read_inputs(sources, options, jobs=jobs, runner=check_runner(runner))
+            inputs = read_inputs(sources, options, jobs=jobs, runner=runner)
             built.made_from = state_origin(
                 built, inputs, tool=tool or "", version=tool_version or "", command=command or ""
             )
@@ -363,7 +368,7 @@ def verify(
         verification = None
         if manifest is not None:
             expected = manifest if isinstance(manifest, Manifest) else read_manifest(os.fspath(manifest))
-            ckpt = open_target(name, jobs=jobs, options=options)
+            ckpt = open_target(name, runner=runner, jobs=jobs, options=options)
             reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
             verification = verify_manifest(ckpt, expected, reference, jobs=jobs, runner=runner, progress=progress)
         sources = read_inputs(origins, options, jobs=jobs, runner=runner)

@@ -36,10 +36,9 @@ def write_page(files: StrPath | Sequence[StrPath], output: StrPath) -> None:
 
 def add_notes(report: Report, runner: Runner | None) -> Report:
     """Add what happened to the cluster that did the work."""
-    from ckptcheck.linter.report import Section
+    from ckptcheck.linter.report import add_cluster_notes
 
-    notes = tuple(getattr(runner, "notes", ()))
-    return replace(report, sections=(*report.sections, Section("Cluster", lines=notes))) if notes else report
+    return add_cluster_notes(report, getattr(runner, "notes", ()))
 
 
 def build_report(

@@ -204,7 +204,7 @@ def read_inputs(
         if name.endswith(".json") and not name.endswith(".index.json"):
             manifests[name] = read_manifest(name)
             continue
-        built = build_manifest(open_target(name, jobs=jobs, options=options), jobs=jobs, runner=runner)
+        built = build_manifest(open_target(name, runner=runner, jobs=jobs, options=options), jobs=jobs, runner=runner)
         beside = Path(expand_home(name)) / MANIFEST_NAME
         if beside.is_file():
             built.made_from = read_manifest(beside).made_from

@@ -30,17 +30,26 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from ckptcheck.checkpoint.megatron.megatron import Megatron
+    from ckptcheck.runners.runner import Runner
 
 REPOSITORY = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", re.ASCII)
 """The name of a repository on the Hub. None begins with a dot: ./model and ../model are always paths."""
 
 
-def open_target(target: str, **settings: Unpack[EvidenceSettings]) -> Checkpoint | Megatron:
+def open_target(
+    target: str, *, runner: Runner | None = None, **settings: Unpack[EvidenceSettings]
+) -> Checkpoint | Megatron:
     """Open any target of `open_checkpoint`, a Megatron run, one of its iterations, or a torch.distributed.checkpoint folder.
 
+    runner: where the bytes will be read; the nodes of a Ray cluster may each have other files of the target on their disks.
     Raises the exceptions of `open_checkpoint`.
     """
     target = normalize_target(target)
+    if runner is not None:
+        from ckptcheck.checkpoint.objects.open import open_nodes
+
+        if (opened := open_nodes(target, runner, settings)) is not None:
+            return opened
     if is_remote_address(target) and split_chain(target) is not None:
         return open_checkpoint(target, **settings)
     if is_object_address(target):

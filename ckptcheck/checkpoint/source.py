@@ -128,18 +128,23 @@ class Folder:
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Read up to `length` bytes; never through a link that leads out of the target."""
-        if (link := self.files[name].outside_link) is not None:
-            raise PermissionError(f"it is a link to {link}, and was not followed")
-        file = open_regular_file(self.files[name].path)
-        try:
-            _require_same(self.files[name], os.fstat(file))
-            parts = []
-            while length > 0 and (part := os.pread(file, min(length, 1 << 26), start)):
-                parts.append(part)
-                start, length = start + len(part), length - len(part)
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-        finally:
-            os.close(file)
+        return read_listed(self.files[name], start, length)
+
+
+def read_listed(listed: File, start: int, length: int) -> bytes:
+    """Read up to `length` bytes of a file on this disk as it was listed. Raises OSError."""
+    if listed.outside_link is not None:
+        raise PermissionError(f"it is a link to {listed.outside_link}, and was not followed")
+    file = open_regular_file(listed.path)
+    try:
+        _require_same(listed, os.fstat(file))
+        parts = []
+        while length > 0 and (part := os.pread(file, min(length, 1 << 26), start)):
+            parts.append(part)
+            start, length = start + len(part), length - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+    finally:
+        os.close(file)
 
 
 def _require_same(listed: File, opened: os.stat_result) -> None:
@@ -194,6 +199,12 @@ def describe_version(source: Source, name: str) -> str:
     except OSError:
         return ""
     return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def find_nodes(source: Source, *names: str) -> frozenset[str]:
+    """Return the nodes of a cluster on whose own disks all these files lie; empty where any node can read them."""
+    find = getattr(source, "find_nodes", None)
+    return frozenset() if find is None else find(names)
 
 
 def blob_digests(source: Source) -> dict[str, str]:

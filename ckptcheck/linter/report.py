@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptcheck.errors import CkptcheckError
@@ -254,3 +254,8 @@ def describe_reading(report: Report) -> list[tuple[str, str]]:
 def _finite(cell: Cell) -> Cell:
     """Return NaN and infinity as text, since JSON cannot express them."""
     return str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell
+
+
+def add_cluster_notes(report: Report, notes: Sequence[str]) -> Report:
+    """Add what happened to the cluster of machines that did the work, in sentences; the report as it is where nothing did."""
+    return replace(report, sections=(*report.sections, Section("Cluster", lines=tuple(notes)))) if notes else report

@@ -1,15 +1,19 @@
 """Runs work in a Ray cluster: each task computes some units on one of its nodes; who asked for the results joins them.
 
 Ray repeats the tasks of a node that dies on another one. A node holds the units of its tasks and nothing else; this process holds
-the results of the tasks that are ahead of the first unfinished one.
+the results of the tasks that are ahead of the first unfinished one. Units whose files lie on the disks of some nodes go to one of
+these (`Work.find_nodes`).
 """
 
 from __future__ import annotations
 
+import errno
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -17,6 +21,8 @@ from ckptcheck import __version__
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.runners.runner import R, U, Work, run_in_threads
 from ckptcheck.text.formatting import count
+
+T = TypeVar("T")
 
 TASK_BYTES = 1 << 26
 """Bytes of the units in a task, about."""
@@ -26,6 +32,10 @@ RETRIES = 3
 """How often a task is repeated whose node has died."""
 TASKS_AHEAD = 3
 """Tasks for each processor of the cluster that are begun and not yet joined."""
+MOST_AHEAD = 4096
+"""Tasks that may be done before the first unfinished one: while the files of one node are read, others read theirs."""
+NODE_SECONDS = 120.0
+"""Seconds in which a node answers what it is asked before the work."""
 REMOTE_THREADS = 4
 """Threads of a task whose bytes come over the network."""
 INSTALL = "pip install 'ckptcheck[ray]'"
@@ -47,31 +57,45 @@ class Ray:
     def run(self, work: Work[U, R], units: Sequence[U]) -> Iterator[tuple[U, R]]:
         """Yield each unit with its result, in order. Raises CkptcheckError without a cluster, EvidenceError where a task fails."""
         ray = self._connect()
-        before = _list_nodes(ray)
-        begin = ray.remote(num_cpus=1, max_retries=RETRIES)(compute_units).remote
-        shared = ray.put(work)
+        before = list_nodes(ray)
         decoder = msgspec.msgpack.Decoder(work.result_type)
-        waiting: deque[tuple[list[U], Any]] = deque()
-        tasks = _group(work, units)
+        queues = TaskQueues(ray, work, units)
         try:
-            while True:
-                ahead = TASKS_AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-                while len(waiting) < ahead and (task := next(tasks, None)) is not None:
-                    waiting.append((task, begin(shared, task, __version__)))
-                if not waiting:
-                    break
-                task, reference = waiting[0]
-                results = _wait_for(ray, reference)
-                waiting.popleft()
-                yield from zip(task, map(decoder.decode, results), strict=True)
+            while (done := queues.wait_for_next()) is not None:
+                task, reference = done
+                yield from zip(task.units, map(decoder.decode, _get(ray, reference)), strict=True)
         finally:
-            for _, reference in waiting:  # Ctrl-C, or an error
-                ray.cancel(reference)
-            if lost := before - _list_nodes(ray):
-                names = ", ".join(sorted(lost))
+            queues.cancel()  # Ctrl-C, or an error
+            after = list_nodes(ray)
+            if lost := sorted(name for node, name in before.items() if node not in after):
                 self.notes.append(
-                    f"{count(len(lost), 'node')} of the Ray cluster died ({names}); other nodes did the work again"
+                    f"{count(len(lost), 'node')} of the Ray cluster died ({', '.join(lost)}); other nodes did the work again"
                 )
+
+    def ask_nodes(self, call: Callable[..., T], *arguments: Any) -> dict[str, T]:
+        """Call a function on every node, and return node → its answer; a note names nodes that give none.
+
+        Raises CkptcheckError without a cluster, EvidenceError where the function fails.
+        """
+        ray = self._connect()
+        nodes = list_nodes(ray)
+        asked = {node: begin_on_node(node, call, *arguments) for node in nodes}
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=NODE_SECONDS)
+        answers: dict[str, T] = {}
+        for node, reference in asked.items():
+            try:
+                answers[node] = ray.get(reference, timeout=0)
+            except ray.exceptions.RayTaskError as error:
+                raise _explain_task(error) from error
+            except ray.exceptions.RayError:
+                ray.cancel(reference)
+        if silent := sorted(nodes[node] for node in nodes.keys() - answers.keys()):
+            self.notes.append(f"{count(len(silent), 'node')} of the Ray cluster did not answer ({', '.join(silent)})")
+        return answers
+
+    def name_nodes(self) -> dict[str, str]:
+        """Map each node that is alive to its name for people. Raises CkptcheckError without a cluster."""
+        return list_nodes(self._connect())
 
     def _connect(self) -> Any:
         if find_spec("ray") is None:
@@ -108,34 +132,152 @@ def parse_runner(text: str) -> Ray:
     return Ray(text)
 
 
-def _group(work: Work[U, R], units: Sequence[U]) -> Iterator[list[U]]:
-    task: list[U] = []
+def begin_on_node(node: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    """Begin to call a function on a node, beside the tasks there, and return the reference of its result."""
+    return _find_remote(call).options(scheduling_strategy=_pin(node, soft=False)).remote(*arguments)
+
+
+def call_on_node(node: str, call: Callable[..., T], *arguments: Any) -> T:
+    """Call a function on a node, from this process or from a task, and return its result. Raises OSError where it cannot."""
+    import ray
+
+    try:
+        result: T = ray.get(begin_on_node(node, call, *arguments), timeout=NODE_SECONDS)
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, OSError):
+            raise cause from error
+        raise OSError(errno.EIO, "the node of the Ray cluster that has it does not answer") from error
+    return result
+
+
+def find_own_node() -> str:
+    """Return the node that this task runs on."""
+    import ray
+
+    node: str = ray.get_runtime_context().get_node_id()
+    return node
+
+
+@cache
+def _find_remote(call: Callable[..., Any]) -> Any:
+    """Return what calls a function in the cluster: it is sent there once."""
+    import ray
+
+    return ray.remote(num_cpus=0, max_retries=1)(call)
+
+
+def _pin(node: str, *, soft: bool) -> Any:
+    """Return the strategy that puts a task on a node; soft: on another one where the node is dead."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node, soft=soft)
+
+
+@dataclass
+class Task(Generic[U]):
+    """Units that one task computes."""
+
+    units: list[U]
+    nodes: frozenset[str]
+    """The nodes that have the files of the units; empty where any node can read them."""
+
+
+class TaskQueues(Generic[U]):
+    """The tasks of some work, handed out in their order. Some of each node's are under way at any time."""
+
+    def __init__(self, ray: Any, work: Work[U, Any], units: Sequence[U]) -> None:
+        self._ray = ray
+        self._tasks = list(_group(work, units))
+        self._next = 0
+        self._references: dict[int, Any] = {}
+        self._done: set[int] = set()
+        self._work = ray.put(work)
+        self._compute = ray.remote(num_cpus=1, max_retries=RETRIES)(compute_units)
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        self._processors = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in alive}
+        self._waiting: dict[str, deque[int]] = {}
+        self._begun: dict[str, deque[int]] = {}
+        given = dict.fromkeys(self._processors, 0)
+        for number, task in enumerate(self._tasks):
+            able = [node for node in sorted(task.nodes) if self._processors.get(node)]
+            chosen = min(able, key=lambda node: given[node] / self._processors[node], default="")
+            if chosen:
+                given[chosen] += sum(map(work.weigh, task.units))
+            self._waiting.setdefault(chosen, deque()).append(number)
+
+    def wait_for_next(self) -> tuple[Task[U], Any] | None:
+        """Return the next task and the reference of its result when it is done; None after the last one."""
+        if self._next == len(self._tasks):
+            return None
+        self._begin()
+        while self._next not in self._done:
+            # those of one node end about in their order, so the oldest of each node tells enough
+            oldest = {self._references[numbers[0]]: numbers for numbers in self._begun.values() if numbers}
+            for reference in self._ray.wait(list(oldest), fetch_local=False)[0]:
+                self._done.add(oldest[reference].popleft())
+            self._begin()
+        task, number = self._tasks[self._next], self._next
+        self._next += 1
+        self._done.discard(number)
+        return task, self._references.pop(number)
+
+    def cancel(self) -> None:
+        """Cancel what was begun and not handed out."""
+        for reference in self._references.values():
+            self._ray.cancel(reference)
+        self._references.clear()
+
+    def _begin(self) -> None:
+        """Begin tasks: a few for each processor of a node, or of the cluster where any node will do."""
+        for node, numbers in self._waiting.items():
+            begun = self._begun.setdefault(node, deque())
+            processors = self._processors[node] if node else int(self._ray.cluster_resources().get("CPU", 1))
+            begin = self._compute.options(scheduling_strategy=_pin(node, soft=True)) if node else self._compute
+            while numbers and len(begun) < TASKS_AHEAD * max(1, processors) and numbers[0] < self._next + MOST_AHEAD:
+                number = numbers.popleft()
+                self._references[number] = begin.remote(self._work, self._tasks[number].units, __version__)
+                begun.append(number)
+
+
+def _group(work: Work[U, Any], units: Sequence[U]) -> Iterator[Task[U]]:
+    """Put units together that follow each other and whose files the same nodes have."""
+    task: Task[U] | None = None
     nbytes = 0
     for unit in units:
-        task.append(unit)
-        nbytes += work.weigh(unit)
-        if nbytes >= TASK_BYTES or len(task) == TASK_UNITS:
+        nodes = work.find_nodes(unit)
+        if task is not None and (nbytes >= TASK_BYTES or len(task.units) == TASK_UNITS or task.nodes != nodes):
             yield task
-            task, nbytes = [], 0
-    if task:
+            task = None
+        if task is None:
+            task, nbytes = Task([], nodes), 0
+        task.units.append(unit)
+        nbytes += work.weigh(unit)
+    if task is not None:
         yield task
 
 
-def _wait_for(ray: Any, reference: Any) -> list[bytes]:
+def _get(ray: Any, reference: Any) -> list[bytes]:
     """Return the result of a task. Raises EvidenceError."""
-    from ray.exceptions import RayError
-
     try:
         results: list[bytes] = ray.get(reference)
-    except RayError as error:
-        cause = getattr(error, "cause", None) or error
-        raise EvidenceError(
-            f"a task of the Ray cluster failed: {' '.join(str(cause).split())[-300:]}",
-            hint=f"install ckptcheck {__version__} on every node, and let each read the target",
-        ) from error
+    except ray.exceptions.RayError as error:
+        raise _explain_task(error) from error
     return results
 
 
-def _list_nodes(ray: Any) -> set[str]:
-    """Return the names of the nodes that are alive."""
-    return {f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}" for node in ray.nodes() if node["Alive"]}
+def _explain_task(error: BaseException) -> EvidenceError:
+    cause = getattr(error, "cause", None) or error
+    return EvidenceError(
+        f"a task of the Ray cluster failed: {' '.join(str(cause).split())[-300:]}",
+        hint=f"install ckptcheck {__version__} on every node, and let each read the target",
+    )
+
+
+def list_nodes(ray: Any) -> dict[str, str]:
+    """Map each node that is alive to its name for people: its address and port."""
+    return {
+        node["NodeID"]: f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+        for node in ray.nodes()
+        if node["Alive"]
+    }

@@ -51,6 +51,10 @@ class Work(Protocol[U_contra, R]):
         """Return the bytes that a unit reads."""
         ...
 
+    def find_nodes(self, unit: U_contra) -> frozenset[str]:
+        """Return the nodes of the Ray cluster on whose disks the files of a unit lie; empty where any node can read them."""
+        ...
+
     def list_objects(self) -> Mapping[str, str]:
         """Map each file to what changes when it is replaced: its size, and its ETag or the time of its last change."""
         ...

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ckptcheck.checkpoint.source import Source, describe_version
+from ckptcheck.checkpoint.source import Source, describe_version, find_nodes
 from ckptcheck.errors import EvidenceError
 from ckptcheck.runners.runner import Runner
 from ckptcheck.values.tensor_part import PartSums, Sums, TensorPart
@@ -77,6 +77,10 @@ class TensorDigests:
     def weigh(self, unit: str) -> int:
         """Return the bytes of a tensor."""
         return self.streams[unit].nbytes
+
+    def find_nodes(self, unit: str) -> frozenset[str]:
+        """Return the nodes on whose disks the files lie."""
+        return find_nodes(self.source, self.streams[unit].file)
 
     def list_objects(self) -> dict[str, str]:
         """Map each file to what changes when it is replaced."""

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.source import Source, describe_version
+from ckptcheck.checkpoint.source import Source, describe_version, find_nodes
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
@@ -192,6 +192,10 @@ class BatchScan:
     def weigh(self, unit: Batch) -> int:
         """Return the bytes of a batch."""
         return unit.nbytes
+
+    def find_nodes(self, unit: Batch) -> frozenset[str]:
+        """Return the nodes on whose disks the files lie."""
+        return find_nodes(self.source, unit.shard)
 
     def list_objects(self) -> dict[str, str]:
         """Map each file to what changes when it is replaced."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,19 +39,21 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass(frozen=True)
-class Sleep:
-    """Work that takes a while, and notes each unit in a folder when it begins."""
+class Wait:
+    """Work that notes in a folder which node begins a unit, and is done with the first at once, with others when it may go on."""
 
     folder: Path
-    seconds: float
-    name = "naps"
-    result_type = int
+    places: tuple[frozenset[str], ...] = ()
+    """The nodes on which a unit may run; (): all on any."""
+    name = "waiting"
+    result_type = str
     remote_jobs = 0
 
-    def compute(self, unit: int) -> int:
-        (self.folder / f"{unit}.{os.getpid()}").touch()
-        time.sleep(self.seconds)
-        return unit * unit
+    def compute(self, unit: int) -> str:
+        node = ray_cluster.find_own_node()
+        (self.folder / f"{unit}.{node}").touch()
+        wait_until(lambda: unit == 0 or (self.folder / "go").exists())
+        return f"{unit} {node}"
 
     def describe(self, unit: int) -> str:
         return str(unit)
@@ -55,11 +61,43 @@ class Sleep:
     def weigh(self, unit: int) -> int:
         return 1
 
+    def find_nodes(self, unit: int) -> frozenset[str]:
+        return self.places[unit] if self.places else frozenset()
+
     def list_objects(self) -> dict[str, str]:
         return {}
 
-    def is_whole(self, result: int) -> bool:
+    def is_whole(self, result: str) -> bool:
         return True
+
+    def list_begun(self) -> list[tuple[int, str]]:
+        """Return the units that were begun, and where."""
+        begun = [path.name.partition(".") for path in self.folder.iterdir() if path.name != "go"]
+        return [(int(unit), node) for unit, _, node in begun]
+
+    def let_go(self) -> None:
+        """Let the units end."""
+        (self.folder / "go").touch()
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for what has to come, however long a busy machine takes for it; ten minutes are too long."""
+    end = time.monotonic() + 600
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def run_aside(runner: Ray, work: Wait, number: int) -> tuple[threading.Thread, list[tuple[int, str]]]:
+    """Run work in a thread, and return it with the results as they come."""
+    results: list[tuple[int, str]] = []
+
+    def run() -> None:
+        results.extend(runner.run(work, range(number)))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, results
 
 
 @pytest.fixture(scope="module")
@@ -101,17 +139,22 @@ def test_the_report_of_one_machine(cluster: Any, tmp_path: Path, monkeypatch: py
 
 @pytest.mark.matrix
 def test_a_node_that_dies(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dies while it and the other one have a unit that cannot end before: the other one does its units, too."""
+    import ray
+
     monkeypatch.setattr(ray_cluster, "TASK_UNITS", 1)
+    first = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     second = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
-    runner, results, is_removed, number = Ray(), [], False, 60
-    for unit, result in runner.run(Sleep(tmp_path, 0.5), range(number)):
-        results.append((unit, result))
-        if not is_removed and len({path.suffix for path in tmp_path.iterdir()}) == 2:
-            cluster.remove_node(second, allow_graceful=False)
-            is_removed = True
-    assert is_removed, "both nodes work"
-    assert results == [(unit, unit * unit) for unit in range(number)]
+    runner, work, number = Ray(), Wait(tmp_path), 8
+    thread, results = run_aside(runner, work, number)
+    wait_until(lambda: len({node for unit, node in work.list_begun() if unit}) == 2)
+    cluster.remove_node(second, allow_graceful=False)
+    wait_until(lambda: ray_cluster.list_nodes(ray).keys() == first)
+    work.let_go()
+    wait_until(lambda: not thread.is_alive())
+    assert [unit for unit, _ in results] == [*range(number)]
+    assert {result.split()[1] for unit, result in results if unit} == first
     assert len(runner.notes) == 1
     assert runner.notes[0].startswith("1 node of the Ray cluster died (")
 
@@ -120,10 +163,83 @@ def test_a_node_that_dies(cluster: Any, tmp_path: Path, monkeypatch: pytest.Monk
 def test_an_end_before_the_end_cancels_the_rest(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "TASK_UNITS", 1)
     monkeypatch.setattr(ray_cluster, "TASKS_AHEAD", 20)
-    run = iter(Ray().run(Sleep(tmp_path, 0.2), range(100)))
-    next(run)
+    work, after = Wait(tmp_path / "work"), Wait(tmp_path / "after")
+    work.folder.mkdir()
+    after.folder.mkdir()
+    run = iter(Ray().run(work, range(100)))
+    assert next(run)[0] == 0
     run.close()  # what Ctrl-C does
-    time.sleep(2)
-    begun = len(list(tmp_path.iterdir()))
-    time.sleep(2)
-    assert len(list(tmp_path.iterdir())) == begun < 20
+    work.let_go()
+    assert [unit for unit, _ in Ray().run(after, range(1))] == [0], "the cluster is free, and what was queued is gone"
+    assert len(work.list_begun()) < 20
+
+
+@pytest.fixture
+def other_disk(cluster: Any, tmp_path: Path) -> Iterator[tuple[Path, Path, str]]:
+    """A folder, another one that a second node sees in its place, and that node: it has a mount namespace of its own."""
+    import ray
+
+    enter = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+    folder, other = tmp_path / "disk", tmp_path / "other"
+    folder.mkdir()
+    other.mkdir()
+    mount = [*enter, "sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"', str(other), str(folder)]
+    if shutil.which("unshare") is None or subprocess.run([*mount, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a folder in a namespace of his own")
+    known = ray_cluster.list_nodes(ray).keys()
+    start = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        f"--address={cluster.address}",
+        "--num-cpus=1",
+        "--block",
+    ]
+    with subprocess.Popen([*mount, *start], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: process.poll() is None and len(ray_cluster.list_nodes(ray)) > len(known))
+            (node,) = ray_cluster.list_nodes(ray).keys() - known
+            yield folder, other, node
+        finally:
+            process.terminate()
+    wait_until(lambda: ray_cluster.list_nodes(ray).keys() == known)
+
+
+@pytest.mark.matrix
+def test_each_node_has_other_files(other_disk: tuple[Path, Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes of Megatron's asynchronous saves: each has what its ranks wrote, in a folder of the same name."""
+    folder, other, _ = other_disk
+    source = FIXTURES / "megatron" / "tp2-pp2"
+    for path in filter(Path.is_file, source.rglob("*")):
+        place = (other if path.name in ("__1_0.distcp", "__3_0.distcp") else folder) / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, place)
+    monkeypatch.setattr(value_pass, "READ_BYTES", 512)
+    report, alone = ckptcheck.scan(folder, runner=Ray()), ckptcheck.scan(source)
+    assert report.sections[:-1] == alone.sections
+    assert report.sections[-1].title == "Cluster"
+    assert {**report.to_dict(), "target": "", "sections": []} == {**alone.to_dict(), "target": "", "sections": []}
+    assert ckptcheck.manifest(folder, runner=Ray()).tensors == ckptcheck.manifest(source).tensors
+    (other / "iter_0000100" / "__3_0.distcp").unlink()
+    assert ckptcheck.scan(folder, runner=Ray()).verdict != "clean"
+
+
+@pytest.mark.matrix
+def test_tasks_go_to_the_node_of_their_files(
+    other_disk: tuple[Path, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the second node do not wait for those of the first, which come before."""
+    import ray
+
+    monkeypatch.setattr(ray_cluster, "TASK_UNITS", 1)
+    second = other_disk[2]
+    (first,) = ray_cluster.list_nodes(ray).keys() - {second}
+    places = tuple(frozenset({first}) if unit < 20 else frozenset({second}) for unit in range(40))
+    work = Wait(tmp_path / "begun", places)
+    work.folder.mkdir()
+    thread, results = run_aside(Ray(), work, 40)
+    wait_until(lambda: {node for unit, node in work.list_begun() if unit} == {first, second})
+    work.let_go()
+    wait_until(lambda: not thread.is_alive())
+    assert results == [(unit, f"{unit} {next(iter(places[unit]))}") for unit in range(40)]

@@ -19,7 +19,7 @@ from ckptcheck.checkpoint.megatron.structure import OUTPUT, positive_argument
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, Item
 from ckptcheck.checkpoint.megatron.tensor_reader import ChunkLocation, locate_chunk
 from ckptcheck.checkpoint.megatron.weights import is_weight
-from ckptcheck.checkpoint.source import Source, describe_version
+from ckptcheck.checkpoint.source import Source, describe_version, find_nodes
 from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive
 from ckptcheck.errors import EvidenceError
@@ -200,6 +200,10 @@ class RecordScan:
     def weigh(self, unit: ArchiveRecordInfo) -> int:
         """Return the bytes of a record."""
         return unit.length
+
+    def find_nodes(self, unit: ArchiveRecordInfo) -> frozenset[str]:
+        """Return the nodes on whose disks the files lie."""
+        return find_nodes(self.source, unit.file)
 
     def list_objects(self) -> dict[str, str]:
         """Map each file to what changes when it is replaced."""

@@ -15,19 +15,24 @@ TENSORS = (".safetensors", ".safetensors.index.json")
 """How the names of files end that show a Hugging Face checkpoint."""
 
 
-def find_object_checkpoints(target: str, most: int | None = None) -> Iterator[str]:
-    """Yield the addresses of the checkpoints in a folder of a bucket and below it, without the inside of Megatron runs.
+def find_object_checkpoints(target: str) -> Iterator[str]:
+    """Yield the addresses of the checkpoints in a folder of a bucket and below it. Raises CkptcheckError, EvidenceError."""
+    for folder in find_folders(ObjectTree(target, parse_object_address(target))):
+        yield join_folder(target, folder)
+
+
+def find_folders(tree: ObjectTree, most: int | None = None) -> Iterator[str]:
+    """Yield the folders of a tree that hold checkpoints, "" for the whole, without the inside of Megatron runs.
 
     most: folders to look into; None: all. Raises CkptcheckError, EvidenceError.
     """
-    tree = ObjectTree(target, parse_object_address(target))
     waiting, searched = deque([""]), 0
     while waiting and (most is None or searched < most):
         folder, searched = waiting.popleft(), searched + 1
         names, folders = tree.list_names(folder), tree.list_subfolders(folder)
         is_model = any(name.endswith(TENSORS) for name in names)
         if is_model or (are_megatron_names([*names, *folders]) and not _holds_converted(tree, folder, folders)):
-            yield join_folder(target, folder)
+            yield folder
         if is_model or not are_megatron_names([*names, *folders]) or _holds_converted(tree, folder, folders):
             visible = sorted((name for name in folders if not name.startswith(".")), key=natural_sort_key)
             waiting.extend(f"{folder}/{name}" if folder else name for name in visible)

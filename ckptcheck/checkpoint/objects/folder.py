@@ -1,18 +1,22 @@
-"""The files of a checkpoint in an object store: a `Source`, and the tree of folders that a Megatron run is."""
+"""The files of a checkpoint in an object store or on the disks of nodes: a `Source`, and the tree of folders of a Megatron run."""
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.objects.address import ObjectAddress, parse_object_address
 from ckptcheck.checkpoint.objects.bucket import Bucket, Listing, StoredObject
 from ckptcheck.checkpoint.objects.failures import RequestFailure
 from ckptcheck.checkpoint.source import CHAT_TEMPLATES, File, is_checkpoint_file
 from ckptcheck.errors import CkptcheckError, EvidenceError, OutputError
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.objects.bucket_of_nodes import NodesBucket
 
 PIECE = 1 << 23
 """Bytes of one request: enough that the answer takes longer than the way to the store, few enough to repeat."""
@@ -40,16 +44,24 @@ class ObjectFolder:
     local = None
     allows_sampling = True
 
-    def __init__(self, target: str, address: ObjectAddress, objects: Iterable[tuple[str, StoredObject]]) -> None:
+    def __init__(
+        self,
+        target: str,
+        address: ObjectAddress,
+        objects: Iterable[tuple[str, StoredObject]],
+        nodes: NodesBucket | None = None,
+    ) -> None:
         """Describe the objects.
 
         Args:
             target: what the user named.
             address: where it is.
             objects: the name of each file below the target, and the object.
+            nodes: the disks of the nodes of a cluster, where these have the files; None: the bucket of the address.
         """
         self.target = target
-        self._address = address
+        self.is_nearby = nodes is not None
+        self._address, self._nodes = address, nodes
         self._objects = dict(sorted(objects))
         self.files = {name: File(name, one.size, version=one.etag) for name, one in self._objects.items()}
 
@@ -58,7 +70,7 @@ class ObjectFolder:
 
     @cached_property
     def _bucket(self) -> Bucket:
-        return open_bucket(self._address)
+        return self._nodes or open_bucket(self._address)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -73,15 +85,22 @@ class ObjectFolder:
         ranges = [(at, min(PIECE, start + length - at)) for at in range(start, start + length, PIECE)]
         return b"".join(self._threads.map(lambda part: self._bucket.read(stored, *part), ranges))
 
+    def find_nodes(self, names: Iterable[str]) -> frozenset[str]:
+        """Return the nodes of a cluster on whose own disks all these files lie; empty for files of an object store."""
+        if self._nodes is None:
+            return frozenset()
+        return self._nodes.find_nodes(self._objects[name].key for name in names if name in self._objects)
+
 
 class ObjectTree:
     """The folders below an address: what `Megatron` needs to know of its run. Each folder is listed when it is asked for."""
 
     local = None
 
-    def __init__(self, target: str, address: ObjectAddress) -> None:
+    def __init__(self, target: str, address: ObjectAddress, nodes: NodesBucket | None = None) -> None:
         self.target, self.address = target, address
-        self._bucket = open_bucket(address)
+        self._nodes = nodes
+        self._bucket = nodes or open_bucket(address)
         self._listings: dict[str, Listing] = {}
 
     def list_folder(self, folder: str) -> Listing:
@@ -133,14 +152,25 @@ class ObjectTree:
         for folder in folders:
             inside = f"{folder}/" if folder else ""
             objects += [(inside + one.key.rpartition("/")[2], one) for one in self.list_folder(folder).objects]
-        return ObjectFolder(self.target, self.address, objects)
+        return ObjectFolder(self.target, self.address, objects, self._nodes)
 
     def open_checkpoint(self) -> ObjectFolder:
         """Return the files of a Hugging Face checkpoint: those at the top, and its chat templates."""
         inner = [CHAT_TEMPLATES] if CHAT_TEMPLATES in self.list_subfolders("") else []
         folder = self.open_folders(["", *inner])
         kept = [(name, folder._objects[name]) for name in folder.files if is_checkpoint_file(name)]
-        return ObjectFolder(self.target, self.address, kept)
+        return ObjectFolder(self.target, self.address, kept, self._nodes)
+
+    def open_file(self) -> ObjectFolder | None:
+        """Return the object that the target names itself, None where it names none. Raises CkptcheckError, EvidenceError."""
+        if (stored := self.find_file()) is None:
+            return None
+        parent, _, name = self.address.key.rpartition("/")
+        return ObjectFolder(self.target, replace(self.address, key=parent), [(name, stored)], self._nodes)
+
+    def open_parent(self) -> ObjectTree:
+        """Return the folder that the object lies in which the target names."""
+        return ObjectTree(self.target, replace(self.address, key=self.address.key.rpartition("/")[0]), self._nodes)
 
     def _key(self, name: str) -> str:
         return "/".join(filter(None, (self.address.key, name)))

@@ -59,6 +59,11 @@ class TensorLayout:
         """Bytes of all elements."""
         return prod(self.shape) * self.itemsize
 
+    @property
+    def files(self) -> frozenset[str]:
+        """The files that hold its elements."""
+        return frozenset(chunk.file for chunk in self.chunks)
+
     def cut(self, axis: int, begin: int, end: int, step: int = 1) -> TensorLayout:
         """Return the elements begin, begin + step, … before `end` along an axis. Raises LayoutError if they do not exist."""
         if axis >= len(self.shape) or not 0 <= begin <= end <= self.shape[axis]:

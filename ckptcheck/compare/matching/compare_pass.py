@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
 from ckptcheck.compare.matching.equality import CompareResult, CompareSpec, compare_elements
-from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile, list_versions
+from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile, find_common_nodes, list_versions
 from ckptcheck.runners.runner import Runner
 
 STEP_BYTES = 1 << 18
@@ -112,6 +112,10 @@ class SliceComparison:
     def weigh(self, unit: list[PairSlice]) -> int:
         """Return the bytes of the first side."""
         return sum(prod(part.shape) * self.pairs[part.pair][0].itemsize for part in unit)
+
+    def find_nodes(self, unit: list[PairSlice]) -> frozenset[str]:
+        """Return the nodes on whose disks the files lie."""
+        return find_common_nodes(self.files, {one.first.file for one in unit}, {one.second.file for one in unit})
 
     def list_objects(self) -> dict[str, str]:
         """Map each file to what changes when it is replaced."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.source import Source
     from ckptcheck.compare.bridge.family_table import FamilyTable
     from ckptcheck.compare.matching.quantized.weight import QuantizedWeight
+    from ckptcheck.runners.runner import Runner
 
 BUFFER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|rotary_pos_emb\.inv_freq|masked_bias|position_ids)$")
 """Buffers that older releases saved beside the weights and every loader recomputes."""
@@ -64,12 +65,14 @@ class ComparisonSide:
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
-def open_side(target: str, *, jobs: int | None = None, follow_links: bool = False) -> ComparisonSide:
-    """Open what the user named as one side of a comparison.
+def open_side(
+    target: str, *, jobs: int | None = None, follow_links: bool = False, runner: Runner | None = None
+) -> ComparisonSide:
+    """Open what the user named as one side of a comparison. runner: where its bytes will be read.
 
     Raises CkptcheckError if there is nothing to compare, EvidenceError if the checkpoint cannot be read completely.
     """
-    evidence = open_target(target, jobs=jobs, options=ScanOptions(follow_links=follow_links))
+    evidence = open_target(target, runner=runner, jobs=jobs, options=ScanOptions(follow_links=follow_links))
     if isinstance(evidence, Checkpoint):
         return build_checkpoint_side(evidence)
     from ckptcheck.compare.matching.megatron_side import build_megatron_side

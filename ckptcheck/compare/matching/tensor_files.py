@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptcheck.checkpoint.source import Source, describe_version
+from ckptcheck.checkpoint.source import Source, describe_version, find_nodes
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.text.file_io import open_regular_file
 
@@ -51,6 +52,10 @@ class TensorFiles:
     def list_versions(self) -> dict[str, str]:
         """Map each file to what changes when it is replaced."""
         return {name: describe_version(self._source, name) for name in self._source.files}
+
+    def find_nodes(self, files: Iterable[str]) -> frozenset[str]:
+        """Return the nodes of a cluster on whose disks these files lie; empty where any node can read them."""
+        return find_nodes(self._source, *files)
 
     @property
     def is_remote(self) -> bool:
@@ -138,6 +143,17 @@ def list_versions(sides: tuple[TensorFiles, TensorFiles]) -> dict[str, str]:
     """Map each file of both sides, ``A: name`` and ``B: name``, to what changes when it is replaced."""
     named = zip("AB", sides, strict=True)
     return {f"{side}: {name}": state for side, files in named for name, state in files.list_versions().items()}
+
+
+def find_common_nodes(
+    sides: tuple[TensorFiles, TensorFiles], first: Iterable[str], second: Iterable[str]
+) -> frozenset[str]:
+    """Return the nodes of a cluster on whose disks the files of both sides lie, or else those of one side.
+
+    Empty where any node can read them.
+    """
+    ours, theirs = sides[0].find_nodes(first), sides[1].find_nodes(second)
+    return (ours & theirs) or ours or theirs
 
 
 def _file_state(descriptor: int) -> tuple[int, int]:

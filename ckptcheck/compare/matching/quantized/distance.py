@@ -19,7 +19,7 @@ import numpy as np
 from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout
 from ckptcheck.compare.matching.pairing import TensorPair
 from ckptcheck.compare.matching.quantized.weight import DequantizedRows, QuantizedWeight
-from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile, list_versions
+from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile, find_common_nodes, list_versions
 from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
@@ -185,6 +185,11 @@ class QuantizedComparison:
     def weigh(self, unit: int) -> int:
         """Return the bytes of the first side."""
         return self.pairs[unit].first.nbytes
+
+    def find_nodes(self, unit: int) -> frozenset[str]:
+        """Return the nodes on whose disks the files lie."""
+        pair = self.pairs[unit]
+        return find_common_nodes(self.files, pair.first.files, pair.second.files)
 
     def list_objects(self) -> dict[str, str]:
         """Map each file to what changes when it is replaced."""

@@ -47,6 +47,11 @@ class QuantizedWeight(ABC):
         return None
 
     @property
+    def files(self) -> frozenset[str]:
+        """The files that hold its stored tensors."""
+        return frozenset().union(*(part.files for part in self.parts.values()))
+
+    @property
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes of the tensor that holds the numbers."""
