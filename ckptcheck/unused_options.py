@@ -31,7 +31,8 @@ TRAINER_OPTIONS = ("trainer", "tp", "pp", "ep", "device", "trainer_gpus", "train
 SOURCE_OPTIONS = (*TRAINER_OPTIONS, "engine_python", "hf_config", "despite_errors", "keep")
 """Options of ``refit --attach`` about what is started with SOURCE."""
 CONFORMANCE_UNUSED = (
-    "attach", *TRAINER_OPTIONS, "quantize", "ignore", "trainer_quantizer", "bucket_mb", "pause", "sleep_level", "steps", "perturb",
+    "attach", *TRAINER_OPTIONS, "quantize", "ignore", "trainer_quantizer", "send_draft", "bucket_mb", "pause", "sleep_level",
+    "steps", "perturb",
     "check_weights", "check_logprobs", "timeout", "record", "rollouts", "keep", "allow_write", "allow_remote",
 )  # fmt: skip
 """Options of ``refit`` about a trainer, servers and the length of a trial."""

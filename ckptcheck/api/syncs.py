@@ -56,6 +56,7 @@ def refit(
     trainer_gpus: str | None = None,
     engine_gpus: str | None = None,
     switch: Sequence[str] = (),
+    send_draft: bool = False,
     bucket_mb: float = 64.0,
     pause: str | None = None,
     sleep_level: int = 1,
@@ -97,6 +98,7 @@ def refit(
         trainer_gpus: GPUs that the trainer may see, comma-separated; None: all.
         engine_gpus: GPUs that the engine may see, comma-separated; None: all.
         switch: settings of the engine, as ``NAME=VALUE``.
+        send_draft: also send what the engine drafts with, in a session of its own.
         bucket_mb: MB of a bucket of the first sync.
         pause: what becomes of a request that runs during the sync; None: none runs.
         sleep_level: what becomes of the weights while the engine sleeps: 1 kept on the host, 2 dropped.
@@ -174,6 +176,7 @@ def refit(
         timeouts=parse_timeouts(timeout),
         pause=registry.choose_pause(engine, pause, chosen_transport, sleep_level),
         sleep_level=sleep_level,
+        send_draft=send_draft,
         decode=0 if fast else TrialSettings.decode,
     )
     loaded = load_rules()

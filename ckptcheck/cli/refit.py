@@ -38,7 +38,7 @@ from ckptcheck.unused_options import (
 TRIAL_OPTIONS = (
     "engine", "engine_tp", "engine_ep", "engine_pp", "engine_dp",
     "engine_mode", "transport", "quantize", "ignore", "trainer_quantizer", "dtype", "engine_gpus",
-    "switch", "bucket_mb", "pause", "steps", "perturb", "fast", "record", "rollouts", "sleep_level",
+    "switch", "send_draft", "bucket_mb", "pause", "steps", "perturb", "fast", "record", "rollouts", "sleep_level",
 )  # fmt: skip
 """Options of a trial. Servers that run already are taken as they are."""
 SERVER_OPTIONS = ("allow_write", "allow_remote")
@@ -132,6 +132,12 @@ def refit(
             help="A setting of the engine, repeatable: compilation=graphs, prefix_cache=off, …",
         ),
     ] = None,
+    send_draft: Annotated[
+        bool,
+        typer.Option(
+            "--send-draft", help="Also send what the engine drafts with (--switch draft=…), in a session of its own."
+        ),
+    ] = False,
     bucket_mb: Annotated[
         float, typer.Option(min=0.001, callback=finite, help="MB of a bucket of the first sync.")
     ] = 64.0,
@@ -266,8 +272,9 @@ def refit(
             engine_ep=engine_ep, engine_pp=engine_pp, engine_dp=engine_dp,
             engine_mode=engine_mode, transport=transport, quantize=quantize, ignore=ignore,
             trainer_quantizer=trainer_quantizer, dtype=dtype, device=device, trainer_gpus=trainer_gpus,
-            engine_gpus=engine_gpus, switch=switch or (), bucket_mb=bucket_mb, pause=pause, sleep_level=sleep_level, steps=steps,
-            perturb=perturb, fast=fast, check_weights=check_weights, check_logprobs=check_logprobs, hf_config=hf_config,
+            engine_gpus=engine_gpus, switch=switch or (), send_draft=send_draft, bucket_mb=bucket_mb, pause=pause,
+            sleep_level=sleep_level, steps=steps, perturb=perturb, fast=fast, check_weights=check_weights,
+            check_logprobs=check_logprobs, hf_config=hf_config,
             engine_python=engine_python, trainer_python=trainer_python, timeout=timeout or (), record=record,
             rollouts=rollouts, despite_errors=despite_errors, keep=keep, observer=out.TERMINAL,
         )  # fmt: skip

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from ckptcheck.refit.draft import add_untrained, find_untrained, measure_acceptance
+from ckptcheck.refit.draft import find_untrained, measure_acceptance
+from ckptcheck.refit.draft_weights import DraftWeights
 from ckptcheck.refit.engine_state import EngineState
 from ckptcheck.refit.expert_moves import ExpertMoves
 from ckptcheck.refit.expert_slots import Slots, read_slots
@@ -15,9 +16,6 @@ from ckptcheck.refit.observations import TrialObservations
 from ckptcheck.refit.scoring_inputs import ScoringInputs
 from ckptcheck.runtime.engines.base import Engine, HostScalars, SequenceScores, TensorDigests
 from ckptcheck.runtime.trainers.base import Trainer
-
-if TYPE_CHECKING:
-    from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class ColdLoads:
         self,
         start: StartEngine,
         folder: Path,
-        draft_source: Checkpoint | None,
+        draft: DraftWeights | None,
         observations: TrialObservations,
         inputs: ScoringInputs,
         state: EngineState,
@@ -63,8 +61,7 @@ class ColdLoads:
         Args:
             start: starts the engine, each time in a process of its own.
             folder: for the checkpoints.
-            draft_source: the checkpoint with the layers by which the engine drafts, which the cold loads get from there where the
-                trainer does not hold them; None without such layers.
+            draft: what the engine drafts with and the trainer does not hold, which the cold loads get from there; None without it.
             observations: tell what the trainer does not hold.
             inputs: what is scored.
             state: reads what an engine holds.
@@ -72,26 +69,30 @@ class ColdLoads:
             images: an image that is scored.
 
         """
-        self._start, self._folder, self._draft_source = start, folder, draft_source
+        self._start, self._folder, self._draft = start, folder, draft
         self._observations, self._inputs, self._state, self._experts = observations, inputs, state, experts
         self._images = images
 
     def observe_trainer(self, trainer: Trainer) -> None:
-        """Note what the trainer holds, and which layers of the draft it does not hold."""
+        """Note what the trainer holds, and which layers of the draft it does not hold and no sync brings."""
         observations = self._observations
         observations.trainer, observations.weights = trainer.info, tuple(trainer.weights())
-        if self._draft_source is not None:
-            observations.untrained = find_untrained(
-                self._draft_source, {weight.name for weight in observations.weights}
-            )
+        if (draft := self._draft) is not None:
+            exported = {weight.name for weight in observations.weights}
+            lacking = () if draft.is_own_model else find_untrained(draft.source, exported)
+            draft.hold(lacking)
+            if draft.is_sent:
+                observations.sent_draft = draft.names
+            else:
+                observations.untrained = lacking
 
     def start(self, trainer: Trainer, step: int) -> Engine:
         """Save the trainer's weights, and start the engine cold from them."""
         folder = self._folder / f"step{step}"
         folder.mkdir()
         trainer.save(folder)
-        if self._draft_source is not None and self._observations.untrained:
-            add_untrained(folder, self._draft_source, self._observations.untrained)
+        if self._draft is not None:
+            self._draft.save(folder)
         return self._start(folder)
 
     def measure(self, trainer: Trainer, step: int, *, has_scores: bool) -> ColdLoad:

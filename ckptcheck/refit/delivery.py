@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ckptcheck.refit.trace import RefitTrace, Sync
-from ckptcheck.refit.weight_names import DRAFT, trainer_weights
-
-OWN_SESSION = {
-    "vllm": ", which vLLM updates in a session of its own (start_draft_weight_update)",
-    "sglang": ", which SGLang updates unless the selector of the request is target",
-}
-"""Engine → how an update reaches its draft model. vLLM 0.32 entrypoints/rl/offline.py; SGLang 0.5.23 io_struct.py."""
+from ckptcheck.refit.weight_names import trainer_weights
 
 
 def describe_delivery(trace: RefitTrace, sync: Sync, engine_names: Collection[str]) -> str:
@@ -19,8 +13,6 @@ def describe_delivery(trace: RefitTrace, sync: Sync, engine_names: Collection[st
 
     A tensor counts as lost if all that it is built from was sent and the engine did not write it.
     """
-    if all(name.startswith(DRAFT) for name in engine_names):
-        return "; all of these are the draft model's" + OWN_SESSION.get(trace.engine.name if trace.engine else "", "")
     weights = {weight.name: weight for weight in trace.weights}
     # what the engine derives from parameters says nothing about them
     parameters = {name for (_, name), entry in sync.manifest.items() if entry.kind == "parameter"}

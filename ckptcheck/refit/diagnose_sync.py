@@ -14,7 +14,7 @@ from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit.fused_parts import Read, TensorPart, find_step_folders, list_parts, read_earlier
 from ckptcheck.refit.tensor_bits import read_bits
-from ckptcheck.refit.trace import Key, RankDiagnosis, Sync
+from ckptcheck.refit.trace import Key, RankDiagnosis, Sync, is_draft
 from ckptcheck.runtime.engines.base import Inspectable
 from ckptcheck.text.formatting import format_bytes
 
@@ -43,11 +43,12 @@ def diagnose_sync(
     the trainer exports. Every rank on which something differs is diagnosed by itself: ranks may have different faults. A failed
     diagnosis does not end the trial.
     """
-    small_keys = [key for key, (entry, _) in sync.differing_tensors.items() if entry.nbytes <= MAX_TENSOR_BYTES]
+    differing = {key: entry for key, (entry, _) in sync.differing_tensors.items() if not is_draft(key[1])}
+    small_keys = [key for key, entry in differing.items() if entry.nbytes <= MAX_TENSOR_BYTES]
     if not small_keys:
         return (
             replace(sync, no_diagnosis_reason=f"every differing tensor is larger than {format_bytes(MAX_TENSOR_BYTES)}")
-            if sync.differing_tensors
+            if differing
             else sync
         )
     names_by_rank: dict[int, list[str]] = {}

@@ -1,22 +1,17 @@
-"""Draft models: the tensors of theirs that no trainer sends, and how many of their tokens the engine accepts."""
+"""Draft models: what no trainer holds of them, and how many of their tokens the engine accepts."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from ckptcheck.runtime.trainers.remote import INDEX
 from ckptcheck.runtime.trainers.spawn import BUFFERS
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.runtime.engines.base import Engine
 
-FILE = "not-trained.safetensors"
-"""The file of a saved checkpoint with the tensors that the trainer does not hold."""
 FEWEST_GAINED = 0.2
 """Tokens that a draft model gains in a step at least; below that it guesses nothing that could get worse."""
 KEPT_SHARE = 0.8
@@ -60,23 +55,3 @@ def find_untrained(source: Checkpoint, exported: Collection[str]) -> tuple[str, 
         for name in source.tensors
         if name not in exported and not name.endswith(BUFFERS) and not (is_tied and name == "lm_head.weight")
     )
-
-
-def add_untrained(folder: Path, source: Checkpoint, names: Sequence[str]) -> None:
-    """Add tensors of the source to a checkpoint that a trainer saved, byte for byte: what else a release would be made of."""
-    header, chunks, end = {}, [], 0
-    for name in names:
-        tensor, file = source.tensors[name], source.tensor_to_file[name]
-        begin = source.shards[file].data_start + tensor.data_offsets[0]
-        chunks.append(source.source.read(file, begin, tensor.nbytes))
-        header[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "data_offsets": [end, end + tensor.nbytes],
-        }
-        end += tensor.nbytes
-    header_bytes = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
-    (folder / FILE).write_bytes(b"".join((len(header_bytes).to_bytes(8, "little"), header_bytes, *chunks)))
-    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    index["weight_map"] |= dict.fromkeys(names, FILE)
-    (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runtime.engines.known_issues import version_numbers
-from ckptcheck.runtime.engines.transports import find_transport
+from ckptcheck.runtime.engines.transports import Transport, find_transport, transports_of
 from ckptcheck.runtime.trainers.schemes import DEFAULT_IGNORE, SCHEMES, build_scheme
 
 BLOCK_FORMATS = ("nvfp4", "mxfp4", "mxfp8")
@@ -64,6 +64,20 @@ def require_engine_layout(engine: str, *, tp: int, ep: int, pp: int, dp: int) ->
     if tp % ep:
         raise CkptcheckError(
             f"--engine-ep {ep} does not divide the {tp} ranks of --engine-tp", f"--engine-tp {ep} --engine-ep {ep}"
+        )
+
+
+def require_draft_update(engine: str, transport: Transport, draft: str | None) -> None:
+    """Raise CkptcheckError if the draft cannot be sent: the engine has none, or a transport does not reach it."""
+    if draft is None:
+        raise CkptcheckError(
+            "--send-draft: the engine has no draft model", "--switch draft=mtp, or --switch draft=DIR, gives it one"
+        )
+    if not transport.reaches_draft:
+        usable = [row for row in transports_of(engine) if row.reaches_draft]
+        raise CkptcheckError(
+            f"--send-draft: {transport.name} does not bring {TITLES.get(engine, engine)} the weights of a draft model",
+            f"--transport {' or '.join(row.name for row in usable)}",
         )
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.consumers.engine_tensors import EXPERTS_TENSOR
-from ckptcheck.refit.weight_names import DRAFT, has_whole_experts, trainer_weights
+from ckptcheck.refit.trace import DRAFT
+from ckptcheck.refit.weight_names import has_whole_experts, trainer_weights
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint

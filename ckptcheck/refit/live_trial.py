@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,6 +106,7 @@ def run_live_trial(
     """
     from ckptcheck.checkpoint.open import open_checkpoint
     from ckptcheck.refit import feasibility
+    from ckptcheck.refit.draft_weights import DraftWeights, find_draft_folder
     from ckptcheck.refit.image_probe import find_image_token
     from ckptcheck.refit.placement import check_devices
     from ckptcheck.refit.source import open_source
@@ -142,6 +143,8 @@ def run_live_trial(
                 is_cpu_build=interpreter.is_cpu_build,
             )  # fmt: skip
         row = find_transport(engine.name, settings.transport)
+        if settings.send_draft:
+            feasibility.require_draft_update(engine.name, row, switches.draft)
         check_devices(row, engine.name, trainer.device, trainer.gpus, engine.gpus, engine.tp)
         embedding = ckpt.components.embedding
         if embedding is None:
@@ -152,6 +155,13 @@ def run_live_trial(
         first_step = plan_first_step(ckpt) if plan_first_step is not None else None
         exchange = stack.enter_context(TensorExchange(need=nbytes))
         scratch = (exchange.folder, *(() if source.keep else (folder,)))
+        draft = None
+        if switches.draft == "mtp" or (switches.draft is not None and settings.send_draft):
+            is_own_model = switches.draft != "mtp"
+            draft = DraftWeights(
+                open_checkpoint(switches.draft) if is_own_model else ckpt, is_own_model=is_own_model, dtype=dtype,
+                exchange=exchange.folder if settings.send_draft else None,
+            )  # fmt: skip
 
         def start_trainer() -> Trainer:
             """Start the trainer; the stack ends it."""
@@ -188,12 +198,14 @@ def run_live_trial(
         def start_engine(checkpoint: Path) -> Engine:
             """Start the engine in a process of its own."""
             ready = prepared.pop() if prepared else None
+            own_draft = find_draft_folder(checkpoint)
             # the next one is imported meanwhile: an engine starts on one core
             if next(starts) <= settings.steps:
                 prepared.append(prepare_engine())
             return registry.start_engine(
                 engine.name, checkpoint, dtype=dtype, ranks=engine.tp, expert_ranks=engine.ep, mode=engine.mode,
-                python=engine.python, gpus=engine.gpus, switches=switches, transport=settings.transport,
+                python=engine.python, gpus=engine.gpus, transport=settings.transport,
+                switches=switches if own_draft is None else replace(switches, draft=own_draft),
                 sleep_level=settings.sleep_level, scratch=scratch, prepared=ready,
                 context_len=context_len if first_step is None else max(context_len, first_step.context_len),
                 concurrent_sequences=1 if first_step is None else first_step.sequences,
@@ -208,7 +220,7 @@ def run_live_trial(
         trial = RefitTrial(
             source.target, start_trainer, start_engine, settings, vocabulary=ckpt.tensors[embedding].shape[0],
             block=PREFIX_CACHE_BLOCK, length=context_len, nbytes=nbytes, text=TrialTokenizer(ckpt.source), folder=folder,
-            source=ckpt if quantization is None else None, draft_source=ckpt if switches.draft == "mtp" else None,
+            source=ckpt if quantization is None else None, draft=draft,
             start_oracle=start_oracle if quantization is None else None, first_step=first_step,
             image_token=find_image_token(ckpt), say=observer.log,
             follow=observer.phase,

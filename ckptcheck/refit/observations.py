@@ -47,6 +47,7 @@ class TrialObservations:
     memory: list[int] = field(default_factory=list)
     replica_mismatch: dict[int, tuple[UnlikeReplicas, ...]] = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
+    sent_draft: tuple[str, ...] = ()
     acceptances: list[Acceptance] = field(default_factory=list)
     image_probes: list[ImageProbe] = field(default_factory=list)
     images_skipped: str = ""

@@ -12,7 +12,9 @@ def describe_proof(trace: RefitTrace) -> str:
     if trace.failed_phases or not trace.syncs:
         return ""
     source = trace.source_comparison
-    if _has_empty_step(trace) or (source is not None and (source.differing or source.missing)):
+    if _has_empty_step(trace) or (
+        source is not None and (source.differing or set(source.missing) - set(trace.sent_draft))
+    ):
         return ""
     compared = [sync for sync in trace.syncs if sync.manifest]
     if any(

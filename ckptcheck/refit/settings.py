@@ -25,6 +25,8 @@ class TrialSettings:
     logprobs: bool = True
     """Whether to compare logprobs."""
     timeouts: Timeouts = field(default_factory=Timeouts)
+    send_draft: bool = False
+    """Whether to send what the engine drafts with, and to move it in each step."""
     decode: int = 16
     """Number of tokens to decode greedily; 0 leaves out all scoring by decoding."""
     pause: str = ""

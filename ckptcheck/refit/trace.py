@@ -43,6 +43,15 @@ Key = tuple[int, str]
 """Rank and name of an engine's tensor."""
 
 
+DRAFT = "draft:"
+"""Prefix of the engine's names of a draft model's tensors."""
+
+
+def is_draft(name: str) -> bool:
+    """Return whether a tensor of the engine is a draft model's: what it holds changes no sample, only how fast they come."""
+    return name.startswith(DRAFT)
+
+
 @dataclass(frozen=True)
 class RankDiagnosis:
     """Why tensors of one rank of the engine differ from a cold load."""
@@ -71,6 +80,8 @@ class Sync:
     manifest: TensorDigests
     reference: TensorDigests
     """Manifest of the same engine, started cold from the same weights."""
+    draft_answer: UpdateResult | None = None
+    """The engine's answer to the update of its draft model, None where none was sent."""
     scalars: HostScalars = field(default_factory=dict)
     """Numbers that the engine keeps on the host after the sync, and after its first forward passes if there were any."""
     reference_scalars: HostScalars = field(default_factory=dict)
@@ -137,15 +148,22 @@ class Sync:
         }
 
     @property
+    def has_unwritten_parameter(self) -> bool:
+        """Whether marks are left in any tensor of the served model."""
+        return any(not is_draft(name) for _, name in self.unwritten_parts)
+
+    @property
     def has_wrong_parameter(self) -> bool:
-        """Whether any parameter, or copy of an expert, differs from the reference."""
+        """Whether any parameter of the served model, or copy of an expert, differs from the reference."""
         wrong_entries = [
             *self.missing_tensors.values(),
             *self.extra_tensors.values(),
             *self.unreadable_tensors.values(),
             *(entry for entry, _ in self.differing_tensors.values()),
         ]
-        return bool(self.wrong_slots) or any(entry.kind == "parameter" for entry in wrong_entries)
+        return bool(self.wrong_slots) or any(
+            entry.kind == "parameter" and not is_draft(entry.name) for entry in wrong_entries
+        )
 
 
 @dataclass(frozen=True)
@@ -222,6 +240,8 @@ class RefitTrace(EvidenceDefaults):
     """Step → weights of which the trainer's ranks hold different copies; empty if the trainer has one rank."""
     untrained: tuple[str, ...] = ()
     """Tensors of the source that the trainer does not export and a draft model needs; every cold load gets them from the source."""
+    sent_draft: tuple[str, ...] = ()
+    """Tensors that the engine drafts with and that are sent too, in a session of their own; () where nothing is."""
     acceptances: tuple[Acceptance, ...] = ()
     """Acceptance lengths of a draft model, after the cold load and after every sync that was scored; () without one."""
     image_probes: tuple[ImageProbe, ...] = ()

@@ -10,18 +10,18 @@ from math import isfinite
 from ckptcheck.refit.host_scalars import same_number
 from ckptcheck.refit.logprob_diff import LogprobDiff, compare_logprobs
 from ckptcheck.refit.module_errors import describe_module
-from ckptcheck.refit.trace import Key, RefitTrace, Scoring, Sync
+from ckptcheck.refit.trace import Key, RefitTrace, Scoring, Sync, is_draft
 from ckptcheck.refit.weight_names import trainer_weights
 from ckptcheck.runtime.engines.base import HostScalars, SequenceScores, UnwrittenElements
 from ckptcheck.text.formatting import count, join_truncated
 
 
 def wrong_parameters(sync: Sync) -> set[Key]:
-    """Return the parameters that the sync wrote whole and that differ from the reference."""
+    """Return the parameters of the served model that the sync wrote whole and that differ from the reference."""
     return {
         key
         for key, (entry, _) in sync.differing_tensors.items()
-        if entry.kind == "parameter" and key not in sync.unwritten_parts
+        if entry.kind == "parameter" and key not in sync.unwritten_parts and not is_draft(key[1])
     }
 
 
@@ -51,13 +51,16 @@ def _unchanged_parameters(before: Sync, sync: Sync) -> set[Key]:
 
 
 def iter_unwritten_parts(trace: RefitTrace) -> Iterator[tuple[Sync, dict[Key, UnwrittenElements]]]:
-    """Yield each sync before which marks were written, with what it did not write whole.
+    """Yield each sync before which marks were written, with what it did not write whole of the served model.
 
     A tensor is told once: not again in a later sync, and not where it was wrong before, or stale (REF003, REF004).
     """
     known: set[Key] = set()
     for sync in trace.syncs:
-        yield sync, {key: part for key, part in sync.unwritten_parts.items() if key not in known}
+        yield (
+            sync,
+            {key: part for key, part in sync.unwritten_parts.items() if key not in known and not is_draft(key[1])},
+        )
         known |= sync.unwritten_parts.keys() | wrong_parameters(sync)
 
 
@@ -201,7 +204,7 @@ HIDING = 1e-3
 def may_compute_otherwise(trace: RefitTrace) -> bool:
     """Whether the weights of the last sync are right, and trainer and engine differ, or could without passing the noise floor."""
     sync, engine, trainer = trace.syncs[-1] if trace.syncs else None, trace.engine, trace.trainer
-    if sync is None or engine is None or trainer is None or sync.has_wrong_parameter or sync.unwritten_parts:
+    if sync is None or engine is None or trainer is None or sync.has_wrong_parameter or sync.has_unwritten_parameter:
         return False
     if any(each.wrong for each in trace.export_comparisons):
         return False

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit import placement
 from ckptcheck.refit.cold_loads import ColdLoad, ColdLoads, StartEngine
+from ckptcheck.refit.draft_weights import DraftWeights
 from ckptcheck.refit.engine_state import EngineState
 from ckptcheck.refit.expert_moves import ExpertMoves
 from ckptcheck.refit.export_checks import ExportChecks
@@ -48,8 +49,8 @@ class RefitTrial:
     a process of its own. vocabulary: rows of the embedding. block: tokens that the engine's prefix cache keeps together, 0
     if it has no cache. length: tokens that the model has room for. nbytes: of the weights. text: the tokenizer, for a prompt
     that means something. folder: for the checkpoints that the trial writes. source: what the trainer loaded, to compare its export
-    with; None if it cannot be compared. draft_source: the checkpoint with the layers by which the engine drafts, which the cold
-    loads get from there where the trainer does not hold them; None without such layers. start_oracle: starts
+    with; None if it cannot be compared. draft: what the engine drafts with and the trainer does not hold;
+    None without it. start_oracle: starts
     transformers in float32 with a checkpoint; None if nothing does. first_step: is recorded after the first sync, None for
     none. image_token: stands for an image, None for a model that takes none. say: gets a line for each phase.
     """
@@ -68,7 +69,7 @@ class RefitTrial:
         text: TrialTokenizer | None = None,
         folder: Path,
         source: Checkpoint | None = None,
-        draft_source: Checkpoint | None = None,
+        draft: DraftWeights | None = None,
         start_oracle: StartOracle | None = None,
         first_step: FirstStep | None = None,
         image_token: int | None = None,
@@ -76,7 +77,7 @@ class RefitTrial:
         follow: FollowPhase | None = None,
     ) -> None:
         self._start_trainer, self._settings, self._say = start_trainer, settings, say
-        self._source, self._start_oracle, self._first_step = source, start_oracle, first_step
+        self._source, self._start_oracle, self._first_step, self._draft = source, start_oracle, first_step, draft
         self._trainer: Trainer
         inputs = ScoringInputs.for_trial(vocabulary, block, text or TrialTokenizer(), settings.decode, length)
         too_short = f"the model has room for {length} tokens, and the prefix cache keeps {block} together"
@@ -94,12 +95,10 @@ class RefitTrial:
         self._modules = ModuleSearch(observations, phases, folder, inputs.sequences[0])
         images = ImageProbes(image_token, inputs.sequences[0], observations)
         self._sleep = TrialSleep(settings.sleep_level, observations, phases, state)
-        cold_loads = self._cold_loads = ColdLoads(
-            start, folder, draft_source, observations, inputs, state, experts, images
-        )
+        cold_loads = self._cold_loads = ColdLoads(start, folder, draft, observations, inputs, state, experts, images)
         self._scores = TrialScores(observations, phases, inputs, state, cold_loads, self._modules, images)
         self._syncs = TrialSyncs(
-            settings, observations, phases, state, experts, cold_loads, inputs.prompt, folder, identities
+            settings, observations, phases, state, experts, cold_loads, inputs.prompt, folder, identities, draft
         )
 
     def run(self) -> RefitTrace:
@@ -219,7 +218,7 @@ class RefitTrial:
     def _record_first_step(self, first_step: FirstStep, engine: Engine) -> None:
         """Have the first step of a job recorded, unless the first sync did not bring the trainer's weights."""
         sync = self._observations.syncs[0]
-        if not sync.answer.ok or sync.has_wrong_parameter or sync.unwritten_parts:
+        if not sync.answer.ok or sync.has_wrong_parameter or sync.has_unwritten_parameter:
             self._say("no rollouts: the first sync did not bring the trainer's weights")
             return
         with self._phases.run("score", "record the first step"):
@@ -240,4 +239,6 @@ class RefitTrial:
             self._trainer.perturb(self._settings.perturb, seed=step)
         else:
             self._observations.steps.append(self._trainer.step(self._sequences, seed=step))
+        if self._draft is not None:
+            self._draft.step(self._settings.perturb, step)
         self._exports.compare_ranks(self._trainer, step)

@@ -11,6 +11,7 @@ from ckptcheck.refit.arrivals import noted_arrivals
 from ckptcheck.refit.borrowed_memory import find_unsynced_changes
 from ckptcheck.refit.cold_loads import ColdLoad, ColdLoads
 from ckptcheck.refit.diagnose_sync import diagnose_sync
+from ckptcheck.refit.draft_weights import DraftWeights
 from ckptcheck.refit.engine_state import EngineState
 from ckptcheck.refit.expert_moves import ExpertMoves
 from ckptcheck.refit.history.record import utc_now
@@ -20,7 +21,7 @@ from ckptcheck.refit.observations import TrialObservations
 from ckptcheck.refit.settings import TrialSettings
 from ckptcheck.refit.sync import send_weights
 from ckptcheck.refit.timed_update import timed_update
-from ckptcheck.refit.trace import Sync
+from ckptcheck.refit.trace import Sync, is_draft
 from ckptcheck.refit.trial_phases import TrialPhases
 from ckptcheck.runtime.engines.base import Engine, ScrambleResult
 from ckptcheck.runtime.trainers.base import Trainer
@@ -30,7 +31,7 @@ class TrialSyncs:
     """The syncs of one trial.
 
     prompt: of the request that runs during a sync, if one does. folder: has the checkpoints of the cold loads. identities: of
-    what the engine holds.
+    what the engine holds. draft: what the engine drafts with and the trainer does not hold, None without it.
     """
 
     def __init__(
@@ -44,14 +45,17 @@ class TrialSyncs:
         prompt: tuple[int, ...],
         folder: Path,
         identities: IdentityChecks,
+        draft: DraftWeights | None = None,
     ) -> None:
         self._settings, self._observations, self._phases = settings, observations, phases
         self._state, self._experts, self._cold_loads = state, experts, cold_loads
-        self._prompt, self._folder, self._identities = prompt, folder, identities
+        self._prompt, self._folder, self._identities, self._draft = prompt, folder, identities, draft
 
     def scramble(self, engine: Engine) -> ScrambleResult:
-        """Overwrite the weights with marks, but for a draft model of which the trainer sends nothing."""
-        return engine.scramble_weights(keep_draft=True) if self._observations.untrained else engine.scramble_weights()
+        """Overwrite the weights with marks, but for a draft model of which nothing is sent."""
+        if self._observations.sent_draft or self._observations.untrained:
+            return engine.scramble_weights(keep_draft=not self._observations.sent_draft)
+        return engine.scramble_weights()
 
     def compare_before(self, engine: Engine, step: int, reference: ColdLoad) -> None:
         """Note what the engine holds otherwise after the trainer's step, although nothing was sent."""
@@ -95,6 +99,11 @@ class TrialSyncs:
                     trainer, engine, bucket_bytes, self._settings.transport, f"sync-{number}", request
                 )
                 sync_end_time = time.monotonic()
+                draft_answer = (
+                    self._draft.send(engine, bucket_bytes, self._settings.transport)
+                    if self._draft is not None
+                    else None
+                )
             result = replace(result, seconds=result.seconds - noted.seconds)
             sync = Sync(
                 number=number,
@@ -105,6 +114,7 @@ class TrialSyncs:
                 bucket_names=tuple(bucket.names for bucket in buckets),
                 nbytes=sum(bucket.nbytes for bucket in buckets),
                 answer=result,
+                draft_answer=draft_answer,
                 sent=sent,
                 arrived=noted.arrived,
                 loaded=noted.loaded,
@@ -120,7 +130,7 @@ class TrialSyncs:
             if compares_weights:
                 sync = self._experts.compare(engine, sync, reference.slots)
                 self._identities.identify_engine(engine, number)
-            is_different = bool(sync.differing_tensors)
+            is_different = any(not is_draft(name) for _, name in sync.differing_tensors)
             sync = replace(sync, check_seconds=time.monotonic() - sync_end_time)
             if is_marked and compares_weights:
                 sync = replace(sync, unwritten_parts=engine.find_unwritten(), was_marked=True)

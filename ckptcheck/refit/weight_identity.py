@@ -20,7 +20,8 @@ from ckptcheck.compare.identity import Identity, TensorIdentity, leave_out_copie
 from ckptcheck.compare.matching.side import BUFFER
 from ckptcheck.errors import EvidenceError
 from ckptcheck.refit.fused_parts import list_parts
-from ckptcheck.refit.weight_names import DRAFT, EMBEDDING, HEAD, trainer_weights
+from ckptcheck.refit.trace import DRAFT
+from ckptcheck.refit.weight_names import EMBEDDING, HEAD, trainer_weights
 from ckptcheck.runtime.engines.base import TensorDigests, WeightPart
 from ckptcheck.runtime.trainers.base import ShardDigest, Weight
 from ckptcheck.text.formatting import join_truncated

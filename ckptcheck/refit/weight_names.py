@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 
 from ckptcheck.consumers.engine_tensors import EXPERTS_TENSOR, find_source_tensors
-from ckptcheck.refit.trace import Key, RefitTrace
+from ckptcheck.refit.trace import DRAFT, Key, RefitTrace
 from ckptcheck.runtime.trainers.base import Weight
 from ckptcheck.runtime.trainers.layout import ParallelLayout
 from ckptcheck.text.formatting import format_ranges, join_truncated
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-DRAFT = "draft:"
 EXPERT_NUMBER = re.compile(r"\.experts\.(\d+)\.")
 
 

@@ -13,14 +13,13 @@
 ## How to fix
 - The message says whether what was sent arrived at the engine's `load_weights`: if not, the transport lost it.
 - Send the tensor under the name that the engine's loader expects.
-- Draft and MTP models need an update of their own.
 
 ## When it can be wrong
 - A parameter that no checkpoint holds and that the engine fills itself at start keeps its marks. Please report it to
   us.
 
 ## Seen in
-NVIDIA-NeMo/RL#3259 (half of the layers under pipeline parallelism), sgl-project/sglang#27718 (draft models)
+NVIDIA-NeMo/RL#3259 (half of the layers under pipeline parallelism)
 """
 
 from collections.abc import Iterator

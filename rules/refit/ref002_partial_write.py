@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.refit.arrivals import describe_arrival
 from ckptcheck.refit.delivery import describe_stop
-from ckptcheck.refit.trace import Key, RefitTrace, Sync
+from ckptcheck.refit.trace import Key, RefitTrace, Sync, is_draft
 from ckptcheck.refit.trace_queries import iter_unwritten_parts, why_not_scrambled
 from ckptcheck.refit.weight_names import describe_origin, describe_ranks, weights_within
 from ckptcheck.runtime.engines.base import UnwrittenElements
@@ -55,7 +55,7 @@ def _find_lost(trace: RefitTrace, sync: Sync, rank: int) -> set[str]:
     """Return the trainer's weights that lie in what a rank did not get, of tensors that it got in part or not at all."""
     lost: set[str] = set()
     for (other, name), part in sync.unwritten_parts.items():
-        if other == rank:
+        if other == rank and not is_draft(name):
             spans = [*part.sentinel_ranges, *part.nan_ranges]
             lost |= {weight.name for weight in weights_within(trace, name, spans, part.total)[0]}
     return lost

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.refit.arrivals import describe_arrival
 from ckptcheck.refit.misplaced import describe_misplaced, find_misplaced
-from ckptcheck.refit.trace import Key, RefitTrace, Sync
+from ckptcheck.refit.trace import Key, RefitTrace, Sync, is_draft
 from ckptcheck.refit.trace_queries import stale_parameters, still_wrong_parameters, wrong_parameters, wrong_references
 from ckptcheck.refit.weight_names import describe_origin, describe_part_origin, describe_ranks
 from ckptcheck.text.formatting import count, join_truncated
@@ -131,9 +131,11 @@ def _compare_names(trace: RefitTrace, sync: Sync) -> Iterator[Problem]:
             "find what packed or emptied it; restart the engine",
         ),
     ):
-        names = sorted({name for (_, name), entry in entries.items() if entry.kind == "parameter"})
+        names = sorted(
+            {name for (_, name), entry in entries.items() if entry.kind == "parameter" and not is_draft(name)}
+        )
         if names:
-            reason = next(entry.opaque for entry in entries.values() if entry.kind == "parameter")
+            reason = next(entry.opaque for entry in entries.values() if entry.name in names)
             yield Problem(
                 f"after sync {sync.number}, {description.format(count(len(names), 'parameter'))}"
                 + (f" ({reason})" if entries is sync.unreadable_tensors else "")

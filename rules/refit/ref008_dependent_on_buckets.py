@@ -23,7 +23,7 @@ sgl-project/sglang#38298, sgl-project/sglang#14178
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.refit.trace import RefitTrace, is_draft
 from ckptcheck.refit.trace_queries import stale_parameters
 from ckptcheck.refit.weight_names import describe_origin
 from ckptcheck.text.formatting import format_bytes, join_truncated
@@ -48,7 +48,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         names = sorted({
             key[1]
             for key, entry in one.manifest.items()
-            if key in other.manifest and key not in skipped and entry.digest != other.manifest[key].digest
+            if key in other.manifest and key not in skipped and not is_draft(key[1]) and entry.digest != other.manifest[key].digest
         })  # fmt: skip
         if names:
             sizes = f" in buckets of {format_bytes(one.bucket_bytes)} and {format_bytes(other.bucket_bytes)}"

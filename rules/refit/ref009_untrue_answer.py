@@ -39,7 +39,7 @@ from ckptcheck.refit.trace_queries import wrong_references
 def check(trace: RefitTrace) -> Iterator[Problem]:
     for sync in trace.syncs:
         # where the cold load's checkpoint is wrong, nothing tells whether the engine is
-        is_wrong = bool(sync.unwritten_parts) or (sync.has_wrong_parameter and not wrong_references(trace, sync))
+        is_wrong = sync.has_unwritten_parameter or (sync.has_wrong_parameter and not wrong_references(trace, sync))
         if sync.answer.ok and is_wrong:
             yield Problem(f"sync {sync.number} reported success, but the engine holds other weights than were sent")
         elif not sync.answer.ok and sync.manifest and not is_wrong:

@@ -37,6 +37,7 @@ from ckptcheck.text.formatting import join_truncated
     on="refit",
     when=lambda trace: (
         any(each.after_sync > 1 for each in trace.acceptances)
+        and not trace.sent_draft
         and trace.engine is not None
         and (bool(trace.untrained) or trace.engine.facts.get("draft") == "model")
     ),

@@ -108,6 +108,13 @@ class FakeEngine(FakeMemory):
             True, "", 0.0, tuple(dict.fromkeys(returned)) if transport == "load_weights" else None, version
         )
 
+    def update_draft(self, parcels: Sequence[Bucket], transport: str) -> UpdateResult:
+        """Take the draft model's weights from files. Its fault is that it does nothing; with a name, that is what it says."""
+        for fault in self._has("draft"):
+            return UpdateResult(not fault.name, fault.name, 0.0)
+        self.write_draft({name: values for parcel in parcels for name, values in _opened(parcel)})
+        return UpdateResult(True, "", 0.0)
+
     def _deliver(self, name: str, values: NDArray[Any]) -> NDArray[Any] | None:
         """Return what arrives in the place of a tensor, None if nothing does, and note it."""
         if any(fault.name == name for fault in self._has("lost")):

@@ -50,6 +50,7 @@ class FakeMemory:
         self._is_calibrated = calibrated
         self._has_scratch = scratch
         self.faults = tuple(faults)
+        self.has_draft_session = False
         self._number, self._draft, self._packs = ranks, ("", "draft:") if draft else ("",), frozenset(empty)
         self.restart(tensors)
 
@@ -149,7 +150,7 @@ class FakeMemory:
                 found |= {(rank, "attn.bmm1_scale"): self._lazy_scales[rank], (rank, "attn.length"): self._forwards}
         return found
 
-    def scramble_weights(self, *, keep_draft: bool = False) -> ScrambleResult:
+    def scramble_weights(self, *, keep_draft: bool | None = None) -> ScrambleResult:
         """Mark parameters and the packed head."""
         self._live("scramble")
         names = set()
@@ -184,6 +185,14 @@ class FakeMemory:
                 found[rank, name] = UnwrittenElements(count, values.size, _runs(same), unset, _runs(blank))
         return found
 
+    def write_draft(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Write these tensors of the draft model, which an update of the others leaves alone from now on."""
+        self.has_draft_session = True
+        for held in self._ranks:
+            for name, values in tensors.items():
+                engine, span = self._spans[name]
+                held[f"draft:{engine}"].ravel()[span] = values.ravel()
+
     def _write(self, name: str, values: NDArray[Any], *, faulty: bool) -> None:
         import numpy as np
 
@@ -207,7 +216,7 @@ class FakeMemory:
                 continue
             own = self._change(name, values, rank) if faulty else values
             for prefix in self._draft:
-                if not (prefix and faulty and any(self._has("draft"))):
+                if not (prefix and faulty and (self.has_draft_session or any(self._has("draft")))):
                     held[prefix + engine].ravel()[span] = own.ravel()
 
     def _change(self, name: str, values: NDArray[Any], rank: int | None) -> NDArray[Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.refit.draft_weights import DraftWeights, find_draft_folder
 from ckptcheck.refit.first_step import FirstStep
 from ckptcheck.refit.settings import TrialSettings
 from ckptcheck.refit.trace import RefitTrace
@@ -290,6 +291,8 @@ class TrialCase(CaseTable, kw_only=True):
     """The acceptance lengths of its draft model, in the order in which the trial asks for them."""
     drafts: str = "model"
     """What its draft model is: model (of its own), or mtp."""
+    sends_draft: bool = False
+    """The draft model has a checkpoint of its own, and is sent too."""
     version: tuple[str, str] | None = None
     """The name and the version that it says of itself."""
     length: int = DEFAULT_CONTEXT_LEN
@@ -339,6 +342,8 @@ def run_trial_case(
             tensors, own, ranks=case.ranks, draft=case.draft, device=case.device, empty=case.empty, scratch=case.scratch,
             calibrated=case.calibrated,
         )  # fmt: skip
+        if (own_draft := find_draft_folder(checkpoint)) is not None:
+            engine.write_draft(load_file(Path(own_draft) / "model.safetensors"))
         if not started[1:]:
             trainer.followers.append(engine)
         if case.settings.get("pause") or case.flaws is not None:
@@ -368,9 +373,15 @@ def run_trial_case(
     (folder / "source").mkdir()
     save_file(weights(), folder / "source" / "model.safetensors")
     settings = TrialSettings(**{"bucket_bytes": 1000, "second_bucket_bytes": 300, "decode": 4, **case.settings})
+    draft = None
+    if case.sends_draft:
+        (folder / "drafting").mkdir()
+        save_file({name: values / 2 for name, values in weights().items()}, folder / "drafting" / "model.safetensors")
+        (folder / "drafting" / "config.json").write_text("{}", encoding="utf-8")
+        draft = DraftWeights(open_checkpoint(str(folder / "drafting")), is_own_model=True, exchange=folder)
     block = 4 if case.cache else 0
     return RefitTrial(
         "trial", lambda: trainer, start, settings, vocabulary=VOCABULARY, block=block, length=case.length, folder=folder,
         source=open_checkpoint(str(folder / "source")), start_oracle=lambda _: oracle if case.modules is not None else None,
-        first_step=first_step, image_token=1 if case.images else None, say=say,
+        draft=draft, first_step=first_step, image_token=1 if case.images else None, say=say,
     ).run()  # fmt: skip

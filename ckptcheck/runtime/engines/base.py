@@ -233,10 +233,11 @@ class Inspectable(Running, Protocol):
         """Return the numbers that the engine's modules keep on the host, on every rank."""
         ...
 
-    def scramble_weights(self, *, keep_draft: bool = False) -> ScrambleResult:
+    def scramble_weights(self, *, keep_draft: bool | None = None) -> ScrambleResult:
         """Overwrite every tensor that an update should write with sentinels, different for each tensor and element.
 
-        keep_draft: not those of a draft model, because the trainer does not send it.
+        keep_draft: whether to leave out those of a draft model, because the trainer does not send it; None: the engine leaves out
+        what comes from a checkpoint of its own.
         """
         ...
 

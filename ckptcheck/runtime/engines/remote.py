@@ -181,12 +181,14 @@ class RemoteEngine(ABC, Generic[Options]):
         """Return the numbers that the engine's modules keep on the host, on every rank."""
         return codec.decode_scalars(self._call_ranks("read_scalars"))
 
-    def scramble_weights(self, *, keep_draft: bool = False) -> ScrambleResult:
+    def scramble_weights(self, *, keep_draft: bool | None = None) -> ScrambleResult:
         """Overwrite parameters, and the derived tensors that updates rebuild, with sentinels.
 
-        keep_draft: leave a draft model as it is, because the trainer does not send it.
+        keep_draft: see `base.Inspectable`.
         """
-        return codec.decode_scramble(self._call_ranks("scramble_weights", *([True] if keep_draft else [])))
+        return codec.decode_scramble(
+            self._call_ranks("scramble_weights", *([] if keep_draft is None else [keep_draft]))
+        )
 
     def find_unwritten(self) -> Mapping[tuple[int, str], UnwrittenElements]:
         """Return the scrambled tensors that an update did not write completely."""
@@ -226,6 +228,11 @@ class RemoteEngine(ABC, Generic[Options]):
     ) -> UpdateResult:
         encoded = self._encode_buckets(buckets, transport)
         reply = self._call("update_weights", timeout=timeout, buckets=encoded, transport=transport, **arguments)
+        return codec.decode_update(reply)
+
+    def update_draft(self, buckets: Sequence[Bucket], transport: str) -> UpdateResult:
+        """Update the draft model in a session of its own. buckets: in files. transport: that of the policy's weights."""
+        reply = self._call("update_draft", buckets=self._encode_buckets(buckets, transport), transport=transport)
         return codec.decode_update(reply)
 
     def end_update(self) -> None:

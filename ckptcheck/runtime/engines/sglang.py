@@ -103,9 +103,11 @@ class SglangEngine(RemoteEngine[SglangOptions]):
         """
         return codec.decode_digests(self._call_ranks_by("digest_tensors", loader))
 
-    def scramble_weights(self, *, keep_draft: bool = False, loader: bool = False) -> ScrambleResult:
+    def scramble_weights(self, *, keep_draft: bool | None = None, loader: bool = False) -> ScrambleResult:
         """Overwrite parameters, and the derived tensors that updates rebuild, with sentinels. loader: see `digest_tensors`."""
-        return codec.decode_scramble(self._call_ranks_by("scramble_weights", loader, *([True] if keep_draft else [])))
+        return codec.decode_scramble(
+            self._call_ranks_by("scramble_weights", loader, *([] if keep_draft is None else [keep_draft]))
+        )
 
     def find_unwritten(self, *, loader: bool = False) -> Mapping[tuple[int, str], UnwrittenElements]:
         """Return the scrambled tensors that an update did not write completely. loader: see `digest_tensors`."""

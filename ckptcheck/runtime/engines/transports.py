@@ -36,6 +36,8 @@ class Transport:
     """Whether the engine gets all buckets as one stream, so that their size makes no difference."""
     has_session: bool = False
     """Whether an update has a beginning and an end at the engine, between which other calls can come."""
+    reaches_draft: bool = False
+    """Whether a draft model can be updated in this way, from files: by a session of its own, or by its own load_weights."""
     supports_inflight: bool = False
     """Whether the engine takes weights in this way while requests run (``--pause``)."""
 
@@ -55,7 +57,7 @@ TRANSPORTS: Mapping[str, tuple[Transport, ...]] = {
         Transport("reload", "reload_weights, one call for all buckets", joins_buckets=True, supports_inflight=True),
         Transport(
             "gloo", "the weight-transfer API with a gloo backend of ckptcheck",
-            sender="group", rendezvous="gloo", devices=("cpu",), needs_launch=True, has_session=True,
+            sender="group", rendezvous="gloo", devices=("cpu",), needs_launch=True, has_session=True, reaches_draft=True,
         ),
         Transport(
             "nccl", "the weight-transfer API over NCCL",
@@ -65,11 +67,13 @@ TRANSPORTS: Mapping[str, tuple[Transport, ...]] = {
             "ipc", "the weight-transfer API over CUDA IPC",
             sender="ipc", devices=("cuda",), needs_launch=True, has_session=True,
         ),
-        Transport("load_weights", "the model's own load_weights, one call a bucket"),
+        Transport("load_weights", "the model's own load_weights, one call a bucket", reaches_draft=True),
     ),
     "sglang": (
-        Transport("tensor", "update_weights_from_tensor", has_session=True, supports_inflight=True),
-        Transport("flattened_bucket", "update_weights_from_tensor with one buffer a bucket", has_session=True),
+        Transport("tensor", "update_weights_from_tensor", has_session=True, reaches_draft=True, supports_inflight=True),
+        Transport(
+            "flattened_bucket", "update_weights_from_tensor with one buffer a bucket", has_session=True, reaches_draft=True
+        ),
         Transport(
             "gloo", "update_weights_from_distributed over gloo",
             sender="group", rendezvous="gloo", has_session=True,

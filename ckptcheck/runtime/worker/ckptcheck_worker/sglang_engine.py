@@ -94,6 +94,7 @@ def _describe(engine: Any) -> dict[str, Any]:
             "sleep": str(_argument("enable_memory_saver")),
             "redundant_experts": str(_argument("ep_num_redundant_experts") or 0),
             "follows": str(not _argument("speculative_algorithm")),
+            "draft": sglang_options.draft_kind(_argument),
             "session": str(sglang_update.has_session()),
             **({"nccl": nccl} if nccl else {}),
             "gpus": ",".join(gpu for gpu in call_ranks("gpu_uuid", []) if gpu),
@@ -162,6 +163,13 @@ def update_weights(
     return dict(_run(_update(buckets, transport, flush, chosen)))
 
 
+def update_draft(buckets: list[dict[str, Any]], transport: str) -> dict[str, Any]:
+    """Update the draft model with weights from files, in a session of its own; return the result."""
+    _wait_until_idle()
+    update = sglang_update.Update(buckets, True, weight_version(), _new_path("checkpoint"), lambda: None, "draft")
+    return dict(_run(sglang_update.run_update(_engine(), transport, update)))
+
+
 def end_update() -> None:
     """End an update that a failure left open."""
     _run(sglang_update.end_update(_engine()))
@@ -171,7 +179,9 @@ async def _update(buckets: list[dict[str, Any]], transport: str, flush: bool, ve
     def wait_in_group() -> None:
         call_ranks("wait_in_group", [str(buckets[0]["address"]["key"])])
 
-    update = sglang_update.Update(buckets, flush, version, _new_path("checkpoint"), wait_in_group)
+    # no trainer sends what a draft model needs among the policy's weights
+    selector = "target" if sglang_options.draft_kind(_argument) and sglang_update.has_session() else "all"
+    update = sglang_update.Update(buckets, flush, version, _new_path("checkpoint"), wait_in_group, selector)
     return await sglang_update.run_update(_engine(), transport, update)
 
 
@@ -238,6 +248,11 @@ def generate(prompts: list[list[int]], samplings: list[dict[str, Any]], salt: st
         call_ranks("seed_sampler", [number])
 
     return sglang_generate.generate(_engine(), prompts, samplings, salt, seed_sampler)
+
+
+def acceptance_length(prompts: list[list[int]], tokens: int) -> float:
+    """Return the tokens per decode step over greedy responses, one request at a time: 1 where no proposed token is accepted."""
+    return sglang_generate.acceptance_length(_engine(), prompts, tokens)
 
 
 def tokenize(text: str, messages: list[dict[str, str]]) -> dict[str, list[int]]:
@@ -315,12 +330,14 @@ RPC_METHODS = {
     "call_ranks": call_ranks,
     "fetch_tensors": fetch_tensors,
     "update_weights": update_weights,
+    "update_draft": update_draft,
     "end_update": end_update,
     "update_inflight": update_inflight,
     "score": score,
     "score_by_decode": score_by_decode,
     "score_full_vocab": score_full_vocab,
     "generate": generate,
+    "acceptance_length": acceptance_length,
     "force_decode": force_decode,
     "tokenize": tokenize,
     "expert_routing": expert_routing,

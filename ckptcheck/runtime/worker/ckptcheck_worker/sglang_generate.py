@@ -59,6 +59,17 @@ def score_full_vocab(engine: Any, sequences: list[list[int]], vocabulary: int, p
     tensor_files.write_tensors(tables, {"kind": "file", "path": path})
 
 
+def acceptance_length(engine: Any, prompts: list[list[int]], tokens: int) -> float:
+    """Return the tokens per decode step over greedy responses, one request at a time: 1 where no proposed token is accepted."""
+    settings = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+    decoded = steps = 0
+    for prompt in prompts:
+        output = _generate(engine, [prompt], settings)[0]
+        # the prefill gives the first token
+        decoded, steps = decoded + len(output["output_ids"]) - 1, steps + output["meta_info"].get("spec_verify_ct", 0)
+    return decoded / steps if steps else 1.0
+
+
 def force_decode(
     engine: Any, prompts: list[list[int]], responses: list[list[int]], new_path: NewPath, ignore_eos: bool
 ) -> list[dict[str, Any]]:

@@ -25,7 +25,9 @@ def engine_arguments(switches: dict[str, Any]) -> dict[str, Any]:
     if "compilation" in switches:
         arguments["disable_cuda_graph"] = switches["compilation"] != "graphs"
         arguments["enable_torch_compile"] = switches["compilation"] == "inductor"
-    if "speculative" in switches and _has_gpu():
+    if "draft" in switches and _has_gpu():
+        arguments |= _draft_arguments(switches["draft"], switches.get("speculative", 1))
+    elif "speculative" in switches and _has_gpu():
         arguments |= _ngram_arguments(switches["speculative"])
     return arguments
 
@@ -37,6 +39,28 @@ def _ngram_arguments(tokens: int) -> dict[str, Any]:
     """
     breadth = dict.fromkeys(("speculative_ngram_min_bfs_breadth", "speculative_ngram_max_bfs_breadth"), 1)
     return {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": tokens + 1, **breadth}
+
+
+def _draft_arguments(draft: str, tokens: int) -> dict[str, Any]:
+    """Return the arguments for a draft model, or the model's own layers (mtp), that proposes so many tokens in one chain."""
+    chain = {"speculative_num_steps": tokens, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": tokens + 1}
+    if draft == "mtp":
+        return {"speculative_algorithm": "NEXTN", **chain}
+    return {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": draft, **chain}
+
+
+def draft_kind(value: Any) -> str:
+    """Return what proposes tokens: mtp, model (of another checkpoint), ngram, "" where nothing does.
+
+    value: returns an argument of SGLang by name.
+    """
+    algorithm = value("speculative_algorithm")
+    if not algorithm:
+        return ""
+    if algorithm == "NGRAM":
+        return "ngram"
+    # SGLang names the model itself where its own layers draft
+    return "mtp" if value("speculative_draft_model_path") in (None, value("model_path")) else "model"
 
 
 def _has_gpu() -> bool:
@@ -64,6 +88,8 @@ def applied_switches(value: Any, logprobs: str) -> dict[str, Any]:
     if chunk and chunk > 0:
         arguments["chunk"] = chunk
     if value("device") != "cpu":
-        proposes = value("speculative_algorithm") == "NGRAM"
-        arguments["speculative"] = value("speculative_num_draft_tokens") - 1 if proposes else 0
+        kind = draft_kind(value)
+        arguments["speculative"] = value("speculative_num_draft_tokens") - 1 if kind else 0
+        if kind in ("mtp", "model"):
+            arguments["draft"] = "mtp" if kind == "mtp" else value("speculative_draft_model_path")
     return arguments

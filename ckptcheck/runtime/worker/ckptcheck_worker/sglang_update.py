@@ -37,11 +37,14 @@ class Update:
     """A path at which a folder may be created and removed."""
     wait_in_group: Callable[[], None]
     """Makes the engine's ranks wait at a barrier of the process group, where the sender waits too."""
+    selector: str = "all"
+    """The models that it is for: target, draft or all."""
 
     def bucket_options(self, number: int) -> dict[str, Any]:
-        """Return the arguments that the last bucket (numbers count from 1) has differently: flush and version."""
+        """Return the arguments of a bucket (numbers count from 1). The last one has flush and version differently."""
         is_last = number == len(self.buckets)
-        return {"flush_cache": self.flush and is_last, "weight_version": self.version if is_last else None}
+        options = {"flush_cache": self.flush and is_last, "weight_version": self.version if is_last else None}
+        return options if self.selector == "all" else {**options, "selector": self.selector}
 
 
 @dataclass
@@ -116,7 +119,7 @@ async def _sleep_and_wake(engine: Any) -> None:
 
 async def _send_tensors(engine: Any, update: Update, progress: Progress, *, flatten: bool) -> None:
     """Send tensors in a session, one call a bucket. flatten: as one buffer a bucket."""
-    if not await _begin_session(engine, progress):
+    if not await _begin_session(engine, progress, update.selector):
         return
     for number, bucket in enumerate(update.buckets, 1):
         if await _comes_between(engine, bucket, progress):
@@ -159,7 +162,7 @@ def _collect_ipc_memory() -> None:
 
 
 async def _update_from_tensor(
-    engine: Any, payload: Any, load_format: str | None, flush_cache: bool, weight_version: str | None
+    engine: Any, payload: Any, load_format: str | None, flush_cache: bool, weight_version: str | None, **selected: str
 ) -> Answer:
     from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
     from sglang.srt.utils import MultiprocessingSerializer
@@ -170,6 +173,7 @@ async def _update_from_tensor(
         load_format=load_format,
         flush_cache=flush_cache,
         weight_version=weight_version,
+        **selected,
     )
     return _answer(await engine.tokenizer_manager.update_weights_from_tensor(request, None))
 
@@ -185,7 +189,7 @@ async def _receive_broadcast(engine: Any, update: Update, progress: Progress, *,
     if has_joined and has_barrier:
         update.wait_in_group()
     progress.begin = time.perf_counter()
-    if not has_joined or not await _begin_session(engine, progress):
+    if not has_joined or not await _begin_session(engine, progress, update.selector):
         return
     for number, bucket in enumerate(update.buckets, 1):
         if await _comes_between(engine, bucket, progress):
@@ -218,7 +222,7 @@ async def _leave_group(engine: Any, group: dict[str, Any]) -> Answer:
 
 
 async def _update_from_distributed(
-    engine: Any, bucket: dict[str, Any], flush_cache: bool, weight_version: str | None
+    engine: Any, bucket: dict[str, Any], flush_cache: bool, weight_version: str | None, **selected: str
 ) -> Answer:
     from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
 
@@ -229,6 +233,7 @@ async def _update_from_distributed(
         group_name=str(bucket["address"]["key"]),
         flush_cache=flush_cache,
         weight_version=weight_version,
+        **selected,
     )
     return _answer(await engine.tokenizer_manager.update_weights_from_distributed(request, None))
 
@@ -253,12 +258,15 @@ async def _load_from_disk(engine: Any, update: Update, progress: Progress) -> No
         shutil.rmtree(update.folder)
 
 
-async def _begin_session(engine: Any, progress: Progress) -> bool:
-    """Begin a session, where this SGLang has one; return whether weights may be sent: a begin that is refused ends the update."""
+async def _begin_session(engine: Any, progress: Progress, selector: str = "all") -> bool:
+    """Begin a session, where this SGLang has one; return whether weights may be sent: a begin that is refused ends the update.
+
+    selector: the models that it is for. What it restores at its begin it packs again at its end, also where nothing was sent.
+    """
     from sglang.srt.managers import io_struct
 
     if has_session():
-        request = io_struct.BeginWeightUpdateReqInput()
+        request = io_struct.BeginWeightUpdateReqInput(selector=selector)
         progress.answers.append(_answer(await engine.tokenizer_manager.begin_weight_update(request, None)))
         return progress.answers[-1][0]
     return True

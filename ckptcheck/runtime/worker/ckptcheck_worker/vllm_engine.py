@@ -145,6 +145,11 @@ def update_weights(buckets: list[dict[str, Any]], transport: str, version: str |
     return result
 
 
+def update_draft(buckets: list[dict[str, Any]], transport: str) -> dict[str, Any]:
+    """Update the draft model in a session of its own; return the result."""
+    return vllm_update.update_draft(_llm(), call_ranks, buckets, transport)
+
+
 def end_update() -> None:
     """End an update that a failure left open."""
     vllm_update.end_update(_llm())
@@ -289,6 +294,7 @@ RPC_METHODS = {
     "call_ranks": call_ranks,
     "fetch_tensors": fetch_tensors,
     "update_weights": update_weights,
+    "update_draft": update_draft,
     "end_update": end_update,
     "update_inflight": update_inflight,
     "score": score,

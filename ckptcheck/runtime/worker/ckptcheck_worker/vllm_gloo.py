@@ -1,13 +1,14 @@
 """A backend "gloo" for vLLM's weight-transfer API: the only way to use that API without a GPU.
 
 vLLM's own backends move the same bytes by NCCL or CUDA IPC; after the transfer vLLM's own code runs, the same for all backends.
+A bucket that names a file is read from there: a draft model's weights have no sender in the group.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from . import gloo, tensors
+from . import gloo, tensor_files, tensors
 
 NAME = "gloo"
 
@@ -43,6 +44,7 @@ def _gloo_backend() -> type:
         names: list[str]
         dtypes: list[str]
         shapes: list[list[int]]
+        file: dict[str, Any] | None = None
 
     class Gloo(WeightTransferEngine):  # type: ignore[misc]
         init_info_cls = Group
@@ -64,6 +66,9 @@ def _gloo_backend() -> type:
                 self.model.load_weights(self._received(update_info))
 
         def _received(self, bucket: GlooBucket) -> Any:
+            if bucket.file is not None:
+                yield from tensor_files.read_bucket({"address": bucket.file, "names": bucket.names})
+                return
             for name, dtype, shape in zip(bucket.names, bucket.dtypes, bucket.shapes):
                 tensor = torch.empty(shape, dtype=getattr(torch, tensors.TORCH[dtype]))
                 gloo.broadcast(self.process_group, tensor)
@@ -71,7 +76,8 @@ def _gloo_backend() -> type:
 
         def finish_weight_update(self) -> None:
             finalize_layerwise_reload(self.model, self.model_config)
-            self.process_group.barrier().wait()
+            if self.process_group is not None:
+                self.process_group.barrier().wait()
 
         def shutdown(self) -> None:
             self.process_group = None

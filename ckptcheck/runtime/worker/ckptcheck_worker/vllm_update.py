@@ -67,10 +67,10 @@ def load_weights(llm: Any, call_ranks: CallRanks, buckets: list[dict[str, Any]],
     return _load(call_ranks, buckets, raw=True)
 
 
-def _load(call_ranks: CallRanks, buckets: list[dict[str, Any]], raw: bool) -> dict[str, Any]:
+def _load(call_ranks: CallRanks, buckets: list[dict[str, Any]], raw: bool, *, is_draft: bool = False) -> dict[str, Any]:
     begin = time.perf_counter()
     try:
-        reports = call_ranks("load_weights", [buckets, raw])
+        reports = call_ranks("load_weights", [buckets, raw, *([True] if is_draft else [])])
     except Exception as error:
         return _result(begin, describe_error(error))
     errors = [f"rank {report['rank']}: {report['error']}" for report in reports if "error" in report]
@@ -103,6 +103,29 @@ def transfer(llm: Any, call_ranks: CallRanks, buckets: list[dict[str, Any]], ver
     call_ranks("fill_new_memory", [False])
     more = {"weight_version": _weight_version(llm), "refusal": refusal}
     return {**_result(begin, error, **more), "seconds": seconds}
+
+
+def update_draft(llm: Any, call_ranks: CallRanks, buckets: list[dict[str, Any]], transport: str) -> dict[str, Any]:
+    """Update the draft model with weights from files, in a session of its own; return the result.
+
+    transport: that of the policy's weights. load_weights calls the draft model's own loader, as frameworks that patch the model do.
+    """
+    begin, error = time.perf_counter(), ""
+    if transport == "load_weights":
+        return _load(call_ranks, buckets, raw=True, is_draft=True)
+    call_ranks("fill_new_memory", [True])
+    try:
+        if not hasattr(llm, "start_draft_weight_update"):
+            raise RuntimeError("this vLLM has no session for a draft model; 0.28 has one")
+        llm.start_draft_weight_update()
+        for bucket in buckets:
+            info = {key: bucket[key] for key in ("names", "dtypes", "shapes")}
+            llm.update_weights({"update_info": {**info, "file": bucket["address"]}})
+        llm.finish_weight_update()
+    except Exception as exception:
+        error = describe_error(exception)
+    call_ranks("fill_new_memory", [False])
+    return _result(begin, error)
 
 
 def _interrupt(llm: Any, kind: str, version: str) -> str:

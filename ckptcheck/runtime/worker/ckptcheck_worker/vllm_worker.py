@@ -63,13 +63,14 @@ class Extension:
         manager = self.model_runner.get_model().lora_manager
         return inventory.digest_tensors(self.rank, vllm_lora.slot_tensors(manager, number))
 
-    def ckptcheck_scramble_weights(self, keep_draft: bool = False) -> dict[str, Any]:
+    def ckptcheck_scramble_weights(self, keep_draft: bool | None = None) -> dict[str, Any]:
         """Overwrite every parameter, and the derived tensors that updates rebuild, with sentinels.
 
-        keep_draft: the trainer sends no tensor of the draft model, so that it keeps its own.
+        keep_draft: whether the draft model keeps its weights; None: only one that comes from a checkpoint of its own does.
         """
+        keeps = self._ckptcheck_has_foreign_draft() if keep_draft is None else keep_draft
         report, self._ckptcheck_scrambled = inventory.scramble_weights(
-            self.rank, self._ckptcheck_tensors(), REBUILT, keep_draft or self._ckptcheck_has_foreign_draft()
+            self.rank, self._ckptcheck_tensors(), REBUILT, keeps
         )
         return report
 
@@ -78,27 +79,30 @@ class Extension:
         scrambled = getattr(self, "_ckptcheck_scrambled", {})
         return inventory.find_unwritten(self.rank, self._ckptcheck_tensors(), scrambled)
 
-    def ckptcheck_load_weights(self, buckets: list[dict[str, Any]], raw: bool) -> dict[str, Any]:
+    def ckptcheck_load_weights(
+        self, buckets: list[dict[str, Any]], raw: bool, is_draft: bool = False
+    ) -> dict[str, Any]:
         """Load all buckets by reload_weights, or raw: one after the other by the model's own load_weights, as frameworks that
-        patch the model do. Reports an exception instead of raising it.
+        patch the model do. is_draft: by that of the draft model, raw only. Reports an exception instead of raising it.
         """
         import torch
 
         try:
             with torch.no_grad(), self._ckptcheck_filled_memory():
                 if raw:
-                    return {"rank": self.rank, "loaded_names": self._ckptcheck_load_raw(buckets)}
+                    model = self._ckptcheck_draft() if is_draft else self.model_runner.get_model()
+                    return {"rank": self.rank, "loaded_names": self._ckptcheck_load_raw(model, buckets)}
                 stream = interruptions.read_stream(buckets)
                 self.reload_weights(weights_iterator=stream, is_checkpoint_format=True)  # type: ignore[attr-defined]
         except Exception as error:
             return {"rank": self.rank, "error": f"{type(error).__name__}: {error}"}
         return {"rank": self.rank, "loaded_names": None}
 
-    def _ckptcheck_load_raw(self, buckets: list[dict[str, Any]]) -> list[str] | None:
-        """Load buckets by the model's load_weights; return the names that it reports, None if it reports none."""
+    def _ckptcheck_load_raw(self, model: Any, buckets: list[dict[str, Any]]) -> list[str] | None:
+        """Load buckets by a model's load_weights; return the names that it reports, None if it reports none."""
         import torch
 
-        model, reports_names = self.model_runner.get_model(), True
+        reports_names = True
         loaded: set[str] = set()
         with torch.inference_mode():
             for bucket in buckets:
@@ -185,10 +189,13 @@ class Extension:
     def _ckptcheck_models(self) -> Iterator[tuple[str, Any]]:
         """Yield (prefix of its names, model) of the served model and of a draft model: an update has to reach both."""
         yield "", self.model_runner.get_model()
-        for attribute in ("drafter", "speculator"):
-            draft = getattr(getattr(self.model_runner, attribute, None), "model", None)
-            if draft is not None:
-                yield DRAFT_PREFIX, draft
+        if (draft := self._ckptcheck_draft()) is not None:
+            yield DRAFT_PREFIX, draft
+
+    def _ckptcheck_draft(self) -> Any:
+        """Return the draft model, None without one."""
+        drafters = (getattr(self.model_runner, attribute, None) for attribute in ("drafter", "speculator"))
+        return next((model for each in drafters if (model := getattr(each, "model", None)) is not None), None)
 
     def _ckptcheck_has_foreign_draft(self) -> bool:
         """Return whether the draft model comes from a checkpoint of its own; MTP layers come from the model's checkpoint."""
