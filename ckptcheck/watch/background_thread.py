@@ -19,18 +19,19 @@ POLL_SECONDS = 0.02
 """Seconds between the thread's looks for an action. To be woken by the job's thread would cost that thread up to milliseconds."""
 IDLE_SECONDS = 600.0
 """Seconds after which a thread without an action ends; the next action begins another."""
-EXIT_PATIENCE = 10.0
-"""Seconds for which the end of the process waits for checks: a metric's server may not answer."""
+EXIT_PATIENCE = 120.0
+"""Seconds for which the end of the process waits for checks: a busy machine loses none of them, and a disk that hangs ends it."""
 
 
 class BackgroundThread:
     """Runs actions one after the other in a daemon thread.
 
     The thread begins with the first action. A process that was forked begins one of its own, and leaves the actions of its parent
-    to its parent.
+    to its parent. exit_patience: seconds for which the end of the process waits for the actions.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exit_patience: float = EXIT_PATIENCE) -> None:
+        self.exit_patience = exit_patience
         self._begin()
 
     def _begin(self) -> None:
@@ -40,16 +41,17 @@ class BackgroundThread:
         self._is_running = False
         self._thread: threading.Thread | None = None
 
-    def submit(self, action: Callable[[], object], patience: float) -> bool:
+    def submit(self, action: Callable[[], object], patience: float, *, always: bool = False) -> bool:
         """Have an action run, and return whether it will.
 
-        It sees the context variables of the caller. It is refused where `MOST_WAITING` still wait after `patience` seconds.
+        It sees the context variables of the caller. It is refused where `MOST_WAITING` still wait after `patience` seconds, unless
+        it always has to run: then it must hold little memory while it waits.
         Raises RuntimeError where no thread can begin: the interpreter ends, or the process may have no more.
         """
         if self._process != os.getpid():
             self._begin()
         with self._changed:
-            if not self._changed.wait_for(lambda: len(self._actions) < MOST_WAITING, patience):
+            if not always and not self._changed.wait_for(lambda: len(self._actions) < MOST_WAITING, patience):
                 return False
             self._actions.append(partial(contextvars.copy_context().run, action))
             if self._thread is None:
@@ -103,4 +105,4 @@ _threads: weakref.WeakSet[BackgroundThread] = weakref.WeakSet()
 def _wait_for_checks() -> None:
     """Let the checks of the last syncs end before the process does."""
     for thread in list(_threads):
-        thread.wait(EXIT_PATIENCE)
+        thread.wait(thread.exit_patience)

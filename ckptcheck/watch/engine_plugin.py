@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckptcheck.watch.watch import Watch
 
 VARIABLE = "CKPTCHECK_WATCH"
-SETTINGS = ("record", "every", "share", "keep", "metrics")
+SETTINGS = ("record", "every", "share", "budget", "keep", "metrics")
 MOST_ENGINES = 64
 """Engines of one machine that may each keep a record of one name."""
 QUIET_SECONDS = 10.0
@@ -61,8 +61,8 @@ def parse_settings(text: str) -> dict[str, str]:
             raise ValueError(f"{pair} is none of {', '.join(f'{name}=…' for name in SETTINGS)}")
         if name in ("every", "keep") and not value.isdecimal():
             raise ValueError(f"{name} takes a whole number, not {value}")
-        if name == "share" and not re.fullmatch(r"\d+(\.\d+)?", value):
-            raise ValueError(f"share takes a number, not {value}")
+        if name in ("share", "budget") and not re.fullmatch(r"\d+(\.\d+)?", value):
+            raise ValueError(f"{name} takes a number, not {value}")
         settings[name] = value
     return settings
 
@@ -85,6 +85,7 @@ def open_watch(model: Any, name: str) -> Watch:
         record=_claim_record(record) if record is not None else None,
         every=int(settings.get("every", "1")),
         share=float(settings.get("share", "0.02")),
+        budget=float(settings.get("budget", "1.0")),
         keep=int(settings.get("keep", "100")),
         metrics=settings.get("metrics"),
     )

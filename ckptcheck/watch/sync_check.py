@@ -58,8 +58,7 @@ class SyncCheck:
         watch.attempt("write the record", lambda: watch.append(sync), once=True)
         previous = next((last for last in reversed(watch.last) if last.ok and last.is_digested), None)
         watch.attempt("judge the sync", self._judge)
-        for sink in watch.sinks:
-            watch.attempt("send its numbers", partial(self._measure, sink, previous))
+        self._send_numbers(previous)
         if self.report is not None:
             self._tell(self.report, error)
 
@@ -80,12 +79,36 @@ class SyncCheck:
     def _judge(self) -> None:
         self.report = self._watch.judge(self._sync)
 
-    def _measure(self, sink: MetricSink, previous: SyncRecord | None) -> None:
+    def leave_out_weights(self) -> None:
+        """Drop what was looked at, so that only that the sync took place is recorded. Call it before `run`."""
+        for digests in self._digests.values():
+            digests.clear()
+
+    def _send_numbers(self, previous: SyncRecord | None) -> None:
+        """Have the numbers sent: at once, or where the sync is checked in the background, beside the checks of the next ones."""
+        watch = self._watch
+        send = partial(self._send, previous, self.report)
+        if not watch.sinks or not self._is_in_background:
+            send()
+            return
+        try:
+            is_taken = watch.metrics_thread.submit(send, 0.0)
+        except RuntimeError:  # no thread can begin
+            send()
+            return
+        if not is_taken:
+            watch.say("the job syncs faster than its tracker takes the numbers, so it does not get those of some syncs")
+
+    def _send(self, previous: SyncRecord | None, report: Report | None) -> None:
+        for sink in self._watch.sinks:
+            self._watch.attempt("send its numbers", partial(self._measure, sink, previous, report))
+
+    def _measure(self, sink: MetricSink, previous: SyncRecord | None, report: Report | None) -> None:
         """Send the numbers of the sync, and its findings, to one place."""
         step = self._watch.number if self._sync.step is None else self._sync.step
         added = {f"{PREFIX}{name}": float(value) for name, value in self._added.items()}
-        sink.log({**measure_sync(self._sync, previous, self.report), **added}, step)
-        for finding in self.report.findings if self.report is not None else ():
+        sink.log({**measure_sync(self._sync, previous, report), **added}, step)
+        for finding in report.findings if report is not None else ():
             sink.alert(finding, step)
 
     def _tell(self, report: Report, error: BaseException | None) -> None:

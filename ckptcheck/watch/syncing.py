@@ -54,7 +54,7 @@ class Syncing:
         """The findings; None before `after`, and if the watch checked nothing. Waits for a check in the background."""
         if self._checked is None:
             return None
-        self._watch.wait()
+        self._watch.thread.wait()
         return self._checked.report
 
     def __enter__(self) -> Syncing:
@@ -206,11 +206,16 @@ class Syncing:
             return
         try:
             is_taken = watch.thread.submit(partial(self._checked.run, error), watch.schedule.budget)
+            if not is_taken:
+                watch.say(
+                    "the job syncs faster than its weights can be checked, so those of some syncs are not;"
+                    " every=n looks at each n-th"
+                )
+                # the record still has every sync, so that one which was left out does not look like one that never was
+                self._checked.leave_out_weights()
+                watch.thread.submit(partial(self._checked.run, error), 0.0, always=True)
         except RuntimeError:  # no thread can begin
             self._checked.run(error)
-            return
-        if not is_taken:
-            watch.say("the job syncs faster than its syncs can be checked, so some are not; every=n checks each n-th")
 
     def _see(self, item: Any) -> None:
         if not self._whole or self._unseen or self._over:

@@ -34,6 +34,8 @@ SMALL = 16 << 20
 """Bytes of weights below which the first syncs are checked before they end: milliseconds, and findings come where they arise."""
 FIRST = 16
 """The number of these syncs. What is wrong from the start shows in them, and a small sync takes less time than its check."""
+METRICS_PATIENCE = 10.0
+"""Seconds for which the end of the process waits for a tracker, whose server may not answer."""
 TAIL = 8
 """Number of digested syncs that the rules see at least, with the new one. ``ckptcheck refit history`` sees all of the file."""
 
@@ -74,7 +76,7 @@ class WatchState:
         self.sinks = open_sinks(metrics) if enabled else []
         self._keep, self._maker, self._has_claimed = keep, os.getpid(), False
         self.background, self.nbytes = background, 0
-        self.thread = BackgroundThread()
+        self._begin_threads()
         self.last: list[SyncRecord] = []
         """The last syncs that were checked."""
         self.number = 0
@@ -88,6 +90,11 @@ class WatchState:
         self._rules: list[Rule] = []
         self._said: set[tuple[str | None, ...]] = set()
         """The `_identify` of each finding on the syncs so far."""
+
+    def _begin_threads(self) -> None:
+        self.thread = BackgroundThread()
+        self.metrics_thread = BackgroundThread(METRICS_PATIENCE)
+        """Sends numbers: no record waits for a tracker that does not answer."""
 
     @property
     def is_in_background(self) -> bool:
@@ -106,8 +113,11 @@ class WatchState:
         return open_checkpoint(self._like) if self._like is not None else None
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until all syncs so far are checked and recorded, at most so many seconds; return whether they are."""
-        return self.thread.wait(seconds)
+        """Wait until all syncs so far are checked and recorded, and their numbers sent; return whether they are.
+
+        seconds: how long at most, for each of the two.
+        """
+        return self.thread.wait(seconds) and self.metrics_thread.wait(seconds)
 
     def append(self, sync: SyncRecord) -> None:
         """Append a sync to the record; another process that has the file already leaves this one a file beside it.
@@ -146,11 +156,12 @@ class WatchState:
             return False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the rules, which were loaded from files, and the thread: neither can be pickled."""
-        return {**self.__dict__, "_rules": [], "thread": None}
+        """Leave out the rules, which were loaded from files, and the threads: neither can be pickled."""
+        return {**self.__dict__, "_rules": [], "thread": None, "metrics_thread": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, thread=BackgroundThread())
+        self.__dict__.update(state)
+        self._begin_threads()
 
     def judge(self, sync: SyncRecord) -> Report:
         """Judge the last syncs, and return only the findings that are new with this one."""

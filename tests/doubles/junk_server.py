@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -53,6 +54,12 @@ class JunkServer:
             answer(request)
         else:
             status(200, answer)(request)
+
+    def wait_for_requests(self, number: int) -> None:
+        """Wait until so many requests came, a minute at most: a client that gave up may be faster than the server's thread."""
+        end = time.monotonic() + 60
+        while len(self.asked) < number and time.monotonic() < end:
+            self.over.wait(0.01)
 
     def __enter__(self) -> Self:
         self._thread.start()

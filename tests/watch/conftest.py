@@ -9,6 +9,7 @@ from ckptcheck.watch import Watch
 
 @pytest.fixture(autouse=True)
 def time_for_all_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a watch look at all tensors at each sync, however long that takes on a busy machine, unless the test says otherwise."""
+    """Let a watch look at all tensors at each sync, and before it ends, however busy the machine. A test may say otherwise."""
     monkeypatch.setitem(Watch.__init__.__kwdefaults__, "share", 1e6)
     monkeypatch.setitem(Watch.__init__.__kwdefaults__, "budget", 60.0)
+    monkeypatch.setitem(Watch.__init__.__kwdefaults__, "background", False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_it_records_what_a_watch_records_that_the_job_waits_for(
 
 def test_a_small_model_is_checked_beside_the_job_after_its_first_syncs(tmp_path: Path) -> None:
     engine, record = Engine(), tmp_path / "syncs.jsonl"
-    watch = Watch(module(engine), record=record)
+    watch = Watch(module(engine), record=record, background=None)
     run_syncs(watch, engine, range(watch_state.FIRST + 2))
     assert watch.wait(60)
     in_background = [bool(sync.background) for sync in open_history(record).syncs]
@@ -106,23 +107,50 @@ def test_the_job_goes_on_while_a_sync_is_checked(monkeypatch: pytest.MonkeyPatch
     assert [sync.step for sync in watch.last] == [0, 1, 2]
 
 
-def test_a_sync_is_left_out_where_checks_do_not_keep_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_a_sync_are_left_out_where_checks_do_not_keep_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(background_thread, "MOST_WAITING", 1)
-    goes_on, engine = threading.Event(), Engine()
-    watch = Watch(module(engine), background=True)
+    goes_on, record = threading.Event(), tmp_path / "syncs.jsonl"
+    watch = Watch(background=True, record=record)
     watch.thread.submit(lambda: goes_on.wait(60), 60)
     watch.thread.submit(lambda: goes_on.wait(60), 60)
-    watch.schedule.budget = 0.01
-    with pytest.warns(SyncWarning, match="syncs faster than its syncs can be checked"), watch(step=0):
-        pass
+    sync = watch(step=0)
+    sync.before()
+    list(sync.sent(weights(Engine(), 0).items()))
+    watch.schedule.budget = 0.01  # which is also the time that it waits for the thread
+    with pytest.warns(SyncWarning, match="syncs faster than its weights can be checked"):
+        sync.after()
     goes_on.set()
     assert watch.wait(60)
-    assert watch.last == []
+    assert [(sync.step, sync.is_digested) for sync in open_history(record).syncs] == [(0, False)], "it did take place"
+
+
+def test_a_tracker_that_does_not_answer_holds_up_no_record(tmp_path: Path) -> None:
+    answers, record, numbers = threading.Event(), tmp_path / "syncs.jsonl", list[int]()
+
+    def hang(_: Any, step: int) -> None:
+        answers.wait(60)
+        numbers.append(step)
+
+    watch = Watch(background=True, record=record, metrics=hang)
+    for step in range(8):
+        with warnings.catch_warnings(), watch(step=step) as sync:
+            warnings.simplefilter("ignore", SyncWarning)
+            list(sync.sent([("w.weight", f"{step:032x}")]))
+        assert watch.thread.wait(60)
+    assert any("does not get those of some syncs" in each for each in watch.said)
+    assert [sync.step for sync in open_history(record).syncs] == list(range(8))
+    assert numbers == []
+    answers.set()
+    assert watch.wait(60)
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= background_thread.MOST_WAITING
 
 
 def test_only_large_syncs_are_checked_beside_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine()
-    watch, raising = Watch(module(engine)), Watch(module(engine), on="raise", background=True)
+    watch, raising = Watch(module(engine), background=None), Watch(module(engine), on="raise", background=True)
     run_syncs(watch, engine, range(1))
     assert not watch.is_in_background
     monkeypatch.setattr(watch_state, "SMALL", watch.nbytes - 1)
@@ -149,8 +177,6 @@ def test_a_large_model_of_which_the_first_sync_stops_at_its_budget_is_looked_at_
 
 def test_a_warning_that_a_filter_raises_ends_nothing() -> None:
     watch = Watch(on=lambda finding: 1 / 0, background=True)
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for step in range(3):

@@ -95,7 +95,8 @@ def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def record(tmp_path: Path, locks: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Watch a stand-in of vLLM, with a record."""
     # a busy machine must not make it look at a part of the tensors
-    monkeypatch.setenv("CKPTCHECK_WATCH", f"record={tmp_path}/syncs.jsonl,share=1000")
+    monkeypatch.setenv("CKPTCHECK_WATCH", f"record={tmp_path}/syncs.jsonl,share=1000,budget=60")
+    monkeypatch.setattr(engine_plugin, "QUIET_SECONDS", 1e9)
     module = ModuleType("vllm.v1.worker.worker_base")
     module.WorkerBase = type("WorkerBase", (WorkerBase,), {})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm.v1.worker.worker_base", module)
@@ -317,7 +318,7 @@ def test_sglang_is_hooked_by_its_registry(tmp_path: Path, locks: None, monkeypat
     assert [len(sync.held) for sync in open_history(tmp_path / "syncs.jsonl").syncs] == [6] * 4
 
 
-@pytest.mark.parametrize("text", ["record", "record=", "color=red", "every=x", "share=all", "record=a,=b"])
+@pytest.mark.parametrize("text", ["record", "record=", "color=red", "every=x", "share=all", "budget=-1", "record=a,=b"])
 def test_settings_that_are_not_known_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is none of|takes a (whole )?number"):
         parse_settings(text)
@@ -372,7 +373,8 @@ def test_a_real_vllm_is_watched_without_a_line_of_its_job(tmp_path: Path) -> Non
     site = write_plugin_site(tmp_path / "site")
     environment = {
         **os.environ, "MODEL": str(tmp_path / "model"), "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
-        "CKPTCHECK_WATCH": f"record={tmp_path}/syncs.jsonl,share=1000", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
+        "CKPTCHECK_WATCH": f"record={tmp_path}/syncs.jsonl,share=1000,budget=60",
+        "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
     done = subprocess.run(

@@ -119,7 +119,7 @@ def test_vllm_watches_itself_in_a_job_of_trl(tmp_path: Path) -> None:
     """CKPTCHECK_WATCH alone. The engine sees what reaches it: a tensor that is lost on the way is one that is not sent."""
     record, lost = tmp_path / "syncs.jsonl", "model.layers.0.mlp.up_proj.weight"
     arguments = ("--watch", "engine", "--steps", "8", "--fault", f"3=lost:{lost}", "6=stale")
-    variables = {"CKPTCHECK_WATCH": f"record={record},share=1000"}
+    variables = {"CKPTCHECK_WATCH": f"record={record},share=1000,budget=60"}
     done = run("trl_grpo", tmp_path, *arguments, sites=[write_plugin_site(tmp_path / "site")], variables=variables)
     syncs = open_history(record).syncs
     assert [(sync.trainer, sync.engine) for sync in syncs] == [("", "vllm")] * 8
@@ -157,7 +157,7 @@ def test_a_job_of_verl_is_quiet_and_each_fault_in_it_is_named(tmp_path: Path) ->
         tmp_path,
         *("--steps", "10", "--fault", *faults),
         sites=[write_plugin_site(tmp_path / "site")],
-        variables={"CKPTCHECK_WATCH": f"record={engine},share=1000"},
+        variables={"CKPTCHECK_WATCH": f"record={engine},share=1000,budget=60"},
         timeout=1800,
     )
     assert said_of(tmp_path / "syncs.jsonl") == {

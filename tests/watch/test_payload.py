@@ -56,7 +56,7 @@ def test_a_delta_is_digested_and_one_that_comes_again_is_named(background: bool)
 
 def test_a_large_delta_is_checked_beside_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_state, "SMALL", 4096)
-    watch = Watch()
+    watch = Watch(background=None)
     for step in range(3):
         with watch(step=step) as sync:
             list(sync.sent(flushes(step)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -65,20 +64,23 @@ def test_a_gap_is_recorded_kept_and_said(tmp_path: Path) -> None:
     assert {finding.code for finding in report.findings} == {"PAR009", "PAR020", "PAR021", "PAR022"}
 
 
-def test_a_gap_that_lasts_is_said_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_a_gap_that_lasts_is_said_once(background: bool, tmp_path: Path) -> None:
     """Also when the watch forgets its first syncs meanwhile."""
-    trainer, engine, record = Trainer(), Side(), tmp_path / "syncs.jsonl"
-    watch = Watch(probe=Probe(fixed_sequences(50), engine.score, Side().score, every=1), record=record)
-    said: list[list[str]] = []
+    trainer, engine, record, said = Trainer(), Side(), tmp_path / "syncs.jsonl", list[str]()
+    watch = Watch(
+        probe=Probe(fixed_sequences(50), engine.score, Side().score, every=1),
+        record=record,
+        on=lambda finding: said.append(f"{finding.code} {finding.message.partition(':')[0]}"),
+        background=background,
+    )
     for step in range(24):
         engine.off = 0.25 if step in (5, *range(7, 22)) else 1e-7
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with watch(step=step) as syncing:
-                list(syncing.sent(trainer.export()))
+        with watch(step=step) as syncing:
+            list(syncing.sent(trainer.export()))
         trainer.step()
-        said.append([str(each.message)[:15] for each in caught])
-    assert {step: lines for step, lines in enumerate(said) if lines} == {5: ["HIS016 step 5: "], 7: ["HIS016 step 7: "]}
+    assert watch.wait(60)
+    assert said == ["HIS016 step 5", "HIS016 step 7"]
     findings = [finding.message for finding in api.history(record).findings]
     assert len(findings) == 2
     assert findings[1].endswith("it lasts for 15 probes, to step 21, and reaches 0.25")

@@ -36,13 +36,14 @@ def test_servers_that_report_no_version_do_not_show_in_it() -> None:
 
 
 def test_a_server_that_hangs_holds_up_no_sync_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_side, "SOON", 0.2)
     with JunkServer(sglang()) as server:
         watch = Watch(servers(server.url))
         with watch(step=0):
             pass
         server.asked.clear()
+        monkeypatch.setattr(engine_side, "SOON", 0.2)
         server.answers = dict.fromkeys(server.answers, server.hang)
         with pytest.warns(SyncWarning, match=r"did not answer within 0\.2 seconds"), watch(step=1):
             pass
+        server.wait_for_requests(2)
     assert [path for _, path, _ in server.asked] == ["/model_info", "/model_info"], "once before, and once after"

@@ -25,7 +25,7 @@ from tests.watch.toy import Trainer
 JOB = """
 import os, sys, time
 from ckptcheck.watch import Watch
-watch = Watch(record=sys.argv[1], background="BACKGROUND" in os.environ)
+watch = Watch(record=sys.argv[1], background="BACKGROUND" in os.environ, share=1e6, budget=600)
 for step in range(int(sys.argv[2])):
     with watch(step=step) as sync:
         list(sync.sent({f"w{number}": f"{step:032x}" for number in range(2000)}.items()))
@@ -109,7 +109,7 @@ def test_two_ranks_that_were_given_one_file_write_two(tmp_path: Path) -> None:
             jobs.append(job := start_job(path, 3, "waits", RANK=rank))
             assert job.stdout is not None
             assert job.stdout.readline() == "0\n"
-        said = [job.communicate("\n" * 3, timeout=60)[1] for job in jobs]
+        said = [job.communicate("\n" * 3, timeout=300)[1] for job in jobs]
     finally:
         for job in jobs:
             job.kill()
@@ -140,7 +140,7 @@ def test_a_job_that_ends_and_one_that_is_killed_while_syncs_are_checked_beside_t
     """What ends by itself waits for its checks; what is killed loses those that wait, and leaves a readable record."""
     path = tmp_path / "syncs.jsonl"
     done = start_job(path, 5, BACKGROUND="1")
-    assert done.communicate(timeout=60)[1] == ""
+    assert done.communicate(timeout=300)[1] == ""
     assert [sync.step for sync in read_record(path)[0]] == [0, 1, 2, 3, 4]
     job = start_job(path, 10_000, BACKGROUND="1")
     assert job.stdout is not None
