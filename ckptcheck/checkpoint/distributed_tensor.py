@@ -67,6 +67,22 @@ class DistributedTensor:
         )
 
 
+@dataclass(frozen=True)
+class RankShard:
+    """Where the part of a tensor that one rank has lies in the whole, before any of its elements is read."""
+
+    local: Any
+    """The part, as the pickle describes it."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    origin: tuple[int, ...]
+    """Index of the part's first element in the whole."""
+    is_copy: bool
+    """Whether another rank has the same part, and comes first in the mesh."""
+    ranks: int
+    """How many ranks the mesh has."""
+
+
 def is_distributed_global(module: str, name: str) -> bool:
     """Whether a global is needed to describe a DTensor: such a class, or one of WRAPPERS."""
     return (module, name) in WRAPPERS or (
@@ -104,6 +120,40 @@ def parse_distributed_tensor(stub: ObjectStub, plain: Callable[[Any], Any]) -> D
     coordinates = mesh.get("_coordinate_on_dim")
     is_known = isinstance(coordinates, (list, tuple)) and len(coordinates) == len(sizes)
     return DistributedTensor(local, placements, sizes, tuple(map(int, coordinates)) if is_known else None)
+
+
+def describe_shard(stub: ObjectStub) -> RankShard | None:
+    """Return which part of a DTensor a rank has; None where the pickle does not say, or in another way than by whole rows.
+
+    Each axis of the mesh cuts what the axes before it left, as `torch.chunk` does: parts of equal size, rounded up, of which the
+    last ones may be smaller or empty (torch/distributed/tensor/_utils.py `compute_local_shape_and_global_offset`).
+    """
+    try:
+        state = stub.arguments[-1]
+        parts = state if isinstance(state, tuple) else (state,)
+        fields = next(part for part in parts if isinstance(part, dict) and "_spec" in part)
+        spec, local = fields["_spec"].state, fields["_local_tensor"]
+        mesh = spec["mesh"].state
+        sizes, coordinates = _read_mesh(mesh, lambda tensor: tensor), mesh["_coordinate_on_dim"]
+        shape = tuple(map(int, spec["tensor_meta"].arguments[0]))
+        placements = [(each, _read_placement(each)) for each in spec["placements"]]
+        origin, extent, is_copy = [0] * len(shape), list(shape), False
+        for (stub_of, placement), size, place in zip(placements, sizes, coordinates, strict=True):
+            if placement.kind == "replicate":
+                is_copy = is_copy or place > 0
+                continue
+            if placement.kind != "shard" or placement.axis is None or stub_of.name.endswith("._StridedShard"):
+                return None
+            axis = range(len(shape))[placement.axis]
+            chunk = -(-extent[axis] // size)
+            begin = min(chunk * place, extent[axis])
+            origin[axis] += begin
+            extent[axis] = min(chunk, extent[axis] - begin)
+        if tuple(local.shape) != tuple(extent):
+            return None
+        return RankShard(local, shape, tuple(origin), is_copy, prod(sizes))
+    except (AttributeError, LookupError, TypeError, ValueError, StopIteration, OverflowError, ZeroDivisionError):
+        return None
 
 
 def _read_placement(stub: ObjectStub) -> Placement:

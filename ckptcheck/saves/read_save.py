@@ -31,6 +31,8 @@ from ckptcheck.compare.matching.side import build_checkpoint_side
 from ckptcheck.compare.matching.tensor_files import UnreadableFile
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.saves.find_saves import PICKLES, FoundSave, open_tree
+from ckptcheck.saves.rank_shards import OF_RANKS, FoundTensor, join_ranks, plan_joined_weights
+from ckptcheck.saves.sample import Sample
 from ckptcheck.saves.save import FileRecord, Save, TensorRecord
 from ckptcheck.saves.state_files import (
     JSON_FILES,
@@ -40,17 +42,14 @@ from ckptcheck.saves.state_files import (
     note_number,
     read_json_numbers,
     read_state_file,
+    share_name,
     walk,
 )
-from ckptcheck.text.formatting import count
+from ckptcheck.text.formatting import count, join_truncated
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SAMPLES = 256
-"""Elements of each weight that are kept: enough to see a tensor jump, and a kilobyte."""
-GOLDEN = 0.6180339887498949
-"""Steps of this share of a tensor spread over it evenly, and meet no column twice as often as another."""
 FLOATS = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
 OPTIMIZER = ("optim", "exp_avg", "momentum", "zero_pp_rank", "fp32_param", "opt_")
 """What stands in the path of an optimizer's tensor, or in the name of its file."""
@@ -58,8 +57,6 @@ NO_WEIGHT = ("rng", "random", "scheduler", "scaler", "sampler", "training_args",
 """What stands in the path of a tensor that belongs to neither."""
 NO_STATE = ("rng", "random_states", "training_args", "scaler")
 """Beginnings of the names of files that are not looked into."""
-OF_RANKS = re.compile(r"(?P<before>.*)world_size_(?P<ranks>\d{1,6})_rank_(?P<rank>\d{1,6})\.pt")
-"""Files that FSDP workers of verl write."""
 LEGACY = "model_optim_rng.pt"
 """Megatron's file of a rank, whose name says nothing of what it holds."""
 STATE_KEY = ("step", "iteration", "sched", "train_state", "param_groups", "progress", "trainer")
@@ -88,6 +85,8 @@ class SaveContents:
     plan: IdentityPlan | None = None
     weights: Mapping[str, TensorLayout] = field(default_factory=dict)
     states: dict[str, TensorLayout] = field(default_factory=dict)
+    copies: dict[str, TensorLayout] = field(default_factory=dict)
+    """Parts of weights and states that other ranks have as well."""
 
 
 def read_save(
@@ -248,8 +247,10 @@ def _note_files(source: Source, save: Save) -> None:
 
 def _read_state_files(contents: SaveContents, save: Save) -> None:
     """Read the counters in all files beside the weights, and find the tensors of torch.save files."""
-    source, weights = contents.source, dict(contents.weights)
+    source = contents.source
     takes_weights = contents.form == "torch.save files"
+    weights: list[FoundTensor] = []
+    states: dict[str, list[FoundTensor]] = {}
     for name in save.files:
         base = name.rpartition("/")[2]
         if base in JSON_FILES and save.files[name] <= MOST_JSON:
@@ -271,17 +272,36 @@ def _read_state_files(contents: SaveContents, save: Save) -> None:
         merge_numbers(name, content.counters, save.counters)
         merge_numbers(name, content.rates, save.rates)
         for path, layout in content.tensors.items():
-            full = f"{name}:{path}"
             called = (path if base == LEGACY else f"{base}:{path}").lower()
             if layout.dtype not in FLOATS or any(word in called for word in NO_WEIGHT):
                 continue
+            tensor = FoundTensor(name, path, layout, content.shards.get(path))
             if any(word in called for word in OPTIMIZER):
-                contents.states[full] = layout
+                states.setdefault(share_name(name), []).append(tensor)
             elif takes_weights:
-                weights[full] = layout
-    contents.weights = weights
+                weights.append(tensor)
+    for found in states.values():
+        joined = join_ranks(found)
+        kind = OF_RANKS.fullmatch(found[0].file)
+        contents.states |= joined.apart | {
+            f"{kind['before'] if kind else ''}{path}": whole for path, whole in joined.whole.items()
+        }
+        contents.copies |= joined.copies
     if takes_weights:
-        save.naming = "the files'"
+        _take_weights(weights, contents, save)
+
+
+def _take_weights(found: list[FoundTensor], contents: SaveContents, save: Save) -> None:
+    """Take the weights of torch.save files, under plain names where the ranks' parts can be joined to all of them."""
+    joined = join_ranks(found)
+    if joined.torn and not _list_missing_ranks(save):
+        save.defects.append(f"what the files of all ranks hold does not make one {join_truncated(joined.torn)}")
+    contents.weights, save.naming = {**joined.whole, **joined.apart}, "the files'"
+    contents.copies |= joined.copies
+    if joined.whole and not joined.apart:
+        contents.plan = plan_joined_weights(save.address, contents.source, joined.whole)
+        if contents.plan is not None:
+            contents.weights, save.naming = contents.plan.layouts, contents.plan.names
 
 
 def _digest(contents: SaveContents, save: Save, jobs: int | None, progress: Callable[[int, int], None] | None) -> None:
@@ -292,6 +312,7 @@ def _digest(contents: SaveContents, save: Save, jobs: int | None, progress: Call
 
     layouts = {("", name): layout for name, layout in contents.weights.items()}
     layouts |= {("s", name): layout for name, layout in contents.states.items()}
+    layouts |= {("copy", name): layout for name, layout in contents.copies.items()}
     sums: dict[tuple[str, str], Sums] = dict.fromkeys(layouts, (0, 0))
     by_file: dict[str, dict[tuple[str, str], Sums]] = {}
     samples = {key: Sample(layout) for key, layout in layouts.items() if not key[0] and layout.dtype in FLOATS}
@@ -310,6 +331,8 @@ def _digest(contents: SaveContents, save: Save, jobs: int | None, progress: Call
             progress(done, total)
     records: dict[str, dict[str, TensorRecord]] = {"": {}, "s": {}}
     for (kind, name), layout in layouts.items():
+        if kind == "copy":  # it is looked at as a part of its file
+            continue
         records[kind][name] = TensorRecord(
             layout.dtype,
             layout.shape,
@@ -330,38 +353,3 @@ def _digest_parts(held: Mapping[tuple[str, str], Sums]) -> FileRecord:
     for (kind, name), part in sorted(held.items()):
         state.update(json.dumps([kind, name, *part]).encode())
     return FileRecord(state.hexdigest(), len(held))
-
-
-class Sample:
-    """Elements of a tensor at places that depend on its shape alone, whichever way it is cut."""
-
-    def __init__(self, layout: TensorLayout) -> None:
-        import numpy as np
-
-        elements = prod(layout.shape)
-        number = min(elements, SAMPLES)
-        flat = (
-            np.arange(elements)
-            if elements <= SAMPLES
-            else (np.arange(1, number + 1) * GOLDEN % 1 * elements).astype(int)
-        )
-        self._dtype = layout.dtype
-        self._places = np.array(np.unravel_index(flat, layout.shape)) if layout.shape else np.zeros((0, number), int)
-        self._values = np.zeros(number, np.float32)
-
-    def take(self, values: NDArray[Any], origin: tuple[int, ...]) -> None:
-        """Take the elements that a rectangle holds. values: its elements as unsigned integers; origin: its first index."""
-        import numpy as np
-
-        from ckptcheck.values.dtypes import decode
-
-        inside = np.ones(len(self._values), bool)
-        for axis, (begin, size) in enumerate(zip(origin, values.shape, strict=True)):
-            inside &= (self._places[axis] >= begin) & (self._places[axis] < begin + size)
-        if inside.any():
-            index = tuple(self._places[axis][inside] - begin for axis, begin in enumerate(origin))
-            self._values[inside] = decode(self._dtype, np.ascontiguousarray(values[index]).reshape(-1))
-
-    def encode(self) -> bytes:
-        """Return the elements as float32 in little-endian order."""
-        return self._values.astype("<f4").tobytes()

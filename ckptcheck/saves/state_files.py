@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ckptcheck.checkpoint.distributed_tensor import RankShard, describe_shard
 from ckptcheck.checkpoint.megatron.stubs import StoredTensor, load_persistent, storage_span
 from ckptcheck.checkpoint.megatron.tensor import itemsize
 from ckptcheck.checkpoint.source import Source
@@ -47,6 +48,8 @@ class StateFile(NamedTuple):
 
     tensors: dict[str, TensorLayout]
     """Path within the file → where the tensor lies."""
+    shards: dict[str, RankShard]
+    """Path → which part it is, of those tensors that are parts of one that several ranks share."""
     counters: dict[str, float]
     rates: dict[str, float]
 
@@ -57,12 +60,16 @@ def read_state_file(source: Source, name: str) -> StateFile:
     archive = open_archive(lambda start, length: source.read(name, start, length), size)
     described, _ = archive.describe(STUBS, load_persistent)
     tensors: dict[str, TensorLayout] = {}
+    shards: dict[str, RankShard] = {}
     scalars: dict[str, list[tuple[str, StoredTensor]]] = {}
     counters: dict[str, float] = {}
     rates: dict[str, float] = {}
     try:
         for path, value in walk(described, WalkBudget(len(archive.pickle))):
             last = path.rpartition(".")[2]
+            if isinstance(value, RankShard):
+                shards[path] = value
+                value = value.local
             if isinstance(value, StoredTensor):
                 if value.shape in ((), (1,)) and last in COUNTERS:
                     scalars.setdefault(last, []).append((path, value))
@@ -78,7 +85,7 @@ def read_state_file(source: Source, name: str) -> StateFile:
             if number is not None and not NO_COUNTER.search(path):
                 key = path if len(found) == 1 else f"optimizer {last}"
                 counters[key] = max(number, counters.get(key, number))
-    return StateFile(tensors, counters, rates)
+    return StateFile(tensors, {path: shard for path, shard in shards.items() if path in tensors}, counters, rates)
 
 
 def read_json_numbers(raw: bytes) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
@@ -119,7 +126,10 @@ def note_number(path: str, value: Any, counters: dict[str, float], rates: dict[s
 
 
 def walk(value: Any, budget: WalkBudget, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the path of every tensor and plain number of an unpickled object. Raises UnreadablePickle where it has no end."""
+    """Yield the path of every tensor, part of a tensor and plain number of an unpickled object.
+
+    Raises UnreadablePickle where it has no end.
+    """
     budget.spend()
     if isinstance(value, (StoredTensor, int, float)):
         yield path, value
@@ -142,6 +152,9 @@ def walk(value: Any, budget: WalkBudget, path: str = "", depth: int = 0) -> Iter
 
 def _walk_local(value: ObjectStub, budget: WalkBudget, path: str, depth: int) -> Iterator[tuple[str, Any]]:
     """Yield the part of a DTensor that a rank holds: what describes the mesh is no tensor of the model."""
+    if (shard := describe_shard(value)) is not None:
+        yield path, shard
+        return
     state = value.arguments[-1] if value.arguments else None
     for part in state if isinstance(state, tuple) else (state,):
         if isinstance(part, dict) and "_local_tensor" in part:

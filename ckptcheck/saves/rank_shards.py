@@ -1,0 +1,139 @@
+"""Joins the parts of tensors that the ranks of FSDP write into files of their own, and gives the whole its plain name.
+
+verl writes ``model_world_size_8_rank_3.pt`` and ``optim_world_size_8_rank_3.pt``: dictionaries of DTensors, each of which says
+where its part lies in the whole. Joined, a save has the same tensors on any number of ranks, and an identity.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import NamedTuple
+
+from ckptcheck.checkpoint.components import Components
+from ckptcheck.checkpoint.config import Config, read_config
+from ckptcheck.checkpoint.distributed_tensor import RankShard
+from ckptcheck.checkpoint.layout import parse_layout
+from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.tensor import Tensor
+from ckptcheck.compare.bridge.families import find_family_table
+from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
+from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout
+from ckptcheck.compare.identity import IdentityPlan, plan_identity
+from ckptcheck.compare.matching.side import BUFFER, ComparisonSide
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.saves.find_saves import open_tree
+
+OF_RANKS = re.compile(r"(?P<before>.*)world_size_(?P<ranks>\d{1,6})_rank_(?P<rank>\d{1,6})\.pt")
+"""Files that FSDP workers of verl write."""
+CONFIG_FOLDER = "huggingface"
+"""Where verl puts the config of the model, below the files of the ranks."""
+
+
+class FoundTensor(NamedTuple):
+    """A tensor in a torch.save file."""
+
+    file: str
+    path: str
+    """Where it stands in the file."""
+    layout: TensorLayout
+    shard: RankShard | None
+    """Which part of a tensor it is; None where it is a whole one, or its file does not say."""
+
+    @property
+    def name(self) -> str:
+        """What no other tensor is called."""
+        return f"{self.file}:{self.path}"
+
+
+class JoinedTensors(NamedTuple):
+    """What became of the tensors of all files."""
+
+    whole: dict[str, TensorLayout]
+    """Path → tensor that was joined from the parts of all ranks."""
+    apart: dict[str, TensorLayout]
+    """Name → tensor of one file."""
+    copies: dict[str, TensorLayout]
+    """Name → part that another rank has as well."""
+    torn: list[str]
+    """Paths of tensors which the parts of all ranks do not give once."""
+
+
+def join_ranks(found: Iterable[FoundTensor]) -> JoinedTensors:
+    """Join the parts of tensors where all are there. Parts of a tensor that is not whole stay apart."""
+    joined = JoinedTensors({}, {}, {}, [])
+    groups: dict[str, list[FoundTensor]] = {}
+    for each in found:
+        name = OF_RANKS.fullmatch(each.file)
+        # A mesh of fewer ranks than there are files shares a part of the model, such as the experts of some ranks.
+        if name and each.shard is not None and each.shard.ranks == int(name["ranks"]):
+            groups.setdefault(each.path, []).append(each)
+        else:
+            joined.apart[each.name] = each.layout
+    for path, parts in groups.items():
+        whole = _join_parts(parts)
+        if whole is None:
+            joined.apart.update((part.name, part.layout) for part in parts)
+            joined.torn.append(path)
+            continue
+        joined.whole[path] = whole
+        joined.copies.update(
+            (part.name, part.layout) for part in parts if part.shard is not None and part.shard.is_copy
+        )
+    return joined
+
+
+def _join_parts(parts: list[FoundTensor]) -> TensorLayout | None:
+    """Return a tensor as the rectangles that its ranks have; None where they do not cover it once."""
+    first = parts[0]
+    if first.shard is None:
+        return None
+    shape, origins = first.shard.shape, set()
+    chunks: list[FileChunk] = []
+    for part in parts:
+        if part.shard is None or part.shard.shape != shape or part.layout.dtype != first.layout.dtype:
+            return None
+        if part.shard.is_copy or not prod(part.layout.shape):
+            continue
+        (chunk,) = part.layout.chunks
+        origins.add(part.shard.origin)
+        chunks.append(FileChunk(part.shard.origin, chunk.shape, chunk.file, chunk.offset, chunk.strides))
+    if len(origins) < len(chunks) or sum(prod(chunk.shape) for chunk in chunks) != prod(shape):
+        return None
+    return TensorLayout(first.layout.dtype, first.layout.itemsize, shape, tuple(chunks))
+
+
+def plan_joined_weights(address: str, source: Source, weights: Mapping[str, TensorLayout]) -> IdentityPlan | None:
+    """Say which plain tensors the joined weights of a model are; None where they do not fit their config."""
+    config = _find_config(address, source)
+    stored = {name: layout for name, layout in weights.items() if not BUFFER.search(name)}
+    tensors = {name: Tensor(layout.dtype, layout.shape, (0, layout.nbytes)) for name, layout in stored.items()}
+    components = Components(config, parse_layout(tensors), tensors)
+    side = ComparisonSide(
+        target=address,
+        source=source,
+        stored=stored,
+        dimensions=ModelDimensions.from_config(config),
+        config=config,
+        table=find_family_table(config),
+        tied=components.is_tied,
+        embedding=components.embedding or "model.embed_tokens.weight",
+        head=components.lm_head or "lm_head.weight",
+    )
+    try:
+        return plan_identity(side)
+    except CkptcheckError:
+        return None
+
+
+def _find_config(address: str, source: Source) -> Config | None:
+    try:
+        if "config.json" in source.files:
+            return read_config(source, "config.json")
+        tree = open_tree(address)
+        if CONFIG_FOLDER in tree.list_subfolders("") and tree.has_file(f"{CONFIG_FOLDER}/config.json"):
+            return read_config(tree.open_folders([CONFIG_FOLDER]), f"{CONFIG_FOLDER}/config.json")
+    except (CkptcheckError, OSError):
+        pass
+    return None
