@@ -85,6 +85,9 @@ def check_runner(runner: Runner | None, device: str = "cpu") -> Runner | None:
     from ckptcheck.runners.runner import Local
 
     if isinstance(runner, Parts):
+        from ckptcheck.checkpoint.objects.part_folder import open_part_folder
+
+        runner = Parts(open_part_folder(runner.folder))
         runner.read_command()
     elif runner is not None and device != "cpu":
         raise UsageError("--device has no effect where another machine scans the values")

@@ -25,24 +25,27 @@ def write_part(
     jobs: int | None = None,
     observer: Observer = SILENT,
     **options: Any,
-) -> Path:
+) -> StrPath:
     """Compute one part of what a verb reads and write it to a folder, which machines share; `join` makes the report of all parts.
 
     Args:
         verb: scan, manifest, verify or diff.
         targets: the arguments of the verb that have no name: checkpoints, and the manifest of verify.
         part: which part of how many: ``0/8`` to ``7/8``.
-        folder: where the parts are written. What an earlier run wrote there of the same files is not computed again.
+        folder: where the parts are written, also ``s3://bucket/folder``. What an earlier run wrote there of the same files is
+            not computed again.
         jobs: threads of this process; None: as many as there are cores, more where bytes come over the network.
         observer: receives messages and progress.
         options: further arguments of the verb, which `join` uses as well.
 
-    Returns the file. Raises EvidenceError where not everything could be read: the part is there, and a rerun reads the rest.
+    Returns its path, or its address in a store. Raises EvidenceError where not everything could be read: the part is there, and a
+    rerun reads the rest.
     """
     require_choice("verb", verb, PartVerb)
     require_ranges(jobs=jobs)
     import inspect
 
+    from ckptcheck.checkpoint.objects.part_folder import open_part_folder
     from ckptcheck.runners.parts import PartWriter
     from ckptcheck.scanning import run_passes
     from ckptcheck.text.addresses import is_remote_address
@@ -64,7 +67,7 @@ def write_part(
         raise UsageError(
             "parts are of values: --headers-only and --fix have no effect on one", hint="scan without --part"
         )
-    writer = PartWriter(Path(folder), part, verb, {"*": names, **given}, jobs=jobs)
+    writer = PartWriter(open_part_folder(os.fspath(folder)), part, verb, {"*": names, **given}, jobs=jobs)
     with observer.progress(f"part {part}") as progress:
         if verb == "scan":
             defaulted = {name: one.default for name, one in defaults.items() if one.kind is one.KEYWORD_ONLY}
@@ -83,7 +86,7 @@ def write_part(
     path = writer.write()
     known = f", {format_bytes(writer.known)} known from before" if writer.known else ""
     observer.log(f"part {part} written to {path}: {format_bytes(writer.computed)} read{known}")
-    return path
+    return path if is_remote_address(path) else Path(path)
 
 
 def join(
@@ -94,7 +97,7 @@ def join(
     Rules run here; they read headers, and single pieces of tensors, from the checkpoint.
 
     Args:
-        folder: the folder of the parts.
+        folder: the folder of the parts, also ``s3://bucket/folder``.
         output: file or ``s3://…`` that a manifest is written to; None: none. Reports are written by whoever asks for them.
         jobs: files read at a time; None: as many as there are cores.
         observer: receives messages and progress.
@@ -102,10 +105,11 @@ def join(
     Raises EvidenceError where a part is missing, doubled, of another plan or version, with the command that runs it again.
     """
     require_ranges(jobs=jobs)
+    from ckptcheck.checkpoint.objects.part_folder import open_part_folder
     from ckptcheck.linter.report import Reports
     from ckptcheck.runners.parts import Parts
 
-    parts = Parts(os.fspath(folder))
+    parts = Parts(open_part_folder(os.fspath(folder)))
     verb, recorded = parts.read_command()
     names, arguments = recorded["*"], {name: value for name, value in recorded.items() if name != "*"}
     if verb == "scan":

@@ -14,12 +14,13 @@ from ckptcheck.cli.options import (
     FollowLinks,
     Format,
     On,
-    Output,
     Part,
+    ReportOrParts,
     Verbose,
     WrittenOptions,
     find_runner,
     finite,
+    require_file,
 )
 
 
@@ -58,7 +59,7 @@ def diff(
     ] = "builtin",
     follow_links: FollowLinks = False,
     format: Format = "text",
-    output: Output = None,
+    output: ReportOrParts = None,
     fail_on: FailOn = "error",
     jobs: Annotated[int | None, typer.Option(min=1, help="Threads that compare.", show_default="cores")] = None,
     part: Part = None,
@@ -76,8 +77,9 @@ def diff(
             WrittenOptions(ctx), "diff", [first, second], part, output, jobs, ("format", "fail_on", "verbose"), cast=cast,
             rtol=rtol, atol=atol, previous=previous, base=base, critic=critic, bridge=bridge, follow_links=follow_links,
         )  # fmt: skip
+    file = require_file(output)
     report = api.diff(
         first, second, cast=cast, rtol=rtol, atol=atol, previous=previous, base=base, critic=critic, bridge=bridge,
         follow_links=follow_links, jobs=jobs, runner=find_runner(on), observer=out.TERMINAL,
     )  # fmt: skip
-    out.finish(report, format, output, fail_on, verbose=verbose)
+    out.finish(report, format, file, fail_on, verbose=verbose)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from ckptcheck import api
-from ckptcheck.cli.options import Format, Verbose, WrittenOptions
+from ckptcheck.cli.options import Format, Verbose, WrittenOptions, require_file
 from ckptcheck.errors import UsageError
 from ckptcheck.linter.report import FailOn
-from ckptcheck.text.addresses import is_remote_address
 
 
 def write_part(
@@ -20,7 +18,7 @@ def write_part(
     verb: api.PartVerb,
     targets: Sequence[str],
     part: str,
-    folder: Path | None,
+    folder: str | None,
     jobs: int | None,
     unused: Sequence[str] = (),
     **options: Any,
@@ -39,7 +37,9 @@ def write_part(
 
 
 def join(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that --part wrote to with -o.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="The folder, or s3:// address, that --part wrote to with -o.")
+    ],
     format: Format = "text",
     output: Annotated[
         str | None,
@@ -63,8 +63,6 @@ def join(
 
     joined = api.join(folder, output, jobs=jobs, observer=out.TERMINAL)
     if isinstance(joined, Reports):
-        if output is not None and is_remote_address(output):
-            raise UsageError("a report is written to a file", hint="name one with -o; a manifest may lie in a store")
-        out.finish(joined, format, Path(output) if output is not None else None, fail_on, verbose=verbose)
+        out.finish(joined, format, require_file(output), fail_on, verbose=verbose)
     if output is None:
         raise UsageError("the parts are of a manifest, which needs a file", hint="name it with -o")

@@ -16,14 +16,15 @@ from ckptcheck.cli.options import (
     Format,
     Like,
     On,
-    Output,
     Part,
+    ReportOrParts,
     StoredOutputFile,
     Target,
     TensorJobs,
     TrustConfig,
     WrittenOptions,
     find_runner,
+    require_file,
 )
 from ckptcheck.errors import UsageError
 
@@ -57,7 +58,7 @@ def manifest(
             "manifest",
             [target],
             part,
-            Path(output),
+            output,
             jobs,
             unused,
             like=like,
@@ -127,7 +128,7 @@ def verify(
     engine_python: EnginePython = None,
     follow_links: FollowLinks = False,
     format: Format = "text",
-    output: Output = None,
+    output: ReportOrParts = None,
     fail_on: FailOn = "error",
     jobs: TensorJobs = None,
     part: Part = None,
@@ -158,6 +159,7 @@ def verify(
             like=like,
             follow_links=follow_links,
         )
+    file = require_file(output)
     report = api.verify(
         target,
         manifest,
@@ -179,4 +181,4 @@ def verify(
         runner=find_runner(on),
         observer=out.TERMINAL,
     )
-    out.finish(report, format, output, fail_on)
+    out.finish(report, format, file, fail_on)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckptcheck import api
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.linter import report, reporters
+from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.unused_options import reject_flags
 
 if TYPE_CHECKING:
@@ -64,6 +65,15 @@ Format = Annotated[
     ),
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file.")]
+ReportOrParts = Annotated[
+    str | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write the report to a file; with --part: the folder, or s3:// address, of all parts.",
+    ),
+]
 FailOn = Annotated[report.FailOn, typer.Option(help="Exit with 1 on findings of this severity or a worse one.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Also list the rules that passed.")]
 Select = Annotated[list[str], typer.Option(help="Run only these rules: codes or prefixes of codes, IDX,CFG003.")]
@@ -193,6 +203,15 @@ FloorFile = Annotated[
         metavar="FILE", help="The noise floor of this model: a file of calibrate, or rollouts with equal weights."
     ),
 ]
+
+
+def require_file(output: str | None) -> Path | None:
+    """Return the file that a report is written to, None for none. Raises UsageError for an address in a store."""
+    if output is not None and is_remote_address(output):
+        raise UsageError(
+            "a report is written to a file", hint="name one with -o; parts and a manifest may lie in a store"
+        )
+    return None if output is None else Path(output)
 
 
 class WrittenOptions:

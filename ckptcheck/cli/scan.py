@@ -16,13 +16,14 @@ from ckptcheck.cli.options import (
     Format,
     Ignore,
     On,
-    Output,
     Part,
+    ReportOrParts,
     Select,
     Verbose,
     WrittenOptions,
     find_runner,
     finite,
+    require_file,
     split_list,
 )
 from ckptcheck.errors import UsageError
@@ -94,7 +95,7 @@ def scan(
         list[Path], typer.Option(metavar="DIR", help="Load further rules from this folder. Their code runs.")
     ] = [],  # noqa: B006
     format: Format = "text",
-    output: Output = None,
+    output: ReportOrParts = None,
     fail_on: Annotated[
         FailOn | None,
         typer.Option(help="Exit with 1 on findings of this severity or a worse one.", show_default="error"),
@@ -140,9 +141,10 @@ def scan(
             consumers=split_list(consumers), no_mmap=no_mmap, device=device, select=split_list(select),
             ignore=split_list(ignore), rules=rules, baseline=baseline, write_baseline=write_baseline, config=config,
         )  # fmt: skip
+    file = require_file(output)
     if fix and diff:
         raise UsageError("--fix makes the repairs and --diff only shows them; choose one")
-    require_distinct_outputs({"--stats": stats, "--write-baseline": write_baseline, "-o": output})
+    require_distinct_outputs({"--stats": stats, "--write-baseline": write_baseline, "-o": file})
     if diff:
         written.reject(REPORT_OPTIONS, "with --diff, which only shows what --fix would change")
     reject_unused_scan_options(
@@ -163,4 +165,4 @@ def scan(
         ignore=split_list(ignore), rules=rules, jobs=jobs, runner=find_runner(on), fix=fix, baseline=baseline,
         write_baseline=write_baseline, config=config, observer=out.TERMINAL,
     )  # fmt: skip
-    out.finish(reports, format, output, fail_on, verbose=verbose)
+    out.finish(reports, format, file, fail_on, verbose=verbose)

@@ -18,14 +18,11 @@ import msgspec
 
 from ckptcheck import __version__
 from ckptcheck.errors import CkptcheckError, EvidenceError, UsageError
+from ckptcheck.runners.part_folder import SUFFIX, DiskFolder, PartFolder
 from ckptcheck.runners.runner import Local, R, U, Work
-from ckptcheck.text.file_io import read_regular_file, replace_file
 from ckptcheck.text.formatting import join_truncated
 
 SCHEMA = "ckptcheck-part/1"
-SUFFIX = ".ckptcheck-part"
-LARGEST = 1 << 33
-"""Bytes of the largest part that is read."""
 PART = re.compile(r"(\d{1,7})/(\d{1,7})")
 MOST_COMMANDS = 3
 """Commands that a hint lists."""
@@ -81,10 +78,10 @@ def name_part(index: int, number: int) -> str:
     return f"part-{index:0{len(str(number - 1))}}-of-{number}{SUFFIX}"
 
 
-def describe_command(verb: str, arguments: Mapping[str, Any], part: str, folder: Path) -> str:
+def describe_command(verb: str, arguments: Mapping[str, Any], part: str, folder: str) -> str:
     """Return the command that makes a part.
 
-    >>> describe_command("scan", {"*": ["./my model"], "no_mmap": True, "select": ["VAL"]}, "3/7", Path("parts"))
+    >>> describe_command("scan", {"*": ["./my model"], "no_mmap": True, "select": ["VAL"]}, "3/7", "parts")
     "ckptcheck scan './my model' --no-mmap --select VAL --part 3/7 -o parts"
     """
     words = ["ckptcheck", verb, *map(str, arguments.get("*", ()))]
@@ -94,7 +91,7 @@ def describe_command(verb: str, arguments: Mapping[str, Any], part: str, folder:
             continue
         for one in value if isinstance(value, (list, tuple)) else [value]:
             words += [flag] if one is True else [flag, str(one)]
-    return shlex.join([*words, "--part", part, "-o", str(folder)])
+    return shlex.join([*words, "--part", part, "-o", folder])
 
 
 class PartWriter:
@@ -104,13 +101,20 @@ class PartWriter:
     """
 
     def __init__(
-        self, folder: Path, part: str, verb: str, arguments: Mapping[str, Any], *, jobs: int | None = None
+        self,
+        folder: str | Path | PartFolder,
+        part: str,
+        verb: str,
+        arguments: Mapping[str, Any],
+        *,
+        jobs: int | None = None,
     ) -> None:
         index, number = parse_part(part)
-        self._path = folder / name_part(index, number)
+        self._folder = DiskFolder(folder) if isinstance(folder, (str, Path)) else folder
+        self._name = name_part(index, number)
         self._jobs = jobs
         self._part = PartFile(SCHEMA, __version__, verb, dict(arguments), index, number)
-        self._old = _read_old(self._path, self._part)
+        self._old, self._known = _read_old(self._folder, self._name, self._part)
         self.computed, self.known = 0, 0
         """Bytes that were read for this part, and bytes of an earlier run's results."""
 
@@ -135,36 +139,43 @@ class PartWriter:
         done.is_whole &= dict(work.list_objects()) == objects
         self._part.passes[work.name] = done
 
-    def write(self) -> Path:
-        """Save the part, whole or not at all, and return its path. Raises CkptcheckError, EvidenceError where files changed."""
+    def write(self) -> str:
+        """Save the part, whole or not at all, and return its path or address.
+
+        Where another process wrote the same part meanwhile, and could read everything, that one stays. Raises CkptcheckError,
+        EvidenceError where files changed.
+        """
         changed = [name for name, one in self._part.passes.items() if not one.is_whole]
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         if self.computed or self._old is None or self._old.passes != self._part.passes:
-            replace_file(self._path, msgspec.msgpack.encode(self._part))
+            content = msgspec.msgpack.encode(self._part)
+            if not self._folder.write(self._name, content, self._known):
+                other, _ = _read_old(self._folder, self._name, self._part)
+                if other is None or not _are_whole(other, self._part.passes):
+                    self._folder.write(self._name, content, "*")
         if changed:
             raise EvidenceError(
                 f"part {self._part.label} could not read everything: {join_truncated(changed)}",
                 hint=f"run it again: {self.command}",
             )
-        return self._path
+        return self._folder.locate(self._name)
 
     @property
     def command(self) -> str:
         """The command that makes this part."""
-        return describe_command(self._part.verb, self._part.arguments, self._part.label, self._path.parent)
+        return describe_command(self._part.verb, self._part.arguments, self._part.label, self._folder.name)
 
 
 class Parts:
     """Runs no work: takes the results that parts in a folder hold."""
 
-    def __init__(self, folder: str | Path) -> None:
-        """Name the folder; the parts are read when they are needed."""
-        self._folder = Path(folder)
+    def __init__(self, folder: str | Path | PartFolder) -> None:
+        """Name the folder, which may be ``s3://bucket/folder``; the parts are read when they are needed."""
+        self.folder = folder
         self._parts: list[PartFile] = []
 
     def read_command(self) -> tuple[str, dict[str, Any]]:
         """Return the verb and the arguments of the parts. Raises EvidenceError where one is missing, doubled or of another plan."""
-        self._parts = self._parts or read_parts(self._folder)
+        self._parts = self._parts or read_parts(self.folder)
         return self._parts[0].verb, self._parts[0].arguments
 
     def run(self, work: Work[U, R], units: Sequence[U]) -> Iterator[tuple[U, R]]:
@@ -189,7 +200,7 @@ class Parts:
                 raise self._refuse(part, f"holds other results than this version writes: {error}") from error
 
     def _refuse(self, part: PartFile, text: str) -> EvidenceError:
-        command = describe_command(part.verb, part.arguments, part.label, self._folder)
+        command = describe_command(part.verb, part.arguments, part.label, _open(self.folder).name)
         # A rule may raise it, whose report shows the sentence alone.
         return EvidenceError(f"part {part.label} {text}; run it again: {command}")
 
@@ -227,74 +238,87 @@ def _decode(work: Work[U, R], share: PassPart) -> Iterator[R]:
     return map(decoder.decode, share.results)
 
 
-def _read_old(path: Path, part: PartFile) -> PartFile | None:
-    """Return what an earlier run of the same command saved; None where it did not, or as another version."""
+def _open(folder: str | Path | PartFolder) -> PartFolder:
+    return DiskFolder(folder) if isinstance(folder, (str, Path)) else folder
+
+
+def _read_old(folder: PartFolder, name: str, part: PartFile) -> tuple[PartFile | None, str | None]:
+    """Return what an earlier run of the same command saved, None where it did not or as another version; and its version there."""
     try:
-        old = _read_part(path)
+        stored = folder.read(name)
     except EvidenceError:
-        return None
-    same = (part.schema, part.version, part.verb, part.arguments, part.index, part.number)
-    return old if (old.schema, old.version, old.verb, old.arguments, old.index, old.number) == same else None
-
-
-def _read_part(path: Path) -> PartFile:
+        return None, None
     try:
-        return msgspec.msgpack.decode(read_regular_file(path, LARGEST), type=PartFile)
-    except OSError as error:
-        raise EvidenceError(f"cannot read {path}: {error.strerror or error}") from error
+        old = _decode_part(stored.content, name)
+    except EvidenceError:
+        return None, stored.version
+    same = (part.schema, part.version, part.verb, part.arguments, part.index, part.number)
+    is_same = (old.schema, old.version, old.verb, old.arguments, old.index, old.number) == same
+    return (old if is_same else None), stored.version
+
+
+def _are_whole(part: PartFile, like: Mapping[str, PassPart]) -> bool:
+    """Whether a part has whole results of the same passes."""
+    return all(
+        (one := part.passes.get(name)) is not None and one.is_whole and one.plan == mine.plan
+        for name, mine in like.items()
+    )
+
+
+def _decode_part(content: bytes, place: str) -> PartFile:
+    try:
+        return msgspec.msgpack.decode(content, type=PartFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise EvidenceError(
-            f"{path} is no part of ckptcheck: {error}", hint="remove it, and run the command again that wrote it"
+            f"{place} is no part of ckptcheck: {error}", hint="remove it, and run the command again that wrote it"
         ) from error
 
 
-def read_parts(folder: Path) -> list[PartFile]:
+def read_parts(where: str | Path | PartFolder) -> list[PartFile]:
     """Return the parts of a folder in order.
 
     Raises CkptcheckError where there is none, EvidenceError where one is missing, doubled, of another command or version.
     """
-    try:
-        paths = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX))
-    except OSError as error:
-        raise CkptcheckError(f"cannot list {folder}: {error.strerror or error}") from error
-    if not paths:
+    folder = _open(where)
+    names = folder.list_parts()
+    if not names:
         raise CkptcheckError(
-            f"{folder} holds no part",
-            hint=f"ckptcheck scan TARGET --part 0/8 -o {shlex.quote(str(folder))} writes the first of 8",
+            f"{folder.name} holds no part",
+            hint=f"ckptcheck scan TARGET --part 0/8 -o {shlex.quote(folder.name)} writes the first of 8",
         )
-    parts = {path: _read_part(path) for path in paths}
-    for path, part in parts.items():
+    parts = {name: _decode_part(folder.read(name).content, folder.locate(name)) for name in names}
+    for name, part in parts.items():
         if (part.schema, part.version) != (SCHEMA, __version__):
-            command = describe_command(part.verb, part.arguments, part.label, folder)
+            command = describe_command(part.verb, part.arguments, part.label, folder.name)
             raise EvidenceError(
-                f"{path.name} was written by ckptcheck {part.version}, and this is {__version__}",
+                f"{name} was written by ckptcheck {part.version}, and this is {__version__}",
                 hint=f"run it again: {command}",
             )
     plans = Counter(_command_of(part) for part in parts.values())
     usual = plans.most_common(1)[0][0]
-    for path, part in parts.items():
+    for name, part in parts.items():
         if _command_of(part) != usual:
-            command = describe_command(part.verb, part.arguments, part.label, folder)
+            command = describe_command(part.verb, part.arguments, part.label, folder.name)
             raise EvidenceError(
-                f"{path.name} is of another command than most parts: {command}",
-                hint=f"move {shlex.quote(str(path))} to a folder of its own",
+                f"{name} is of another command than most parts: {command}",
+                hint=f"move {shlex.quote(folder.locate(name))} to a folder of its own",
             )
-    by_index: dict[int, Path] = {}
-    for path, part in parts.items():
+    by_index: dict[int, str] = {}
+    for name, part in parts.items():
         if part.index in by_index:
             raise EvidenceError(
-                f"part {part.label} is there twice: {by_index[part.index].name} and {path.name}",
-                hint=f"remove {shlex.quote(str(path))}",
+                f"part {part.label} is there twice: {by_index[part.index]} and {name}",
+                hint=f"remove {shlex.quote(folder.locate(name))}",
             )
-        by_index[part.index] = path
+        by_index[part.index] = name
     one = next(iter(parts.values()))
     absent = [f"{index}/{one.number}" for index in range(one.number) if index not in by_index]
     if absent:
-        commands = [describe_command(one.verb, one.arguments, label, folder) for label in absent[:MOST_COMMANDS]]
+        commands = [describe_command(one.verb, one.arguments, label, folder.name) for label in absent[:MOST_COMMANDS]]
         more = f", and so the other {len(absent) - MOST_COMMANDS}" if len(absent) > MOST_COMMANDS else ""
         noun = "part" if len(absent) == 1 else "parts"
         raise EvidenceError(
-            f"{noun} {join_truncated(absent)} {'is' if len(absent) == 1 else 'are'} missing in {folder}",
+            f"{noun} {join_truncated(absent)} {'is' if len(absent) == 1 else 'are'} missing in {folder.name}",
             hint=f"run {'it' if len(absent) == 1 else 'them'}: {'; '.join(commands)}{more}",
         )
     return [parts[by_index[index]] for index in range(one.number)]

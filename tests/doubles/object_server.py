@@ -123,13 +123,22 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def do_PUT(self) -> None:
-        """Write an object; a fault of ``put KEY`` refuses it."""
+        """Write an object, on the conditions of the request; a fault of ``put KEY`` refuses it."""
         bucket, _, key = unquote(urlsplit(self.path).path).lstrip("/").partition("/")
         content = self.rfile.read(int(self.headers["Content-Length"]))
         fault = self.store.take_fault(f"put {key}")
         if fault is not None or bucket not in self.store.buckets:
             return self._send(fault.status if fault is not None else 404, b"<Error><Code>NoSuchBucket</Code></Error>")
-        self.store.buckets[bucket][key] = content
+        with self.store.lock:
+            objects = self.store.buckets[bucket]
+            must_be = self.headers["If-Match"]
+            is_new = "*" in (
+                self.headers["If-None-Match"],
+                "*" if self.headers["x-goog-if-generation-match"] == "0" else "",
+            )
+            if (is_new and key in objects) or (must_be and make_etag(objects.get(key, b"")) != must_be):
+                return self._send(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+            objects[key] = content
         return self._send(
             201 if self.store.kind == "az" else 200, b"{}", {"ETag": make_etag(content), "Last-Modified": TIME}
         )

@@ -40,6 +40,10 @@ class Bucket(Protocol):
         """Read a range of an object as it was listed. Raises RequestFailure, also where it was replaced since then."""
         ...
 
-    def write(self, key: str, content: bytes) -> None:
-        """Write an object, whole or not at all. Raises RequestFailure."""
+    def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
+        """Write an object, whole or not at all, and return whether it was written. Raises RequestFailure.
+
+        known: the ETag that it has to have until then, None where it must not be there; ``*``: write it in any case. What makes
+        no conditions writes it, too.
+        """
         ...

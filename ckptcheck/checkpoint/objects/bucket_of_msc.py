@@ -77,12 +77,13 @@ class MscBucket:
             raise RequestFailure(errno.ESTALE, "it was replaced while it was being read")
         return content
 
-    def write(self, key: str, content: bytes) -> None:
-        """Write an object, whole or not at all. Raises RequestFailure."""
+    def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
+        """Write an object, whole or not at all, on no condition. Raises RequestFailure."""
         try:
             self._client.write(key, content)
         except Exception as error:
             raise self._failure(error) from error
+        return True
 
     def _failure(self, error: Exception) -> RequestFailure:
         if isinstance(error, FileNotFoundError):

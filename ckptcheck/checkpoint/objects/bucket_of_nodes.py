@@ -115,7 +115,7 @@ class NodesBucket:
                 continue
         return call_on_node(nodes[-1], read_listed, placed.places[nodes[-1]], start, length)
 
-    def write(self, key: str, content: bytes) -> None:
+    def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
         """Raise RequestFailure: nothing is written there."""
         raise RequestFailure(errno.EROFS, "the disks of the nodes are only read")
 

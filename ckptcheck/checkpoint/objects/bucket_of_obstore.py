@@ -33,6 +33,8 @@ RETRIES = 8
 """How often a request is repeated that the server refuses for now; the waits grow to some 25 seconds."""
 FIRST_WAIT = 0.1
 """Seconds before the first repetition; each further wait is twice as long, with a random part."""
+MOST_AT_ONCE = 1 << 26
+"""Bytes that one request writes; more are written by several, on no condition."""
 BROKEN_READS = 3
 """How often an answer that broke off is asked for again."""
 MAX_OBJECTS = 200_000
@@ -118,14 +120,33 @@ class ObstoreBucket:
                 sleep(wait)
         return self._read_once(stored, start, end)
 
-    def write(self, key: str, content: bytes) -> None:
-        """Write an object, whole or not at all. Raises RequestFailure."""
-        import obstore
+    def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
+        """Write an object, whole or not at all, and return whether it was written. Raises RequestFailure.
 
+        known: the ETag that it has to have until then, None where it must not be there; ``*``: write it in any case, as where
+        the store makes no conditions, or the object is too large for one request.
+        """
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, NotSupportedError, PreconditionError
+
+        # Google Cloud Storage compares generations, and not ETags
+        is_bound = (known is None or (known != "*" and not self._root.startswith("gs:"))) and len(
+            content
+        ) <= MOST_AT_ONCE
         try:
+            if is_bound:
+                mode: Any = "create" if known is None else {"e_tag": known}
+                try:
+                    obstore.put(self._store, key, content, mode=mode, use_multipart=False)
+                    return True
+                except (AlreadyExistsError, PreconditionError):
+                    return False
+                except (NotSupportedError, NotImplementedError):
+                    pass
             obstore.put(self._store, key, content)
         except Exception as error:
             raise explain_failure(error, self._root, is_writing=True) from error
+        return True
 
     def _read_once(self, stored: StoredObject, start: int, end: int) -> bytes:
         import obstore

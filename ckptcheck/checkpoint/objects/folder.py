@@ -100,14 +100,14 @@ class ObjectTree:
     def __init__(self, target: str, address: ObjectAddress, nodes: NodesBucket | None = None) -> None:
         self.target, self.address = target, address
         self._nodes = nodes
-        self._bucket = nodes or open_bucket(address)
+        self.bucket: Bucket = nodes or open_bucket(address)
         self._listings: dict[str, Listing] = {}
 
     def list_folder(self, folder: str) -> Listing:
         """Return what lies directly in a folder below the target. Raises CkptcheckError, EvidenceError."""
         if folder not in self._listings:
             try:
-                self._listings[folder] = self._bucket.list_folder(self._key(folder))
+                self._listings[folder] = self.bucket.list_folder(self._key(folder))
             except RequestFailure as failure:
                 raise explain_target(failure) from failure
         return self._listings[folder]
@@ -115,7 +115,7 @@ class ObjectTree:
     def find_file(self) -> StoredObject | None:
         """Describe the object that the target names itself, None where it names none. Raises CkptcheckError, EvidenceError."""
         try:
-            return self._bucket.find(self.address.key) if self.address.key else None
+            return self.bucket.find(self.address.key) if self.address.key else None
         except RequestFailure as failure:
             raise explain_target(failure) from failure
 
@@ -144,7 +144,7 @@ class ObjectTree:
         stored = next((one for one in self.list_folder(folder).objects if one.key == key), None)
         if stored is None:
             raise FileNotFoundError(errno.ENOENT, "it is not in the bucket")
-        return self._bucket.read(stored, 0, most)
+        return self.bucket.read(stored, 0, most)
 
     def open_folders(self, folders: Iterable[str]) -> ObjectFolder:
         """Return the files directly in these folders, by their paths below the target."""

@@ -13,6 +13,8 @@ from urllib.request import urlopen
 import pytest
 
 import ckptcheck
+from ckptcheck.checkpoint.objects.address import parse_object_address
+from ckptcheck.checkpoint.objects.folder import open_bucket
 from ckptcheck.checkpoint.open import open_checkpoint
 from tests.paths import FIXTURES
 
@@ -63,11 +65,16 @@ def test_a_real_server(endpoint: str, tmp_path: Path) -> None:
     here, there = ckptcheck.scan(MOE).to_dict(), ckptcheck.scan(target, values=True).to_dict()
     assert {**there, "target": ""} == {**here, "target": ""}
     assert ckptcheck.manifest(target).tensors == ckptcheck.manifest(MOE).tensors
-    for index in range(3):
-        ckptcheck.write_part("scan", target, part=f"{index}/3", folder=tmp_path)
-    joined = ckptcheck.join(tmp_path)
-    assert isinstance(joined, ckptcheck.Reports)
-    assert joined[0].to_dict() == there
+    for folder in (str(tmp_path), "s3://models/parts/"):
+        for index in (0, 1, 2, 1):
+            ckptcheck.write_part("scan", target, part=f"{index}/3", folder=folder)
+        joined = ckptcheck.join(folder)
+        assert isinstance(joined, ckptcheck.Reports)
+        assert joined[0].to_dict() == there
+    bucket = open_bucket(parse_object_address("s3://models"))
+    assert [bucket.write("once", b"1", known=None), bucket.write("once", b"2", known=None)] == [True, False]
+    assert (first := bucket.find("once")) is not None
+    assert [bucket.write("once", b"3", known=first.etag), bucket.write("once", b"4", known=first.etag)] == [True, False]
     opened = open_checkpoint(target)
     assert opened.shards
     client.put_object(Bucket="models", Key="runs/a step/model.safetensors", Body=bytes(1 << 20))

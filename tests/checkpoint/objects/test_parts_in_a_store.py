@@ -1,0 +1,133 @@
+"""Parts that machines without a common file system write to an object store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+import ckptcheck
+from ckptcheck.errors import CkptcheckError, EvidenceError, OutputError
+from ckptcheck.runners.parts import PartFile
+from ckptcheck.values import value_pass
+from tests.doubles.object_server import Kind, ObjectServer
+from tests.paths import FIXTURES
+
+LLAMA = FIXTURES / "checkpoints" / "tiny-llama"
+TARGET, PARTS = "s3://models/runs/step_1", "s3://models/parts/"
+NAME = "parts/part-1-of-3.ckptcheck-part"
+
+
+@pytest.fixture(autouse=True)
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut the checkpoint, which is small, into many units."""
+    monkeypatch.setattr(value_pass, "READ_BYTES", 512)
+
+
+def write(index: int, folder: str = PARTS) -> object:
+    return ckptcheck.write_part("scan", LLAMA, part=f"{index}/3", folder=folder, select=["VAL"])
+
+
+@pytest.mark.parametrize("kind", ["s3", "gs", "az"])
+def test_the_report_of_one_machine(store: ObjectServer, kind: Kind) -> None:
+    folder, alone = f"{kind}://models/parts", ckptcheck.scan(LLAMA, select=["VAL"])
+    for index in (2, 0, 1):
+        assert write(index, folder) == f"{folder}/part-{index}-of-3.ckptcheck-part"
+    joined = ckptcheck.join(folder)
+    assert isinstance(joined, ckptcheck.Reports)
+    assert joined[0].to_dict() == alone.to_dict()
+    by_runner = ckptcheck.scan(LLAMA, select=["VAL"], runner=ckptcheck.Parts(folder))
+    assert by_runner.to_dict() == alone.to_dict()
+
+
+def test_the_command_line(store: ObjectServer, tmp_path: Any) -> None:
+    from ckptcheck.cli.app import build_app
+
+    app = build_app()
+
+    def run(*words: str) -> None:
+        with pytest.raises(SystemExit) as ended:
+            raise SystemExit(app(words, standalone_mode=False))
+        assert not ended.value.code
+
+    for verb, *words in (["scan", TARGET, "--values"], ["diff", str(LLAMA), TARGET], ["manifest", TARGET]):
+        for index in range(2):
+            run(verb, *words, "--part", f"{index}/2", "-o", f"s3://models/{verb}")
+        run("join", f"s3://models/{verb}", "-o", str(tmp_path / verb))
+    assert (tmp_path / "manifest").is_file()
+    assert len([key for key in store.buckets["models"] if key.endswith("-of-2.ckptcheck-part")]) == 6
+    for words in (["scan", TARGET], ["diff", TARGET, TARGET], ["verify", TARGET, str(tmp_path / "manifest")]):
+        with pytest.raises(CkptcheckError, match="a report is written to a file"):
+            app([*words, "-o", "s3://models/report"], standalone_mode=False)
+
+
+def test_what_is_done_is_not_computed_again(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(1)
+    content = store.buckets["models"][NAME]
+    store.fail("put ", 500)
+    monkeypatch.setattr(value_pass.BatchScan, "compute", None)
+    write(1)
+    assert store.buckets["models"][NAME] == content
+
+
+def test_a_missing_part_and_none(store: ObjectServer) -> None:
+    with pytest.raises(CkptcheckError, match="s3://models/parts/ holds no part"):
+        ckptcheck.join(PARTS)
+    write(0)
+    with pytest.raises(EvidenceError) as caught:
+        ckptcheck.join(PARTS)
+    command = f"ckptcheck scan {LLAMA} --select VAL --part 1/3 -o {PARTS}"
+    assert caught.value.message == f"parts 1/3, 2/3 are missing in {PARTS}"
+    assert caught.value.hint == f"run them: {command}; {command.replace('1/3', '2/3')}"
+    store.buckets["models"][NAME] = b"\x00"
+    with pytest.raises(EvidenceError, match=f"s3://models/{NAME} is no part of ckptcheck"):
+        ckptcheck.join(PARTS)
+    write(1)
+    write(2)
+    assert ckptcheck.join(PARTS).verdict == "clean", "what is no part was replaced"
+
+
+@pytest.mark.parametrize("kind", ["s3", "az"])
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("was_there", [True, False])
+def test_two_that_write_one_part(
+    store: ObjectServer, kind: Kind, is_whole: bool, was_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the other one wrote stays, if it could read everything."""
+    folder = f"{kind}://models/parts"
+    write(1, folder)
+    mine = store.buckets["models"].pop(NAME)
+    part = msgspec.msgpack.decode(mine, type=PartFile)
+    for one in part.passes.values():
+        one.is_whole = is_whole
+    other = msgspec.msgpack.encode(part) if not is_whole else mine + b""
+    compute = value_pass.BatchScan.compute
+    if was_there:
+        store.buckets["models"][NAME] = b"of an earlier command"
+
+    def race(self: Any, unit: Any) -> Any:
+        store.buckets["models"][NAME] = other
+        return compute(self, unit)
+
+    monkeypatch.setattr(value_pass.BatchScan, "compute", race)
+    writes: list[str] = []
+    take = store.take_fault
+
+    def count(key: str) -> Any:
+        writes.extend([key] if key.startswith("put ") else [])
+        return take(key)
+
+    monkeypatch.setattr(store, "take_fault", count)
+    write(1, folder)
+    assert store.buckets["models"][NAME] == mine
+    assert len(writes) == (1 if is_whole else 2)
+
+
+def test_a_store_that_takes_nothing(store: ObjectServer) -> None:
+    store.fail("put ", 403)
+    with pytest.raises(OutputError) as caught:
+        write(1)
+    assert caught.value.message == f"cannot write s3://models/{NAME}: s3://models does not let you write it (403)"
+    with pytest.raises(CkptcheckError, match="hf://org/name is no folder for parts"):
+        write(1, "hf://org/name")
