@@ -21,6 +21,7 @@ from ckptcheck.linter.report import Report, add_cluster_notes
 from ckptcheck.linter.rule import Rule, Severity, Skip
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.repair import plan_ignore_repair, plan_index_repair
+from ckptcheck.runners.parts import Parts, PartWriter
 from ckptcheck.runners.runner import Runner
 from ckptcheck.text.file_io import replace_file
 from ckptcheck.text.observer import SILENT, Advance, Observer
@@ -105,7 +106,7 @@ def _create_value_reader(request: ScanRequest, progress: Advance | None) -> Valu
         device=request.device,
         read_remote=request.remote_values,
         # who computes a part does not know what the parts will be joined to
-        takes_samples=request.runner is not None or request.stats is not None or are_asked_for(),
+        takes_samples=isinstance(request.runner, (PartWriter, Parts)) or request.stats is not None or are_asked_for(),
         runner=request.runner,
         progress=progress,
     )

@@ -138,6 +138,36 @@ def test_the_report_of_one_machine(cluster: Any, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.matrix
+def test_the_findings_of_one_machine(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged checkpoint and a damaged run have the same findings, in the same order, on one machine, in parts and in Ray."""
+    monkeypatch.setattr(value_pass, "READ_BYTES", 512)
+    monkeypatch.setattr(ray_cluster, "TASK_BYTES", 2048)
+    for number, source in enumerate((MOE, FIXTURES / "megatron" / "tp2-pp2")):
+        target = tmp_path / str(number)
+        shutil.copytree(source, target)
+        for path in sorted([*target.rglob("*.safetensors"), *target.rglob("*.distcp")])[-2:]:
+            content = bytearray(path.read_bytes())
+            content[-3000:-1500] = b"\xff" * 1500
+            path.write_bytes(content)
+        ckptcheck.manifest(source, tmp_path / "manifest.json")
+        for verb, *targets in (
+            ("scan", target),
+            ("verify", target, tmp_path / "manifest.json"),
+            ("diff", source, target),
+        ):
+            function = getattr(ckptcheck, verb)
+            alone = function(*targets)
+            assert alone.findings or alone.error
+            assert function(*targets, runner=Ray()).to_dict() == alone.to_dict()
+            folder = tmp_path / f"{number}-{verb}"
+            for index in range(7):
+                ckptcheck.write_part(verb, *targets, part=f"{index}/7", folder=folder)
+            joined = ckptcheck.join(folder)
+            assert isinstance(joined, ckptcheck.Reports)
+            assert joined[0].to_dict() == alone.to_dict()
+
+
+@pytest.mark.matrix
 def test_a_node_that_dies(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It dies while it and the other one have a unit that cannot end before: the other one does its units, too."""
     import ray
