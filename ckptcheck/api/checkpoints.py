@@ -202,11 +202,15 @@ def prepare_scan(
     require_ranges(near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, jobs=jobs)
     from ckptcheck.checkpoint.scan_options import ScanOptions
     from ckptcheck.checkpoint.targets import normalize_target, resolve_targets
+    from ckptcheck.text.addresses import is_remote_address
     from ckptcheck.text.file_io import require_distinct_outputs
     from ckptcheck.unused_options import Arguments, reject_unused_scan_options
 
-    given = Arguments(scan_all, arguments)
+    runner = check_runner(runner, device)
     names = [normalize_target(os.fspath(target)) for target in targets]
+    if runner is not None and not headers_only and any(map(is_remote_address, names)):
+        values = arguments["values"] = True  # what else would it run
+    given = Arguments(scan_all, arguments)
     reject_unused_scan_options(
         given, names, headers_only=headers_only, values=values, write_baseline=write_baseline is not None
     )
@@ -225,7 +229,7 @@ def prepare_scan(
     request, loaded_rules, fail_on = _scan_request(names, config, rules, select, ignore, options)
     request = replace(
         request, jobs=jobs, fix=fix, headers_only=headers_only, remote_values=values, use_mmap=not no_mmap, device=device,
-        stats=to_path(stats), runner=check_runner(runner, device), observer=observer,
+        stats=to_path(stats), runner=runner, observer=observer,
     )  # fmt: skip
     return names, request, loaded_rules, fail_on
 

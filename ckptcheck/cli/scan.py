@@ -148,7 +148,8 @@ def scan(
     if diff:
         written.reject(REPORT_OPTIONS, "with --diff, which only shows what --fix would change")
     reject_unused_scan_options(
-        written, [normalize_target(target) for target in targets], headers_only=headers_only, values=values,
+        written, [normalize_target(target) for target in targets], headers_only=headers_only,
+        values=values or on is not None,
         write_baseline=write_baseline is not None,
     )  # fmt: skip
     if diff:

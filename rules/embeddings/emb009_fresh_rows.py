@@ -48,7 +48,7 @@ from ckptcheck.values.detectors.fresh_rows import find_fresh_rows
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_value_reader()
     if not ckpt.can_sample:
-        raise Skip("matrices are not read again on the Hub")
+        raise Skip("matrices are read again only on disk, and in an object store with --values")
     for name in ckpt.vocabulary_tensors:
         if (fresh := find_fresh_rows(ckpt, name)) is None:
             continue

@@ -54,7 +54,7 @@ MIN_WEIGHTS = 8
 def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     _ = ckpt.values
     if not ckpt.can_sample:
-        raise Skip("weights are not read again on the Hub")
+        raise Skip("weights are read again only on disk, and in an object store with --values")
     # VAL016 reports weights of nothing but zeros.
     fits = [fit for fit in measure_zero_points(ckpt) if fit.name not in find_blank_tensors(ckpt)]
     unrelated = [fit for fit in fits if fit.correlation is not None and fit.correlation < MIN_CORRELATION]

@@ -49,7 +49,7 @@ RANKS = {4: "quarter", 8: "eighth", 16: "sixteenth"}
 @rule("VAL010", "repeated-half", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if not ckpt.can_sample:
-        raise Skip("matrices are not read again on the Hub")
+        raise Skip("matrices are read again only on disk, and in an object store with --values")
     tokens = find_vocabulary_tensors(ckpt)
     repeated: dict[tuple[str, str], list[str]] = {}
     shares: dict[tuple[str, RepeatedShare], list[str]] = {}

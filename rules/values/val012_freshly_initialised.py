@@ -72,7 +72,7 @@ HINT = "look for newly initialized weights in the log of what loaded it before i
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     values = ckpt.values
     if not ckpt.can_sample:
-        raise Skip("matrices are not read again on the Hub")
+        raise Skip("matrices are read again only on disk, and in an object store with --values")
     if looks_untrained(ckpt):
         raise Skip("the checkpoint looks freshly initialised: its norms are constant")
     samples_by_shard: dict[str, list[tuple[InitSample, TensorGroup]]] = {}

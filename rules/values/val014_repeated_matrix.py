@@ -40,7 +40,7 @@ from ckptcheck.values.detectors.duplicate_tensors import describe_copies, find_e
 @rule("VAL014", "repeated-matrix", severity="warning", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if not ckpt.can_sample:
-        raise Skip("matrices are not read again on the Hub")
+        raise Skip("matrices are read again only on disk, and in an object store with --values")
     copies = find_equal_matrices(ckpt)
     if copies:
         sentences = describe_copies(copies)

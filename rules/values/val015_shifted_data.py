@@ -38,7 +38,7 @@ from ckptcheck.values.detectors.norms import find_misplaced_norms
 @rule("VAL015", "shifted-data", severity="error", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if not ckpt.can_sample:
-        raise Skip("norms are not read again on the Hub")
+        raise Skip("norms are read again only on disk, and in an object store with --values")
     for shard, names in find_misplaced_norms(ckpt).items():
         yield Problem(
             f"{count(len(names), 'norm has', 'norms have')} about as many negative as positive weights, unlike the same norms of "

@@ -45,7 +45,7 @@ from ckptcheck.values.detectors.norms import find_negative_norms
 @rule("VAL017", "negative-norm", severity="error", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if not ckpt.can_sample:
-        raise Skip("norms are not read again on the Hub")
+        raise Skip("norms are read again only on disk, and in an object store with --values")
     if names := find_negative_norms(ckpt):
         yield Problem(
             f"{count(len(names), 'norm of the layers has', 'norms of the layers have')} many negative weights, as if one had been "

@@ -38,7 +38,7 @@ from ckptcheck.values.detectors.norms import find_raised_norms
 @rule("VAL018", "raised-norm", severity="warning", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if not ckpt.can_sample:
-        raise Skip("norms are not read again on the Hub")
+        raise Skip("norms are read again only on disk, and in an object store with --values")
     if names := find_raised_norms(ckpt):
         yield Problem(
             f"{len(names)} norms of the layers have no weights below one, as if one had been added: {join_truncated(names)}",

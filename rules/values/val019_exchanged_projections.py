@@ -59,7 +59,7 @@ from ckptcheck.values.detectors.exchanged_projections import find_exchanged_proj
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if not ckpt.can_sample:
-        raise Skip("matrices are not read again on the Hub")
+        raise Skip("matrices are read again only on disk, and in an object store with --values")
     for pair in find_exchanged_projections(ckpt):
         yield Problem(
             f"{pair.first} and {pair.second} of {format_layers(pair.layers)} seem to hold each other's weights: their norms follow "

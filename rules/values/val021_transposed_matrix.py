@@ -49,7 +49,7 @@ from ckptcheck.values.detectors.residual_axis import TransposedMatrix, find_tran
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     _ = ckpt.values
     if not ckpt.can_sample:
-        raise Skip("matrices are not read again on the Hub")
+        raise Skip("matrices are read again only on disk, and in an object store with --values")
     matrices_by_shard: dict[str, list[TransposedMatrix]] = {}
     for matrix in find_transposed_matrices(ckpt):
         matrices_by_shard.setdefault(ckpt.tensor_to_file[matrix.name], []).append(matrix)

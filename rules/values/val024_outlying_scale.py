@@ -34,7 +34,7 @@ from ckptcheck.values.detectors.scale_outliers import ScaleOutlier, find_scale_o
 @rule("VAL024", "outlying-scale", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if not ckpt.can_sample:
-        raise Skip("matrices are not read again on the Hub")
+        raise Skip("matrices are read again only on disk, and in an object store with --values")
     by_layer: dict[tuple[int, bool], list[ScaleOutlier]] = {}
     for outlier in find_scale_outliers(ckpt):
         by_layer.setdefault((outlier.layer, outlier.factor > 1), []).append(outlier)

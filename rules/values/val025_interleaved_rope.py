@@ -35,7 +35,7 @@ from ckptcheck.values.detectors.rope_order import PROJECTIONS, measure_rope_orde
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_value_reader()
     if not ckpt.can_sample:
-        raise Skip("matrices are not read again on the Hub")
+        raise Skip("matrices are read again only on disk, and in an object store with --values")
     order = measure_rope_order(ckpt)
     stack = ckpt.components.stack
     if order is not None and stack is not None and order.is_interleaved:
