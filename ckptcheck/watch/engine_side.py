@@ -15,7 +15,7 @@ from ckptcheck.watch.tensor_digests import SyncDigests
 if TYPE_CHECKING:
     from ckptcheck.runtime.servers.base import Server
 
-ChooseRows = Callable[[str, Sequence[int]], slice | None]
+ChooseRows = Callable[[str, Any], slice | None]
 SOON = 5.0
 """Seconds for a server to report its version, which needs no scheduler."""
 EMPTY = "it is empty: the engine computes with a packed copy"
@@ -47,7 +47,7 @@ def read_engine(
     sent: Collection[str],
     digests: SyncDigests,
     includes: Callable[[str], bool] = lambda name: True,
-    choose_rows: ChooseRows = lambda name, shape: None,
+    choose_rows: ChooseRows = lambda name, tensor: None,
 ) -> Mapping[str, str]:
     """Read the engine's weights, and return ``rank/name`` of each that could not be read → why.
 
@@ -56,7 +56,7 @@ def read_engine(
         sent: the names that the trainer sent, by which a module's fused tensors are told apart.
         digests: receives ``rank/name`` of each weight. A part of a fused tensor has the name under which the trainer sends it.
         includes: which of these to look at now; what is built from none of them is looked at always.
-        choose_rows: by name and shape, the rows of a tensor to look at, None for all.
+        choose_rows: by its name and itself, the rows of a tensor to look at, None for all.
 
     A digest of no bytes means a weight that is not there to be read: an engine that packs its weights leaves empty ones behind.
     """
@@ -97,7 +97,7 @@ class _ModuleSide:
         sent: Collection[str],
         digests: SyncDigests,
         includes: Callable[[str], bool] = lambda name: True,
-        choose_rows: ChooseRows = lambda name, shape: None,
+        choose_rows: ChooseRows = lambda name, tensor: None,
     ) -> Mapping[str, str]:
         """Digest the parameters on their own devices, the fused ones in parts. The arguments are those of `read_engine`.
 
@@ -129,7 +129,7 @@ class _ModuleSide:
             tensor = part.find_tensor()
             if tensor is None:
                 return False
-            rows = choose_rows(part.name, tensor.shape) if part.name in names else None
+            rows = choose_rows(part.name, tensor) if part.name in names else None
             digests.add(f"0/{part.name}", tensor, rows)
         return True
 

@@ -20,6 +20,12 @@ LEAST_SECONDS = 0.0002
 """Seconds below which looking at fewer rows gains nothing: the number of tensors counts then."""
 LEAST_ELEMENTS = 1 << 14
 """Elements that are looked at in any case. A step of bfloat16 weights may change one element of a thousand."""
+CAST_ELEMENTS = 1 << 20
+"""Elements that are looked at of a tensor that the engine casts: a step that changes what was sent may change few of them."""
+MANY = 16
+"""How many times as many of a tensor in one byte an element, and of a vocabulary, of which a step may change few rows."""
+TALL = 8
+"""How many times as many rows as columns a vocabulary has at least."""
 MOST_PARTS = 1024
 SLOWER = 3.0
 """How many times as long the digest of a few rows takes, byte for byte, as that of a whole tensor."""
@@ -78,6 +84,24 @@ class Schedule:
             return None
         part = self.part % parts
         return slice(shape[0] * part // parts, shape[0] * (part + 1) // parts)
+
+    def choose_rows_of_cast(self, shape: Sequence[int], itemsize: int) -> slice | None:
+        """Return the rows to look at of a tensor that the engine holds cast, None for all: those of `choose_rows`, and more.
+
+        itemsize: bytes of an element in the engine.
+        """
+        rows = self.choose_rows(shape)
+        if rows is None:
+            return None
+        width = math.prod(shape[1:])
+        few = itemsize == 1 or shape[0] > TALL * width
+        least = math.ceil(CAST_ELEMENTS * (MANY if few else 1) / width)
+        if 2 * least > shape[0]:
+            return None
+        if rows.stop - rows.start >= least:
+            return rows
+        start = min(rows.start, shape[0] - least)
+        return slice(start, start + least)
 
     def note(self, spent: float, seconds: float, negligible: float = NEGLIGIBLE) -> None:
         """Note what the digests of a sync took (infinity if the budget ended them), and the sync; decide on groups and parts.

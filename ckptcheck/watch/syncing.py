@@ -307,16 +307,21 @@ class Syncing:
         """Return whether to look at a tensor of the engine that the trainer sends by this name."""
         return self._watch.schedule.includes(name) and not self._stops(time.monotonic() - self._asked)
 
-    def _choose_rows(self, name: str, shape: Sequence[int]) -> slice | None:
+    def _choose_rows(self, name: str, tensor: Any) -> slice | None:
         """Return the rows to look at of a tensor of the engine, None for all: those that were looked at of what was sent.
 
-        Rows of a tensor that the engine casts may stay as they are at a small step, so that one is looked at whole.
+        A few rows of a tensor that the engine casts may stay as they are at a small step, so more of it are looked at; and a
+        tensor in another shape is looked at whole.
         """
-        if self._shapes.get(name) != tuple(shape):
+        shape = tuple(tensor.shape)
+        if self._shapes.get(name) != shape:
             self._watch.reshaped.add(name)
-        if name in self._watch.unlike or name in self._watch.reshaped:
+        if name in self._watch.reshaped:
             return None
-        return self._watch.schedule.choose_rows(shape)
+        schedule = self._watch.schedule
+        if name in self._watch.unlike:
+            return schedule.choose_rows_of_cast(shape, tensor.element_size())
+        return schedule.choose_rows(shape)
 
     def _version(self, *, before: bool = False) -> bool:
         """Ask the engine for its version, and return whether it answered."""

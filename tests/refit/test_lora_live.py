@@ -22,9 +22,9 @@ SIZES = {"q_proj": (64, 128), "v_proj": (64, 64), "o_proj": (128, 64), "gate_pro
 """Module of the tiny Qwen3 → its inputs and outputs."""
 
 
-def write_adapter(folder: Path, rank: int = 4) -> Path:
+def write_adapter(folder: Path, rank: int = 4, seed: int = 1) -> Path:
     folder.mkdir()
-    draw, tensors = np.random.default_rng(1), {}
+    draw, tensors = np.random.default_rng(seed), {}
     for layer in range(2):
         for module, (inputs, outputs) in SIZES.items():
             parent = "self_attn" if module in ("q_proj", "v_proj", "o_proj") else "mlp"

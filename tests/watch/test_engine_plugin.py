@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tomllib
 import warnings
@@ -18,9 +16,7 @@ from ckptcheck import api
 from ckptcheck.refit.history.history import open_history
 from ckptcheck.watch import SyncWarning, engine_plugin
 from ckptcheck.watch.engine_plugin import ModelSyncs, parse_settings
-from tests.conftest import needs_engine
 from tests.paths import ROOT
-from tests.watch.plugin_site import write_plugin_site
 from tests.watch.toy import NAMES, Trainer
 
 torch = pytest.importorskip("torch")
@@ -338,58 +334,3 @@ def test_a_model_keeps_what_its_load_returns() -> None:
     model = Model()
     ModelSyncs(model, Watch())
     assert model.load_weights(export(Trainer())) == set(NAMES)
-
-
-# --- the real vLLM ---
-
-JOB = """
-import os, sys
-import torch.nn.functional as F
-import vllm.model_executor.layers.utils as utils
-utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: setattr(layer, "cpu_linear", F.linear)
-
-def push(worker, step, lose):
-    from safetensors.torch import load_file
-    for name, value in load_file(os.path.join(os.environ["MODEL"], "model.safetensors")).items():
-        if not lose or lose not in name:
-            worker.get_model().load_weights([(name, value + 0.001 * step)])
-
-if __name__ == "__main__":
-    from vllm import LLM, SamplingParams
-    llm = LLM(os.environ["MODEL"], skip_tokenizer_init=True, enforce_eager=True, dtype="float32", max_model_len=64)
-    for step in range(4):
-        llm.collective_rpc(push, args=(step, "1.self_attn.k_proj" if step == 3 else ""))
-        llm.generate([{"prompt_token_ids": [1, 2, 3]}], SamplingParams(max_tokens=4, detokenize=False), use_tqdm=False)
-"""
-
-
-@pytest.mark.engine
-@pytest.mark.xdist_group("vllm-cpu")
-def test_a_real_vllm_is_watched_without_a_line_of_its_job(tmp_path: Path) -> None:
-    live = pytest.importorskip("live")
-    python = needs_engine("vllm").python
-    live.write("llama", tmp_path / "model")
-    (tmp_path / "job.py").write_text(JOB, encoding="utf-8")
-    site = write_plugin_site(tmp_path / "site")
-    environment = {
-        **os.environ, "MODEL": str(tmp_path / "model"), "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
-        "CKPTCHECK_WATCH": f"record={tmp_path}/syncs.jsonl,share=1000,budget=60",
-        "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1",
-    }  # fmt: skip
-    done = subprocess.run(
-        [str(python), str(tmp_path / "job.py")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    syncs = open_history(tmp_path / "syncs.jsonl").syncs
-    assert [len(sync.sent) for sync in syncs] == [21, 21, 21, 20]
-    assert [len(sync.held) for sync in syncs[:3]] == [21, 21, 21]
-    assert (
-        "HIS007 step 2: the trainer no longer sends 1 of 21 tensors: model.layers.1.self_attn.k_proj.weight"
-        in done.stderr
-    )

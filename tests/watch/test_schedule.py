@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -70,6 +71,16 @@ def start(engine: Engine, found: list[str]) -> tuple[Watch, dict[str, Any]]:
     return watch, weights
 
 
+def keep_results(function: Callable[..., Any], results: list[Any]) -> Callable[..., Any]:
+    """Return a function that does the same, and keeps what it returns."""
+
+    def keep(*arguments: Any) -> Any:
+        results.append(function(*arguments))
+        return results[-1]
+
+    return keep
+
+
 def test_all_rows_are_looked_at_in_turn_and_each_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "LEAST_ELEMENTS", 1)
     own = Schedule(0.02, 1.0)
@@ -85,6 +96,32 @@ def test_all_rows_are_looked_at_in_turn_and_each_twice(monkeypatch: pytest.Monke
     assert own.choose_rows(()) is None
     assert own.choose_rows((1, 10_000)) is None, "one row is whole"
     assert own.choose_rows((3, 10_000)) == slice(2, 3), "fewer rows than parts"
+
+
+@pytest.mark.parametrize(
+    ("shape", "itemsize", "least"),
+    [
+        ((4096, 4096), 2, 256),
+        ((65_536, 2048), 2, 8192),
+        ((16_384, 8192), 1, 2048),
+        ((1024, 1024), 2, None),
+        ((64,), 2, None),
+    ],
+)
+def test_of_a_cast_tensor_more_rows_are_looked_at_around_those_that_were_sent(
+    shape: tuple[int, ...], itemsize: int, least: int | None
+) -> None:
+    own = Schedule(0.02, 1.0)
+    own.groups, own.parts = 1, 1024
+    for _ in range(2 * own.parts):
+        own.begin()
+        sent, held = own.choose_rows(shape), own.choose_rows_of_cast(shape, itemsize)
+        if sent is None or least is None:
+            assert held is None
+            continue
+        assert held is not None
+        assert held.stop - held.start == max(least, sent.stop - sent.start)
+        assert 0 <= held.start <= sent.start < sent.stop <= held.stop <= shape[0]
 
 
 def test_small_tensors_are_looked_at_whole() -> None:
@@ -124,6 +161,24 @@ def test_a_sound_job_is_quiet(engine: Engine, sparse: bool, dtype: Any) -> None:
     assert watch.last[-1].group.endswith("/6")
     assert watch.stored_as_sent == (set(NAMES) if dtype is torch.float32 else set())
     assert watch.reshaped == {NAMES[3]}
+
+
+def test_a_job_whose_engine_casts_is_quiet_and_a_lost_tensor_is_named(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few rows are looked at, and more of them in the engine than of what is sent."""
+    monkeypatch.setattr(schedule, "CAST_ELEMENTS", 8 * WIDTH)
+    found: list[str] = []
+    engine.to(torch.bfloat16)
+    watch, weights = start(engine, found)
+    chosen = []
+    monkeypatch.setattr(watch.schedule, "choose_rows_of_cast", keep_results(watch.schedule.choose_rows_of_cast, chosen))
+    run_syncs(engine, watch, 2, 60, weights, sparse=True)
+    assert found == []
+    assert {rows.stop - rows.start for rows in chosen} == {8}
+    engine.deaf = (NAMES[2],)
+    run_syncs(engine, watch, 60, 66, weights)
+    assert any(line.startswith("HIS001") and NAMES[2] in line for line in found), found
 
 
 @pytest.mark.parametrize("lost", NAMES)
