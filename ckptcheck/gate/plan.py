@@ -12,7 +12,7 @@ from typing import Any
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.gate.gate_file import GateRequest
-from ckptcheck.preflight.job import Job
+from ckptcheck.preflight.job import Job, NamedCheckpoint
 from ckptcheck.preflight.live_arguments import (
     ENGINES,
     list_record_arguments,
@@ -87,7 +87,7 @@ def _plan_scan(job: Job, request: GateRequest, functions: Mapping[str, Callable[
     model = job.checkpoints.get("checkpoint.model")
     named = [checkpoint for checkpoint in job.checkpoints.values() if request.model is None or checkpoint != model]
     found = [checkpoint.path for checkpoint in named if not checkpoint.reason]
-    missing = [checkpoint.reason for checkpoint in named if checkpoint.reason]
+    missing = [_explain_missing(job, checkpoint) for checkpoint in named if checkpoint.reason]
     targets = list(dict.fromkeys([*([request.model] if request.model else []), *found]))
     cannot = missing[0] if missing else "" if targets else "the job names no checkpoint"
     if not targets:
@@ -178,10 +178,18 @@ def _find_source(job: Job, request: GateRequest) -> tuple[str, str]:
     source = request.model or _find_model(job)
     if source is None:
         checkpoint = job.checkpoints.get("checkpoint.model")
-        return "", checkpoint.reason if checkpoint is not None else "the job names no model"
+        return "", _explain_missing(job, checkpoint) if checkpoint is not None else "the job names no model"
     if is_remote_address(source):
         return "", f"{source} is not on this machine, and engine and trainer load their model from disk"
     return source, ""
+
+
+def _explain_missing(job: Job, checkpoint: NamedCheckpoint) -> str:
+    """Return why a checkpoint that the job names cannot be read, and what to do where it is the model and only not here."""
+    if checkpoint != job.checkpoints.get("checkpoint.model") or checkpoint.path:
+        return checkpoint.reason
+    reason = checkpoint.reason.partition(": ckptcheck scan ")[0]
+    return f"{reason}; name a copy on this machine with --model, or with model in the gate file"
 
 
 def _list_names(function: Callable[..., Any]) -> Sequence[str]:

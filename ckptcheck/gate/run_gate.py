@@ -21,7 +21,7 @@ from ckptcheck.preflight.job import Job
 from ckptcheck.preflight.shell.commands import SUGGESTIONS
 from ckptcheck.runtime.process.signal_guard import SignalGuard
 from ckptcheck.text.file_io import replace_file
-from ckptcheck.text.formatting import count, format_duration
+from ckptcheck.text.formatting import count, format_duration, join_words
 from ckptcheck.text.observer import Observer
 
 PAGE = "report.html"
@@ -167,7 +167,14 @@ def _join(job: Job, preflight: Report, request: GateRequest, results: Sequence[S
     skipped = tuple(dict.fromkeys(row for report in reports for row in report.skipped))
     not_passed = {code for code, _ in (*crashed, *skipped)} | {finding.code for finding in findings}
     passed = dict.fromkeys(code for report in reports for code in report.passed if code not in not_passed)
-    reasons = [f"{result.name} is not checked: {result.not_checked}" for result in results if result.not_checked]
+    unchecked: dict[str, list[str]] = {}
+    for result in results:
+        if result.not_checked:
+            unchecked.setdefault(result.not_checked, []).append(result.name)
+    reasons = [
+        f"{join_words(names)} {'is' if len(names) == 1 else 'are'} not checked: {reason}"
+        for reason, names in unchecked.items()
+    ]
     rows = tuple(
         (result.name, result.describe(), round(result.seconds, 1), ", ".join(result.notes)) for result in results
     )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Weights = Iterable[tuple[str, Any]]
 """Pairs of a name with a torch tensor, a numpy array or a digest."""
-COPIED = 1 << 20
+COPIED = 2 << 20
 """Bytes of the largest tensor that is copied to be digested later; a larger one is digested where it lies."""
 MOST_COPIED = 512 << 20
 """Bytes of all copies of one side of a sync."""
