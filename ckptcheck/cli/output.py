@@ -6,6 +6,7 @@ import contextlib
 import io
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import FailOn, Report, Reports
 from ckptcheck.linter.rule import Rule
 from ckptcheck.runtime.process.signal_guard import SignalGuard
-from ckptcheck.text.formatting import format_bytes, format_duration
+from ckptcheck.text.formatting import count, format_bytes, format_duration
 from ckptcheck.text.observer import Advance, Observer
 
 if TYPE_CHECKING:
@@ -102,6 +103,8 @@ def finish(
     sys.stdout.flush()
     for message in messages:
         log(f"ckptcheck: {message}")
+    if output is not None and not messages and sys.stderr.isatty():
+        log(_say_where(reports, output))
     code = 2 if messages else result.exit_code(fail_on)
     raise typer.Exit(INTERRUPTED if code == 2 and SignalGuard.was_interrupted else code)
 
@@ -110,10 +113,22 @@ def _list_reports(result: Report | Reports) -> Sequence[Report]:
     return [result] if isinstance(result, Report) else result.reports
 
 
+def _say_where(reports: Sequence[Report], output: Path) -> str:
+    """Return the line for a person whose report went to a file: the verdict, and the file."""
+    from ckptcheck.linter.reporters.text import describe_verdict
+
+    if len(reports) == 1:
+        return f"{describe_verdict(reports[0])} · the report is {output}"
+    verdicts = ", ".join(f"{number} {verdict}" for verdict, number in Counter(each.verdict for each in reports).items())
+    return f"{count(len(reports), 'report')} ({verdicts}) are in {output}"
+
+
 BAR_DELAY = 0.5
 """Seconds before a progress bar appears: most scans are over by then."""
 
 
+COLUMNS_WIDTH, LEAST_LABEL = 72, 10
+"""Characters that the bar and its numbers take: amounts, speed, time, time left. And what a label has at least."""
 LINE_INTERVAL = 30.0
 """Seconds between two lines about the progress, where stderr is no terminal: a log of a job."""
 
@@ -168,6 +183,19 @@ def log_progress(target: str, *, bytewise: bool, clock: Callable[[], float] = ti
     return advance
 
 
+def shorten_label(label: str, room: int) -> str:
+    """Return a label that leaves the numbers beside it their room: paths lose their folders, then the start is cut.
+
+    >>> shorten_label("/models/base ↔ /models/tuned", 20), shorten_label("/models/a-very-long-name", 10)
+    ('base ↔ tuned', '…long-name')
+    """
+    if len(label) <= room:
+        return label
+    named = " ".join(word.rstrip("/").rpartition("/")[2] or word for word in label.split(" "))
+    most = max(room, LEAST_LABEL)
+    return named if len(named) <= most else f"…{named[1 - most :]}"
+
+
 def _create_bar(target: str, bytewise: bool) -> Progress:
     from rich import progress
     from rich.console import Console
@@ -179,14 +207,15 @@ def _create_bar(target: str, bytewise: bool) -> Progress:
         counter = (progress.DownloadColumn(), progress.TransferSpeedColumn())
     columns = (
         progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(),
+        progress.BarColumn(bar_width=20),
         *counter,
         progress.TimeElapsedColumn(),
         progress.TextColumn("left"),
         progress.TimeRemainingColumn(),
     )
-    bar = progress.Progress(*columns, console=Console(stderr=True), transient=True)
-    bar.add_task(printable(target), total=None)
+    console = Console(stderr=True)
+    bar = progress.Progress(*columns, console=console, transient=True)
+    bar.add_task(shorten_label(printable(target), console.width - COLUMNS_WIDTH), total=None)
     bar.start()
     return bar
 

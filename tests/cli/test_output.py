@@ -14,6 +14,7 @@ from typing import get_args
 import jsonschema
 import pytest
 
+from ckptcheck.linter.report import Reports
 from ckptcheck.linter.reporters import ReportFormat
 from tests.factories.command_line import SCHEMA, run
 
@@ -257,3 +258,26 @@ def test_where_the_disk_is_full_the_report_is_printed(here: Path, existing: bool
     assert [path.name for path in here.glob("*report*")] == ["report"] * existing
     assert not existing or (here / "report").read_text() == "before"
     assert not list(here.glob(".report*"))
+
+
+def test_a_person_at_a_terminal_is_told_the_verdict_and_the_file(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import typer
+
+    from ckptcheck import api
+    from ckptcheck.cli import output
+
+    one, two = api.scan(here / "sound"), api.diff(here / "sound", here / "sound")
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda there=is_terminal: there)
+        for reports in (one, two, Reports((one, two))):
+            with pytest.raises(typer.Exit):
+                output.finish(reports, "json", here / "report.json")
+        said = capsys.readouterr().err.splitlines()
+        assert bool(said) is is_terminal
+    assert said[0].startswith("✓ clean · ")
+    assert said[0].endswith(f" rules passed · the report is {here / 'report.json'}")
+    assert f"{len(one.passed)} rules passed" in said[0]
+    assert "tensors are equal bit for bit" in said[1]
+    assert said[2] == f"2 reports (2 clean) are in {here / 'report.json'}"

@@ -144,6 +144,11 @@ def _not_run(console: Console, report: Report, names: dict[str, str], verbose: b
             )
 
 
+def describe_verdict(report: Report) -> str:
+    """Return the last line of a report: the verdict, what it found, how many rules passed."""
+    return _verdict(report).plain
+
+
 def _verdict(report: Report) -> Text:
     numbers = [
         count(number, severity, "info" if severity == "info" else None)
