@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Literal
@@ -29,6 +29,11 @@ MOST_ROWS = 120
 """From more tensors on, those whose names differ only in numbers share a row."""
 MOST_CURVES = 8
 Part = Literal["weights", "states"]
+RASTER_RULES: Mapping[Part, tuple[str, ...]] = {
+    "weights": ("SER001", "SER003", "SER004", "SER014", "SER016"),
+    "states": ("SER002", "SER003"),
+}
+"""Rules whose findings are about saves, and so about a column of the picture."""
 
 
 def list_series_pictures(strands: Sequence[Strand]) -> Iterable[tuple[str, PictureMaker]]:
@@ -84,6 +89,7 @@ def draw_raster(strand: Strand, part: Part, title: str) -> HeatMap | None:
         row_label="tensor",
         column_label="save",
         member_label="tensor",
+        codes=RASTER_RULES[part],
     )
 
 
@@ -106,7 +112,9 @@ def draw_updates(strand: Strand, title: str) -> Curves | None:
         " of each matrix; the median over the layers. 1.4 is another weight altogether."
     )
     scale = choose_scale(size for each in series for size in each.values if size)
-    return Curves(title, caption, label_saves(strand.digested)[1:], series, "save", "relative update", scale)
+    return Curves(
+        title, caption, label_saves(strand.digested)[1:], series, "save", "relative update", scale, codes=("SER005",)
+    )
 
 
 def draw_counters(strand: Strand, title: str) -> Curves | None:
@@ -121,7 +129,7 @@ def draw_counters(strand: Strand, title: str) -> Curves | None:
     caption = (
         "What the files of each save count. A counter that stands still while the steps rise is of an earlier save."
     )
-    return Curves(title, caption, label_saves(strand.saves), series, "save", "", scale)
+    return Curves(title, caption, label_saves(strand.saves), series, "save", "", scale, codes=("SER006", "SER007"))
 
 
 def label_saves(saves: Iterable[Save]) -> tuple[str, ...]:

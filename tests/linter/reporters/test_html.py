@@ -176,4 +176,5 @@ def test_a_picture_names_rules_on_its_own_evidence(tmp_path: Path) -> None:
         "search": {"attribution"},
         "probes": {"probe"},
         "critic": {"critic"},
+        "saves": {"saves"},
     }

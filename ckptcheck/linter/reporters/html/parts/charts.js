@@ -9,7 +9,7 @@ function drawBars(figure, picture, context) {
   const cursor = make("div", { class: "cursor", hidden: true });
   const labels = make("div", { class: "rows", "aria-hidden": "true" }, ...picture.bars.map((bar) => {
     const label = make("div", { title: bar[0] });
-    label.style.height = `${HIGH + GAP}px`;
+    Object.assign(label.style, { height: `${HIGH}px`, marginBottom: `${GAP}px` });
     return label;
   }));
   let [boxes, at] = [[], -1];

@@ -178,6 +178,7 @@ function drawHeatMap(figure, picture, context) {
   const plot = make("div", { class: "plot" }, pair);
   const legend = makeLegend(picture, map.counts, map.ramped);
   const gradient = map.most >= map.least ? make("canvas", { "aria-hidden": "true" }) : null;
+  if (!gradient && cells.some((row) => row.some((cell) => cell?.value === 0))) legend.list.prepend(make("li", {}, `${picture.value || "value"} 0 everywhere`));
   if (gradient) legend.list.prepend(make("li", {}, `${picture.value || "value"} ${formatNumber(map.least)}`, gradient, formatNumber(map.most), picture.scale === "log" ? " (logarithmic)" : ""));
 
   function redraw() {

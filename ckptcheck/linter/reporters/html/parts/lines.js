@@ -24,7 +24,7 @@ function listTicks(least, most, isLog, number) {
 // The range of the y axis: what is shown, and a little room. A histogram stands on 0.
 function chooseRange(least, most, isLog, filled) {
   if (!Number.isFinite(least) || !Number.isFinite(most)) return isLog ? [1, 10] : [0, 1];
-  if (isLog) return least === most ? [least / 2, most * 2] : [filled ? least / 2 : least * 0.9, most * 1.1];
+  if (isLog) return least === most ? [least / 2, most * 2] : [filled ? least : least * 0.9, most * 1.1];
   if (least === most) return [Math.min(filled ? 0 : least, least - (Math.abs(least) || 1) * 0.1), most + (Math.abs(most) || 1) * 0.1];
   const room = (most - least) * 0.04;
   return [filled ? Math.min(0, least) : least >= 0 ? Math.max(0, least - room) : least - room, most + room];
@@ -42,6 +42,9 @@ function drawLines(figure, picture, context, { positions, texts, filled, isNumer
   }));
   const marksOf = (line, index) => picture.marks?.filter((mark) => mark[0] === line.name && mark[1] === index).map((mark) => mark[2]) || [];
   const [first, last] = [positions[0], positions[positions.length - 1]];
+  // An empty bin of a histogram is as low as the paper, no gap.
+  const floor = isLog ? Math.min(...lines.flatMap((line) => line.values).filter((value) => value !== null), Infinity) / 2 : 0;
+  const drawn = lines.map((line) => (filled && Number.isFinite(floor) ? line.values.map((value) => value ?? floor) : line.values));
   let [selected, point, isChosen, plot] = [0, 0, false, null];
   const ring = make("div", { class: "ring", hidden: true });
   const isWide = () => plot.scales.x.min <= first && plot.scales.x.max >= last;
@@ -172,8 +175,9 @@ function drawLines(figure, picture, context, { positions, texts, filled, isNumer
   }
 
   const measure = () => ({ width: Math.max(figure.clientWidth - 20, 220), height: figure.clientWidth < 500 ? LINE_HEIGHTS.phone : LINE_HEIGHTS.window });
+  const label = picture.y_label || (lines.length === 1 ? lines[0].name : "");
   figure.append(
-    picture.y_label ? make("p", { class: "more" }, `${picture.y_label}${isLog ? ", logarithmic" : ""}`) : "",
+    label ? make("p", { class: "more" }, `${label}${isLog ? ", logarithmic" : ""}`) : "",
     make("div", { class: "plot" }, stage.stage, whole), legend, stage.readout,
   );
   plot = new uPlot({
@@ -193,7 +197,7 @@ function drawLines(figure, picture, context, { positions, texts, filled, isNumer
       label: line.name, width: 1.8, stroke: line.colour, dash: line.dash, spanGaps: false,
       ...(filled ? { fill: () => `${line.colour()}2e`, fillTo: (self) => self.scales.y.min } : {}),
       paths: line.dotted ? () => null : filled || picture.steps ? uPlot.paths.stepped({ align: 1 }) : uPlot.paths.linear(),
-      points: { show: !filled, size: 5.5, width: 0, fill: line.colour, filter: () => line.values.flatMap((value, index) => (value !== null && isAlone(line, index) ? [index] : [])) },
+      points: { show: !filled, size: 5.5, width: 0, fill: line.colour, filter: () => (filled ? [] : line.values).flatMap((value, index) => (value !== null && isAlone(line, index) ? [index] : [])) },
     }))],
     hooks: {
       draw: [drawMarks],
@@ -202,7 +206,7 @@ function drawLines(figure, picture, context, { positions, texts, filled, isNumer
       }],
       setScale: [(self, key) => { if (key === "x" && plot) { whole.hidden = isWide(); placeRing(); } }],
     },
-  }, [positions, ...lines.map((line) => line.values)], (self, start) => { plot = self; stage.stage.append(self.root); start(); });
+  }, [positions, ...drawn], (self, start) => { plot = self; stage.stage.append(self.root); start(); });
   plot.over.append(ring);
 
   function redraw() {
