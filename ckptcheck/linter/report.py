@@ -75,7 +75,7 @@ class Report:
     identities: Mapping[str, str] = field(default_factory=dict)
     """Label → identity of a set of weights (64 hexadecimal digits), where that was computed."""
     headline: str = field(default="", compare=False)
-    """One sentence that says what a clean verdict means; "" for none. Not part of the JSON form."""
+    """One sentence that says what a clean verdict means; "" for none. Not part of the JSON form; saved with pictures."""
     pictures: tuple[Picture, ...] = field(default=(), compare=False, repr=False)
     """Pictures for the HTML form, made only inside of `ask_for_pictures`; not part of the JSON form."""
     rules: tuple[Rule, ...] = field(default=(), compare=False, repr=False)

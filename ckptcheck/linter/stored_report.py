@@ -68,7 +68,10 @@ def _load_with_pictures(form: Mapping[str, Any]) -> Report:
     report, pictures = form.get("report"), form.get("pictures")
     if not isinstance(report, dict) or report.get("schema") != SCHEMA or not isinstance(pictures, list):
         raise CkptcheckError(f"it is no report of ckptcheck with pictures ({WITH_PICTURES})")
-    return replace(load_report(report), pictures=tuple(map(load_picture, pictures)))
+    headline = form.get("headline", "")
+    if not isinstance(headline, str):
+        raise CkptcheckError(f"it is no report of ckptcheck with pictures ({WITH_PICTURES}): its headline is no text")
+    return replace(load_report(report), headline=headline, pictures=tuple(map(load_picture, pictures)))
 
 
 def _load_section(form: Mapping[str, Any]) -> Section:

@@ -17,6 +17,8 @@ from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.pictures import DRAWN, PICTURES
 from tests.factories.sample_reports import FOUND
 
+SOUND = CHECKPOINTS / "tiny-llama"
+
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.title)
 def test_a_picture_comes_back_as_it_was(picture: Picture) -> None:
@@ -63,6 +65,15 @@ def test_saved_scans_are_drawn_side_by_side(tmp_path: Path) -> None:
     assert '"kind":"multiples"' in page
     assert "Values by layer, side by side" in page
     assert "Nothing to draw was saved with this report" in page
+
+
+def test_the_sentence_of_a_clean_report_is_saved_with_its_pictures(tmp_path: Path) -> None:
+    file = tmp_path / "equal.json"
+    file.write_text(render("json-with-pictures", [api.diff(SOUND, SOUND)], ()), encoding="utf-8")
+    assert "tensors are equal bit for bit" in read_reports(file)[0].headline
+    file.write_text(file.read_text(encoding="utf-8").replace('"headline":"', '"headline":1,"was":"'), encoding="utf-8")
+    with pytest.raises(CkptcheckError, match="its headline is no text"):
+        read_reports(file)
 
 
 def test_reports_of_one_run_are_drawn_side_by_side() -> None:

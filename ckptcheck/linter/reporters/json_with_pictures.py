@@ -19,6 +19,7 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
             {
                 "schema": WITH_PICTURES,
                 "report": report.to_dict(),
+                **({"headline": report.headline} if report.headline else {}),
                 "pictures": [picture_to_json(picture) for picture in report.pictures],
             },
             ensure_ascii=False,
