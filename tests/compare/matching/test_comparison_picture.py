@@ -72,6 +72,19 @@ def test_each_difference_has_its_state(other: Path) -> None:
     }
 
 
+def test_a_cast_says_from_what_to_what(other: Path) -> None:
+    names = ("model.norm.weight", "lm_head.weight")
+    tensors = load_file(TINY / "model.safetensors")
+    exact = {name: tensors[name].astype(np.float16).astype(np.float32) for name in names}
+    change(other, exact)
+    halves = Path(shutil.copytree(other, other.with_name("halves")))
+    change(halves, {name: tensor.astype(np.float16) for name, tensor in exact.items()})
+    cells = draw(other, halves)
+    assert {name: (cell.state, cell.note) for name, cell in cells.items() if cell.state != "equal"} == dict.fromkeys(
+        names, ("cast", "F32 ↔ F16")
+    )
+
+
 def test_what_was_not_updated_is_stale(other: Path, tmp_path: Path) -> None:
     tensors = load_file(TINY / "model.safetensors")
     before = Path(shutil.copytree(TINY, tmp_path / "before"))
