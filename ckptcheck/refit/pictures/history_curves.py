@@ -38,7 +38,7 @@ def draw_seconds(history: History, title: str) -> Curves | None:
     marks = tuple(
         Mark("sync", index, "failed") for index, sync in enumerate(history.syncs) if not sync.ok and sync.seconds
     )
-    return _draw_numbers(history, title, caption, "s", lines, marks=marks, codes=("HIS009",))
+    return _draw_numbers(history, title, caption, "seconds", lines, marks=marks, codes=("HIS009",))
 
 
 def draw_loss(history: History, title: str) -> Curves | None:

@@ -55,7 +55,7 @@ def draw_vocabulary_rows(ckpt: Checkpoint, title: str) -> Curves | None:
     point = f"a group of {together:,} neighbouring rows" if together > 1 else "a row"
     caption = (
         f"{name}: each point is {point}, by the largest magnitude among a row's first elements. "
-        "A row without any other number than zero has no point."
+        "A row in which these are all the same, such as zeros, has no point."
     )
     return Curves(title, caption, tuple(x), tuple(series), "token id", "largest magnitude of a row", "log", marks=marks)
 
