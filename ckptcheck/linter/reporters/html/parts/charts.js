@@ -71,6 +71,9 @@ function drawBars(figure, picture, context) {
   context.redraws.push(redraw);
 }
 
+// A dotted name may break after its dots, and its pieces after their strokes.
+const makeBreakable = (text) => text.split(/(?<=[._/])/).flatMap((part, at) => (at ? [make("wbr"), part] : [part]));
+
 function drawTextTable(figure, picture, context) {
   const body = make("tbody");
   const counts = new Map();
@@ -81,7 +84,7 @@ function drawTextTable(figure, picture, context) {
       if (state) cell.append(make("span", { class: `state t-${toneOf(picture, state)}` }, state), " ");
       const found = code ? context.findings.get(decodeName(code)) : undefined;
       cell.append(found ? make("a", { href: `#r${context.number + 1}-f${found[0]}` }, text) : text);
-      if (note) cell.append(make("span", { class: "from" }, note));
+      if (note) cell.append(make("span", { class: "from" }, ...makeBreakable(note)));
       for (const finding of found || []) context.link(finding, () => { cell.tabIndex = -1; cell.scrollIntoView({ block: "center" }); cell.focus({ preventScroll: true }); });
       return cell;
     })));
