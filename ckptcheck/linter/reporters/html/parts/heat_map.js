@@ -209,7 +209,10 @@ function drawHeatMap(figure, picture, context) {
     brush.fillStyle = isDark() ? "#9daab8" : "#55606e";
     brush.font = "10px system-ui, sans-serif";
     const every = Math.max(1, Math.ceil(widestColumn / cellWidth));
-    for (let column = 0; column < width; column += every) brush.fillText(fitText(brush, picture.columns[column], wide - column * cellWidth - 1), column * cellWidth + 1, high + 12);
+    for (let column = 0; column < width; column += every) {
+      const shown = fitText(brush, picture.columns[column], wide - column * cellWidth - 1);
+      if (shown !== "…") brush.fillText(shown, column * cellWidth + 1, high + 12);
+    }
     labels.style.width = `${labelWidth}px`;
     const step = Math.ceil(11 / cellHeight);
     labels.replaceChildren(...picture.rows.filter((_, row) => row % step === 0).map((text, number) => {
