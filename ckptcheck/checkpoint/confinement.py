@@ -145,13 +145,14 @@ class ConfinedReader:
         with self._lock:
             try:
                 if not self._child or self._owner != os.getpid():
+                    self.close()  # after a fork: the pipes of the other process's child
                     self._start()
                 _write_all(self._requests, len(request).to_bytes(4, "little") + request)
                 end = time.monotonic() + self._seconds * BUSY
                 length = int.from_bytes(_read_exactly(self._answers, 4, end), "little")
                 return _read_exactly(self._answers, length, end)
             except (OSError, EOFError):
-                self._stop()
+                self.close()
                 return None
 
     def _start(self) -> None:
@@ -171,7 +172,8 @@ class ConfinedReader:
             os.close(requests)
             os.close(answers)
 
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """End the child, if it is this process's, and close the pipes; the next request starts another."""
         for stream in (self._requests, self._answers):
             with suppress(OSError):
                 os.close(stream)

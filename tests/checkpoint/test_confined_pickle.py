@@ -13,6 +13,7 @@ import pytest
 
 from ckptcheck.checkpoint import confined_pickle, confinement
 from ckptcheck.checkpoint.confined_pickle import decode_tree, encode_tree, unpickle_confined
+from ckptcheck.checkpoint.confinement import ConfinedReader
 from ckptcheck.checkpoint.megatron.stubs import load_persistent, stub_for
 from ckptcheck.checkpoint.torch_bin import describe_pickles
 from ckptcheck.checkpoint.torch_file import read_torch_file
@@ -24,13 +25,22 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="el
 
 
 @pytest.fixture(autouse=True)
-def no_reader_is_kept() -> Iterator[None]:
+def no_reader_is_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test begins without a process that reads short pickles: one that runs already knows nothing of what is patched."""
+    readers: list[ConfinedReader] = []
+
+    def make_reader(*arguments: Any, **limits: int) -> ConfinedReader:
+        readers.append(ConfinedReader(*arguments, **limits))
+        return readers[-1]
+
+    monkeypatch.setattr(confined_pickle, "ConfinedReader", make_reader)
     confined_pickle._find_reader.cache_clear()
     confined_pickle._read_short.cache_clear()
     yield
     confined_pickle._find_reader.cache_clear()
     confined_pickle._read_short.cache_clear()
+    for reader in readers:
+        reader.close()
 
 
 ROLLOUTS = [path for path in sorted((DATA / "rollouts").iterdir()) if path.suffix in (".pt", ".pkl")]
