@@ -231,7 +231,8 @@ def identity(
     """Return one name for a set of weights, the same for every layout in which they are stored.
 
     Args:
-        target: a folder (Hugging Face or Megatron), a file, an index, ``hf://org/name@revision`` or ``s3://bucket/folder``.
+        target: a folder (Hugging Face, Megatron, or the ranks' files of FSDP as verl saves them), a file, an index,
+            ``hf://org/name@revision`` or ``s3://bucket/folder``.
         like: a Hugging Face checkpoint of the same model, whose config says what Megatron's tensors are called there; its weights
             are not read. None: a Megatron run keeps its own names, and has another identity than its export.
         follow_links: follow links out of the checkpoint, to regular files.
@@ -243,15 +244,21 @@ def identity(
     require_ranges(jobs=jobs)
     from ckptcheck.checkpoint.open import open_target
     from ckptcheck.checkpoint.scan_options import ScanOptions
-    from ckptcheck.compare.identity import identify_checkpoint
+    from ckptcheck.compare.identity import compute_identity, identify_checkpoint
+    from ckptcheck.saves.rank_shards import plan_rank_files
 
     name = os.fspath(target)
     options = ScanOptions(follow_links=follow_links)
     reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
     with observer.progress(name) as progress:
-        return identify_checkpoint(
-            open_target(name, jobs=jobs, options=options), reference, jobs=jobs, progress=progress
-        )
+        try:
+            ckpt = open_target(name, jobs=jobs, options=options)
+        except CkptcheckError:
+            plan = plan_rank_files(name, follow_links=follow_links)
+            if plan is None:
+                raise
+            return compute_identity(plan, jobs=jobs or os.cpu_count() or 1, progress=progress)
+        return identify_checkpoint(ckpt, reference, jobs=jobs, progress=progress)
 
 
 def series(

@@ -120,11 +120,17 @@ def identify_checkpoint(
             f"{ckpt.target} has no identity: {absent}", hint=f"ckptcheck scan {ckpt.target} lists what is wrong"
         )
     side = build_megatron_side(ckpt) if isinstance(ckpt, Megatron) else build_checkpoint_side(ckpt)
-    plan = plan_identity(side, reference)
+    return compute_identity(plan_identity(side, reference), jobs=jobs or ckpt.jobs, progress=progress)
+
+
+def compute_identity(plan: IdentityPlan, *, jobs: int, progress: Callable[[int, int], None] | None = None) -> Identity:
+    """Read the tensors of a plan, and return the identity of their set. Raises EvidenceError where one cannot be read."""
     try:
-        return plan.name_set(_sum_tensors(plan, jobs or ckpt.jobs, progress))
+        return plan.name_set(_sum_tensors(plan, jobs, progress))
     except UnreadableFile as error:
-        raise EvidenceError(f"{side.target} has no identity: {error.file} cannot be read: {error.reason}") from error
+        raise EvidenceError(
+            f"{plan.side.target} has no identity: {error.file} cannot be read: {error.reason}"
+        ) from error
 
 
 def _sum_tensors(plan: IdentityPlan, jobs: int, progress: Callable[[int, int], None] | None) -> dict[str, Sums]:

@@ -103,7 +103,10 @@ def run_rules(
     crashed = [(run.rule.code, run.crashed) for run in runs if run.crashed is not None]
     error = None if passed or findings or crashed else "no selected rule looked at this target"
     if evidence.unread:
-        listed = join_truncated([f"{name}: {reason}" for name, reason in evidence.unread.items()])
+        by_reason: dict[str, list[str]] = {}
+        for name, reason in evidence.unread.items():
+            by_reason.setdefault(reason, []).append(name)
+        listed = join_truncated([f"{join_truncated(names)}: {reason}" for reason, names in by_reason.items()])
         error = f"could not {evidence.failed_to} {listed}"
         # A rule that passed may have missed something in what could not be read.
         crashed = [(code, _unify(reason, evidence.unread, error)) for code, reason in crashed]

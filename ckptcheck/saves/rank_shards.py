@@ -17,13 +17,16 @@ from ckptcheck.checkpoint.distributed_tensor import RankShard
 from ckptcheck.checkpoint.layout import parse_layout
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.tensor import Tensor
+from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.compare.bridge.families import find_family_table
 from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout
 from ckptcheck.compare.identity import IdentityPlan, plan_identity
 from ckptcheck.compare.matching.side import BUFFER, ComparisonSide
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.saves.find_saves import open_tree
+from ckptcheck.saves.state_files import read_state_file
+from ckptcheck.text.formatting import join_truncated
 
 OF_RANKS = re.compile(r"(?P<before>.*)world_size_(?P<ranks>\d{1,6})_rank_(?P<rank>\d{1,6})\.pt")
 """Files that FSDP workers of verl write."""
@@ -102,6 +105,42 @@ def _join_parts(parts: list[FoundTensor]) -> TensorLayout | None:
     if len(origins) < len(chunks) or sum(prod(chunk.shape) for chunk in chunks) != prod(shape):
         return None
     return TensorLayout(first.layout.dtype, first.layout.itemsize, shape, tuple(chunks))
+
+
+def plan_rank_files(address: str, *, follow_links: bool = False) -> IdentityPlan | None:
+    """Say where the weights lie that the ranks of FSDP saved in a folder; None where it holds no files of theirs.
+
+    Raises EvidenceError where a rank's file is missing or cannot be read, or where the parts are not the whole of each tensor.
+    """
+    try:
+        source = open_tree(address, follow_links=follow_links).open_folders([""])
+    except CkptcheckError:
+        return None
+    ranks = {
+        name: match for name in source.files if (match := OF_RANKS.fullmatch(name)) and match["before"] == "model_"
+    }
+    if not ranks:
+        return None
+    failed = f"{address} has no identity:"
+    if absent := {str(rank) for match in ranks.values() for rank in range(int(match["ranks"]))} - {
+        str(int(match["rank"])) for match in ranks.values()
+    }:
+        raise EvidenceError(f"{failed} the files of ranks {join_truncated(sorted(absent, key=int))} are missing")
+    found: list[FoundTensor] = []
+    for name in ranks:
+        try:
+            content = read_state_file(source, name)
+        except (UnreadableArchive, OSError) as error:
+            raise EvidenceError(f"{failed} {name} cannot be read: {error}") from error
+        found += [FoundTensor(name, path, layout, content.shards.get(path)) for path, layout in content.tensors.items()]
+    joined = join_ranks(found)
+    plan = plan_joined_weights(address, source, joined.whole) if joined.whole and not joined.apart else None
+    if plan is None:
+        apart = sorted({each.path for each in found if each.name in joined.apart})
+        raise EvidenceError(
+            f"{failed} its files do not say how the ranks share {join_truncated(apart) or 'the weights'}"
+        )
+    return plan
 
 
 def plan_joined_weights(address: str, source: Source, weights: Mapping[str, TensorLayout]) -> IdentityPlan | None:

@@ -122,7 +122,9 @@ def read_save(
         save.defects.append(f"{error.file} cannot be read: {error.reason}")
     save.defects += _list_missing_ranks(save)
     if not save.weights and not save.defects:
-        save.defects.append("it holds no weights that can be read without running a pickle")
+        save.defects.append(
+            "none of its files holds weights, neither safetensors nor torch.save files that can be read"
+        )
     return save
 
 

@@ -90,12 +90,14 @@ def format_bytes(number: int) -> str:
 def format_duration(seconds: float) -> str:
     """Format a duration as a person would say it.
 
-    >>> format_duration(0.4), format_duration(45), format_duration(150), format_duration(9000)
-    ('1 second', '45 seconds', '3 minutes', '2.5 hours')
+    >>> format_duration(0.4), format_duration(45), format_duration(150), format_duration(9000), format_duration(864000)
+    ('1 second', '45 seconds', '3 minutes', '2.5 hours', '10 days')
     """
     if seconds < 100:
         return count(max(math.ceil(seconds), 1), "second")
-    return count(math.ceil(seconds / 60), "minute") if seconds < 6000 else f"{seconds / 3600:.1f} hours"
+    if seconds < 6000:
+        return count(math.ceil(seconds / 60), "minute")
+    return f"{seconds / 3600:.1f} hours" if seconds < 4 * 86400 else f"{seconds / 86400:,.0f} days"
 
 
 def format_shape(dimensions: Iterable[int]) -> str:

@@ -39,7 +39,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
                 f"{save.name} is {distance:.2g} of the weights' size away from {before.name} and {after.name}, which are"
                 f" {between:.2g} apart: it is not between them in training",
                 file=save.name,
-                hint=f"it is of another run, or of a branch that was given up: ckptcheck diff {before.name} {save.name}",
+                hint=f"it is of another run, or of a branch that was given up: ckptcheck diff {before.address} {save.address}",
             )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ckptcheck import api
+from ckptcheck.cli.app import build_app
 from ckptcheck.compare import verification
 from ckptcheck.compare.signatures import keys
 from ckptcheck.compare.signatures.sign import MANIFEST_NAME
@@ -65,16 +65,18 @@ def is_accepted(folder: Path, public: Path, signature: Path | None = None) -> bo
 # --- both ways ---
 
 
-def test_the_command_of_model_signing_accepts_ours(folder: Path, pair: tuple[Path, Path]) -> None:
-    ours = [sys.executable, "-m", "ckptcheck", "sign", str(folder), "--private-key", str(pair[0])]
-    signed = subprocess.run(ours, capture_output=True, text=True, check=True)
-    assert signed.stderr == f"{folder} is signed in {folder / 'model.sig'}\n"
-    theirs = [sys.executable, "-m", "model_signing", "verify", "key", str(folder)]
-    said = subprocess.run(
-        [*theirs, "--signature", str(folder / "model.sig"), "--public_key", str(pair[1])],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert (said.returncode, said.stdout) == (0, "Verification succeeded\n")
+def test_the_command_of_model_signing_accepts_ours(
+    folder: Path, pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both commands run in this process: importing sigstore anew takes longer than all else here."""
+    from click.testing import CliRunner
+    from model_signing._cli import main as model_signing_command
+
+    build_app("sign")(["sign", str(folder), "--private-key", str(pair[0])], standalone_mode=False)
+    assert capsys.readouterr().err == f"{folder} is signed in {folder / 'model.sig'}\n"
+    theirs = ["verify", "key", str(folder), "--signature", str(folder / "model.sig"), "--public_key", str(pair[1])]
+    said = CliRunner().invoke(model_signing_command, theirs)
+    assert (said.exit_code, said.output) == (0, "Verification succeeded\n")
     report = api.verify(folder, public_key=pair[1])
     assert (report.verdict, report.headline) == ("clean", "the signature is verified, and 6 files are as signed")
 

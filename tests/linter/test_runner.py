@@ -104,6 +104,13 @@ def test_no_rule_passes_while_something_could_not_be_read() -> None:
     assert [finding.code for finding in report.findings] == ["B001"]
 
 
+def test_files_that_share_a_reason_are_named_before_it() -> None:
+    unread = {"a.json": "Permission denied", "b.json": "it ends early", "c.json": "Permission denied"}
+    assert run_rules(Played(unread), [made("A001")]).error == (
+        "could not read a.json, c.json: Permission denied, b.json: it ends early"
+    )
+
+
 def test_a_report_on_nothing_is_no_pass() -> None:
     report = run_rules(Played(), [made("A001", "elsewhere")])
     assert report.error == "no selected rule looked at this target"

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from ckptcheck import api
+from ckptcheck.errors import EvidenceError
 from ckptcheck.saves.find_saves import FoundSave, open_tree
 from ckptcheck.saves.rank_shards import plan_joined_weights
 from ckptcheck.saves.read_save import read_save
 from ckptcheck.saves.save import Save
 from tests.factories.checkpoint_cases import CHECKPOINTS
+from tests.factories.saved_runs import write_rank_files
 from tests.paths import ROOT
 
 FSDP = ROOT / "fixtures/fsdp"
@@ -37,6 +39,21 @@ def test_joined_ranks_hold_the_weights_of_the_export(grid: str) -> None:
     }
     # each file counts, also those that hold what another one holds
     assert {*save.parts} == {path.name for path in (FSDP / grid).glob("[mo]*_world_size_*")}
+
+
+def test_the_files_of_ranks_have_an_identity(three: Path) -> None:
+    assert api.identity(three).identity == api.identity(CHECKPOINTS / "tiny-llama").identity
+    (three / "model_world_size_3_rank_2.pt").write_bytes(b"")
+    with pytest.raises(EvidenceError, match=r"has no identity: model_world_size_3_rank_2\.pt cannot be read"):
+        api.identity(three)
+    (three / "model_world_size_3_rank_2.pt").unlink()
+    with pytest.raises(EvidenceError, match="has no identity: the files of ranks 2 are missing"):
+        api.identity(three)
+
+
+def test_files_that_do_not_say_what_they_share_have_none(tmp_path: Path) -> None:
+    with pytest.raises(EvidenceError, match="its files do not say how the ranks share lm_head"):
+        api.identity(write_rank_files(tmp_path, 10))
 
 
 def test_moments_are_joined_as_well() -> None:
