@@ -26,11 +26,16 @@ NORM_EPSILON = re.compile(r"(rms_norm|layer_?norm|norm)_eps(ilon)?")
 """Names of fields that hold the epsilon of the norms."""
 NO_ACTIVATION = "and transformers has no such activation function"
 """How a fault about an activation function ends."""
+ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+"""The implementations of attention that transformers has itself."""
 DTYPES = ("dtype", "torch_dtype")
 NUMBERS = frozenset(
-    ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+    ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
+     "partial_rotary_factor")
 )  # fmt: skip
 """Keys of rotary embeddings that transformers computes with."""
+BETAS = ("beta_fast", "beta_slow")
+PARTIAL = "partial_rotary_factor"
 LEGACY_ROPE_TYPES = ("mrope", "su", "axial", "deepseek_yarn")
 """Names that released configs have and that some classes translate."""
 ALWAYS_SLIDING = ("mistral", "mixtral", "starcoder2")
@@ -55,11 +60,46 @@ def iter_wrong_types(part: ResolvedPart) -> Iterator[Fault]:
                 path,
                 f"{path} is {write_value(value)}, but {config_class.name} takes only {name_type(config_class.type_of(key) or '')}",
             )
+        elif key in config_class.nested and value is not None and not isinstance(value, dict):
+            yield path, f"{path} is {write_value(value)}, but {config_class.name} takes only an object"
         elif key in config_class.bounds and isinstance(value, (int, float)):
             least, most = config_class.bounds[key]
             if (least is not None and value < least) or (most is not None and value > most):
                 limits = f"at least {least}" if most is None else f"from {least} to {most}"
                 yield path, f"{path} is {value}, but {config_class.name} takes only numbers {limits}"
+
+
+def iter_wrong_layer_settings(part: ResolvedPart) -> Iterator[Fault]:
+    """Yield settings of single layers (``per_layer_config``) with a wrong type, and those that other layers do not have."""
+    config_class, listed = part.config_class, part.settings.get("per_layer_config")
+    layers = (
+        {number: own for number, own in listed.items() if isinstance(own, dict)} if isinstance(listed, dict) else {}
+    )
+    depth = part.find("num_hidden_layers")
+    for number, own in layers.items():
+        for key, value in own.items():
+            path = f"{part.path}per_layer_config.{number}.{key}"
+            if not config_class.accepts(key, value):
+                wanted = name_type(config_class.type_of(key) or "")
+                yield path, f"{path} is {write_value(value)}, but {config_class.name} takes only {wanted}"
+            having = sum(key in other for other in layers.values())
+            if (
+                config_class.type_of(key) is None
+                and key not in part.settings
+                and depth is not None
+                and having != depth.value
+            ):
+                yield path, f"{path} is given for some layers only, and {config_class.name} has no {key} for the others"
+
+
+def iter_wrong_labels(part: ResolvedPart) -> Iterator[Fault]:
+    """Yield labels whose numbers are none: every class turns the keys of ``id2label`` into integers."""
+    labels = part.settings.get("id2label")
+    for key in labels if isinstance(labels, dict) else ():
+        if not re.fullmatch(r"\s*[+-]?\d+(_\d+)*\s*", key):
+            path = f"{part.path}id2label"
+            yield path, f"{path} has the key {write_value(key)}, which is no integer"
+            return
 
 
 def iter_unknown_names(part: ResolvedPart) -> Iterator[Fault]:
@@ -69,6 +109,8 @@ def iter_unknown_names(part: ResolvedPart) -> Iterator[Fault]:
         path = f"{part.path}{key}"
         if not part.path and key in DTYPES and value is not None and not isinstance(value, (str, dict)):
             yield path, f"{path} is {write_value(value)}, which names no dtype of torch"
+        if key == "attn_implementation" and not _is_attention(value):
+            yield path, f"{path} is {write_value(value)}, and transformers has no such attention"
         if not isinstance(value, str):
             continue
         if ACTIVATION.search(key) and value not in known_activations() and defaults.get(key) in known_activations():
@@ -77,9 +119,20 @@ def iter_unknown_names(part: ResolvedPart) -> Iterator[Fault]:
             yield path, f'{path} is "{value:.60}", and torch has no such dtype'
     for name, nested in part.config_class.nested.items():
         settings = part.settings.get(name)
-        if isinstance(settings, dict) and nested.class_name is None and find_nested_class(nested, settings) is None:
+        model_type = settings.get("model_type") if isinstance(settings, dict) else None
+        is_name = model_type is None or isinstance(model_type, str)
+        if isinstance(settings, dict) and (
+            not is_name or (nested.class_name is None and find_nested_class(nested, settings) is None)
+        ):
             path = f"{part.path}{name}.model_type"
             yield path, f"{path} is {write_value(settings.get('model_type'))}, which transformers does not know"
+
+
+def _is_attention(value: Any) -> bool:
+    """Whether transformers takes this for an attention: one of its own, a kernel ``owner/name``, or one for each part."""
+    if value is None or isinstance(value, dict):
+        return True
+    return isinstance(value, str) and ("/" in value or value.removeprefix("paged|") in ATTENTIONS)
 
 
 def iter_impossible_sizes(part: ResolvedPart) -> Iterator[Fault]:
@@ -88,6 +141,9 @@ def iter_impossible_sizes(part: ResolvedPart) -> Iterator[Fault]:
         setting = part.find(name)
         if setting is not None and setting.source == "config" and _is_int(setting.value) and setting.value < 1:
             yield setting.key_path, f"{setting.key_path} is {setting.value}, but a model needs at least 1"
+    positions = part.find("max_position_embeddings")
+    if positions is not None and positions.source == "config" and _is_int(positions.value) and positions.value == 0:
+        yield positions.key_path, f"{positions.key_path} is 0, but a model needs at least 1"
     for whole_name, divisor_name in part.config_class.divisors:
         yield from _check_divisor(part.find(whole_name), part.find(divisor_name))
 
@@ -143,7 +199,7 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
         and not -rows.value <= padding.value < rows.value
     ):
         yield padding.key_path, f"{describe(padding)}, but the embedding has no such row: {describe(rows)}"
-    if not table.refuses_rope_types:
+    if not table.refuses_rope_types and "labels" not in resolved.text.config_class.rope:
         return
     for path, parameters in iter_rope(resolved.text):
         kind = parameters.get("rope_type", parameters.get("type", "default"))
@@ -189,11 +245,22 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
         missing = [key for key in required if key not in parameters and key not in filled]
         if missing:
             yield path, f'{path} has the type "{kind}", but not {" and ".join(missing)}'
+        # Where the type is "default", only some models rotate a part of each head.
+        default = part.config_class.rope.get("default")
+        is_partial = kind != "default" or PARTIAL in part.config_class.types or PARTIAL in (default or {})
         for key in sorted(NUMBERS & parameters.keys()):
             value = parameters[key]
-            needed = key == "rope_theta" or key in required
-            if (isinstance(value, bool) or not isinstance(value, (int, float))) and (needed or value is not None):
+            needed = key == "rope_theta" or key in required or (key == PARTIAL and is_partial)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number and (needed or value is not None):
                 yield f"{path}.{key}", f"{path}.{key} is {write_value(value)}, but it must be a number"
+            elif is_number and ((key in required and value <= 0) or (kind == "yarn" and key in BETAS and value <= 0)):
+                yield f"{path}.{key}", f"{path}.{key} is {write_value(value)}, but it must be more than 0"
+            elif is_number and key == PARTIAL and is_partial and value < 0:
+                yield (
+                    f"{path}.{key}",
+                    f"{path}.{key} is {write_value(value)}, but it is the part of each head that is rotated",
+                )
 
 
 def _check_rotary_width(part: ResolvedPart) -> Iterator[Fault]:

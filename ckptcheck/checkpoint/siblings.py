@@ -136,17 +136,34 @@ def _fuller(names: Names, numbers: Counter[Names], *, torn: bool) -> Names | Non
 
 
 def _renamed(names: Names, numbers: Counter[Names]) -> Names | None:
-    """Return the names of the siblings that call one module otherwise: at least two, with the same tensors in it.
+    """Return the names of the siblings that call one module otherwise, or one tensor of it: at least two.
 
-    The two names of the module differ in one of their parts.
+    The two names of the module differ in one of their parts, and the module has the same tensors.
     """
     for other, number in numbers.most_common():
         lacked, added = _one_module(other - names), _one_module(names - other)
+        if (
+            number >= 2
+            and lacked is not None
+            and added is not None
+            and lacked[0] == added[0]
+            and _is_misspelt(lacked[1], added[1])
+        ):
+            return other
         if number >= 2 and lacked is not None and added is not None and lacked[1] == added[1]:
             one, two = lacked[0].split("."), added[0].split(".")
             if len(one) == len(two) and sum(left != right for left, right in zip(one, two, strict=True)) == 1:
                 return other
     return None
+
+
+def _is_misspelt(lacked: Names, added: Names) -> bool:
+    """Whether the one tensor that a module has instead of another can only be a wrong name of that."""
+    if len(lacked) != 1 or len(added) != 1:
+        return False
+    (right,), (wrong,) = lacked, added
+    # A module may have another bias by design, but never another weight.
+    return right == "weight" or wrong.casefold().startswith(right.casefold())
 
 
 def _one_module(names: Names) -> tuple[str, Names] | None:

@@ -19,6 +19,8 @@ from ckptcheck.checkpoint.layer_kinds import LayerRule
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.resolved_config import Setting
 
+_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM")
+"""How the classes end of which the table has one for each model type."""
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 
 
@@ -70,9 +72,35 @@ class WeightsTable:
         if config is None or config.architecture is None or config.resolved is None or "auto_map" in config.value:
             return None
         # transformers builds what the model_type says, whatever the architectures say.
-        if config.architecture not in config.resolved.top.config_class.models:
+        models = config.resolved.top.config_class.models
+        if config.architecture not in models:
             return None
-        return _find(config.architecture)
+        # A classifier has the layers of the language model of its model_type.
+        if (own := _find(config.architecture)) is not None:
+            # Releases of encoders store their heads in several ways, or not at all.
+            return own.without_heads() if config.architecture.endswith("ForMaskedLM") else own
+        relatives = (_find(name) for name in models if name.endswith(_LANGUAGE_MODELS))
+        return next((table.without_heads() for table in relatives if table is not None), None)
+
+    def without_heads(self) -> WeightsTable:
+        """Return what another model of the same config class has too: the tensors under the names of the layers."""
+        bases = {pattern.partition(".")[0] for pattern in self.shapes if ".{}." in pattern}
+
+        def has_base(pattern: str) -> bool:
+            return pattern.partition(".")[0] in bases
+
+        switches = {
+            name: {
+                key: [*filter(has_base, value)] if isinstance(value, list) else value for key, value in found.items()
+            }
+            for name, found in self.facts.get("switches", {}).items()
+        }
+        kept = {
+            "shapes": {pattern: formulas for pattern, formulas in self.shapes.items() if has_base(pattern)},
+            "required": [*filter(has_base, self.facts.get("required", ()))],
+            "switches": switches,
+        }
+        return WeightsTable(self.architecture, {**self.facts, **kept})
 
     @property
     def shapes(self) -> Mapping[str, str]:
@@ -86,6 +114,12 @@ class WeightsTable:
         return frozenset(self.facts.get("required", ()))
 
     @cached_property
+    def modules(self) -> frozenset[str]:
+        """The modules that hold the required tensors and those of the switches: ``model.encoder.layers.{}.fc1``."""
+        switched = {pattern for switch in self.switches for pattern in (*switch.on, *switch.off)}
+        return frozenset(pattern.rpartition(".")[0] for pattern in self.required | switched)
+
+    @cached_property
     def switches(self) -> tuple[Switch, ...]:
         """The switches that add tensors."""
         return tuple(
@@ -97,6 +131,12 @@ class WeightsTable:
     def divisors(self) -> tuple[tuple[str, str], ...]:
         """Pairs of sizes; the model refuses to be built where the second does not divide the first."""
         return tuple((whole, part) for whole, part in self.facts.get("divisors", ()))
+
+    @property
+    def depths(self) -> Mapping[str, str]:
+        """Name in front of the layers of a stack → the config field that says how many they are, where there are several stacks."""
+        depths: Mapping[str, str] = self.facts.get("depths", {})
+        return depths
 
     @property
     def refuses_rope_types(self) -> bool:

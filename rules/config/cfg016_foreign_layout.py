@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.architecture import KnownModules
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.text.formatting import join_truncated
 
 
@@ -31,10 +32,10 @@ from ckptcheck.text.formatting import join_truncated
     "CFG016",
     "foreign-layout",
     severity="error",
-    when=lambda ckpt: KnownModules.of(ckpt.config) is not None and not ckpt.is_partial,
+    when=lambda ckpt: _find_modules(ckpt) is not None and not ckpt.is_partial,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    known, stack = KnownModules.of(ckpt.config), ckpt.components.stack
+    known, stack = _find_modules(ckpt), ckpt.components.stack
     if known is None or stack is None:
         return
     modules = {
@@ -48,3 +49,12 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=stack.prefix,
             hint="convert the checkpoint to this architecture's layout, or correct architectures in config.json",
         )
+
+
+def _find_modules(ckpt: Checkpoint) -> KnownModules | None:
+    """Return the modules of the architecture; those of an encoder or a classifier come from the table of its tensors."""
+    known, table = KnownModules.of(ckpt.config), WeightsTable.of(ckpt.config)
+    if known is not None or table is None or not table.required or ckpt.config is None:
+        return known
+    bases = frozenset(module.partition(".")[0] for module in table.modules)
+    return KnownModules(ckpt.config.architecture or table.architecture, table.modules, bases)

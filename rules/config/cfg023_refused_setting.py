@@ -2,7 +2,8 @@
 
 ## What it checks
 Where transformers knows the `model_type`: every value of `config.json` and its nested configs has the type that the config
-class declares, and lies within the class's bounds. Activation functions, dtypes and the model types of nested configs exist.
+class declares, and lies within the class's bounds. Activation functions, dtypes, attention implementations and the model types of
+nested configs exist; the keys of `id2label` are integers.
 
 ## Why it matters
 transformers 5 checks the types when it builds the config, and stops at the first wrong one: a number in quotes, a list, null
@@ -23,7 +24,13 @@ huggingface/transformers#44877 (a whole number for a multiplier), sgl-project/sg
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.config_refusals import NO_ACTIVATION, iter_unknown_names, iter_wrong_types
+from ckptcheck.checkpoint.config_refusals import (
+    NO_ACTIVATION,
+    iter_unknown_names,
+    iter_wrong_labels,
+    iter_wrong_layer_settings,
+    iter_wrong_types,
+)
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.checkpoint.weights_table import WeightsTable
 
@@ -40,7 +47,12 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     found: dict[str, str] = {}
     table = WeightsTable.of(config)
     for part in config.resolved.parts if config.resolved is not None else ():
-        for path, fault in (*iter_wrong_types(part), *iter_unknown_names(part)):
+        for path, fault in (
+            *iter_wrong_types(part),
+            *iter_wrong_layer_settings(part),
+            *iter_wrong_labels(part),
+            *iter_unknown_names(part),
+        ):
             found.setdefault(path, fault)
     for path, fault in found.items():
         # Some models keep the name of an activation and compute with another (gpt-oss).

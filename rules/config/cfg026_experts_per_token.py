@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.config import EXPERTS, EXPERTS_PER_TOKEN
+from ckptcheck.checkpoint.config_refusals import describe
 from ckptcheck.checkpoint.experts import fused_names, iter_numbered_experts
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 
@@ -52,6 +53,19 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     ):
         yield Problem(
             f"{setting.key_path} is null, but the layers have experts; transformers stops in the first forward pass",
+            file=config.file,
+            key=setting.key_path,
+            hint="copy the number from the model's own config",
+        )
+    elif (
+        setting is not None
+        and setting.value is not None
+        and type(setting.value) is not int
+        and resolved is not None
+        and setting.name not in resolved.text.config_class.types  # CFG023 has those
+    ):
+        yield Problem(
+            f"{describe(setting)}, but it must be an integer; transformers stops in the first forward pass",
             file=config.file,
             key=setting.key_path,
             hint="copy the number from the model's own config",
