@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 
 from tests.fuzzing.false_clean import check_edit
 
+
 def test_what_is_clean_loads_whole(tmp_path: Path) -> None:
     outcomes = [check_edit(seed, tmp_path / "edited") for seed in range(5000, 5040)]
     assert [(edit, outcome) for edit, outcome in outcomes if outcome.startswith("false clean")] == []
