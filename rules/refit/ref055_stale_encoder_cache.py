@@ -15,7 +15,8 @@
 ## How to fix
 - Drop the outputs with every update: vLLM `reset_encoder_cache()` beside `reset_prefix_cache()`. An update by
   the weight-transfer API does not, and `reload_weights` does it in the workers only (vLLM 0.32): the scheduler believes that they
-  still keep the image, and the next request with it ends in "Encoder cache miss". SGLang: `flush_cache()`.
+  still keep the image, and the next request with it ends in "Encoder cache miss".
+- SGLang 0.5.23 drops them by no call, `flush_cache()` included: start it with `SGLANG_VLM_CACHE_SIZE_MB=0`, so that it keeps none.
 - Freeze the vision tower and its projector: then what is kept stays right.
 
 ## When it can be wrong

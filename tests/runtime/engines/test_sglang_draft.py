@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-
 import pytest
 
-from ckptcheck.runtime.environments.interpreter import find_interpreter
-from ckptcheck.runtime.worker import ckptcheck_worker
 from tests.conftest import needs_engine
+from tests.runtime.engines.sglang_scripts import run_in_sglang
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("sglang-cpu")]
 SCRIPT = """
-import asyncio, inspect, json, os, tempfile
+import asyncio, inspect, os, tempfile
 from types import SimpleNamespace as Some
 import torch
 from ckptcheck_worker import sglang_options, sglang_update, tensor_files
@@ -60,25 +55,16 @@ def send(name, selector):
     return [result["ok"], result["message"], list(calls)]
 drafts = {**sglang_options._draft_arguments("/draft", 3), **sglang_options._draft_arguments("mtp", 3)}
 fields = inspect.signature(ServerArgs).parameters
-print("ANSWER", json.dumps({
+answer({
     "target": send("policy", "target"), "draft": send("own", "draft"), "all": send("both", "all"),
     "unknown": sorted(set(drafts) - set(fields)),
-}))
+})
 """
 
 
 def test_the_policy_and_its_draft_have_sessions_of_their_own() -> None:
     needs_engine("sglang")
-    interpreter = find_interpreter("sglang", None)
-    folder = os.path.dirname(ckptcheck_worker.__path__[0])
-    path = os.pathsep.join([folder, *filter(None, [interpreter.variables.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [str(interpreter.python), "-c", SCRIPT],
-        env={**os.environ, **interpreter.variables, "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer = json.loads(done.stdout.partition("ANSWER ")[2])
+    answer = run_in_sglang(SCRIPT)
     assert answer["target"] == [True, "", [["target", "begin"], ["target", "policy"], ["target", "end"]]]
     assert answer["draft"] == [True, "", [["draft", "begin"], ["draft", "own"], ["draft", "end"]]]
     # what SGLang does by default: a frozen draft is restored, written and packed again with the policy's weights
