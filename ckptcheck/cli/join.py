@@ -51,6 +51,12 @@ def join(
         FailOn | None,
         typer.Option(help="Exit with 1 on findings of this severity or a worse one.", show_default="error"),
     ] = None,
+    trust_parts: Annotated[
+        bool,
+        typer.Option(
+            help="Take options from the parts that run code, write files or say whom to trust: --rules, --config, --stats."
+        ),
+    ] = False,
     jobs: Annotated[int | None, typer.Option(min=1, help="Files read at a time.", show_default="cores")] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -61,7 +67,7 @@ def join(
     from ckptcheck.cli import output as out
     from ckptcheck.linter.report import Reports
 
-    joined = api.join(folder, output, jobs=jobs, observer=out.TERMINAL)
+    joined = api.join(folder, output, trust_parts=trust_parts, jobs=jobs, observer=out.TERMINAL)
     if isinstance(joined, Reports):
         out.finish(joined, format, require_file(output), fail_on, verbose=verbose)
     if output is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
@@ -25,6 +26,8 @@ PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD = "https://ckptcheck.github.io/ckptcheck/signatures/#what-weights-were-made-from"
 IDENTITY, TENSORS = "ckptcheckIdentityV1", "ckptcheckTensorsV1"
 """Names of digests: the identity of a set of weights; and where it has none, the same root over its stored tensors."""
+MOST_INPUTS = 256
+"""Inputs of one set of weights that are followed: a merge has some ten."""
 MARK = 12
 """Hexadecimal digits that stand for a tensor of an input, so that a tensor that changed can be named."""
 
@@ -127,10 +130,12 @@ def read_origin(manifest: Manifest) -> Origin | None:
         raise MalformedOrigin(f"its origin cannot be read: {error}") from error
     if (statement.type, statement.predicate_type) != (STATEMENT, PREDICATE) or len(statement.subject) != 1:
         raise MalformedOrigin("its origin is no statement of in-toto about one set of weights")
+    build = statement.predicate.build_definition
+    if len(build.resolved_dependencies) > MOST_INPUTS:
+        raise MalformedOrigin(f"its origin names more than {MOST_INPUTS} inputs")
     builder = statement.predicate.run_details.builder
     tool = builder.id.removeprefix("pkg:generic/").partition("@")[0].replace("unknown", "")
     version = next(iter(builder.version.values()), "")
-    build = statement.predicate.build_definition
     return Origin(
         tuple(_read_input(each) for each in build.resolved_dependencies),
         f"{tool} {version}".strip(),
@@ -223,16 +228,34 @@ class Lineage(EvidenceDefaults):
         return (Section("Lineage", ("weights", "made from", "by", "link"), tuple(rows)),) if rows else ()
 
 
+@dataclass(frozen=True)
+class _Given:
+    """A manifest that was given, with what is computed from it once: many inputs may be held against it."""
+
+    manifest: Manifest
+
+    @cached_property
+    def digest(self) -> dict[str, str]:
+        return digest_manifest(self.manifest)
+
+    @cached_property
+    def marks(self) -> dict[str, str]:
+        """Mark → the tensor, in the order in which a person counts their names."""
+        tensors = _list_tensors(self.manifest)
+        return {_mark(name, tensors[name]): name for name in sorted(tensors, key=natural_sort_key)}
+
+
 def trace_lineage(name: str, manifest: Manifest, given: Mapping[str, Manifest]) -> Lineage:
     """Follow a manifest to its inputs, and those to theirs, through the manifests that were given. given: name → manifest."""
     links: list[Link] = []
     trouble: dict[str, str] = {}
     tools: dict[str, str] = {}
-    queue, seen, used = [(name, manifest)], {name}, set()
+    others = {key: _Given(one) for key, one in given.items()}
+    queue, seen, used = [(name, _Given(manifest))], {name}, set()
     while queue:
         child, current = queue.pop(0)
         try:
-            origin = read_origin(current)
+            origin = read_origin(current.manifest)
         except MalformedOrigin as error:
             trouble[child] = str(error)
             continue
@@ -242,38 +265,35 @@ def trace_lineage(name: str, manifest: Manifest, given: Mapping[str, Manifest]) 
             trouble[child] = "what it states about its origin was stated of other weights"
         tools[child] = " · ".join(part for part in (origin.tool, origin.command) if part)
         for each in origin.inputs:
-            link = _find_link(child, each, {key: one for key, one in given.items() if key != child})
+            link = _find_link(child, each, {key: one for key, one in others.items() if key != child})
             links.append(link)
             if link.found is not None:
                 used.add(link.found)
                 if link.found not in seen:
                     seen.add(link.found)
-                    queue.append((link.found, given[link.found]))
+                    queue.append((link.found, others[link.found]))
     return Lineage(manifest.target, tuple(links), trouble, tuple(sorted(given.keys() - used - {name})), tools)
 
 
-def _agree(digest: Mapping[str, str], manifest: Manifest) -> bool:
+def _agree(digest: Mapping[str, str], given: _Given) -> bool:
     """Whether a digest is that of a manifest's weights."""
-    own = digest_manifest(manifest)
-    return any(digest.get(key) == value for key, value in own.items())
+    return any(digest.get(key) == value for key, value in given.digest.items())
 
 
-def _find_link(child: str, wanted: Input, given: Mapping[str, Manifest]) -> Link:
+def _find_link(child: str, wanted: Input, given: Mapping[str, _Given]) -> Link:
     """Find the manifest of an input: the one of its weights, else the one of its name."""
-    named = [name for name, manifest in given.items() if _name_alike(wanted.name, name, manifest.target)]
+    named = [name for name, one in given.items() if _name_alike(wanted.name, name, one.manifest.target)]
     for name in [*named, *given]:
         if _agree(wanted.digest, given[name]):
             return Link(child, wanted, name, is_same=True)
-    candidates = named or [name for name, manifest in given.items() if _share_tensors(wanted, manifest)]
+    candidates = named or [name for name, one in given.items() if _share_tensors(wanted, one)]
     if not candidates:
         return Link(child, wanted)
     found = given[candidates[0]]
-    if wanted.names != (found.names or ""):
+    if wanted.names != (found.manifest.names or ""):
         return Link(child, wanted, candidates[0], other_names=True)
-    marks = {_mark(name, each): name for name, each in _list_tensors(found).items()}
-    changed = [name for mark, name in marks.items() if mark not in wanted.marks] if wanted.marks else []
-    gone = len(wanted.marks - marks.keys())
-    return Link(child, wanted, candidates[0], changed=tuple(sorted(changed, key=natural_sort_key)), gone=gone)
+    changed = [name for mark, name in found.marks.items() if mark not in wanted.marks] if wanted.marks else []
+    return Link(child, wanted, candidates[0], changed=tuple(changed), gone=len(wanted.marks - found.marks.keys()))
 
 
 def _name_alike(stated: str, *names: str) -> bool:
@@ -286,7 +306,6 @@ def _last(path: str) -> str:
     return last.removesuffix(".json").removesuffix(".manifest")
 
 
-def _share_tensors(wanted: Input, manifest: Manifest) -> bool:
+def _share_tensors(wanted: Input, given: _Given) -> bool:
     """Whether a manifest has most tensors of an input: it is the input with changes."""
-    marks = {_mark(name, each) for name, each in _list_tensors(manifest).items()}
-    return 2 * len(marks & wanted.marks) > max(len(marks), len(wanted.marks))
+    return 2 * len(given.marks.keys() & wanted.marks) > max(len(given.marks), len(wanted.marks))

@@ -23,7 +23,7 @@ from ckptcheck.runners.runner import Local, R, U, Work
 from ckptcheck.text.formatting import join_truncated
 
 SCHEMA = "ckptcheck-part/1"
-PART = re.compile(r"(\d{1,7})/(\d{1,7})")
+PART = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
 MOST_COMMANDS = 3
 """Commands that a hint lists."""
 
@@ -126,10 +126,12 @@ class PartWriter:
         share = units[begin:end]
         old = self._old.passes.get(work.name) if self._old is not None else None
         if old is not None and old.is_whole and (old.plan, old.begin, old.end) == (plan, begin, end):
-            self._part.passes[work.name] = old
-            self.known += sum(map(work.weigh, share))
-            yield from zip(share, _decode(work, old), strict=True)
-            return
+            known = _decode_whole(work, old)
+            if len(known) == len(share):
+                self._part.passes[work.name] = old
+                self.known += sum(map(work.weigh, share))
+                yield from zip(share, known, strict=True)
+                return
         done = PassPart(plan, objects, begin, end, [], True)
         for unit, result in Local(self._jobs).run(work, share):
             done.results.append(msgspec.msgpack.encode(result))
@@ -238,6 +240,14 @@ def _decode(work: Work[U, R], share: PassPart) -> Iterator[R]:
     return map(decoder.decode, share.results)
 
 
+def _decode_whole(work: Work[U, R], share: PassPart) -> list[R]:
+    """Return the results of an earlier run; none where they are no results."""
+    try:
+        return list(_decode(work, share))
+    except msgspec.MsgspecError:
+        return []
+
+
 def _open(folder: str | Path | PartFolder) -> PartFolder:
     return DiskFolder(folder) if isinstance(folder, (str, Path)) else folder
 
@@ -267,8 +277,10 @@ def _are_whole(part: PartFile, like: Mapping[str, PassPart]) -> bool:
 
 def _decode_part(content: bytes, place: str) -> PartFile:
     try:
-        return msgspec.msgpack.decode(content, type=PartFile)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        part = msgspec.msgpack.decode(content, type=PartFile)
+        parse_part(part.label)
+        return part
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, UsageError) as error:
         raise EvidenceError(
             f"{place} is no part of ckptcheck: {error}", hint="remove it, and run the command again that wrote it"
         ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,12 +153,20 @@ def _search(target: str, found: FoundRun) -> None:
             )
             waiting.extend((f"{folder}/{name}" if folder else name, depth + 1) for name in deeper)
     strands = {save.strand for save in found.saves}
-    names_found = {save.name for save in found.saves}
+    # The folders of all saves and those above them: a run can have as many saves as folders without one.
+    like_saves, of_saves = _add_parents(strands), _add_parents(save.name for save in found.saves)
     for folder, number in steps.items():
-        pattern = _replace_steps(folder.split("/"))
-        is_like_saves = any(strand == pattern or strand.startswith(f"{pattern}/") for strand in strands)
-        if is_like_saves and not any(name == folder or name.startswith(f"{folder}/") for name in names_found):
+        if folder not in of_saves and _replace_steps(folder.split("/")) in like_saves:
             found.hollow[folder] = number
+
+
+def _add_parents(paths: Iterable[str]) -> set[str]:
+    """Return paths with all folders above them.
+
+    >>> sorted(_add_parents(["a/b/c"]))
+    ['a', 'a/b', 'a/b/c']
+    """
+    return {"/".join(parts[:end]) for path in paths for parts in [path.split("/")] for end in range(1, len(parts) + 1)}
 
 
 def _replace_steps(parts: list[str]) -> str:

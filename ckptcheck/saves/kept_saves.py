@@ -11,7 +11,7 @@ from ckptcheck.saves.save import Save
 from ckptcheck.text.file_io import read_whole_file, replace_file
 
 SCHEMA = "ckptcheck-saves/1"
-LARGEST = 1 << 32
+LARGEST = 1 << 30
 """Bytes of the largest file that is read."""
 
 

@@ -41,6 +41,8 @@ DEEP = 64
 MOST_SCALARS = 8
 """Tensors of one element under one key that are read: each parameter of an optimizer counts its steps."""
 LONGEST_LIST = 1 << 14
+LONGEST_PATH = 1000
+"""Characters of the keys that lead to a value: each value below has a path of its own."""
 
 
 class StateFile(NamedTuple):
@@ -117,6 +119,8 @@ def note_number(path: str, value: Any, counters: dict[str, float], rates: dict[s
     last = path.rpartition(".")[2]
     if last.isdecimal():  # an entry of a list, as `_last_lr` is
         last = path.split(".")[-2] if "." in path else last
+    if last not in COUNTERS and last not in RATES:
+        return
     if type(value) in (int, float) and abs(value) < 1 << 60 and isfinite(value) and not NO_COUNTER.search(path):
         if last in COUNTERS and type(value) is int:
             # every group of parameters counts the same steps
@@ -131,6 +135,8 @@ def walk(value: Any, budget: WalkBudget, path: str = "", depth: int = 0) -> Iter
     Raises UnreadablePickle where it has no end.
     """
     budget.spend()
+    if len(path) > LONGEST_PATH:
+        raise UnreadablePickle(f"it has keys that come to more than {LONGEST_PATH:,} characters")
     if isinstance(value, (StoredTensor, int, float)):
         yield path, value
     elif depth > DEEP:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import shutil
@@ -55,6 +56,10 @@ def open_regular_file(path: str | Path) -> int:
     raise OSError(errno.EINVAL, "it has become a pipe, a device or a folder since it was listed")
 
 
+PIECE = 1 << 20
+"""Bytes of one read of what has no size: of a pipe, or of a file that grows."""
+
+
 def open_regular_stream(path: str | Path) -> BinaryIO:
     """Open a file that the user named, or one that a link names, for reading; never a pipe or a device. Raises OSError."""
     return os.fdopen(open_regular_file(os.path.realpath(path)), "rb")
@@ -63,7 +68,21 @@ def open_regular_stream(path: str | Path) -> BinaryIO:
 def read_regular_file(path: str | Path, most: int) -> bytes:
     """Return the first `most` bytes of a file that `open_regular_file` opens. Raises OSError."""
     with os.fdopen(open_regular_file(path), "rb") as file:
-        return file.read(most)
+        return _read_up_to(file, most)
+
+
+def _read_up_to(file: BinaryIO, most: int) -> bytes:
+    """Return the first `most` bytes of a stream, and take memory for what is there: a read takes it for what it may return."""
+    content = file.read(min(most, os.fstat(file.fileno()).st_size + 1))
+    if not (rest := most - len(content)) or not (piece := file.read(min(rest, PIECE))):
+        return content
+    pieces = io.BytesIO()  # joined, they would take their memory twice
+    pieces.write(content)
+    while piece:
+        pieces.write(piece)
+        rest -= len(piece)
+        piece = file.read(min(rest, PIECE))
+    return pieces.getvalue()
 
 
 def read_whole_file(path: str | Path, most: int) -> bytes:
@@ -72,8 +91,10 @@ def read_whole_file(path: str | Path, most: int) -> bytes:
     Raises OSError, also for one of more than `most` bytes: a device has no end, and a sparse file costs its maker nothing.
     """
     with open(path, "rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
+        state = os.fstat(file.fileno())
+        is_larger = stat.S_ISREG(state.st_mode) and state.st_size > most
+        content = b"" if is_larger else _read_up_to(file, most + 1)
+    if is_larger or len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes, which no such file has")
     return content
 

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from ckptcheck import api
-from ckptcheck.compare.lineage import MalformedOrigin, read_origin
+from ckptcheck.compare.lineage import MalformedOrigin, read_origin, state_origin, trace_lineage
 from ckptcheck.compare.manifest import Manifest, read_manifest
 from ckptcheck.compare.signatures.sign import MANIFEST_NAME
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.linter.report import Report
 from tests.factories.checkpoint_cases import CHECKPOINTS
+from tests.factories.lineage_cases import build_manifest
 from tests.factories.signatures import NEEDED, write_key
+from tests.limited_child import run_limited
 
 SHARD = "model-00002-of-00003.safetensors"
 CHANGED = "model.layers.1.self_attn.v_proj.weight"
@@ -163,3 +165,27 @@ def test_options_of_an_origin_need_an_input(chain: Path) -> None:
         api.manifest("train", tool="llm-compressor")
     with pytest.raises(UsageError, match="--tool-version has no effect without --tool"):
         api.manifest("train", made_from="train.json", tool_version="0.9")
+
+
+@pytest.mark.parametrize("number", [250, 3000])
+def test_many_inputs_and_many_tensors_are_followed_in_time(number: int) -> None:
+    """Each input is held against each manifest that was given, whose digests are computed once."""
+    given = {
+        name: build_manifest(name, {f"{name}.{at}": f"{at:x}" for at in range(900)}, "Hugging Face")
+        for name in ("a", "b", "c")
+    }
+    top = build_manifest("top", {"a": "1"}, "Hugging Face")
+    top.made_from = state_origin(top, {})
+    inputs = [{"name": "a" if at % 2 else f"{at}", "annotations": {"tensors": f"{at:012x}"}} for at in range(number)]
+    top.made_from["predicate"]["buildDefinition"]["resolvedDependencies"] = inputs
+    for each in given.values():
+        each.made_from = dict(top.made_from)
+
+    def follow() -> str:
+        lineage = trace_lineage("top", top, given)
+        return f"{len(lineage.links)} links, {lineage.trouble.get('top', '')}"
+
+    outcome = run_limited(follow)
+    assert not outcome.fault, outcome
+    more = "0 links, its origin names more than 256 inputs"
+    assert outcome.answer.startswith("500 links" if number == 250 else more), outcome

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -18,7 +19,9 @@ from ckptcheck import api
 from ckptcheck.cli.app import build_app
 from ckptcheck.compare import verification
 from ckptcheck.compare.signatures import keys
+from ckptcheck.compare.signatures.bundle import MalformedSignature, parse_bundle, read_bundle
 from ckptcheck.compare.signatures.sign import MANIFEST_NAME
+from ckptcheck.compare.signatures.signature_check import _list_left_out
 from ckptcheck.errors import CkptcheckError, EvidenceError, UsageError
 from ckptcheck.linter.report import Report
 from ckptcheck.refit.running_servers import attach as attaching
@@ -403,6 +406,42 @@ def test_a_signature_needs_somebody_to_trust(options: dict[str, Any], message: s
 def test_a_signature_needs_something_to_sign_with(options: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises(CkptcheckError, match=f"^{message}"):
         api.sign(folder, **options)
+
+
+@pytest.mark.parametrize("payload", ["é", "=", "AA", "\\ud83d\\ude00", ""])
+def test_a_payload_that_is_no_text_of_base64_is_refused(payload: str) -> None:
+    envelope = f'{{"payload": "{payload}", "payloadType": "x", "signatures": []}}'
+    with pytest.raises(MalformedSignature, match="it is no Sigstore bundle of a model"):
+        parse_bundle(f'{{"mediaType": "x", "verificationMaterial": {{}}, "dsseEnvelope": {envelope}}}'.encode())
+
+
+def test_what_the_signer_left_out_is_looked_for_in_the_folder_alone(folder: Path, pair: tuple[Path, Path]) -> None:
+    """A signature names paths: none of them is opened, and each file of the folder is looked at once."""
+    (folder / "sub").mkdir()
+    (folder.parent / "secret.json").write_text("{}")
+    (folder / "link").symlink_to(folder.parent)
+    api.sign(folder, private_key=pair[0], follow_links=True)
+    bundle = read_bundle(folder / "model.sig")
+    for ignored in (
+        "sub/../..",
+        "link",
+        "link/secret.json",
+        "sub/../../secret.json",
+        "a" * 5000,
+        "a\0b",
+        "\ud800",
+        "/",
+        ".",
+    ):
+        found = list(_list_left_out(msgspec.structs.replace(bundle, ignored=(ignored,)), folder))
+        assert found == [], ignored
+    many = tuple("sub" + "/." * number for number in range(500))
+    found = list(_list_left_out(msgspec.structs.replace(bundle, ignored=("./config.json", *many)), folder))
+    assert found == ["config.json"]
+    (folder / "sub" / "deep").mkdir()
+    (folder / "sub" / "deep" / "a.py").write_text("")
+    found = list(_list_left_out(msgspec.structs.replace(bundle, ignored=many), folder))
+    assert found == ["sub/deep/a.py"]
 
 
 # --- a server ---

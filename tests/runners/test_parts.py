@@ -18,6 +18,7 @@ from ckptcheck.errors import CkptcheckError, EvidenceError, UsageError
 from ckptcheck.runners import parts as module
 from ckptcheck.runners.parts import PartFile, find_share, read_parts
 from ckptcheck.values import value_pass
+from tests.limited_child import run_limited
 from tests.paths import FIXTURES
 
 CHECKPOINTS, MEGATRON = FIXTURES / "checkpoints", FIXTURES / "megatron"
@@ -308,3 +309,105 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert run("verify", target, str(tmp_path / "m.json"), "--part", "0/1", "-o", str(tmp_path / "verify")) == 0
     assert run("join", str(tmp_path / "verify")) == 0
     assert module.SUFFIX in os.listdir(folder)[0]
+
+
+OWN_RULE = '''"""There is nothing.
+
+## What it checks
+Nothing.
+
+## Why it matters
+Nothing.
+
+## How to fix
+Nothing.
+
+## When it can be wrong
+Never.
+
+## Seen in
+Nothing.
+"""
+
+from ckptcheck import rule
+
+
+@rule("OWN001", "own", severity="info")
+def check(ckpt):
+    return iter(())
+'''
+
+
+def write_alone(folder: Path, **changes: Any) -> Path:
+    """Write one part that says of itself what it likes."""
+    folder.mkdir(exist_ok=True)
+    form = {
+        "schema": module.SCHEMA, "version": ckptcheck.__version__, "verb": "scan", "index": 0, "number": 1, "passes": {},
+        "arguments": {"*": [str(CHECKPOINTS / "tiny-llama")]},
+    }  # fmt: skip
+    (folder / f"a{module.SUFFIX}").write_bytes(msgspec.msgpack.encode(form | changes))
+    return folder
+
+
+@pytest.mark.parametrize("option", ["rules", "config", "stats", "write_baseline", "baseline"])
+def test_a_part_runs_no_code_and_writes_no_file(tmp_path: Path, option: str) -> None:
+    (rules := tmp_path / "rules").mkdir()
+    (rules / "x001_x.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (tmp_path / "c.toml").write_text("rules = ['rules']\n")
+    value = {"rules": [str(rules)], "config": str(tmp_path / "c.toml")}.get(option, str(tmp_path / "written"))
+    arguments = {"*": [str(CHECKPOINTS / "tiny-llama")], option: value}
+    message, hint = refusal(write_alone(tmp_path / "parts", arguments=arguments))
+    assert message.startswith(f"the parts were made with --{option.replace('_', '-')} ")
+    assert hint == "give --trust-parts to join if nobody but you writes to the folder of the parts"
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "written").exists()
+
+
+def test_options_of_trusted_parts_are_taken(write_all: Callable[..., Path], tmp_path: Path) -> None:
+    (rules := tmp_path / "rules").mkdir()
+    (rules / "own001_own.py").write_text(OWN_RULE)
+    folder = write_all("scan", CHECKPOINTS / "tiny-llama", rules=[str(rules)], select=["OWN"])
+    assert "--rules" in refusal(folder)[0]
+    joined = ckptcheck.join(folder, trust_parts=True)
+    assert isinstance(joined, ckptcheck.Reports)
+    assert "OWN001" in joined[0].passed
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"verb": "gate"},
+        {"arguments": {}},
+        {"arguments": {"*": []}},
+        {"arguments": {"*": "x"}},
+        {"arguments": {"*": [1]}},
+        {"verb": "manifest", "arguments": {"*": ["a", "b"]}},
+        {"verb": "diff", "arguments": {"*": ["a"]}},
+        *({"arguments": {"*": ["a"], name: value}} for name, value in {
+            "jobs": 3, "observer": "x", "nothing": 1, "recursive": "x", "near_zero_threshold": "x", "select": [3], "base": {},
+            "device": None, "near_zero_threshold ": 1,
+        }.items()),
+        {"number": 10**12},
+        {"number": 0},
+        {"index": -1},
+        {"index": 1},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_part_of_nonsense_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = write_alone(tmp_path / "parts", **changes)
+    answer = run_limited(lambda: refusal(folder)[0])
+    assert not answer.fault, answer
+
+
+def test_results_of_nonsense_are_computed_again(tmp_path: Path) -> None:
+    target, folder = CHECKPOINTS / "tiny-llama", tmp_path / "parts"
+    path = ckptcheck.write_part("scan", target, part="0/1", folder=folder)
+    sound = path.read_bytes()
+    part = msgspec.msgpack.decode(sound, type=PartFile)
+    for results in ([], [b"x"] * 3, None):
+        for one in part.passes.values():
+            one.results = [b"\xc1" for _ in one.results] if results is None else results
+        path.write_bytes(msgspec.msgpack.encode(part))
+        ckptcheck.write_part("scan", target, part="0/1", folder=folder)
+        assert path.read_bytes() == sound

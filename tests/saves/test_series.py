@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -12,14 +13,19 @@ from safetensors.numpy import load_file, save_file
 
 import ckptcheck
 from ckptcheck import api
+from ckptcheck.checkpoint.megatron.folders import FolderTree
+from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.refit.history.record import Record, SyncRecord
+from ckptcheck.saves import find_saves as finding
 from ckptcheck.saves.find_saves import find_saves
 from ckptcheck.saves.kept_saves import open_kept_saves
 from ckptcheck.saves.open_series import open_series
+from ckptcheck.saves.state_files import read_state_file
 from tests.doubles.object_server import ObjectServer
 from tests.factories.saved_runs import draw_weights, write_rank_files, write_torch_file, write_trainer_save
+from tests.limited_child import run_limited
 from tests.paths import FIXTURES
 
 STEPS = (10, 20, 30, 40)
@@ -366,3 +372,47 @@ def test_the_page_has_pictures(run: Path, of: int) -> None:
     ]
     raster = report.pictures[0]
     assert {cell.state for (_, column), cell in raster.cells.items() if column == 3} == {"repeated"}  # type: ignore[union-attr]
+
+
+# --- saves made to be costly, or to lead elsewhere ---
+
+
+def test_long_keys_make_no_long_work(tmp_path: Path) -> None:
+    """Each value of a list has a path of its own: a key of half a megabyte above 16,000 of them once took minutes."""
+    path = tmp_path / "scheduler.pt"
+    write_torch_file(path, {"x" * 500_000: {"step": list(range(16_000))}})
+    source = FolderTree(tmp_path, str(tmp_path), [""])
+
+    def read() -> str:
+        with pytest.raises(UnreadableArchive) as caught:
+            read_state_file(source, path.name)
+        return str(caught.value)
+
+    outcome = run_limited(read)
+    assert (outcome.fault, outcome.answer) == ("", "it has keys that come to more than 1,000 characters"), outcome
+
+
+def test_many_saves_and_many_folders_without_one_are_found_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Run:
+        """Every other folder holds a save."""
+
+        def list_names(self, folder: str) -> list[str]:
+            return ["model.safetensors"] if folder and int(folder.rpartition("-")[2]) % 2 else []
+
+        def list_subfolders(self, folder: str) -> list[str]:
+            return [] if folder else [f"checkpoint-{number}" for number in range(1, 18_000)]
+
+    monkeypatch.setattr(finding, "open_tree", lambda _: Run())
+    outcome = run_limited(lambda: str(len(find_saves(["/run"]).hollow)))
+    assert (outcome.fault, outcome.answer) == ("", "8999"), outcome
+
+
+@pytest.mark.parametrize("name", ["latest", "latest_checkpointed_iteration.txt", "checkpoint-20/trainer_state.json"])
+def test_a_pipe_or_a_link_in_a_run_is_not_read(run: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret").write_text("the secret beside it")
+    (run / name).unlink(missing_ok=True)
+    (run / name).symlink_to(tmp_path / "secret")
+    assert "the secret" not in json.dumps(api.series(run).to_dict())
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    api.series(run)

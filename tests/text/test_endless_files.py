@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from ckptcheck.linter.settings import load_settings
 from ckptcheck.parity.matrix.measurement_log import MeasurementLog
 from ckptcheck.parity.metrics.noise_floor import read_noise_floor
 from ckptcheck.parity.prompts import read_prompts_file
-from ckptcheck.text.file_io import read_whole_file
+from ckptcheck.text.file_io import read_regular_file, read_whole_file
 from tests.limited_child import run_limited
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -61,3 +63,31 @@ def test_a_file_is_read_up_to_the_limit(tmp_path: Path) -> None:
     assert read_whole_file(tmp_path / "link", 5) == b"12345"
     with pytest.raises(OSError, match="it has more than 4 bytes, which no such file has"):
         read_whole_file(tmp_path / "file", 4)
+
+
+def test_a_read_takes_memory_for_what_is_there(tmp_path: Path) -> None:
+    """A read of up to 2 GB took 2 GB of addresses, so that a small file could not be read where memory is limited."""
+    (path := tmp_path / "file").write_bytes(b"12345")
+    for read in (read_regular_file, read_whole_file):
+        outcome = run_limited(lambda read=read: str(read(path, 1 << 31)), addresses=256 << 20)
+        assert (outcome.fault, outcome.answer) == ("", "b'12345'"), outcome
+    assert [read_regular_file(path, most) for most in (0, 1, 5, 6)] == [b"", b"1", b"12345", b"12345"]
+    os.truncate(path, 1 << 40)  # a sparse file: it takes no disk
+
+    def read_sparse() -> str:
+        with pytest.raises(OSError, match="more than") as caught:
+            read_whole_file(path, 1 << 30)
+        return str(caught.value)
+
+    outcome = run_limited(read_sparse, addresses=256 << 20)
+    assert not outcome.fault, outcome
+    assert "more than 1,073,741,824 bytes" in outcome.answer
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "pipe")
+    content = bytes(range(256)) * 20_000
+    writer = threading.Thread(target=path.write_bytes, args=(content,))
+    writer.start()
+    assert read_whole_file(path, 1 << 30) == content
+    writer.join()

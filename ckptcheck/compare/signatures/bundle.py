@@ -7,7 +7,6 @@ Formats: https://docs.sigstore.dev/about/bundle/, https://github.com/in-toto/att
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -164,7 +163,7 @@ def parse_bundle(raw: bytes) -> Bundle:
         chain = material.x509_certificate_chain
         certificates = chain.certificates if chain is not None else []
         return _assemble(raw, file, statement, predicate, tuple(_decode(each.raw_bytes) for each in certificates))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, binascii.Error) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MalformedSignature(f"it is no Sigstore bundle of a model: {error}") from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -222,20 +224,25 @@ def check_signature(
         verification,
         named,
         unnamed,
-        () if ignore_unsigned else tuple(_list_left_out(bundle, folder)),
+        () if ignore_unsigned or check.refusal else tuple(_list_left_out(bundle, folder)),
         signer.allow_expired,
     )
 
 
 def _list_left_out(bundle: Bundle, folder: Path) -> Iterator[str]:
-    """Yield the files that loaders read among those that the signer left out. What belongs to git or a download is hidden."""
-    for ignored in sorted(set(bundle.ignored)):
-        path = folder / ignored
-        if ignored.startswith((".", "/")) or not folder.is_dir():
-            continue
-        for file in [path] if path.is_file() else sorted(path.rglob("*")):
-            if file.name.endswith((*WEIGHT_SUFFIXES, *LOADED_SUFFIXES)) and file.is_file():
-                yield file.relative_to(folder).as_posix()
+    """Yield the files that loaders read among those that the signer left out. What belongs to git or a download is hidden.
+
+    The files are those of the folder, whatever the signature names: no path of it is opened, and no link is followed.
+    """
+    ignored = {posixpath.normpath(path) for path in bundle.ignored}
+    ignored = {path for path in ignored if not path.startswith((".", "/"))}
+    for parent, _, names in os.walk(folder) if ignored else ():
+        above = Path(parent).relative_to(folder)
+        is_left_out = any(path.as_posix() in ignored for path in (above, *above.parents))
+        for name in sorted(names):
+            file = (above / name).as_posix()
+            if name.endswith((*WEIGHT_SUFFIXES, *LOADED_SUFFIXES)) and (is_left_out or file in ignored):
+                yield file
 
 
 def is_weights(file: str) -> bool:
