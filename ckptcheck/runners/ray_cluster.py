@@ -24,8 +24,10 @@ from ckptcheck.text.formatting import count
 
 T = TypeVar("T")
 
-TASK_BYTES = 1 << 26
-"""Bytes of the units in a task, about."""
+TASK_BYTES, MOST_TASK_BYTES = 1 << 26, 1 << 28
+"""Bytes of the units in a task, about: the more of them the work has, the larger its tasks. Each costs some milliseconds."""
+TASKS_EACH = 16
+"""Tasks for each processor from which on they are larger."""
 TASK_UNITS = 256
 """The most units in a task."""
 RETRIES = 3
@@ -188,7 +190,9 @@ class TaskQueues(Generic[U]):
 
     def __init__(self, ray: Any, work: Work[U, Any], units: Sequence[U]) -> None:
         self._ray = ray
-        self._tasks = list(_group(work, units))
+        processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
+        share = sum(map(work.weigh, units)) // (TASKS_EACH * processors)
+        self._tasks = list(_group(work, units, max(TASK_BYTES, min(MOST_TASK_BYTES, share))))
         self._next = 0
         self._references: dict[int, Any] = {}
         self._done: set[int] = set()
@@ -240,13 +244,13 @@ class TaskQueues(Generic[U]):
                 begun.append(number)
 
 
-def _group(work: Work[U, Any], units: Sequence[U]) -> Iterator[Task[U]]:
-    """Put units together that follow each other and whose files the same nodes have."""
+def _group(work: Work[U, Any], units: Sequence[U], most: int) -> Iterator[Task[U]]:
+    """Put units together that follow each other and whose files the same nodes have. most: bytes of a task, about."""
     task: Task[U] | None = None
     nbytes = 0
     for unit in units:
         nodes = work.find_nodes(unit)
-        if task is not None and (nbytes >= TASK_BYTES or len(task.units) == TASK_UNITS or task.nodes != nodes):
+        if task is not None and (nbytes >= most or len(task.units) == TASK_UNITS or task.nodes != nodes):
             yield task
             task = None
         if task is None:
