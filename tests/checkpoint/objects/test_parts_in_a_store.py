@@ -124,6 +124,15 @@ def test_two_that_write_one_part(
     assert len(writes) == (1 if is_whole else 2)
 
 
+def test_a_runner_reads_the_values_in_a_store(store: ObjectServer) -> None:
+    """Nobody has to write --values beside --on ray."""
+    for index in range(2):
+        ckptcheck.write_part("scan", TARGET, part=f"{index}/2", folder=PARTS)
+    report = ckptcheck.scan(TARGET, runner=ckptcheck.Parts(PARTS))
+    assert report.to_dict() == ckptcheck.scan(TARGET, values=True).to_dict()
+    assert ckptcheck.scan(TARGET, headers_only=True, runner=ckptcheck.Parts(PARTS)).skipped
+
+
 def test_a_store_that_takes_nothing(store: ObjectServer) -> None:
     store.fail("put ", 403)
     with pytest.raises(OutputError) as caught:
