@@ -12,6 +12,8 @@ from ckptcheck.watch.engine_side import WatchedEngine, module, servers
 from ckptcheck.watch.watch import Watch
 from ckptcheck.watch.watch_state import SyncWarning
 
+END_PATIENCE = 60.0
+"""Seconds for which the end of training waits for checks beside it, so that the record is whole and a tracker's run still open."""
 MOST_FRAMES = 12
 """Frames from the callback up to its trainer. transformers 5 has two between them."""
 
@@ -43,6 +45,11 @@ class WatchCallback:
             warnings.warn(
                 f"ckptcheck.watch cannot watch this trainer: {type(error).__name__}: {error}", SyncWarning, stacklevel=2
             )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
+        """Wait until all syncs are recorded, and their numbers sent."""
+        if self.watch is not None:
+            self.watch.wait(END_PATIENCE)
 
     def _put_in(self) -> None:
         trainer = _find_trainer(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from ckptcheck.refit.history.history import open_history
+from ckptcheck.refit.history.record import Record, SyncRecord
 from ckptcheck.watch import SyncWarning, WatchCallback
 from ckptcheck.watch.trl_callback import find_engine
 from tests.watch.toy import NAMES, Engine, Trainer
@@ -71,6 +73,30 @@ def test_one_argument_records_every_sync(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert history.syncs[0].trainer == "trl"
     assert set(history.syncs[0].sent) == set(NAMES)
+
+
+def test_the_record_is_whole_when_training_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last syncs are checked beside the job, here only when the job has made its last step."""
+    last_step, record, append = threading.Event(), tmp_path / "syncs.jsonl", Record.append
+
+    def append_late(self: Record, sync: SyncRecord) -> None:
+        last_step.wait(60)
+        append(self, sync)
+
+    monkeypatch.setattr(Record, "append", append_late)
+    engine = Engine()
+    trainer = GRPOTrainer(Generation(Trainer(), engine), WatchCallback(engine, record=record, background=True))
+    call_event = trainer.callback_handler.call_event
+
+    def end_then_call(event: str, **keywords: Any) -> None:
+        if event == "on_train_end":
+            assert not record.exists()
+            last_step.set()
+        call_event(event, **keywords)
+
+    monkeypatch.setattr(trainer.callback_handler, "call_event", end_then_call)
+    trainer.train(3)
+    assert [sync.step for sync in open_history(record).syncs] == [0, 1, 2]
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
