@@ -29,8 +29,8 @@ from ckptcheck.checkpoint.views import LayeredCheckpoint
 from ckptcheck.text.formatting import format_layers
 
 LISTS = ("layer_types", "layers_block_type")
-MIXER = re.compile(r"attn|attention|conv|mamba|mixer|ssm|recurrent|temporal_block")
-"""Names of the part of a layer that lets tokens see each other."""
+MIXER = re.compile(r"(?!.*(norm|ln))(.*(attn|attention|conv|mamba|mixer|ssm|recurrent|temporal_block))")
+"""Names of the part of a layer that lets tokens see each other; norms are named after it too."""
 MOST_KINDS = 50
 """With more different mixers than this a model has no types of layers."""
 
@@ -79,7 +79,7 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
 
 def _find_mixer(names: set[str]) -> frozenset[str]:
     """Return the names of a layer's tensors in the parts that mix tokens."""
-    return frozenset(name for name in unquantized_names(names) if MIXER.search(name.partition(".")[0]))
+    return frozenset(name for name in unquantized_names(names) if MIXER.match(name.partition(".")[0]))
 
 
 def _find_odd_layers(layers: list[int], mixers: Mapping[int, frozenset[str]]) -> list[int] | None:
