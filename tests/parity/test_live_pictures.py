@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,29 @@ def test_probes_draw_what_they_measured(tmp_path: Path) -> None:
         assert sum(part.length for part in bar.parts) == response.tokens
         new = sum(part.length for part in bar.parts if part.state == "new weights")
         assert new == (0 if response.changed is None else response.tokens - response.changed)
+
+
+def test_probes_with_faults_draw_how_large_they_are(tmp_path: Path) -> None:
+    trace = run_probe_case({"probes": ["decode", "inflight", "routing"]}, tmp_path / "probes")
+    decode, routing, inflight = (trace.results[name] for name in ("decode", "routing", "inflight"))
+    response = replace(inflight.responses[0], tokens=16, earliest=4, changed=9)  # type: ignore[attr-defined]
+    results = {
+        "decode": replace(decode, prefill=replace(decode.prefill, largest=0.5)),  # type: ignore[type-var, attr-defined]
+        "routing": replace(routing, layers=(5, 0), tokens=20),  # type: ignore[type-var]
+        "inflight": replace(inflight, responses=(response,)),  # type: ignore[type-var]
+    }
+    with ask_for_pictures():
+        gaps, shares, responses = make_pictures(replace(trace, results=results).list_picture_makers)
+    assert isinstance(gaps, HeatMap)
+    assert isinstance(shares, Curves)
+    assert isinstance(responses, Bars)
+    place = (gaps.rows.index("decode: one prefill"), gaps.columns.index("largest |Δ|"))
+    assert {where for where, cell in gaps.cells.items() if cell.value} == {place}
+    assert gaps.cells[place].value == 0.5
+    assert [series.values for series in shares.series] == [(0.25, 0.0)]
+    assert [(part.length, part.state) for part in responses.bars[0].parts] == [
+        (4, "old weights"), (5, "old or new weights"), (7, "new weights"),
+    ]  # fmt: skip
 
 
 def test_probes_without_gaps_draw_none(tmp_path: Path) -> None:
