@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,26 @@ def test_the_slot_of_an_adapter(table: dict[str, Any], worst: set[str], tmp_path
     lines = {series.name: series.values for series in effects.series}
     assert lines["without it, at the end"] == (0.0,) * len(effects.x)
     assert (lines["another one under its name"] == lines["that one, loaded cold"]) is (worst == {"right"})
+    assert trace.loaded is not None
+    with_it, without = (scores[0].prompt_logprobs[0] for scores in (trace.loaded.scores, trace.base))
+    assert lines["with the adapter"][0] == with_it - without != 0
+
+
+@pytest.mark.parametrize(("when", "state"), [("updated", "wrong"), ("evicted", "lost in the eviction")])
+def test_a_slot_with_numbers_of_neither_adapter(when: str, state: str, tmp_path: Path) -> None:
+    trace = run_lora_case({}, tmp_path / "lora")
+    served = getattr(trace, when)
+    key = next(iter(served.slots))
+    slots = {**served.slots, key: replace(served.slots[key], digest="0" * 32)}
+    states = states_of(draw_slots(replace(trace, **{when: replace(served, slots=slots)}), "Slot"))
+    assert {name: inner[""] for name, inner in states.items() if inner[""] != "right"} == {key[1]: state}
 
 
 def test_faults_stand_below_their_answers() -> None:
     outcomes = [
         {"kind": "drop", "place": "first bucket", "answer": "silent", "detail": "half is old"},
         {"kind": "drop", "place": "last bucket", "answer": "silent"},
-        {"kind": "truncate", "answer": "refused"},
+        {"kind": "truncate", "answer": "refused", "is_stuck": True, "is_wrong_afterwards": True},
     ]
     picture = draw_answers(build_conformance({"outcomes": outcomes}), "Faults")
     assert isinstance(picture, HeatMap)
@@ -94,4 +108,7 @@ def test_faults_stand_below_their_answers() -> None:
     assert picture.cells[0, 1].members["first bucket"] == HeatCell(state="SILENT", note=note, name="drop")
     assert set(picture.cells[0, 1].members) == {"first bucket", "last bucket"}
     assert picture.cells[1, 0].state == "refused"
+    assert picture.cells[1, 0].note.endswith(
+        "a sound update did not bring it back; the update after it reported success and left wrong weights"
+    )
     assert isinstance(draw_answers(build_conformance({}), "Faults"), NoPicture)

@@ -22,6 +22,7 @@ from ckptcheck.linter.pictures import (
 from ckptcheck.linter.reporters import render
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.refit.pictures.tensor_states import draw_tensor_states
+from ckptcheck.refit.pictures.token_lines import draw_token_lines
 from ckptcheck.refit.trace import RefitTrace
 from ckptcheck.refit.trace_queries import compare_scoring
 from tests.factories.pictures import HOSTILE
@@ -142,6 +143,24 @@ def test_logprobs_before_and_after_are_those_of_the_trace(healthy: RefitTrace) -
     assert isinstance(tokens, Curves)
     scoring = healthy.scorings[-1]
     assert tokens.series[-1].values[0] == scoring.engine[0].prompt_logprobs[0] - scoring.trainer[0][0]
+
+
+def test_the_gap_to_a_cold_load_tells_prefill_from_decoding(healthy: RefitTrace) -> None:
+    last = healthy.scorings[-1]
+    first, *others = last.engine
+    off = replace(first, prompt_logprobs=tuple(value - 0.5 for value in first.prompt_logprobs))
+    trace = replace(healthy, scorings=(*healthy.scorings[:-1], replace(last, engine=(off, *others))))
+    picture = draw(trace)["Logprobs: how far the engine is from a cold load"]
+    assert isinstance(picture, Curves)
+    lines = {series.name: series.values[-1] for series in picture.series}
+    assert lines["by prefill"] == pytest.approx(0.5)
+    assert lines["by decoding"] == 0
+
+
+def test_a_logprob_that_is_not_finite_is_a_gap_in_its_line() -> None:
+    picture = draw_token_lines("Tokens", "", {"engine": [0.5, float("nan"), float("-inf")], "other": [0.25]}, ())
+    assert picture is not None
+    assert [series.values for series in picture.series] == [(0.5, None, None), (0.25, None, None)]
 
 
 def test_a_clean_trial_says_how_many_tensors_are_equal(healthy: RefitTrace, tmp_path: Path) -> None:
