@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,21 @@ def test_reports_of_one_run_are_drawn_side_by_side() -> None:
     multiples = [picture for picture in draw_overview([DRAWN, FOUND, DRAWN]) if isinstance(picture, SmallMultiples)]
     assert multiples[0].parts == ((DRAWN.target, 0, 0), (DRAWN.target, 2, 0))
     assert [picture.title.partition(",")[0] for picture in multiples] == ["Layers and modules", "Norms", "Ladder"]
+
+
+def test_rules_by_targets_show_who_found_what() -> None:
+    from ckptcheck.linter.reporters.html.overview import draw_overview
+
+    passed = replace(
+        DRAWN, findings=(), passed=("VAL001",), skipped=(("VAL002", "not read"),), crashed=(("VAL003", "odd"),)
+    )
+    picture = draw_overview([DRAWN, passed])[0]
+    assert isinstance(picture, HeatMap)
+    assert (picture.rows, picture.columns) == (("VAL001", "VAL002", "VAL003"), ("1", "2"))
+    states = [[picture.cells[row, column].state for column in range(2)] for row in range(3)]
+    assert states == [["error", "passed"], ["warning", "skipped"], ["info", "could not check"]]
+    assert picture.cells[0, 0].note.endswith("holds 3 NaN")
+    assert picture.cells[1, 1].note.endswith(": not read")
 
 
 def test_a_state_that_the_legend_lacks_is_a_sentence(tmp_path: Path) -> None:

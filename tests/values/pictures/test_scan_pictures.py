@@ -104,6 +104,7 @@ def test_spread_and_zeros_of_each_tensor(model: Path) -> None:
     assert [cell.members["0"].state for cell in zeros.cells.values() if cell.members] == ["zero"]
     spread = find(report, "Spread")
     assert isinstance(spread, HeatMap)
+    assert (zeros.scale, spread.scale) == ("linear", "log")
     by_name = {cell.name: cell for cell in spread.cells.values() if not cell.members}
     assert by_name["model.layers.1.mlp.up_proj.weight"].value == pytest.approx(1, rel=0.1)
     assert by_name["model.layers.1.mlp.up_proj.weight"].note.startswith("mean ")
