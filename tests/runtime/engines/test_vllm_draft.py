@@ -99,10 +99,7 @@ def judged(engine: VllmEngine, checkpoint: Path, folder: Path) -> dict[str, str]
     report = run_rules(
         trace, [rule for rule in rule_loader.load_rules() if rule.code in ("REF001", "REF002", "REF068")]
     )
-    return {
-        finding.code: " ".join([finding.message, *map(str, trace.syncs[0].unwritten_parts)])
-        for finding in report.findings
-    }
+    return {finding.code: " ".join([finding.message, *finding.names]) for finding in report.findings}
 
 
 def test_the_tokens_of_a_step_show_how_well_a_draft_model_guesses(tmp_path: Path) -> None:
