@@ -141,9 +141,6 @@ def iter_impossible_sizes(part: ResolvedPart) -> Iterator[Fault]:
         setting = part.find(name)
         if setting is not None and setting.source == "config" and _is_int(setting.value) and setting.value < 1:
             yield setting.key_path, f"{setting.key_path} is {setting.value}, but a model needs at least 1"
-    positions = part.find("max_position_embeddings")
-    if positions is not None and positions.source == "config" and _is_int(positions.value) and positions.value == 0:
-        yield positions.key_path, f"{positions.key_path} is 0, but a model needs at least 1"
     for whole_name, divisor_name in part.config_class.divisors:
         yield from _check_divisor(part.find(whole_name), part.find(divisor_name))
 

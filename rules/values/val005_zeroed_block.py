@@ -110,7 +110,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         )
     ckpt.require_values()
     if not ckpt.can_sample:
-        raise Skip("columns are not read on the Hub")
+        raise Skip("columns are read only on disk, and in an object store with --values")
 
 
 def _to_the_end(ckpt: Checkpoint, shard: str, block: ZeroBlock) -> str:

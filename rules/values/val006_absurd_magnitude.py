@@ -75,7 +75,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     yield from _check_labels(ckpt)
     ckpt.require_values()
     if not ckpt.can_sample:
-        raise Skip("dtype labels are not checked on the Hub")
+        raise Skip("dtype labels are checked only on disk, and in an object store with --values")
 
 
 def _subject(outliers: list[Outlier]) -> str:
