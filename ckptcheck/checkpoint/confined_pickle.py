@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import msgspec
@@ -96,9 +96,12 @@ def _read_short(raw: bytes, known: Known | PerPickle, load_persistent: Callable[
     return _read(raw, known, load_persistent)  # alone, so that what ended the process is said of this pickle
 
 
-@lru_cache(4)
+@cache
 def _find_reader(known: Known | PerPickle, load_persistent: Callable[[Any], Any] | None) -> ConfinedReader | None:
-    """Return the process that reads short pickles with these stubs; None where there can be none."""
+    """Return the process that reads short pickles with these stubs; None where there can be none.
+
+    There is one for each kind of file, and none is dropped: its process would go on waiting, and keep its pipes.
+    """
     if not can_confine():
         return None
     return ConfinedReader(lambda raw: _answer(raw, known, load_persistent), seconds=SHORT_SECONDS, memory=LEAST_MEMORY)

@@ -162,7 +162,7 @@ def spawn():
 
 
 def close_the_wire():
-    for number in range(3, 64):
+    for number in range(3, 4096):
         with contextlib.suppress(OSError):
             socket.socket(fileno=os.dup(number)).shutdown(socket.SHUT_RDWR)
     time.sleep(600)
