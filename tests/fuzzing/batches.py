@@ -3,7 +3,8 @@
 A child reads a batch of seeds: a fork for each input would take longer than most inputs do. What raises, takes more than SECONDS
 of processor time or MEMORY, or dies by a signal is a failure. Where a child dies, the next one goes on behind that seed.
 
-Since the child has limits itself, it reads pickles without a confined process of its own, but for one input of CONFINED.
+Since the child has limits itself, it reads pickles without a confined process of its own, and does what a pool of threads would do
+at once, but for one input of AS_RUN.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
-from ckptcheck.checkpoint import confinement
+from ckptcheck.checkpoint import confined_pickle, confinement
 from ckptcheck.linter.rule import Rule
 
 SECONDS, MEMORY = 5, 500 << 20
 """Processor time and memory of one input under 1 MB."""
 BATCH = 1000
-CONFINED = 20
+AS_RUN = 20
 MOST_FAILURES = 100
 SHARED_MEMORY = Path("/dev/shm")
 STATM = Path("/proc/self/statm")
@@ -66,13 +70,42 @@ def _check_seeds(check: Check, seeds: range, folder: Path, out: int) -> None:
         begun = time.process_time()
         resource.setrlimit(resource.RLIMIT_CPU, (int(begun) + SECONDS + 2, -1))
         try:
-            with mock.patch.object(confinement, "can_confine", return_value=seed % CONFINED == 0):
+            if seed % AS_RUN == 0:
                 check(seed, folder)
+            else:
+                with (
+                    mock.patch.object(confinement, "can_confine", _do_not_confine),
+                    mock.patch.object(confined_pickle, "can_confine", _do_not_confine),
+                    mock.patch.object(ThreadPoolExecutor, "_adjust_thread_count", _run_at_once),
+                ):
+                    check(seed, folder)
         except BaseException as error:
             text = " ".join(str(error).split())[:600].encode("utf-8", "replace").decode()
             os.write(out, f"seed {seed}: {type(error).__name__}: {text}\n".encode())
         if (taken := time.process_time() - begun) > SECONDS:
             os.write(out, f"seed {seed}: it took {taken:.1f} s\n".encode())
+
+
+def copy_flat(source: Path, target: Path) -> Path:
+    """Copy the files of a folder, which are read once; return the target."""
+    target.mkdir()
+    for name, content in _read_files(source).items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_bytes(content)
+    return target
+
+
+@cache
+def _read_files(source: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(source)): file.read_bytes() for file in sorted(source.rglob("*")) if file.is_file()}
+
+
+def _do_not_confine() -> bool:
+    return False
+
+
+def _run_at_once(pool: Any) -> None:
+    pool._work_queue.get_nowait().run()
 
 
 def run_seeds(check: Check, first: int, count: int) -> int:

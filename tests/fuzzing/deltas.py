@@ -98,7 +98,7 @@ def _damage_change(raw: bytes, dice: random.Random) -> bytes:
         case 1:
             return dice.randbytes(4) + raw[4:]
         case 2:
-            return raw + bytes(dice.choice([1, 8, 1 << 24]))
+            return raw + bytes(dice.choice([1, 8, 1 << 16, 1 << 20]))
     return raw[: dice.randrange(1, len(raw) + 1)]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from ckptcheck.parity.rollouts.convert import convert
 from ckptcheck.refit.history.history import open_history
 from tests.factories.history_cases import build_history
 from tests.fuzz import CHECKPOINTS, RULES, damaged, draft, mutate, random_text, written
+from tests.fuzzing.batches import copy_flat
 from tests.paths import DATA
 
 ROLLOUTS = DATA / "rollouts"
@@ -255,8 +255,7 @@ def _load_report(path: Path) -> None:
 
 def _change_checkpoint(seed: int, folder: Path, bases: tuple[str, ...], endings: tuple[str, ...]) -> Path:
     dice = random.Random(seed)
-    path = folder / "ckpt"
-    shutil.copytree(CHECKPOINTS / dice.choice(bases), path)
+    path = copy_flat(CHECKPOINTS / dice.choice(bases), folder / "ckpt")
     names = sorted(file.name for file in path.iterdir() if file.name.endswith(endings))
     for name in dice.sample(names, min(len(names), dice.choice([1, 1, 2]))):
         raw = (path / name).read_bytes()

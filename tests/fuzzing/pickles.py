@@ -55,9 +55,13 @@ ODD = [b"0", b"1", b"2", b"I1\n", b"L" + b"9" * 4000 + b"L\n", b"S'a'\n", b"V\\u
        b"r\xff\xff\xff\x7f", b"j\xff\xff\xff\xff", b"\x80\xff", b".", b"Q", b"B\xff\xff\xff\xff"]  # fmt: skip
 
 
+MANY = 500
+"""After so many containers a pickle gets no deeper: those that grew without end took the writer longer than the reader."""
+
+
 def random_value(dice: random.Random, memo: list[int], depth: int = 0) -> bytes:
     """Write one value, memoized; `memo` holds how many values there are."""
-    kind = dice.randrange(12 if depth < 7 else 4)
+    kind = dice.randrange(12 if depth < 7 and memo[0] < MANY else 4)
     parts = lambda: [random_value(dice, memo, depth + 1) for _ in range(dice.choice([0, 1, 2, 2, 3, 5]))]  # noqa: E731
     if kind == 0 and memo[0]:
         return b"j" + struct.pack("<I", dice.randrange(memo[0]))
@@ -103,11 +107,11 @@ def random_pickle(dice: random.Random) -> bytes:
         last = b"j" + struct.pack("<I", dice.randrange(memo[0]))
         call = dice.choice(GLOBALS)
         uses = [b"}" + last + b"Ns", b"\x8f(" + last + b"\x90", call + last + b"R", call + b")\x81" + last + b"b"]
-        parts.append(dice.choice(uses) * dice.choice([1] * 12 + [1000, 1000, 10_000]))
+        parts.append(dice.choice(uses) * dice.choice([1] * 40 + [1000, 1000, 10_000]))
     parts += [random_value(dice, memo) for _ in range(dice.choice([1, 2, 5, 20]))]
     if dice.random() < 0.03:
         piece = dice.choice([*parts, *ODD, b"}", b"\x8f", b")\x85", b"\x85", b"("])
-        parts.append(piece * min(dice.choice([100, 10_000, 900_000]), 900_000 // len(piece)))
+        parts.append(piece * min(dice.choice([100, 100, 10_000, 10_000, 10_000, 900_000]), 900_000 // len(piece)))
     raw = b"\x80\x04](" + b"".join(parts) + b"e."
     if dice.random() < 0.2:
         raw = raw[: dice.randrange(len(raw))] + dice.choice([b"", b"\xff", *ODD]) + raw[dice.randrange(len(raw)) :]

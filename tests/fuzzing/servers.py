@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from io import BytesIO
@@ -24,6 +25,7 @@ from ckptcheck.runtime.servers.client import ServerClient
 from tests.doubles import hub_server
 from tests.doubles.junk_server import sglang, vllm
 from tests.fuzz import CHECKPOINTS, damaged
+from tests.fuzzing.batches import copy_flat
 from tests.fuzzing.documents import change_json, require_no_crash
 
 BASES = ("tiny-llama", "tiny-llama-sharded", "tiny-chat")
@@ -64,8 +66,15 @@ class _ChangedHandler(hub_server._Handler):
         super()._send(status, changed, body)
 
 
-REAL_CONNECTIONS = 100
+REAL_CONNECTIONS = 500
 """One input of so many goes over real connections, which take a tenth of a second."""
+
+
+class ThreadAtOnce:
+    """A thread that does its work where it is started: in memory nothing is waited for."""
+
+    def __init__(self, target: Callable[[], None], **_: object) -> None:
+        self.start = target
 
 
 class InMemoryHub(hub_server.HubServer):
@@ -153,7 +162,7 @@ def check_hub(seed: int, folder: Path) -> None:
 
     dice = random.Random(seed)
     _ChangedHandler.dice = dice
-    path = Path(shutil.copytree(CHECKPOINTS / dice.choice(BASES), folder / "ckpt"))
+    path = copy_flat(CHECKPOINTS / dice.choice(BASES), folder / "ckpt")
     for file in sorted(path.iterdir()):
         if dice.random() < 0.1:
             file.write_bytes(damaged(file.read_bytes(), dice))
@@ -166,7 +175,13 @@ def check_hub(seed: int, folder: Path) -> None:
     with (
         mock.patch.object(hub_server, "_Handler", _ChangedHandler),
         mock.patch.multiple(
-            hub_requests, sleep=id, READ_TIMEOUT=0.2, CONNECT_TIMEOUT=0.5, HEAD_SECONDS=0.3, MAX_LOST_SECONDS=2.0
+            hub_requests,
+            sleep=id,
+            Thread=threading.Thread if through_system else ThreadAtOnce,
+            READ_TIMEOUT=0.2,
+            CONNECT_TIMEOUT=0.5,
+            HEAD_SECONDS=0.3,
+            MAX_LOST_SECONDS=2.0,
         ),
         hub_server.HubServer() if through_system else InMemoryHub() as server,
         mock.patch.dict(os.environ, {"HF_ENDPOINT": server.url}),
