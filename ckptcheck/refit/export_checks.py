@@ -47,7 +47,7 @@ class ExportChecks:
             return
         observations = self._observations
         with self._phases.run("sync", "compare the export with what the trainer's ranks hold"):
-            shards = trainer.shard_digests()
+            shards = trainer.shard_digests(self._identities.list_pieces())
             compared = compare_export(step, shards, observations.weights, observations.export_comparisons)
             observations.export_comparisons.append(compared)
             self._identities.identify_trainer(shards, step)

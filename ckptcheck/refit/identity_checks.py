@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckptcheck.errors import EvidenceError
+from ckptcheck.refit.joined_weights import split_joined_weights
 from ckptcheck.refit.observations import TrialObservations
 from ckptcheck.refit.weight_identity import identify_engine, identify_trainer, list_weight_parts
 from ckptcheck.runtime.engines.base import PartSummer, Running, WeightPart
@@ -14,6 +15,7 @@ from ckptcheck.runtime.trainers.base import ShardDigest
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.values.tensor_part import TensorPart
 
 
 class IdentityChecks:
@@ -27,6 +29,13 @@ class IdentityChecks:
         """Args: source: what the trainer loaded, None if it is not known."""
         self._observations, self._source = observations, source
         self._parts: list[WeightPart] = []
+
+    def list_pieces(self) -> Mapping[str, Sequence[TensorPart]]:
+        """Return which rectangles of the weights that join several tensors the trainer has to sum apart; {} without any."""
+        try:
+            return split_joined_weights(self._observations.weights, self._source).pieces
+        except EvidenceError:
+            return {}  # `identify_trainer` says it
 
     def identify_trainer(self, shards: Sequence[ShardDigest], step: int) -> None:
         """Note the identity of what the trainer's ranks hold after a step."""
@@ -53,10 +62,10 @@ class IdentityChecks:
                 "it moved its experts between two syncs, and its tensors do not say where to"
             )
             return
-        if not number:
-            held, ranks = observations.cold_manifest, engine.info.ranks
-            self._parts = list_weight_parts(held, observations.weights, ranks)
         try:
+            if not number:
+                held, ranks = observations.cold_manifest, engine.info.ranks
+                self._parts = list_weight_parts(held, observations.weights, self._source, ranks)
             sums = engine.sum_parts(self._parts)
             named = identify_engine("the engine", self._parts, sums, observations.weights, self._source)
         except (EvidenceError, RemoteError) as error:

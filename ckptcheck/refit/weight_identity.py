@@ -12,14 +12,13 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ckptcheck.compare.bridge.families import find_family_table
-from ckptcheck.compare.bridge.family_table import split_tensor
+from ckptcheck.compare.bridge.family_table import NAME_NUMBER
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
-from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
-from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout
 from ckptcheck.compare.identity import Identity, TensorIdentity, leave_out_copies
 from ckptcheck.compare.matching.side import BUFFER
 from ckptcheck.errors import EvidenceError
 from ckptcheck.refit.fused_parts import list_parts
+from ckptcheck.refit.joined_weights import split_joined_weights
 from ckptcheck.refit.trace import DRAFT
 from ckptcheck.refit.weight_names import EMBEDDING, HEAD, trainer_weights
 from ckptcheck.runtime.engines.base import TensorDigests, WeightPart
@@ -30,6 +29,7 @@ from ckptcheck.values.shard_digest import add_sums, format_sums
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.compare.bridge.family_table import FamilyTable
 
 Sums = tuple[int, int]
 Box = tuple[tuple[int, ...], tuple[int, ...]]
@@ -41,12 +41,23 @@ def identify_trainer(
 ) -> Identity:
     """Return the identity of what a trainer's ranks hold.
 
-    shards: what every rank holds. weights: what the trainer exports. source: what it loaded, whose config says how the weights
-    are called and whether the head is the embedding. Raises EvidenceError where the parts do not make up each weight once.
+    shards: what every rank holds, as `ShardedTrainer.shard_digests` returns it for the pieces of joined weights. weights: what the
+    trainer exports. source: what it loaded, whose config says how the weights are called, which of them join several, and whether
+    the head is the embedding. Raises EvidenceError where the parts do not make up each weight once.
     """
-    by_name = {weight.name: weight for weight in weights}
+    plain = split_joined_weights(weights, source)
+    by_name = {weight.name: weight for weight in plain.weights}
     boxes: list[tuple[str, Box, Sums]] = []
     for shard in shards:
+        if shard.name in plain.pieces:
+            pieces = plain.pieces[shard.name]
+            if len(shard.pieces) != len(pieces):
+                raise EvidenceError(f"{shard.name} joins several tensors, and the trainer does not sum them apart")
+            boxes += [
+                (piece.tensor, (piece.origin, piece.extent), each)
+                for piece, each in zip(pieces, shard.pieces, strict=True)
+            ]
+            continue
         if shard.sums is None:
             raise EvidenceError("the trainer does not sum what it holds")
         if shard.name not in by_name:
@@ -56,7 +67,7 @@ def identify_trainer(
         if shape:
             origin[shard.axis], extent[shard.axis] = shard.begin, shard.end - shard.begin
         boxes.append((shard.name, (tuple(origin), tuple(extent)), shard.sums))
-    return name_weights(target, _join_boxes(boxes, weights), weights, source)
+    return name_weights(target, _join_boxes(boxes, plain.weights), plain.weights, source)
 
 
 def identify_engine(
@@ -70,16 +81,25 @@ def identify_engine(
 
     parts: as `list_weight_parts` returns them. sums: of each. Raises EvidenceError as `identify_trainer` does.
     """
+    plain = split_joined_weights(weights, source).weights
     boxes = [(part.weight, (part.origin, part.shape), each) for part, each in zip(parts, sums, strict=True)]
-    return name_weights(target, _join_boxes(boxes, weights), weights, source)
+    return name_weights(target, _join_boxes(boxes, plain), plain, source)
 
 
-def list_weight_parts(held: TensorDigests, weights: Sequence[Weight], ranks: int) -> list[WeightPart]:
-    """Return which part of which weight each parameter of an engine holds on each rank.
+def list_weight_parts(
+    held: TensorDigests, weights: Sequence[Weight], source: Checkpoint | None, ranks: int
+) -> list[WeightPart]:
+    """Return which part of which plain weight each parameter of an engine holds on each rank.
 
-    held: what the engine holds. ranks: how many it has. A parameter that is packed, cast or arranged otherwise is left out.
+    held: what the engine holds. source: as for `identify_trainer`. ranks: how many the engine has. A parameter that is packed, cast
+    or arranged otherwise is left out. Raises EvidenceError for weights that are joined so that an engine may arrange them anew.
     """
-    by_name = {weight.name: weight for weight in weights}
+    plain = split_joined_weights(weights, source)
+    if plain.rearranged:
+        raise EvidenceError(
+            f"{join_truncated(list(plain.rearranged))} joins several tensors, and how the engine arranges them is not known"
+        )
+    by_name = {weight.name: weight for weight in plain.weights}
     found, seen = [], set[tuple[int, str]]()
     for (rank, name), entry in held.items():
         if entry.kind != "parameter" or entry.opaque or name.startswith(DRAFT):
@@ -146,9 +166,11 @@ def _join_boxes(boxes: Iterable[tuple[str, Box, Sums]], weights: Sequence[Weight
 def name_weights(
     target: str, sums: Mapping[str, Sums], weights: Sequence[Weight], source: Checkpoint | None
 ) -> Identity:
-    """Return the identity of weights under their plain names. Raises EvidenceError for weights that are stored joined."""
-    config = source.config if source is not None else None
-    table, dimensions = find_family_table(config), ModelDimensions.from_config(config)
+    """Return the identity of weights none of which joins several (`split_joined_weights`), under their plain names.
+
+    sums: of each by its name. source: as for `identify_trainer`. Raises EvidenceError for a dtype that is unknown.
+    """
+    table = find_family_table(source.config if source is not None else None)
     tensors: dict[str, TensorIdentity] = {}
     left_out: dict[str, str] = {}
     for weight in weights:
@@ -159,17 +181,17 @@ def name_weights(
         if form is None:
             raise EvidenceError(f"the dtype {weight.dtype} of {weight.name} is unknown")
         nbytes = prod(weight.shape) * form.bits // 8
-        layout = TensorLayout.contiguous(weight.dtype, max(1, form.bits // 8), weight.shape, weight.name, 0)
-        try:
-            parts = split_tensor(table.variants, weight.name, layout, dimensions) if table is not None else None
-        except LayoutError as error:
-            raise EvidenceError(f"{weight.name} cannot be split: {error}") from error
-        plain = list(parts) if parts else [normalize_hf_name(weight.name)]
-        if len(plain) != 1 or (parts and parts[plain[0]] != layout):
-            raise EvidenceError(f"{weight.name} joins several tensors, which are not summed apart")
-        tensors[plain[0]] = TensorIdentity(
+        tensors[_name_plainly(weight.name, table)] = TensorIdentity(
             weight.dtype, weight.shape, format_sums(sums.get(weight.name, (0, 0)), nbytes)
         )
     tied = HEAD if source is not None and source.components.is_tied else ""
     left_out |= leave_out_copies(tensors, table, tied, EMBEDDING)
     return Identity(target, dict(sorted(tensors.items())), left_out)
+
+
+def _name_plainly(name: str, table: FamilyTable | None) -> str:
+    """Return the plain name of a weight that joins no other: families have more than one name for some."""
+    entry = table.variants.get(NAME_NUMBER.sub("{}", name)) if table is not None else None
+    if entry is not None and len(entry.targets) == 1 and not entry.stacked:
+        return entry.targets[0].format(*NAME_NUMBER.findall(name))
+    return normalize_hf_name(name)

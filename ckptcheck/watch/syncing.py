@@ -227,7 +227,7 @@ class Syncing:
         self._shapes[name] = getattr(tensor, "shape", ())
         if self._watch.names_sets:
             began = time.monotonic()
-            self._watch.attempt(f"sum {name}", partial(self._sent_set.add, name, tensor), once=True)
+            self._watch.attempt(f"sum {name}", partial(self._add_to_set, name, tensor), once=True)
             self._naming += time.monotonic() - began
         if not self._watch.schedule.includes(name) or self._stops():
             return
@@ -235,6 +235,9 @@ class Syncing:
         began = time.monotonic()
         self._unseen = not self._watch.attempt(f"digest {name}", partial(self._digest, name, tensor))
         self._checking += time.monotonic() - began
+
+    def _add_to_set(self, name: str, tensor: Any) -> None:
+        self._sent_set.add(name, tensor, self._watch.like)
 
     def _see_payload(self, item: Any) -> None:
         """Digest the tensors of an item that does not tell which weights they change, such as a flush of a delta."""
@@ -291,7 +294,7 @@ class Syncing:
             return
         for name, tensor in read_parts(self._watch.engine, self._shapes):
             if name in self._shapes:
-                self._held_set.add(name, tensor)
+                self._held_set.add(name, tensor, self._watch.like)
         if self._held_set.has_tensors_of(self._sent_set):
             self._sync.held_identity = self._held_set.compute(self._watch.like)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -33,6 +33,9 @@ from tests.doubles.fake_fault import Fault
 from tests.doubles.fake_images import SeeingFakeEngine
 from tests.doubles.fake_serving import FakeServing
 from tests.factories.case_table import CaseTable
+
+if TYPE_CHECKING:
+    from ckptcheck.values.tensor_part import TensorPart
 
 LAYERS, VOCABULARY = 3, 32
 
@@ -195,7 +198,7 @@ class FakeTrainer:
             del held[one]
         return held
 
-    def shard_digests(self) -> list[ShardDigest]:
+    def shard_digests(self, pieces: Mapping[str, Sequence[TensorPart]] | None = None) -> list[ShardDigest]:
         exported, found = self._gathered(), []
         for name, values in self._held.items():
             (own,), ranks = megatron_names(name) if self._megatron else ((name,), (0,))

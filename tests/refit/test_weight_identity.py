@@ -143,7 +143,7 @@ def test_tensor_parallel_ranks_add_up_to_the_identity(ranks: int) -> None:
         key: TensorDigest(key[1], key[0], "parameter", "F32", value.shape, value.nbytes, "", "")
         for key, value in held.items()
     }
-    parts = list_weight_parts(digests, weights, ranks)
+    parts = list_weight_parts(digests, weights, None, ranks)
     engine = identify_engine("engine", parts, [_sum_part(held, part) for part in parts], weights, None)
     assert list_differences(whole, engine) == []
     for key in held:

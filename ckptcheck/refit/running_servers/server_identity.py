@@ -39,7 +39,7 @@ def identify_server(server: Server, state: ServerState, source: Checkpoint, *, s
     try:
         held = server.describe_tensors(seconds=seconds)
         ranks = 1 + max((rank for rank, _ in held), default=0)
-        parts = list_weight_parts(held, weights, ranks)
+        parts = list_weight_parts(held, weights, source, ranks)
         sums = server.sum_parts(parts, ranks, seconds=seconds)
     except ServerError as error:
         raise EvidenceError(error.message, error.hint) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptcheck.runtime.engines.base import (
     Arrival,
@@ -19,6 +19,9 @@ from ckptcheck.runtime.engines.base import (
     WeightPart,
 )
 from ckptcheck.runtime.engines.sampling import Generation
+
+if TYPE_CHECKING:
+    from ckptcheck.values.tensor_part import TensorPart
 
 
 def decode_digests(reports: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], TensorDigest]:
@@ -152,6 +155,23 @@ def encode_parts(parts: Iterable[WeightPart], ranks: int) -> list[list[list[Any]
             [part.name, part.begin, list(part.shape), part.pitch, list(part.origin), list(part.whole)]
         )
     return by_rank
+
+
+def encode_pieces(pieces: Mapping[str, Sequence[TensorPart]]) -> dict[str, list[list[Any]]]:
+    """Return the pieces of each joined weight as `shard_digest.sum_pieces` takes them, in elements."""
+    return {
+        name: [
+            [
+                piece.offset // piece.itemsize,
+                list(piece.extent),
+                [stride // piece.itemsize for stride in piece.strides],
+                list(piece.origin),
+                list(piece.shape),
+            ]
+            for piece in each
+        ]
+        for name, each in pieces.items()
+    }
 
 
 def decode_part_sums(

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ckptcheck.runtime.engines.base import Bucket
+
+if TYPE_CHECKING:
+    from ckptcheck.values.tensor_part import TensorPart
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class ShardDigest:
     """The digest of the same rows or columns of the export, "" where it has none."""
     sums: tuple[int, int] | None = None
     """What they add to the two sums of the weight's shard digest, None where that was not computed."""
+    pieces: tuple[tuple[int, int], ...] = ()
+    """The sums of the pieces of a joined weight, in the order in which they were asked for; () for any other weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +178,11 @@ class Trainer(Protocol):
 class ShardedTrainer(Protocol):
     """A trainer that can tell what each of its ranks holds, without gathering it."""
 
-    def shard_digests(self) -> Sequence[ShardDigest]:
-        """Return what every rank holds of every exported weight, beside what an export of this moment has in its place."""
+    def shard_digests(self, pieces: Mapping[str, Sequence[TensorPart]] | None = None) -> Sequence[ShardDigest]:
+        """Return what every rank holds of every exported weight, beside what an export of this moment has in its place.
+
+        pieces: joined weight → the rectangles of its bytes that are summed apart, where a rank holds the whole weight.
+        """
         ...
 
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptcheck.runtime.engines.base import Bucket
 from ckptcheck.runtime.process.client import WorkerClient
@@ -20,6 +20,9 @@ from ckptcheck.runtime.process.exchange import TensorExchange
 from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, ShardedTrainer, Trainer, UnlikeReplicas, Weight
 from ckptcheck.runtime.trainers.remote import INDEX
 from ckptcheck.runtime.trainers.schemes import QuantizationScheme
+
+if TYPE_CHECKING:
+    from ckptcheck.values.tensor_part import TensorPart
 
 MODULE = "ckptcheck_worker.quantize"
 WHOLE = 1 << 30
@@ -149,9 +152,9 @@ class QuantizedTrainer:
             self._sent, self._weights = digests, tuple(packed_weights)
         return self._sent
 
-    def shard_digests(self) -> Sequence[ShardDigest]:
+    def shard_digests(self, pieces: Mapping[str, Sequence[TensorPart]] | None = None) -> Sequence[ShardDigest]:
         """Return the same of the wrapped trainer, before anything is packed; [] where it cannot tell."""
-        return self._inner.shard_digests() if isinstance(self._inner, ShardedTrainer) else []
+        return self._inner.shard_digests(pieces) if isinstance(self._inner, ShardedTrainer) else []
 
     def mismatched_replicas(self) -> tuple[UnlikeReplicas, ...]:
         """Return the parameters of which the trainer's ranks hold different copies; () if there are none."""

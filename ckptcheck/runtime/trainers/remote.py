@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptcheck.runtime.engines import codec
 from ckptcheck.runtime.engines.activations import Activations, assemble_activations
@@ -17,6 +17,9 @@ from ckptcheck.runtime.process.client import WorkerClient
 from ckptcheck.runtime.process.exchange import TensorExchange
 from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, TrainerInfo, UnlikeReplicas, Weight
 from ckptcheck.runtime.worker.ckptcheck_worker.buckets import split_into_buckets
+
+if TYPE_CHECKING:
+    from ckptcheck.values.tensor_part import TensorPart
 
 BYTES = {"F32": 4, "BF16": 2}
 NAMES = {"float32": "F32", "bfloat16": "BF16"}
@@ -187,11 +190,18 @@ class RemoteTrainer:
         response: Mapping[str, str] = self._ask("digests")
         return response
 
-    def shard_digests(self) -> Sequence[ShardDigest]:
+    def shard_digests(self, pieces: Mapping[str, Sequence[TensorPart]] | None = None) -> Sequence[ShardDigest]:
         """Return what every rank holds of every exported weight, beside what an export of this moment has in its place."""
+        asked = {"pieces": codec.encode_pieces(pieces)} if pieces else {}
         return [
-            ShardDigest(**{**row, "sums": codec.decode_sums(row["sums"]) if "sums" in row else None})
-            for row in self._ask("shard_digests")
+            ShardDigest(
+                **{
+                    **row,
+                    "sums": codec.decode_sums(row["sums"]) if "sums" in row else None,
+                    "pieces": tuple(map(codec.decode_sums, row.get("pieces", ()))),
+                }
+            )
+            for row in self._ask("shard_digests", **asked)
         ]
 
     def mismatched_replicas(self) -> tuple[UnlikeReplicas, ...]:

@@ -14,8 +14,9 @@ TABLES: dict[str, FamilyTable] = {
     "llama": LLAMA, "mistral": LLAMA, "qwen2": LLAMA, "qwen3": QWEN3, "qwen3_moe": QWEN3_MOE, "mixtral": MIXTRAL,
     "deepseek_v3": DEEPSEEK_V3, "glm4_moe": GLM4_MOE, "gpt_oss": GPT_OSS,
 }  # fmt: skip
-"""model_type → table. Qwen2 is Llama with biases on queries, keys and values, which Llama's table lists as well."""
-TABLES |= {"deepseek_v2": DEEPSEEK_V3, "kimi_k2": DEEPSEEK_V3, "seed_oss": LLAMA}
+"""model_type → table. Qwen2 is Llama with biases on queries, keys and values, which Llama's table lists as well; Phi-3 stores
+them joined, as `FUSED` says."""
+TABLES |= {"deepseek_v2": DEEPSEEK_V3, "kimi_k2": DEEPSEEK_V3, "seed_oss": LLAMA, "phi3": LLAMA}
 
 
 def find_family_table(config: Config | None) -> FamilyTable | None:

@@ -253,12 +253,15 @@ def digests() -> dict[str, str]:
     return digests
 
 
-def shard_digests() -> list[dict[str, Any]]:
-    """Return, for each part of an exported weight on each rank, what the rank holds and what the export has in its place."""
+def shard_digests(pieces: dict[str, list[Any]] | None = None) -> list[dict[str, Any]]:
+    """Return, for each part of an exported weight on each rank, what the rank holds and what the export has in its place.
+
+    pieces: of weights that join several. They are not summed apart here: a rank holds a part of such a weight.
+    """
     held_by_rank = _ranks().call_all("digest_pieces")
     places = {(piece["name"], piece["axis"], piece["begin"], piece["end"]) for held in held_by_rank for piece in held}
-    pieces = [dict(zip(("name", "axis", "begin", "end"), place)) for place in sorted(places)]
-    digests = _ranks().call_all("digest_exported_pieces", pieces=pieces)[0]
+    wanted = [dict(zip(("name", "axis", "begin", "end"), place)) for place in sorted(places)]
+    digests = _ranks().call_all("digest_exported_pieces", pieces=wanted)[0]
     exported = dict(zip(sorted(places), digests))
     return [
         {**piece, "rank": rank, "exported": exported[piece["name"], piece["axis"], piece["begin"], piece["end"]]}

@@ -96,6 +96,19 @@ def sum_shard(tensor: Any, offsets: Sequence[int] | None = None, shape: Sequence
     return sums
 
 
+def sum_pieces(tensor: Any, pieces: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return what each piece of a tensor that joins several adds to the sums of the one that it belongs to.
+
+    pieces: [first element of the joined tensor, shape, elements from one to the next along each axis, index of the piece's first
+    element in its own tensor, shape of that tensor].
+    """
+    flat = tensor.detach().contiguous()
+    return [
+        sum_shard(flat.as_strided(extent, strides, flat.storage_offset() + begin), origin, shape)
+        for begin, extent, strides, origin, shape in pieces
+    ]
+
+
 def iterate_runs(
     part: Sequence[int], offsets: Sequence[int] | None, shape: Sequence[int] | None
 ) -> Iterator[tuple[tuple[int, ...], int, int]]:

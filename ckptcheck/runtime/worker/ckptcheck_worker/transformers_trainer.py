@@ -19,7 +19,7 @@ from .hf_hooks import model_hooks
 from .perturb import ADAM_EPSILON, WEIGHT_DECAY, apply_noise, noise, token_weights
 from .sampling import sample_token, upcast_head
 from .scoring import check_sequences
-from .shard_digest import sum_shard
+from .shard_digest import sum_pieces, sum_shard
 from .tensor_files import write_tensors
 
 STATE: dict[str, Any] = {}
@@ -213,8 +213,11 @@ def digests() -> dict[str, str]:
     return dict(zip(stream, digest_all(list(stream.values()))))
 
 
-def shard_digests() -> list[dict[str, Any]]:
-    """Return, for each exported weight, what the model's own parameters come to and what the export has in its place."""
+def shard_digests(pieces: dict[str, list[Any]] | None = None) -> list[dict[str, Any]]:
+    """Return, for each exported weight, what the model's own parameters come to and what the export has in its place.
+
+    pieces: weight that joins several → its pieces, as `shard_digest.sum_pieces` takes them.
+    """
     model = STATE["model"]
     tied = getattr(model, "all_tied_weights_keys", {})
     own = {name: weight.detach() for name, weight in model.named_parameters(remove_duplicate=False) if name not in tied}
@@ -232,6 +235,7 @@ def shard_digests() -> list[dict[str, Any]]:
             "rank": 0,
             "held": digest(weight),
             "sums": sum_shard(weight).tolist(),
+            "pieces": [sums.tolist() for sums in sum_pieces(weight, (pieces or {}).get(name, ()))],
             "exported": digest(exported[name]) if name in exported else "",
         }
         for name, weight in held.items()
