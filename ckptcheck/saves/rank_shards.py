@@ -6,6 +6,7 @@ where its part lies in the whole. Joined, a save has the same tensors on any num
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from math import prod
@@ -15,6 +16,7 @@ from ckptcheck.checkpoint.components import Components
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.distributed_tensor import RankShard
 from ckptcheck.checkpoint.layout import parse_layout
+from ckptcheck.checkpoint.objects.address import is_object_address
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive
@@ -26,6 +28,8 @@ from ckptcheck.compare.matching.side import BUFFER, ComparisonSide
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.saves.find_saves import open_tree
 from ckptcheck.saves.state_files import read_state_file
+from ckptcheck.saves.zero_ranges import BrokenRanges, has_zero_ranges, join_zero_ranges
+from ckptcheck.text.file_io import expand_home
 from ckptcheck.text.formatting import join_truncated
 
 OF_RANKS = re.compile(r"(?P<before>.*)world_size_(?P<ranks>\d{1,6})_rank_(?P<rank>\d{1,6})\.pt")
@@ -108,7 +112,7 @@ def _join_parts(parts: list[FoundTensor]) -> TensorLayout | None:
 
 
 def plan_rank_files(address: str, *, follow_links: bool = False) -> IdentityPlan | None:
-    """Say where the weights lie that the ranks of FSDP saved in a folder; None where it holds no files of theirs.
+    """Say where the weights lie that the ranks of FSDP or of DeepSpeed saved in a folder; None where it has no files of theirs.
 
     Raises EvidenceError where a rank's file is missing or cannot be read, or where the parts are not the whole of each tensor.
     """
@@ -116,12 +120,20 @@ def plan_rank_files(address: str, *, follow_links: bool = False) -> IdentityPlan
         source = open_tree(address, follow_links=follow_links).open_folders([""])
     except CkptcheckError:
         return None
+    failed = f"{address} has no identity:"
+    if has_zero_ranges(source.files):
+        try:
+            held = join_zero_ranges(source)
+        except BrokenRanges as error:
+            raise EvidenceError(f"{failed} {error}") from error
+        if (plan := plan_joined_weights(address, source, held.weights, held.left_out)) is None:
+            raise EvidenceError(f"{failed} its tensors do not fit the config.json beside it")
+        return plan
     ranks = {
         name: match for name in source.files if (match := OF_RANKS.fullmatch(name)) and match["before"] == "model_"
     }
     if not ranks:
         return None
-    failed = f"{address} has no identity:"
     if absent := {str(rank) for match in ranks.values() for rank in range(int(match["ranks"]))} - {
         str(int(match["rank"])) for match in ranks.values()
     }:
@@ -143,8 +155,13 @@ def plan_rank_files(address: str, *, follow_links: bool = False) -> IdentityPlan
     return plan
 
 
-def plan_joined_weights(address: str, source: Source, weights: Mapping[str, TensorLayout]) -> IdentityPlan | None:
-    """Say which plain tensors the joined weights of a model are; None where they do not fit their config."""
+def plan_joined_weights(
+    address: str, source: Source, weights: Mapping[str, TensorLayout], left_out: Mapping[str, str] | None = None
+) -> IdentityPlan | None:
+    """Say which plain tensors the joined weights of a model are; None where they do not fit their config.
+
+    left_out: name → why a tensor that was saved is none of its own.
+    """
     config = _find_config(address, source)
     stored = {name: layout for name, layout in weights.items() if not BUFFER.search(name)}
     tensors = {name: Tensor(layout.dtype, layout.shape, (0, layout.nbytes)) for name, layout in stored.items()}
@@ -159,6 +176,7 @@ def plan_joined_weights(address: str, source: Source, weights: Mapping[str, Tens
         tied=components.is_tied,
         embedding=components.embedding or "model.embed_tokens.weight",
         head=components.lm_head or "lm_head.weight",
+        left_out=left_out or {},
     )
     try:
         return plan_identity(side)
@@ -170,6 +188,10 @@ def _find_config(address: str, source: Source) -> Config | None:
     try:
         if "config.json" in source.files:
             return read_config(source, "config.json")
+        if has_zero_ranges(source.files) and not is_object_address(address):
+            # transformers' Trainer has DeepSpeed save into a folder within its own save
+            above = open_tree(os.path.dirname(os.path.abspath(expand_home(address)))).open_folders([""])
+            return read_config(above, "config.json") if "config.json" in above.files else None
         tree = open_tree(address)
         if CONFIG_FOLDER in tree.list_subfolders("") and tree.has_file(f"{CONFIG_FOLDER}/config.json"):
             return read_config(tree.open_folders([CONFIG_FOLDER]), f"{CONFIG_FOLDER}/config.json")

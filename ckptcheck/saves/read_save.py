@@ -45,6 +45,7 @@ from ckptcheck.saves.state_files import (
     share_name,
     walk,
 )
+from ckptcheck.saves.zero_ranges import BrokenRanges, has_zero_ranges, join_zero_ranges
 from ckptcheck.text.formatting import count, join_truncated
 
 if TYPE_CHECKING:
@@ -295,6 +296,8 @@ def _read_state_files(contents: SaveContents, save: Save) -> None:
 
 def _take_weights(found: list[FoundTensor], contents: SaveContents, save: Save) -> None:
     """Take the weights of torch.save files, under plain names where the ranks' parts can be joined to all of them."""
+    if has_zero_ranges(contents.source.files) and _take_zero_ranges(found, contents, save):
+        return
     joined = join_ranks(found)
     if joined.torn and not _list_missing_ranks(save):
         save.defects.append(f"what the files of all ranks hold does not make one {join_truncated(joined.torn)}")
@@ -304,6 +307,22 @@ def _take_weights(found: list[FoundTensor], contents: SaveContents, save: Save) 
         contents.plan = plan_joined_weights(save.address, contents.source, joined.whole)
         if contents.plan is not None:
             contents.weights, save.naming = contents.plan.layouts, contents.plan.names
+
+
+def _take_zero_ranges(found: list[FoundTensor], contents: SaveContents, save: Save) -> bool:
+    """Take the fp32 weights of which DeepSpeed's ranks have flat ranges; return whether these make the model."""
+    try:
+        held = join_zero_ranges(contents.source)
+    except BrokenRanges as error:
+        save.defects.append(str(error))
+        return False
+    contents.plan = plan_joined_weights(save.address, contents.source, held.weights, held.left_out)
+    if contents.plan is None:
+        return False
+    contents.weights, save.naming = contents.plan.layouts, contents.plan.names
+    # what is trained in fp32 stands in 16 bits in the file of the model as well
+    contents.copies |= {each.name: each.layout for each in found}
+    return True
 
 
 def _digest(contents: SaveContents, save: Save, jobs: int | None, progress: Callable[[int, int], None] | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ckptcheck.checkpoint.distributed_tensor import RankShard, describe_shard
-from ckptcheck.checkpoint.megatron.stubs import StoredTensor, load_persistent, storage_span
+from ckptcheck.checkpoint.megatron.stubs import StoredTensor, find_typed_tensor, load_persistent, storage_span
 from ckptcheck.checkpoint.megatron.tensor import itemsize
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive, open_archive
@@ -58,9 +58,7 @@ class StateFile(NamedTuple):
 
 def read_state_file(source: Source, name: str) -> StateFile:
     """Describe a torch.save file. Raises UnreadableArchive, OSError."""
-    size = source.files[name].size
-    archive = open_archive(lambda start, length: source.read(name, start, length), size)
-    described, _ = archive.describe(STUBS, load_persistent)
+    archive, described = open_state_file(source, name)
     tensors: dict[str, TensorLayout] = {}
     shards: dict[str, RankShard] = {}
     scalars: dict[str, list[tuple[str, StoredTensor]]] = {}
@@ -88,6 +86,13 @@ def read_state_file(source: Source, name: str) -> StateFile:
                 key = path if len(found) == 1 else f"optimizer {last}"
                 counters[key] = max(number, counters.get(key, number))
     return StateFile(tensors, {path: shard for path, shard in shards.items() if path in tensors}, counters, rates)
+
+
+def open_state_file(source: Source, name: str) -> tuple[Archive, Any]:
+    """Return a torch.save file and the object that its pickle describes. Raises UnreadableArchive, OSError."""
+    archive = open_archive(lambda start, length: source.read(name, start, length), source.files[name].size)
+    described, _ = archive.describe(STUBS, load_persistent)
+    return archive, described
 
 
 def read_json_numbers(raw: bytes) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
@@ -135,6 +140,7 @@ def walk(value: Any, budget: WalkBudget, path: str = "", depth: int = 0) -> Iter
     Raises UnreadablePickle where it has no end.
     """
     budget.spend()
+    value = find_typed_tensor(value)
     if len(path) > LONGEST_PATH:
         raise UnreadablePickle(f"it has keys that come to more than {LONGEST_PATH:,} characters")
     if isinstance(value, (StoredTensor, int, float)):

@@ -200,6 +200,21 @@ _MADE: dict[tuple[str, str], Any] = {
 }
 
 
+def find_typed_tensor(value: Any) -> Any:
+    """Return the tensor that a call of `torch._tensor._rebuild_from_type_v2` wraps, any other value unchanged.
+
+    `torch.save` spells a tensor with attributes of its own so, such as `ds_id` of DeepSpeed. Raises UnreadablePickle.
+    """
+    if isinstance(value, ObjectStub) and value.name.endswith("._rebuild_from_type_v2") and len(value.arguments) == 4:
+        arguments = value.arguments[2]
+        if isinstance(arguments, tuple) and arguments:
+            if isinstance(arguments[0], StoredTensor):
+                return arguments[0]
+            if isinstance(arguments[0], Storage) and len(arguments) >= 4:
+                return _rebuild(*arguments)
+    return value
+
+
 def storage_span(tensor: StoredTensor) -> int:
     """Return the number of bytes from the first to the last element of a tensor in its storage."""
     if 0 in tensor.shape:

@@ -6,7 +6,7 @@ a gated projection, experts stacked in one tensor, the shards of tensor-parallel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
@@ -125,6 +125,44 @@ def concatenate(layouts: Iterable[TensorLayout]) -> TensorLayout:
         chunks += (replace(chunk, origin=_with(chunk.origin, 0, chunk.origin[0] + rows)) for chunk in part.chunks)
         rows += part.shape[0]
     return replace(parts[0], shape=(rows, *parts[0].shape[1:]), chunks=tuple(chunks))
+
+
+def cut_flat_range(
+    shape: tuple[int, ...], itemsize: int, begin: int, end: int, file: str, offset: int
+) -> Iterator[FileChunk]:
+    """Yield the rectangles that the elements [begin, end) of a row-major tensor make: part of a row, whole rows, part of a row.
+
+    file, offset: where the range lies, its elements one after the other.
+
+    >>> [(chunk.origin, chunk.shape) for chunk in cut_flat_range((4, 3), 4, 2, 10, "", 0)]
+    [((0, 2), (1, 1)), ((1, 0), (2, 3)), ((3, 0), (1, 1))]
+    """
+    if begin >= end:
+        return
+    inner = prod(shape[1:])
+    if len(shape) < 2 or (begin % inner == 0 and end % inner == 0):
+        rows = (begin // inner, end // inner) if shape else (0, 1)
+        extent = (rows[1] - rows[0], *shape[1:]) if shape else ()
+        origin = (rows[0],) + (0,) * (len(shape) - 1) if shape else ()
+        yield FileChunk(origin, extent, file, offset, packed_strides(extent, itemsize) if shape else ())
+        return
+    if begin % inner:
+        row, until = begin // inner, min(end, (begin // inner + 1) * inner)
+        for chunk in cut_flat_range(shape[1:], itemsize, begin - row * inner, until - row * inner, file, offset):
+            yield _add_axis(chunk, row)
+        yield from cut_flat_range(shape, itemsize, until, end, file, offset + (until - begin) * itemsize)
+        return
+    last = end // inner
+    whole = last * inner
+    yield from cut_flat_range(shape, itemsize, begin, whole, file, offset)
+    for chunk in cut_flat_range(shape[1:], itemsize, 0, end - whole, file, offset + (whole - begin) * itemsize):
+        yield _add_axis(chunk, last)
+
+
+def _add_axis(chunk: FileChunk, row: int) -> FileChunk:
+    """Return a rectangle of one row as one of the whole tensor."""
+    step = chunk.shape[0] * chunk.strides[0]
+    return replace(chunk, origin=(row, *chunk.origin), shape=(1, *chunk.shape), strides=(step, *chunk.strides))
 
 
 def _with(values: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:
