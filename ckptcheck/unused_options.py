@@ -32,7 +32,7 @@ SOURCE_OPTIONS = (*TRAINER_OPTIONS, "engine_python", "hf_config", "despite_error
 """Options of ``refit --attach`` about what is started with SOURCE."""
 CONFORMANCE_UNUSED = (
     "attach", *TRAINER_OPTIONS, "quantize", "ignore", "trainer_quantizer", "send_draft", "bucket_mb", "pause", "sleep_level",
-    "steps", "perturb",
+    "clear_cache", "steps", "perturb",
     "check_weights", "check_logprobs", "timeout", "record", "rollouts", "keep", "allow_write", "allow_remote",
 )  # fmt: skip
 """Options of ``refit`` about a trainer, servers and the length of a trial."""
@@ -161,7 +161,7 @@ def reject_unused_refit_options(
         options.reject(["sleep_level"], "with --steps 0: the engine sleeps while the trainer steps")
         _reject_phases(timeouts, ["step"], "with --steps 0")
     if not checks_logprobs:
-        options.reject(["fast"], "with --no-check-logprobs: nothing is scored")
+        options.reject(["fast", "clear_cache"], "with --no-check-logprobs: nothing is scored")
         _reject_phases(timeouts, ["score"], "with --no-check-logprobs: nothing is scored")
 
 

@@ -73,8 +73,9 @@ def _open_job(
     env: Sequence[str] = (),
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
+    model: str | None = None,
 ) -> tuple[Job, Report]:
-    """Return a job as `preflight` reads it, and what it finds in it."""
+    """Return a job as `preflight` reads it, and what it finds in it. model: a copy of the model that it names, None for none."""
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.linter.selection import match_rules, select_rules
     from ckptcheck.preflight.job import build_settings_section
@@ -86,7 +87,7 @@ def _open_job(
     selected = select_rules(loaded, select)
     opened = open_job(
         [os.fspath(part) for part in job], framework=framework, engine_version=engine_version, te_version=te_version,
-        framework_version=framework_version, scan=scan_checkpoints, here=Probe() if here else None,
+        framework_version=framework_version, scan=scan_checkpoints, model=model, here=Probe() if here else None,
         environment=split_variables(env),
     )  # fmt: skip
     opened.lists_settings = show_settings
@@ -146,5 +147,5 @@ def gate(
         model=request.model if model is None else os.fspath(model),
     )
     check_options(request, functions)
-    opened, report = _open_job(request.job, **request.options.get("preflight", {}))
+    opened, report = _open_job(request.job, model=request.model, **request.options.get("preflight", {}))
     return run_gate(opened, report, request, functions, fail_on, observer, began)

@@ -60,6 +60,7 @@ def refit(
     bucket_mb: float = 64.0,
     pause: str | None = None,
     sleep_level: int = 1,
+    clear_cache: bool = False,
     steps: int = 1,
     perturb: float | None = None,
     fast: bool = False,
@@ -102,6 +103,7 @@ def refit(
         bucket_mb: MB of a bucket of the first sync.
         pause: what becomes of a request that runs during the sync; None: none runs.
         sleep_level: what becomes of the weights while the engine sleeps: 1 kept on the host, 2 dropped.
+        clear_cache: reset the engine's prefix cache after each sync, as the job does.
         steps: optimizer steps, each followed by two syncs.
         perturb: scale of the noise that moves every weight in place of a step.
         fast: leave out scoring by decoding, as a gate in CI does; the report says what that leaves unseen.
@@ -176,6 +178,7 @@ def refit(
         timeouts=parse_timeouts(timeout),
         pause=registry.choose_pause(engine, pause, chosen_transport, sleep_level),
         sleep_level=sleep_level,
+        clears_cache=clear_cache,
         send_draft=send_draft,
         decode=0 if fast else TrialSettings.decode,
     )

@@ -39,6 +39,7 @@ TRIAL_OPTIONS = (
     "engine", "engine_tp", "engine_ep", "engine_pp", "engine_dp",
     "engine_mode", "transport", "quantize", "ignore", "trainer_quantizer", "dtype", "engine_gpus",
     "switch", "send_draft", "bucket_mb", "pause", "steps", "perturb", "fast", "record", "rollouts", "sleep_level",
+    "clear_cache",
 )  # fmt: skip
 """Options of a trial. Servers that run already are taken as they are."""
 SERVER_OPTIONS = ("allow_write", "allow_remote")
@@ -152,6 +153,9 @@ def refit(
     sleep_level: Annotated[
         int, typer.Option(min=1, max=2, help="Weights while the engine sleeps: 1 kept on the host, 2 dropped.")
     ] = 1,
+    clear_cache: Annotated[
+        bool, typer.Option("--clear-cache", help="Reset the engine's prefix cache after each sync, as your job does.")
+    ] = False,
     steps: Annotated[int, typer.Option(min=0, help="Optimizer steps, each followed by two syncs.")] = 1,
     perturb: Annotated[
         float | None,
@@ -273,7 +277,7 @@ def refit(
             engine_mode=engine_mode, transport=transport, quantize=quantize, ignore=ignore,
             trainer_quantizer=trainer_quantizer, dtype=dtype, device=device, trainer_gpus=trainer_gpus,
             engine_gpus=engine_gpus, switch=switch or (), send_draft=send_draft, bucket_mb=bucket_mb, pause=pause,
-            sleep_level=sleep_level, steps=steps, perturb=perturb, fast=fast, check_weights=check_weights,
+            sleep_level=sleep_level, clear_cache=clear_cache, steps=steps, perturb=perturb, fast=fast, check_weights=check_weights,
             check_logprobs=check_logprobs, hf_config=hf_config,
             engine_python=engine_python, trainer_python=trainer_python, timeout=timeout or (), record=record,
             rollouts=rollouts, despite_errors=despite_errors, keep=keep, observer=out.TERMINAL,

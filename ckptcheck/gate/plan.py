@@ -107,7 +107,10 @@ def _plan_trial(
     job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path, source: str
 ) -> Call:
     """Return the call of ``refit``. It also records what parity judges, if both stages set up engine and trainer alike."""
-    arguments = {"*": [source], **list_refit_arguments(job), **request.options.get("refit", {})}
+    options, of_job = request.options.get("refit", {}), list_refit_arguments(job)
+    if not options.get("check_logprobs", True):
+        of_job.pop("clear_cache", None)  # only what is scored depends on the cache
+    arguments = {"*": [source], **of_job, **options}
     if "parity" not in request.stages or "rollouts" in arguments:
         return Call("refit", arguments)
     record, score = (_take_arguments(job, request, functions, name) for name in ("record_rollouts", "score_rollouts"))

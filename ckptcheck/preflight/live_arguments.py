@@ -24,7 +24,10 @@ Arguments = dict[str, str | float | bool | list[str]]
 
 def list_refit_arguments(job: Job) -> Arguments:
     """Return the arguments of ``refit`` beside the source."""
-    return {"trainer": choose_trainer(job), **_list_layout(job), **_list_engine(job), **list_dtype(job)}
+    arguments = {"trainer": choose_trainer(job), **_list_layout(job), **_list_engine(job), **list_dtype(job)}
+    if job.flag("update.clears_cache"):
+        arguments["clear_cache"] = True
+    return arguments
 
 
 def list_record_arguments(job: Job) -> Arguments:

@@ -5,6 +5,7 @@ The scan compares their ignore lists with how the job's engine and trainer read 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,16 +32,20 @@ CACHE_SCALES = (".k_scale", ".v_scale", ".kv_scale")
 """Ends of the names of an fp8 cache's scales."""
 
 
-def scan_named_checkpoints(job: Job, folder: Path) -> None:
+def scan_named_checkpoints(job: Job, folder: Path, model: str | None = None) -> None:
     """Scan the checkpoints that the job names, and set `job.checkpoints`.
 
-    folder: the folder of the job's first file; a relative path is looked up there first, then in the working folder.
+    folder: the folder of the job's first file; a relative path is looked up there first, then in the working folder. model: a copy
+    of the model that the job names, from the working folder, in place of it; None: where the job says.
     """
     checkpoints: dict[str, NamedCheckpoint] = {}
     for name in NAMES:
         setting = job[name]
         if setting.is_known and setting.value not in (None, "none", ""):
             same = next((known for known in checkpoints.values() if known.named == str(setting.value)), None)
+            if model is not None and same is None and name == "checkpoint.model":
+                checkpoints[name] = replace(_find_and_scan(job, model, Path()), named=str(setting.value))
+                continue
             checkpoints[name] = same or _find_and_scan(job, str(setting.value), folder)
     job.checkpoints = checkpoints
     named = {

@@ -61,6 +61,7 @@ def open_job(
     te_version: str = "",
     framework_version: str = "",
     scan: bool = True,
+    model: str | None = None,
     here: Probe | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Job:
@@ -73,6 +74,7 @@ def open_job(
         te_version: The version of Transformer Engine; "" takes the version that a file pins.
         framework_version: The framework's release, or the date of a commit; "" takes the version that a file pins.
         scan: Whether to scan the checkpoints that the job names.
+        model: The path of a checkpoint to scan in place of the model that the job names; None for that one.
         here: Asks the system of this machine for what the job needs of it; None does not look.
         environment: Values of variables that the job's scripts and configurations take from their environment.
 
@@ -93,7 +95,7 @@ def open_job(
             files.budget.require_left(names[0])
         # What follows looks at more than the job's files, so that the clock of their budget stands still.
         if scan:
-            scan_named_checkpoints(job, files.folder)
+            scan_named_checkpoints(job, files.folder, model)
             apply_model_defaults(job)
         if here is not None:
             job.machine = look_at_machine(job, document, reader.name, files.folder, here)

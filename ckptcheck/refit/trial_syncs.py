@@ -99,6 +99,8 @@ class TrialSyncs:
                     trainer, engine, bucket_bytes, self._settings.transport, f"sync-{number}", request
                 )
                 sync_end_time = time.monotonic()
+                if self._settings.clears_cache:
+                    engine.reset_prefix_cache()
                 draft_answer = (
                     self._draft.send(engine, bucket_bytes, self._settings.transport)
                     if self._draft is not None

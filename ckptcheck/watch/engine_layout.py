@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,8 @@ class EngineLayout:
     """The parts of a module's parameters, by the names that a trainer sends. It holds no tensor."""
 
     def __init__(self, model: Any, names: frozenset[str]) -> None:
-        self._model, self._names = model, names
+        self._model, self.names = model, names
+        self._groups: dict[tuple[int, int], Sequence[EnginePart]] = {}
         self._modules = list(_iterate_modules(model))
         self._sizes = [len(module._parameters) for module in self._modules]
         self.parts: list[EnginePart] = []
@@ -59,18 +60,29 @@ class EngineLayout:
 
     def _find_parts(self, name: str, tensor: Any, owner: Any, last: str) -> Iterator[EnginePart]:
         geometry = (tensor.shape, tensor.stride())
-        for part, view in split_fused(name, tensor, owner, self._names):
-            sources = (part,) if part in self._names else tuple(find_source_tensors(part, self._names))
+        for part, view in split_fused(name, tensor, owner, self.names):
+            sources = (part,) if part in self.names else tuple(find_source_tensors(part, self.names))
             is_all = view is tensor
             place = None if is_all else (view.shape, view.stride(), view.storage_offset() - tensor.storage_offset())
             yield EnginePart(part, sources, owner, last, geometry, place)
 
-    def fits(self, names: frozenset[str]) -> bool:
-        """Return whether the module still has the modules and parameters of this layout, and the trainer sends the same names."""
+    def list_parts(self, group: tuple[int, int], includes: Callable[[str], bool]) -> Sequence[EnginePart]:
+        """Return the parts that are built from what a group includes, or from nothing that is sent.
+
+        group: its number and that of the groups, by which the answers of `includes` are kept.
+        """
+        parts = self._groups.get(group)
+        if parts is None:
+            parts = self._groups[group] = [
+                part for part in self.parts if not part.sources or any(map(includes, part.sources))
+            ]
+        return parts
+
+    def fits(self) -> bool:
+        """Return whether the module still has the modules and parameters of this layout."""
         modules = list(_iterate_modules(self._model))
         return (
-            self._names == names
-            and len(modules) == len(self._modules)
+            len(modules) == len(self._modules)
             and all(map(_is_same, modules, self._modules))
             and [len(module._parameters) for module in modules] == self._sizes
             and all(module._parameters[parameter].numel() == 0 for module, parameter in self._list_empty())

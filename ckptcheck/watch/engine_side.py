@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
@@ -15,7 +16,6 @@ from ckptcheck.watch.tensor_digests import SyncDigests
 if TYPE_CHECKING:
     from ckptcheck.runtime.servers.base import Server
 
-ChooseRows = Callable[[str, Any], slice | None]
 SOON = 5.0
 """Seconds for a server to report its version, which needs no scheduler."""
 EMPTY = "it is empty: the engine computes with a packed copy"
@@ -42,12 +42,27 @@ class WatchedEngine(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class EngineSelection:
+    """What a sync looks at of an engine's tensors."""
+
+    group: tuple[int, int] = (0, 1)
+    """The group of tensors and the number of groups: what `includes` answers is the same wherever they are."""
+    includes: Callable[[str], bool] = lambda name: True
+    """Whether a tensor that the trainer sends by this name is looked at."""
+    choose_rows: Callable[[str, Any], slice | None] = lambda name, tensor: None
+    """By its name and itself, the rows of a tensor to look at, None for all."""
+    stops: Callable[[], bool] = lambda: False
+    """Whether the time for this sync is over; what was looked at is then dropped."""
+    defers: bool = False
+    """Whether `is_layout_kept` is asked later, in the background, whether what was read was the engine's."""
+
+
+EVERYTHING = EngineSelection()
+
+
 def read_engine(
-    engine: WatchedEngine,
-    sent: Collection[str],
-    digests: SyncDigests,
-    includes: Callable[[str], bool] = lambda name: True,
-    choose_rows: ChooseRows = lambda name, tensor: None,
+    engine: WatchedEngine, sent: Collection[str], digests: SyncDigests, selection: EngineSelection = EVERYTHING
 ) -> Mapping[str, str]:
     """Read the engine's weights, and return ``rank/name`` of each that could not be read → why.
 
@@ -55,17 +70,24 @@ def read_engine(
         engine: the engine.
         sent: the names that the trainer sent, by which a module's fused tensors are told apart.
         digests: receives ``rank/name`` of each weight. A part of a fused tensor has the name under which the trainer sends it.
-        includes: which of these to look at now; what is built from none of them is looked at always.
-        choose_rows: by its name and itself, the rows of a tensor to look at, None for all.
+        selection: which of these to look at now; what is built from none of them is looked at always.
 
     A digest of no bytes means a weight that is not there to be read: an engine that packs its weights leaves empty ones behind.
     """
     if isinstance(engine, _ModuleSide):
-        return engine.read(sent, digests, includes, choose_rows)
+        return engine.read(sent, digests, selection)
     held = engine.held()
     empty = {place: EMPTY for place, value in held.items() if value in NO_BYTES}
     digests.add_digests({place: value for place, value in held.items() if place not in empty})
     return empty
+
+
+def is_layout_kept(engine: WatchedEngine | None) -> bool:
+    """Return whether an engine still has the modules that were read, so that what was read of them is what it computes with.
+
+    Where it has not, it is looked through anew at the next sync. It uses no device, and takes a millisecond for a large model.
+    """
+    return not isinstance(engine, _ModuleSide) or engine.is_layout_kept()
 
 
 def read_parts(engine: WatchedEngine, sent: Collection[str]) -> Iterator[tuple[str, Any]]:
@@ -93,11 +115,7 @@ class _ModuleSide:
         return digests.compute()
 
     def read(
-        self,
-        sent: Collection[str],
-        digests: SyncDigests,
-        includes: Callable[[str], bool] = lambda name: True,
-        choose_rows: ChooseRows = lambda name, tensor: None,
+        self, sent: Collection[str], digests: SyncDigests, selection: EngineSelection = EVERYTHING
     ) -> Mapping[str, str]:
         """Digest the parameters on their own devices, the fused ones in parts. The arguments are those of `read_engine`.
 
@@ -106,36 +124,36 @@ class _ModuleSide:
         names, layout = frozenset(sent), self._layout
         if (
             layout is None
-            or not layout.fits(names)
-            or not self._read_parts(layout, digests, names, includes, choose_rows)
+            or layout.names != names
+            or not (selection.defers or layout.fits())
+            or not self._read_parts(layout, digests, selection)
         ):
             layout = self._layout = EngineLayout(self._model, names)
-            if not self._read_parts(layout, digests, names, includes, choose_rows):
+            if not self._read_parts(layout, digests, selection):
                 raise CkptcheckError("its parameters change while they are read")
-        return self._read_empty(layout, digests, names, includes)
+        return self._read_empty(layout, digests, selection)
 
-    def _read_parts(
-        self,
-        layout: EngineLayout,
-        digests: SyncDigests,
-        names: frozenset[str],
-        includes: Callable[[str], bool],
-        choose_rows: ChooseRows,
-    ) -> bool:
+    def is_layout_kept(self) -> bool:
+        """Return whether the module has what was read of it last."""
+        layout = self._layout
+        is_kept = layout is None or layout.fits()
+        if not is_kept and self._layout is layout:
+            self._layout = None
+        return is_kept
+
+    def _read_parts(self, layout: EngineLayout, digests: SyncDigests, selection: EngineSelection) -> bool:
         """Digest the parts of a layout that are included, and return whether all are where it says."""
-        for part in layout.parts:
-            if part.sources and not any(map(includes, part.sources)):
-                continue
+        for part in layout.list_parts(selection.group, selection.includes):
+            if selection.stops():
+                return True
             tensor = part.find_tensor()
             if tensor is None:
                 return False
-            rows = choose_rows(part.name, tensor) if part.name in names else None
+            rows = selection.choose_rows(part.name, tensor) if part.name in layout.names else None
             digests.add(f"0/{part.name}", tensor, rows)
         return True
 
-    def _read_empty(
-        self, layout: EngineLayout, digests: SyncDigests, names: frozenset[str], includes: Callable[[str], bool]
-    ) -> Mapping[str, str]:
+    def _read_empty(self, layout: EngineLayout, digests: SyncDigests, selection: EngineSelection) -> Mapping[str, str]:
         """Digest what the layers of emptied weights compute, and return those that cannot be read → why."""
         from ckptcheck.runtime.worker.ckptcheck_worker.packed_weights import read_packed_weight
 
@@ -145,8 +163,8 @@ class _ModuleSide:
             if weight is None:
                 unseen[f"0/{name}"] = EMPTY
                 continue
-            for part, view in split_fused(name, weight, owner, names):
-                if part not in names or includes(part):
+            for part, view in split_fused(name, weight, owner, layout.names):
+                if part not in layout.names or (selection.includes(part) and not selection.stops()):
                     digests.add(f"0/{part}", view, prefix="computed:")
         return unseen
 

@@ -18,10 +18,12 @@ NEGLIGIBLE = 0.02
 """Seconds of digests that are never too much for a small model, which is checked before its sync ends."""
 LEAST_SECONDS = 0.0002
 """Seconds below which looking at fewer rows gains nothing: the number of tensors counts then."""
-LEAST_ELEMENTS = 1 << 14
+LEAST_ELEMENTS = 1 << 13
 """Elements that are looked at in any case. A step of bfloat16 weights may change one element of a thousand."""
 CAST_ELEMENTS = 1 << 20
 """Elements that are looked at of a tensor that the engine casts: a step that changes what was sent may change few of them."""
+CAST_SAMPLE = 1 << 15
+"""Elements where what was sent is also digested as the engine casts it: then it is known whether these had to change."""
 MANY = 16
 """How many times as many of a tensor in one byte an element, and of a vocabulary, of which a step may change few rows."""
 TALL = 8
@@ -75,11 +77,14 @@ class Schedule:
             number = self._numbers[name] = zlib.crc32(name.encode())
         return number % self.groups == self.group
 
-    def choose_rows(self, shape: Sequence[int]) -> slice | None:
-        """Return the rows of a tensor of this shape to look at, None for all. Tensors of equal shape have equal rows."""
+    def choose_rows(self, shape: Sequence[int], least: int | None = None) -> slice | None:
+        """Return the rows of a tensor of this shape to look at, None for all. Tensors of equal shape have equal rows.
+
+        least: elements of these rows, where there are as many; None: the usual number.
+        """
         if self.parts == 1 or not shape:
             return None
-        parts = min(self.parts, shape[0], math.prod(shape) // LEAST_ELEMENTS)
+        parts = min(self.parts, shape[0], math.prod(shape) // (least or LEAST_ELEMENTS))
         if parts < 2:
             return None
         part = self.part % parts

@@ -11,6 +11,7 @@ from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding
 from ckptcheck.refit.history.history import tensors_stored_as_sent
 from ckptcheck.refit.history.record import SyncRecord
+from ckptcheck.watch.engine_side import is_layout_kept
 from ckptcheck.watch.metrics import PREFIX, MetricSink, measure_sync
 from ckptcheck.watch.tensor_digests import SyncDigests
 from ckptcheck.watch.watch_state import SyncWarning, WatchState
@@ -51,6 +52,9 @@ class SyncCheck:
         """
         watch, sync = self._watch, self._sync
         began = time.monotonic()
+        if self._is_in_background and not is_layout_kept(watch.engine):
+            # it read modules that the engine does not compute with any more
+            self._digests["held"].clear()
         watch.attempt("digest what it has copied", self._digest)
         self._note_storage()
         if self._is_in_background:
@@ -65,6 +69,7 @@ class SyncCheck:
     def _digest(self) -> None:
         sync, digests = self._sync, self._digests
         sync.sent, sync.held, sync.payload = (digests[side].compute() for side in ("sent", "held", "payload"))
+        sync.cast = digests["sent"].casts
         sync.nbytes, sync.payload_bytes = digests["sent"].nbytes, digests["payload"].nbytes
 
     def _note_storage(self) -> None:
@@ -75,6 +80,15 @@ class SyncCheck:
             compared = {name for place in sync.held if (name := place.partition("/")[2]) in sync.sent}
             watch.stored_as_sent |= alike
             watch.unlike = (watch.unlike | compared) - watch.stored_as_sent
+            for name in watch.stored_as_sent.intersection(watch.casts):
+                del watch.casts[name]
+            for place, value in sync.held.items():
+                name = place.partition("/")[2]
+                if sync.cast.get(name) == value:
+                    watch.stored_cast.add(name)
+                elif name in sync.cast and name not in watch.stored_cast:
+                    watch.otherwise.add(name)
+                    watch.casts.pop(name, None)
 
     def _judge(self) -> None:
         self.report = self._watch.judge(self._sync)

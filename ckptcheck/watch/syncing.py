@@ -15,9 +15,9 @@ from typing import Any, overload
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.refit.history.record import SyncRecord, run_id
-from ckptcheck.watch.engine_side import read_engine, read_parts
+from ckptcheck.watch.engine_side import EngineSelection, read_engine, read_parts
 from ckptcheck.watch.payload import find_tensors
-from ckptcheck.watch.schedule import LEAST_SECONDS, NEGLIGIBLE
+from ckptcheck.watch.schedule import CAST_SAMPLE, LEAST_SECONDS, NEGLIGIBLE
 from ckptcheck.watch.set_identity import SetIdentity
 from ckptcheck.watch.sync_check import SyncCheck
 from ckptcheck.watch.tensor_digests import SyncDigests, Weights
@@ -36,6 +36,9 @@ class Syncing:
         self._unseen = self._over = False
         self._given = self._taken = 0
         self._shapes: dict[str, Sequence[int]] = {}
+        """Name of each tensor that was sent → its shape, () where the tensor was not looked at."""
+        self._rows_of_cast: dict[str, slice | None] = {}
+        """Name of a tensor that the engine casts → the rows that were looked at, None for all, as in the engine."""
         self._asked = self._reading = 0.0
         self._is_over_budget = False
         self._is_in_background = watch.is_in_background
@@ -224,7 +227,7 @@ class Syncing:
             self._see_payload(item)
             return
         name, tensor = item
-        self._shapes[name] = getattr(tensor, "shape", ())
+        self._shapes[name] = ()
         if self._watch.names_sets:
             began = time.monotonic()
             self._watch.attempt(f"sum {name}", partial(self._add_to_set, name, tensor), once=True)
@@ -270,8 +273,17 @@ class Syncing:
             return
         if hasattr(tensor, "full_tensor"):
             raise CkptcheckError("it is sharded over ranks; gather it (full_tensor) before it passes through")
-        rows = self._watch.schedule.choose_rows(tensor.shape) if name not in self._watch.reshaped else None
-        self._sent.add(name, tensor, rows)
+        watch, shape = self._watch, tensor.shape
+        self._shapes[name] = shape
+        if name in watch.reshaped:
+            self._sent.add(name, tensor)
+            return
+        dtype = watch.casts.get(name)
+        if dtype is None or tensor.dtype == dtype or not watch.schedule.parts > 1:
+            self._sent.add(name, tensor, watch.schedule.choose_rows(shape))
+            return
+        rows = self._rows_of_cast[name] = watch.schedule.choose_rows(shape, CAST_SAMPLE)
+        self._sent.add(name, tensor, rows, cast=dtype)
 
     def _expect(self) -> None:
         assert self._watch.expected is not None
@@ -281,7 +293,15 @@ class Syncing:
     def _hold(self) -> None:
         assert self._watch.engine is not None
         self._asked = time.monotonic()
-        unseen = read_engine(self._watch.engine, self._shapes, self._held, self._includes, self._choose_rows)
+        schedule = self._watch.schedule
+        selection = EngineSelection(
+            (schedule.group, schedule.groups),
+            schedule.includes,
+            self._choose_rows,
+            self._stops_reading,
+            defers=self._is_in_background,
+        )
+        unseen = read_engine(self._watch.engine, self._shapes, self._held, selection)
         self._reading = time.monotonic() - self._asked
         self._sync.unseen = sorted(unseen)
 
@@ -306,9 +326,9 @@ class Syncing:
         assert self._watch.probe is not None
         self._sync.probe = self._watch.probe.measure(self._sync.step, self._sync.version)
 
-    def _includes(self, name: str) -> bool:
-        """Return whether to look at a tensor of the engine that the trainer sends by this name."""
-        return self._watch.schedule.includes(name) and not self._stops(time.monotonic() - self._asked)
+    def _stops_reading(self) -> bool:
+        """Return whether the digests of this sync have taken their time while the engine was read."""
+        return self._stops(time.monotonic() - self._asked)
 
     def _choose_rows(self, name: str, tensor: Any) -> slice | None:
         """Return the rows to look at of a tensor of the engine, None for all: those that were looked at of what was sent.
@@ -316,15 +336,19 @@ class Syncing:
         A few rows of a tensor that the engine casts may stay as they are at a small step, so more of it are looked at; and a
         tensor in another shape is looked at whole.
         """
-        shape = tuple(tensor.shape)
+        watch, shape = self._watch, tensor.shape
         if self._shapes.get(name) != shape:
-            self._watch.reshaped.add(name)
-        if name in self._watch.reshaped:
+            watch.reshaped.add(name)
+        if name in watch.reshaped:
             return None
-        schedule = self._watch.schedule
-        if name in self._watch.unlike:
-            return schedule.choose_rows_of_cast(shape, tensor.element_size())
-        return schedule.choose_rows(shape)
+        schedule = watch.schedule
+        if name not in watch.unlike:
+            return schedule.choose_rows(shape)
+        if name in self._rows_of_cast:
+            return self._rows_of_cast[name]
+        if name not in watch.otherwise and tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
+            watch.casts[name] = tensor.dtype
+        return schedule.choose_rows_of_cast(shape, tensor.element_size())
 
     def _version(self, *, before: bool = False) -> bool:
         """Ask the engine for its version, and return whether it answered."""

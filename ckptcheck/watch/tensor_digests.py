@@ -64,6 +64,10 @@ class SyncDigests:
         self._digests: dict[str, str] = {}
         self._copies: list[tuple[str, bool, Any]] = []
         """Name, whether the copy has some rows only, and the copy."""
+        self._to_cast: dict[str, tuple[Any, Any]] = {}
+        """Name of a tensor that the engine casts → its dtype, and that in which the engine holds it."""
+        self.casts: dict[str, str] = {}
+        """Name of such a tensor → digest of the rows that were looked at, cast so; it is there after `compute`."""
         self._copied = self._on_device = 0
         self.nbytes = 0
         """Bytes of the tensors that were given, whatever was looked at in them."""
@@ -71,14 +75,19 @@ class SyncDigests:
     def __len__(self) -> int:
         return len(self._digests)
 
-    def add(self, name: str, tensor: Any, rows: slice | None = None, *, prefix: str = "") -> None:
-        """Add a tensor, or some rows of it. prefix: of its digest; it is then digested at once."""
+    def add(self, name: str, tensor: Any, rows: slice | None = None, *, prefix: str = "", cast: Any = None) -> None:
+        """Add a tensor, or some rows of it.
+
+        prefix: of its digest; it is then digested at once. cast: the torch dtype to which to cast these rows for a second digest.
+        """
         self.nbytes += tensor.nbytes
         if self._defers and not prefix and hasattr(tensor, "data_ptr") and (device := tensor.device.type) != "meta":
             part = tensor if rows is None else tensor.narrow(0, rows.start, rows.stop - rows.start)
             nbytes = part.nbytes
             if nbytes <= COPIED and self._copied + nbytes <= MOST_COPIED:
                 self._copy(name, part, rows is not None)
+                if cast is not None and rows is not None:
+                    self._to_cast[name] = (tensor.dtype, cast)
                 self._copied += nbytes
                 if device != "cpu":
                     self._on_device += nbytes
@@ -86,6 +95,8 @@ class SyncDigests:
                         self.move_to_host()
                 return
         self._digests[name] = prefix + (digest_tensor(tensor) if rows is None else digest_rows(tensor, rows))
+        if cast is not None and rows is not None:
+            self.casts[name] = digest_rows(tensor[rows].to(cast), slice(None))
 
     def add_digests(self, digests: Mapping[str, str]) -> None:
         """Add what is digested already."""
@@ -93,7 +104,7 @@ class SyncDigests:
 
     def clear(self) -> None:
         """Drop everything, because it is not all that was sent."""
-        self._digests, self._copies, self.nbytes = {}, [], 0
+        self._digests, self._copies, self._to_cast, self.casts, self.nbytes = {}, [], {}, {}, 0
 
     def _copy(self, name: str, part: Any, has_rows: bool) -> None:
         from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import copy_tensor
@@ -120,6 +131,8 @@ class SyncDigests:
         copies, self._copies = self._copies, []
         for name, has_rows, copy in copies:
             self._digests[name] = _digest_copy(copy, has_rows)
+            if name in self._to_cast:
+                self.casts[name] = _digest_cast(copy, *self._to_cast[name])
         return self._digests
 
 
@@ -130,3 +143,13 @@ def _digest_copy(copy: Any, has_rows: bool) -> str:
 
     array = view_bytes(copy)
     return _digest_bytes(array) if has_rows else digest(array)
+
+
+def _digest_cast(copy: Any, dtype: Any, cast: Any) -> str:
+    """Return the digest that `digest_rows` gives what an engine holds that casts the elements of a copy."""
+    from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import cast_pieces
+
+    state = hashlib.blake2b(digest_size=16)
+    for piece in cast_pieces(copy, dtype, cast):
+        state.update(piece.data)
+    return state.hexdigest()

@@ -85,6 +85,12 @@ class WatchState:
         """Names of tensors that the engine held bit for bit as sent, as far as they were looked at."""
         self.unlike: set[str] = set()
         """Names of tensors that the engine was never seen to hold as sent: it casts them, or lays them out anew."""
+        self.casts: dict[str, Any] = {}
+        """Name of a tensor of which the engine was never seen to hold what was sent → the dtype in which it holds it."""
+        self.stored_cast: set[str] = set()
+        """Names of those of which it held what was sent, cast to its dtype, as far as they were looked at."""
+        self.otherwise: set[str] = set()
+        """Names of those of which it was never seen to hold that, either."""
         self.reshaped: set[str] = set()
         """Names of tensors that the engine holds in another shape, so that rows of the one are not those of the other."""
         self._rules: list[Rule] = []

@@ -16,7 +16,8 @@
 - Or give every version its own `cache_salt`.
 
 ## When it can be wrong
-- This trial never resets the cache by itself. If your job does, ignore the rule.
+- The trial resets the cache after a sync only with `--clear-cache`, which `preflight` and `gate` give where the job does so. If
+  yours does, give it too: the rule then finds a reset that does nothing.
 
 ## Seen in
 NVIDIA-NeMo/RL#4018, PrimeIntellect-ai/prime-rl#2270, radixark/miles#2783
@@ -76,7 +77,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             yield Problem(
                 f"after sync {scoring.after_sync}, {cached.cached_tokens:,} tokens came from the prefix cache, and"
                 f" logprobs differ by {difference:.3g} nats from those after a reset",
-                hint="reset the prefix cache with every update",
+                hint="reset the prefix cache with every update; where your job does, --clear-cache has the trial do so",
             )
             return
 

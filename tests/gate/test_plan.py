@@ -69,3 +69,11 @@ def test_parity_starts_its_own_where_it_asks_for_something_else(
 def test_a_stage_alone_is_planned_as_ever(tmp_path: Path, stage: str) -> None:
     calls = plan(tmp_path, {}, stages=(stage,))[stage].calls
     assert all(call.made_by is None and "rollouts" not in call.arguments for call in calls)
+
+
+def test_the_trial_clears_the_cache_where_the_job_does(tmp_path: Path) -> None:
+    assert plan(tmp_path, {})["refit"].calls[0].arguments["clear_cache"] is True
+    unscored = plan(tmp_path, {"refit": {"check_logprobs": False}})["refit"].calls[0].arguments
+    assert "clear_cache" not in unscored, "an option without effect is refused"
+    kept = plan(tmp_path, {"refit": {"clear_cache": False}})["refit"].calls[0].arguments
+    assert kept["clear_cache"] is False

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckptcheck.watch import SyncWarning, Watch, module, schedule
+from ckptcheck.watch import SyncWarning, Watch, module, schedule, syncing
 from ckptcheck.watch.schedule import Schedule
 from ckptcheck.watch.tensor_digests import digest_rows
 
@@ -128,8 +128,8 @@ def test_small_tensors_are_looked_at_whole() -> None:
     own = Schedule(0.02, 1.0)
     own.parts = 8
     own.begin()
-    assert own.choose_rows((100, 300)) is None
-    assert own.choose_rows((128, 256)) == slice(0, 64), "a part has 16,384 elements at least"
+    assert own.choose_rows((100, 160)) is None
+    assert own.choose_rows((64, 256)) == slice(0, 32), "a part has 8,192 elements at least"
 
 
 def test_parts_become_as_small_as_the_share_asks() -> None:
@@ -163,7 +163,7 @@ def test_a_sound_job_is_quiet(engine: Engine, sparse: bool, dtype: Any) -> None:
     assert watch.reshaped == {NAMES[3]}
 
 
-def test_a_job_whose_engine_casts_is_quiet_and_a_lost_tensor_is_named(
+def test_an_engine_that_does_more_than_a_cast_is_quiet_and_a_lost_tensor_is_named(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A few rows are looked at, and more of them in the engine than of what is sent."""
@@ -171,6 +171,8 @@ def test_a_job_whose_engine_casts_is_quiet_and_a_lost_tensor_is_named(
     found: list[str] = []
     engine.to(torch.bfloat16)
     watch, weights = start(engine, found)
+    watch.otherwise |= set(NAMES)
+    watch.casts.clear()
     chosen = []
     monkeypatch.setattr(watch.schedule, "choose_rows_of_cast", keep_results(watch.schedule.choose_rows_of_cast, chosen))
     run_syncs(engine, watch, 2, 60, weights, sparse=True)
@@ -179,6 +181,62 @@ def test_a_job_whose_engine_casts_is_quiet_and_a_lost_tensor_is_named(
     engine.deaf = (NAMES[2],)
     run_syncs(engine, watch, 60, 66, weights)
     assert any(line.startswith("HIS001") and NAMES[2] in line for line in found), found
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_an_engine_that_casts_is_quiet_where_steps_round_to_nothing_and_a_lost_tensor_is_named(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    """What was sent is cast as the engine does, which tells whether it had to change."""
+    monkeypatch.setattr(syncing, "CAST_SAMPLE", 4 * WIDTH)
+    found: list[str] = []
+    engine.to(torch.bfloat16)
+    watch, weights = start(engine, found)
+    watch.background = background
+    for step in range(2, 40):
+        with watch(step=step) as sync:
+            for number, value in enumerate(weights.values()):
+                value += 1.0 if (step + number) % 3 == 0 else 1e-7
+            engine.load(sync.sent(iter(weights.items())))
+        watch.wait()
+    assert found == []
+    assert set(watch.casts) == set(NAMES)
+    last = watch.last[-1]
+    assert last.cast == {place.partition("/")[2]: value for place, value in last.held.items()}
+    engine.deaf = (NAMES[2],)
+    run_syncs(engine, watch, 40, 46, weights)
+    watch.wait()
+    assert any(line.startswith("HIS001") and NAMES[2] in line for line in found), found
+
+
+def test_an_engine_that_holds_other_rows_is_not_held_to_a_cast(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(syncing, "CAST_SAMPLE", 4 * WIDTH)
+    load = engine.load
+    engine.load = lambda weights: load((name, value.flip(0)) for name, value in weights)
+    found: list[str] = []
+    engine.to(torch.bfloat16)
+    watch, weights = start(engine, found)
+    run_syncs(engine, watch, 2, 20, weights)
+    assert found == []
+    assert (watch.otherwise, watch.casts) == (set(NAMES), {})
+
+
+def test_modules_that_were_exchanged_are_not_taken_for_stale_ones(engine: Engine) -> None:
+    """Beside the job it is seen that what was read is not the engine's any more; the next sync looks anew."""
+    found: list[str] = []
+    watch, weights = start(engine, found)
+    watch.background = True
+    run_syncs(engine, watch, 2, 6, weights)
+    watch.wait()
+    engine.layers[1].up_proj = torch.nn.Linear(WIDTH, ROWS, bias=False)
+    run_syncs(engine, watch, 6, 7, weights)
+    watch.wait()
+    assert watch.last[-1].sent
+    assert watch.last[-1].held == {}
+    run_syncs(engine, watch, 7, 8, weights)
+    watch.wait()
+    assert watch.last[-1].held
+    assert found == []
 
 
 @pytest.mark.parametrize("lost", NAMES)

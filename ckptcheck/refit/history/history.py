@@ -52,6 +52,11 @@ class SyncPair:
         return _changed_names(self.before.sent, self.after.sent)
 
     @cached_property
+    def sent_unchanged_once_cast(self) -> frozenset[str]:
+        """Names of which what was looked at is the same both times, once it is cast to what the engine holds."""
+        return frozenset(name for name, value in self.after.cast.items() if self.before.cast.get(name) == value)
+
+    @cached_property
     def held_changed(self) -> frozenset[str]:
         """Tensors (``rank/name``) that the engine held both times with different values."""
         return _changed_names(self.before.held, self.after.held)
@@ -239,6 +244,7 @@ class History(EvidenceDefaults):
         it. All experts of a projection together count always. A tensor without bytes was not seen.
         """
         names = pair.after.sent.keys()
+        sent_changed = pair.sent_changed - pair.sent_unchanged_once_cast
         changed_experts = {EXPERT.sub(".experts.{}.", key) for key in pair.held_changed if EXPERT.search(key)}
         return tuple(
             key
@@ -246,7 +252,7 @@ class History(EvidenceDefaults):
             if key in pair.before.held
             and key not in pair.held_changed
             and value not in NO_BYTES
-            and pair.sent_changed.intersection(find_source_tensors(key.partition("/")[2], names))
+            and sent_changed.intersection(find_source_tensors(key.partition("/")[2], names))
             and (
                 key in self.stored_as_sent
                 or not (SMALL.search(key) or EXPERT.sub(".experts.{}.", key) in changed_experts)

@@ -95,6 +95,8 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     engine: str = ""
     sent: dict[str, str] = {}
     """The trainer's name of a tensor → digest of what it exported."""
+    cast: dict[str, str] = {}
+    """The trainer's name of a tensor that the engine casts → digest of the rows that were looked at, cast in the same way."""
     held: dict[str, str] = {}
     """``rank/name`` → digest of what the engine holds afterwards. A part of a fused tensor has the trainer's name."""
     identity: str | None = None

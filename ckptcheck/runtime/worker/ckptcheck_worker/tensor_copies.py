@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+PIECE = 1 << 14
+"""Elements that torch casts without threads of its own, which the job's step needs."""
 
 
 def copy_tensor(tensor: Any) -> Any:
@@ -28,3 +31,15 @@ def view_bytes(tensor: Any) -> Any:
     import torch
 
     return tensor.view(-1).view(torch.uint8).numpy()
+
+
+def cast_pieces(copy: Any, dtype: Any, cast: Any) -> Iterator[Any]:
+    """Yield the bytes of a copy in the host's memory, cast, in pieces of a few elements, as numpy arrays.
+
+    copy: contiguous, a tensor of torch's `dtype` or its bytes as `move_to_host` returns them. cast: another dtype of torch.
+    """
+    flat = copy.view(-1)
+    if flat.dtype != dtype:
+        flat = flat.clone().view(dtype)  # bytes of a shared transfer may begin anywhere
+    for piece in flat.split(PIECE):
+        yield view_bytes(piece.to(cast))
