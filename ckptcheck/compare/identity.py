@@ -26,6 +26,7 @@ from ckptcheck.compare.layout_sums import Sums, iterate_sums
 from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import ComparisonSide, build_checkpoint_side
 from ckptcheck.compare.matching.tensor_files import UnreadableFile
+from ckptcheck.compare.rank_copies import find_unlike_copies
 from ckptcheck.errors import EvidenceError
 from ckptcheck.text.formatting import join_truncated
 
@@ -126,25 +127,44 @@ def identify_checkpoint(
 def compute_identity(plan: IdentityPlan, *, jobs: int, progress: Callable[[int, int], None] | None = None) -> Identity:
     """Read the tensors of a plan, and return the identity of their set. Raises EvidenceError where one cannot be read."""
     try:
-        return plan.name_set(_sum_tensors(plan, jobs, progress))
+        sums, unlike = _sum_tensors(plan, jobs, progress)
     except UnreadableFile as error:
         raise EvidenceError(
             f"{plan.side.target} has no identity: {error.file} cannot be read: {error.reason}"
         ) from error
+    for (file, owner), names in unlike.items():
+        raise EvidenceError(
+            f"{plan.side.target} has no identity: {file} and {owner} hold different copies of {join_truncated(names)}",
+            hint="the ranks of a mesh that replicates have to hold the same; ckptcheck series lists all that differ",
+        )
+    return plan.name_set(sums)
 
 
-def _sum_tensors(plan: IdentityPlan, jobs: int, progress: Callable[[int, int], None] | None) -> dict[str, Sums]:
-    """Return plain name → the two sums of its digest. Raises UnreadableFile."""
+def _sum_tensors(
+    plan: IdentityPlan, jobs: int, progress: Callable[[int, int], None] | None
+) -> tuple[dict[str, Sums], dict[tuple[str, str], list[str]]]:
+    """Return plain name → the two sums of its digest, and the files that hold unlike copies. Raises UnreadableFile."""
     from ckptcheck.values.shard_digest import add_sums
 
-    total, done = sum(layout.nbytes for layout in plan.layouts.values()), 0
+    layouts = {("", name): layout for name, layout in plan.layouts.items()}
+    for number, copy in enumerate(plan.copies):
+        layouts |= {(str(number), name): layout for name, layout in copy.items()}
+    total, done = sum(layout.nbytes_in_files for layout in layouts.values()), 0
     sums: dict[str, Sums] = dict.fromkeys(plan.layouts, (0, 0))
-    for name, slab in iterate_sums(plan.side.source, plan.layouts, jobs=jobs):
-        sums[name] = add_sums(sums[name], slab.sums)
+    by_file: dict[str, dict[tuple[str, str], Sums]] = {}
+    for key, slab in iterate_sums(plan.side.source, layouts, jobs=jobs):
+        if not key[0]:
+            sums[key[1]] = add_sums(sums[key[1]], slab.sums)
+        if plan.copies:
+            held = by_file.setdefault(slab.file, {})
+            held[key] = add_sums(held.get(key, (0, 0)), slab.sums)
         done += slab.nbytes
         if progress is not None:
             progress(done, total)
-    return sums
+    unlike: dict[tuple[str, str], list[str]] = {}
+    for number, copy in enumerate(plan.copies):
+        unlike |= find_unlike_copies(plan.layouts, copy, by_file, ("", str(number)))
+    return sums, unlike
 
 
 @dataclass(frozen=True)
@@ -155,6 +175,8 @@ class IdentityPlan:
     table: FamilyTable | None
     layouts: Mapping[str, TensorLayout] = field(repr=False)
     """Plain name → where the tensor lies."""
+    copies: tuple[Mapping[str, TensorLayout], ...] = field(default=(), repr=False)
+    """The same, of those parts that further ranks have as well; they have to be equal."""
 
     @property
     def names(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -61,15 +62,15 @@ class JoinedTensors(NamedTuple):
     """Path → tensor that was joined from the parts of all ranks."""
     apart: dict[str, TensorLayout]
     """Name → tensor of one file."""
-    copies: dict[str, TensorLayout]
-    """Name → part that another rank has as well."""
+    copies: list[dict[str, TensorLayout]]
+    """Path → the same tensor of the parts that further ranks have as well, once for each copy of the model."""
     torn: list[str]
-    """Paths of tensors which the parts of all ranks do not give once."""
+    """Paths of tensors which the parts of all ranks do not give once, or not once in each copy of the model."""
 
 
 def join_ranks(found: Iterable[FoundTensor]) -> JoinedTensors:
     """Join the parts of tensors where all are there. Parts of a tensor that is not whole stay apart."""
-    joined = JoinedTensors({}, {}, {}, [])
+    joined = JoinedTensors({}, {}, [], [])
     groups: dict[str, list[FoundTensor]] = {}
     for each in found:
         name = OF_RANKS.fullmatch(each.file)
@@ -85,10 +86,31 @@ def join_ranks(found: Iterable[FoundTensor]) -> JoinedTensors:
             joined.torn.append(path)
             continue
         joined.whole[path] = whole
-        joined.copies.update(
-            (part.name, part.layout) for part in parts if part.shard is not None and part.shard.is_copy
-        )
+        for number, copy in enumerate(_join_copies(parts, whole)):
+            if copy.nbytes_in_files < whole.nbytes and path not in joined.torn:
+                joined.torn.append(path)
+            if number == len(joined.copies):
+                joined.copies.append({})
+            joined.copies[number][path] = copy
     return joined
+
+
+def _join_copies(parts: list[FoundTensor], whole: TensorLayout) -> list[TensorLayout]:
+    """Return, for each further copy of the model, the rectangles of a tensor that its ranks have."""
+    copies: list[list[FileChunk]] = []
+    taken = dict.fromkeys((chunk.origin for chunk in whole.chunks), 0)
+    for part in parts:
+        if part.shard is None or not part.shard.is_copy or part.shard.origin not in taken:
+            continue
+        if not prod(part.layout.shape):
+            continue
+        number = taken[part.shard.origin]
+        taken[part.shard.origin] += 1
+        if number == len(copies):
+            copies.append([])
+        (chunk,) = part.layout.chunks
+        copies[number].append(FileChunk(part.shard.origin, chunk.shape, chunk.file, chunk.offset, chunk.strides))
+    return [replace(whole, chunks=tuple(chunks)) for chunks in copies]
 
 
 def _join_parts(parts: list[FoundTensor]) -> TensorLayout | None:
@@ -146,13 +168,22 @@ def plan_rank_files(address: str, *, follow_links: bool = False) -> IdentityPlan
             raise EvidenceError(f"{failed} {name} cannot be read: {error}") from error
         found += [FoundTensor(name, path, layout, content.shards.get(path)) for path, layout in content.tensors.items()]
     joined = join_ranks(found)
-    plan = plan_joined_weights(address, source, joined.whole) if joined.whole and not joined.apart else None
+    plan = plan_with_copies(address, source, joined)
     if plan is None:
         apart = sorted({each.path for each in found if each.name in joined.apart})
         raise EvidenceError(
             f"{failed} its files do not say how the ranks share {join_truncated(apart) or 'the weights'}"
         )
     return plan
+
+
+def plan_with_copies(address: str, source: Source, joined: JoinedTensors) -> IdentityPlan | None:
+    """Say which plain tensors the joined weights are, copies included; None where not all are joined, or they do not fit."""
+    plan = plan_joined_weights(address, source, joined.whole) if joined.whole and not joined.apart else None
+    if plan is None:
+        return None
+    copies = [plan_joined_weights(address, source, copy) for copy in joined.copies]
+    return replace(plan, copies=tuple(copy.layouts for copy in copies if copy is not None))
 
 
 def plan_joined_weights(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -29,11 +29,12 @@ from ckptcheck.compare.layout_sums import Sums, iterate_sums
 from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import build_checkpoint_side
 from ckptcheck.compare.matching.tensor_files import UnreadableFile
+from ckptcheck.compare.rank_copies import find_unlike_copies
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.saves.find_saves import PICKLES, FoundSave, open_tree
-from ckptcheck.saves.rank_shards import OF_RANKS, FoundTensor, join_ranks, plan_joined_weights
+from ckptcheck.saves.rank_shards import OF_RANKS, FoundTensor, join_ranks, plan_joined_weights, plan_with_copies
 from ckptcheck.saves.sample import Sample
-from ckptcheck.saves.save import FileRecord, Save, TensorRecord
+from ckptcheck.saves.save import FileRecord, Save, TensorRecord, UnlikeCopy
 from ckptcheck.saves.state_files import (
     JSON_FILES,
     MOST_JSON,
@@ -86,8 +87,11 @@ class SaveContents:
     plan: IdentityPlan | None = None
     weights: Mapping[str, TensorLayout] = field(default_factory=dict)
     states: dict[str, TensorLayout] = field(default_factory=dict)
-    copies: dict[str, TensorLayout] = field(default_factory=dict)
-    """Parts of weights and states that other ranks have as well."""
+    beside: dict[str, TensorLayout] = field(default_factory=dict)
+    """Tensors that are neither, of which only is noted what their files hold."""
+    weight_copies: Sequence[Mapping[str, TensorLayout]] = ()
+    """The weights as further ranks have them, for each copy of the model."""
+    state_copies: list[dict[str, TensorLayout]] = field(default_factory=list)
 
 
 def read_save(
@@ -286,10 +290,12 @@ def _read_state_files(contents: SaveContents, save: Save) -> None:
     for found in states.values():
         joined = join_ranks(found)
         kind = OF_RANKS.fullmatch(found[0].file)
-        contents.states |= joined.apart | {
-            f"{kind['before'] if kind else ''}{path}": whole for path, whole in joined.whole.items()
-        }
-        contents.copies |= joined.copies
+        before = kind["before"] if kind else ""
+        contents.states |= joined.apart | {f"{before}{path}": whole for path, whole in joined.whole.items()}
+        for number, copy in enumerate(joined.copies):
+            if number == len(contents.state_copies):
+                contents.state_copies.append({})
+            contents.state_copies[number] |= {f"{before}{path}": layout for path, layout in copy.items()}
     if takes_weights:
         _take_weights(weights, contents, save)
 
@@ -302,11 +308,11 @@ def _take_weights(found: list[FoundTensor], contents: SaveContents, save: Save) 
     if joined.torn and not _list_missing_ranks(save):
         save.defects.append(f"what the files of all ranks hold does not make one {join_truncated(joined.torn)}")
     contents.weights, save.naming = {**joined.whole, **joined.apart}, "the files'"
-    contents.copies |= joined.copies
-    if joined.whole and not joined.apart:
-        contents.plan = plan_joined_weights(save.address, contents.source, joined.whole)
-        if contents.plan is not None:
-            contents.weights, save.naming = contents.plan.layouts, contents.plan.names
+    contents.weight_copies = joined.copies
+    contents.plan = plan_with_copies(save.address, contents.source, joined)
+    if contents.plan is not None:
+        contents.weights, save.naming = contents.plan.layouts, contents.plan.names
+        contents.weight_copies = contents.plan.copies
 
 
 def _take_zero_ranges(found: list[FoundTensor], contents: SaveContents, save: Save) -> bool:
@@ -321,7 +327,7 @@ def _take_zero_ranges(found: list[FoundTensor], contents: SaveContents, save: Sa
         return False
     contents.weights, save.naming = contents.plan.layouts, contents.plan.names
     # what is trained in fp32 stands in 16 bits in the file of the model as well
-    contents.copies |= {each.name: each.layout for each in found}
+    contents.beside |= {each.name: each.layout for each in found}
     return True
 
 
@@ -333,11 +339,14 @@ def _digest(contents: SaveContents, save: Save, jobs: int | None, progress: Call
 
     layouts = {("", name): layout for name, layout in contents.weights.items()}
     layouts |= {("s", name): layout for name, layout in contents.states.items()}
-    layouts |= {("copy", name): layout for name, layout in contents.copies.items()}
+    layouts |= {("beside", name): layout for name, layout in contents.beside.items()}
+    copies = {f"{number}": copy for number, copy in enumerate(contents.weight_copies)}
+    copies |= {f"s{number}": copy for number, copy in enumerate(contents.state_copies)}
+    layouts |= {(kind, name): layout for kind, copy in copies.items() for name, layout in copy.items()}
     sums: dict[tuple[str, str], Sums] = dict.fromkeys(layouts, (0, 0))
     by_file: dict[str, dict[tuple[str, str], Sums]] = {}
     samples = {key: Sample(layout) for key, layout in layouts.items() if not key[0] and layout.dtype in FLOATS}
-    total, done = sum(layout.nbytes for layout in layouts.values()), 0
+    total, done = sum(layout.nbytes_in_files for layout in layouts.values()), 0
 
     def take_sample(key: tuple[str, str], values: NDArray[Any], origin: tuple[int, ...]) -> None:
         if key in samples:
@@ -352,7 +361,7 @@ def _digest(contents: SaveContents, save: Save, jobs: int | None, progress: Call
             progress(done, total)
     records: dict[str, dict[str, TensorRecord]] = {"": {}, "s": {}}
     for (kind, name), layout in layouts.items():
-        if kind == "copy":  # it is looked at as a part of its file
+        if kind not in records:  # it is looked at as a part of its file
             continue
         records[kind][name] = TensorRecord(
             layout.dtype,
@@ -364,6 +373,10 @@ def _digest(contents: SaveContents, save: Save, jobs: int | None, progress: Call
         )
     save.weights, save.states, save.nbytes = records[""], records["s"], total
     save.parts = {file: _digest_parts(held) for file, held in by_file.items()}
+    for kind, copy in copies.items():
+        whole, of = (contents.states, "s") if kind.startswith("s") else (contents.weights, "")
+        for (file, owner), names in find_unlike_copies(whole, copy, by_file, (of, kind)).items():
+            save.unlike_copies.append(UnlikeCopy(file, owner, tuple(names)))
     if contents.plan is not None:
         save.identity = contents.plan.name_set({name: part for (kind, name), part in sums.items() if not kind}).identity
 
@@ -372,5 +385,5 @@ def _digest_parts(held: Mapping[tuple[str, str], Sums]) -> FileRecord:
     """Return the digest of what one file holds of all tensors."""
     state = hashlib.blake2b(digest_size=16)
     for (kind, name), part in sorted(held.items()):
-        state.update(json.dumps([kind, name, *part]).encode())
+        state.update(json.dumps([kind.rstrip("0123456789"), name, *part]).encode())
     return FileRecord(state.hexdigest(), len(held))

@@ -50,6 +50,16 @@ class FileRecord(msgspec.Struct, frozen=True):
     """Number of tensors of which it holds all or a part."""
 
 
+class UnlikeCopy(msgspec.Struct, frozen=True):
+    """Two files of ranks that should hold the same parts of tensors, and do not."""
+
+    file: str
+    of: str
+    """The file of the rank that comes first."""
+    tensors: tuple[str, ...]
+    """The tensors whose parts differ."""
+
+
 class Save(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One part of a save, as it was read. Digests are {} where `defects` say why."""
 
@@ -78,6 +88,7 @@ class Save(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The optimizer's tensors: moments, and master weights."""
     parts: dict[str, FileRecord] = {}
     """File → what it holds of the weights and of the states."""
+    unlike_copies: list[UnlikeCopy] = []
     counters: dict[str, float] = {}
     """``file: path`` → a count of steps or samples."""
     rates: dict[str, float] = {}

@@ -12,7 +12,7 @@ import numpy as np
 
 from ckptcheck.compare.identity import TensorIdentity, compute_root
 from ckptcheck.saves.find_saves import read_step
-from ckptcheck.saves.save import FileRecord, Save, TensorRecord
+from ckptcheck.saves.save import FileRecord, Save, TensorRecord, UnlikeCopy
 from ckptcheck.saves.save_series import SaveSeries
 from ckptcheck.saves.strand import Strand
 from tests.factories.case_table import CaseTable, StrictTable
@@ -63,6 +63,8 @@ class SaveTable(StrictTable, kw_only=True):
     defects: list[str] = []
     parts: dict[str, str] = {}
     """File → what stands for its content."""
+    unlike: dict[str, list[str]] = {}
+    """File of a rank → the tensors in which it is not the copy that it should be."""
     constant: list[str] = []
     """Patterns of weights that never move."""
 
@@ -161,6 +163,9 @@ def _build(number: int, wanted: SaveTable, values: dict[int, Any]) -> Save:
         weights={} if wanted.defects else weights,
         states={} if wanted.defects else states,
         parts={file: FileRecord(_digest(content.encode()), 3) for file, content in wanted.parts.items()},
+        unlike_copies=[
+            UnlikeCopy(file, "model_world_size_4_rank_0.pt", tuple(names)) for file, names in wanted.unlike.items()
+        ],
         counters=wanted.counters,
         rates=wanted.rates,
         logged_rates=wanted.logged,

@@ -14,6 +14,7 @@ from ckptcheck.saves.find_saves import FoundSave, open_tree
 from ckptcheck.saves.rank_shards import plan_joined_weights
 from ckptcheck.saves.read_save import read_save
 from ckptcheck.saves.save import Save
+from ckptcheck.saves.state_files import read_state_file
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.saved_runs import write_rank_files
 from tests.paths import ROOT
@@ -103,3 +104,35 @@ def test_the_config_lies_in_a_folder_of_its_own(three: Path) -> None:
     plan = plan_joined_weights(str(three), open_tree(str(three)).open_folders([""]), {})
     assert plan is not None
     assert plan.side.tied is True
+
+
+def test_copies_that_differ_are_named(tmp_path: Path) -> None:
+    """Two copies of the model, each on two ranks: those that come second are compared with those that come first."""
+    run = tmp_path / "run/global_step_10/actor"
+    shutil.copytree(FSDP / "two-by-two", run)
+    sound = read(run)
+    assert sound.unlike_copies == []
+    path, other = (run / f"model_world_size_4_rank_{rank}.pt" for rank in (3, 2))
+    layout = read_state_file(open_tree(str(run)).open_folders([""]), path.name).tensors["model.norm.weight"]
+    raw = bytearray(path.read_bytes())
+    raw[layout.chunks[0].offset] ^= 1
+    path.write_bytes(raw)
+    changed = read(run)
+    assert [(each.file, each.of, each.tensors) for each in changed.unlike_copies] == [
+        (path.name, "model_world_size_4_rank_1.pt", ("model.norm.weight",))
+    ]
+    # the first copy is what loaders on another grid take
+    assert (changed.identity, changed.defects) == (sound.identity, [])
+    report = api.series(run.parent.parent)
+    assert [each.code for each in report.findings if each.severity == "error"] == ["SER017"]
+    with pytest.raises(
+        EvidenceError,
+        match=r"has no identity: model_world_size_4_rank_3\.pt and model_world_size_4_rank_1\.pt hold different copies of"
+        r" model\.norm\.weight",
+    ):
+        api.identity(run)
+    # a rank that wrote the part of its neighbour does not make the parts once
+    shutil.copy(other, path)
+    (defect,) = read(run).defects
+    assert defect.startswith("what the files of all ranks hold does not make one ")
+    assert api.identity(FSDP / "two-by-two").identity == sound.identity

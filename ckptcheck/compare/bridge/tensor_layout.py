@@ -60,6 +60,11 @@ class TensorLayout:
         return prod(self.shape) * self.itemsize
 
     @property
+    def nbytes_in_files(self) -> int:
+        """Bytes of its rectangles, where these are not all of it."""
+        return sum(prod(chunk.shape) for chunk in self.chunks) * self.itemsize
+
+    @property
     def files(self) -> frozenset[str]:
         """The files that hold its elements."""
         return frozenset(chunk.file for chunk in self.chunks)
