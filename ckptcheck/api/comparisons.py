@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,8 +49,9 @@ def diff(
     """Compare two checkpoints tensor by tensor, across layouts, and say why they differ.
 
     Args:
-        first: the reference: a folder (Hugging Face or Megatron), a file, an index, or ``hf://org/name@revision``, ``s3://bucket/folder``.
-        second: what was made of it.
+        first: the reference: a folder (Hugging Face or Megatron), a file, an index, or ``hf://org/name@revision``, ``s3://bucket/folder``;
+            or a manifest or identity file on this disk: then each tensor is equal by its digest or not, and no values are compared.
+        second: what was made of it; the same.
         cast: the dtype to compare in (bf16, fp16, fp32, fp64), auto for the one that the second declares, or none.
         rtol: relative tolerance, of the first's numbers.
         atol: absolute tolerance.
@@ -65,6 +66,12 @@ def diff(
         observer: receives messages and progress.
 
     """
+    from ckptcheck.compare.known_weights import is_known_weights
+
+    if any(map(is_known_weights, (os.fspath(first), os.fspath(second)))):
+        given = {"--rtol": rtol, "--atol": atol, "--previous": previous, "--base": base, "--critic": critic}
+        given |= {"--cast": cast not in ("auto", "none"), "--bridge": bridge != "builtin", "--on": runner is not None}
+        return _diff_known_weights((first, second), given, follow_links=follow_links, jobs=jobs, observer=observer)
     with observer.progress(f"{os.fspath(first)} ↔ {os.fspath(second)}") as progress:
         comparison = open_comparison(
             first=first,
@@ -82,6 +89,36 @@ def diff(
             progress=progress,
         )
         return add_notes(build_report(comparison), runner)
+
+
+def _diff_known_weights(
+    targets: tuple[StrPath, StrPath],
+    given: Mapping[str, object],
+    *,
+    follow_links: bool,
+    jobs: int | None,
+    observer: Observer,
+) -> Report:
+    """Compare by digests, where one side is a file of digests. given: option → its value, of those that need values."""
+    from ckptcheck.compare.known_weights import (
+        compare_known_weights,
+        is_known_weights,
+        read_known_weights,
+        take_identity,
+    )
+
+    if useless := [option for option, value in given.items() if value]:
+        raise UsageError(
+            f"{useless[0]} has no effect with a manifest or an identity file",
+            "it has digests, which are equal or not; name both checkpoints to compare values",
+        )
+    sides = [
+        read_known_weights(os.fspath(target))
+        if is_known_weights(os.fspath(target))
+        else take_identity(identity(target, follow_links=follow_links, jobs=jobs, observer=observer))
+        for target in targets
+    ]
+    return build_report(compare_known_weights(*sides))
 
 
 def open_comparison(

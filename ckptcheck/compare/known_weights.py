@@ -1,0 +1,205 @@
+"""Compares two sets of weights of which one is known by its digests alone: a manifest, or what ``ckptcheck identity`` wrote.
+
+Each plain tensor is equal or not. How far two are apart, and why, no digest says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from ckptcheck.compare.identity import SCHEMA, Identity, TensorIdentity, compute_root
+from ckptcheck.compare.manifest import LARGEST, read_manifest
+from ckptcheck.errors import CkptcheckError, EvidenceError
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
+from ckptcheck.text.file_io import expand_home, read_whole_file
+from ckptcheck.text.formatting import count, natural_sort_key
+
+HEAD = re.compile(rb'\s*\{\s*"schema"\s*:\s*"ckptcheck-(manifest|identity)/')
+"""How both kinds of files begin."""
+
+
+class IdentityFile(msgspec.Struct):
+    """What ``ckptcheck identity --format json`` writes."""
+
+    schema: str
+    target: str
+    identity: str
+    names: str
+    tensors: dict[str, TensorIdentity]
+    left_out: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class KnownWeights:
+    """A set of weights, as its digests say it."""
+
+    target: str
+    """What the user named."""
+    tensors: Mapping[str, TensorIdentity] = field(repr=False)
+    names: str
+    """Whose names the tensors have."""
+    source: str = ""
+    """The kind of file that has the digests: ``manifest`` or ``identity``; "" where they were computed now."""
+
+
+@dataclass(frozen=True)
+class KnownComparison(EvidenceDefaults):
+    """Two sets of weights, at least one of which is known by its digests alone."""
+
+    first: KnownWeights
+    second: KnownWeights
+    kind: str = "known-weights"
+
+    @cached_property
+    def unequal(self) -> list[str]:
+        """Tensors of one dtype and shape with other contents, in natural order."""
+        return [
+            name for name in self._common if self._form(name, 0) == self._form(name, 1) and not self._is_equal(name)
+        ]
+
+    @cached_property
+    def reformed(self) -> list[str]:
+        """Tensors that have another dtype or shape."""
+        return [name for name in self._common if self._form(name, 0) != self._form(name, 1)]
+
+    @cached_property
+    def missing(self) -> list[str]:
+        """Tensors that only the first has."""
+        return sorted(self.first.tensors.keys() - self.second.tensors.keys(), key=natural_sort_key)
+
+    @cached_property
+    def extra(self) -> list[str]:
+        """Tensors that only the second has."""
+        return sorted(self.second.tensors.keys() - self.first.tensors.keys(), key=natural_sort_key)
+
+    @cached_property
+    def equal(self) -> int:
+        """Number of equal tensors."""
+        return sum(map(self._is_equal, self._common))
+
+    @cached_property
+    def _common(self) -> list[str]:
+        return sorted(self.first.tensors.keys() & self.second.tensors.keys(), key=natural_sort_key)
+
+    def _is_equal(self, name: str) -> bool:
+        return self.first.tensors[name] == self.second.tensors[name]
+
+    def _form(self, name: str, side: int) -> tuple[str, tuple[int, ...]]:
+        tensor = (self.first, self.second)[side].tensors[name]
+        return tensor.dtype, tensor.shape
+
+    @property
+    def target(self) -> str:
+        """Both sides, as the user named them."""
+        return f"{self.first.target} ↔ {self.second.target}"
+
+    @property
+    def subject(self) -> str:
+        """What is compared with what."""
+        sides = [
+            f"{count(len(side.tensors), 'tensor')}" + (f" of {side.source} file" if side.source else "")
+            for side in (self.first, self.second)
+        ]
+        return " ↔ ".join(sides) + " · by digests"
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Nothing: a set of which a tensor cannot be read has no identity."""
+        return {}
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Number of tensors of both sides."""
+        return {"tensors": len(self.first.tensors) + len(self.second.tensors)}
+
+    @property
+    def identities(self) -> Mapping[str, str]:
+        """The identities of both sides."""
+        return {"A": compute_root(self.first.tensors), "B": compute_root(self.second.tensors)}
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """What the comparison can tell."""
+        known = " and ".join(side.target for side in (self.first, self.second) if side.source)
+        line = (
+            f"{self.equal:,} of {count(len(self.first.tensors.keys() | self.second.tensors.keys()), 'tensor')} are equal by"
+            f" identity; {known} holds no values, so none were compared"
+        )
+        return (Section("Tensors", lines=(line,)),)
+
+    @property
+    def headline(self) -> str:
+        """What it means that all are equal."""
+        return f"{count(self.equal, 'tensor is', 'tensors are')} equal by identity; no values were compared"
+
+
+def is_known_weights(target: str) -> bool:
+    """Whether a target is a file on this disk that has the digests of a set of weights."""
+    if not target.endswith(".json"):
+        return False
+    try:
+        path = Path(expand_home(target))
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return HEAD.match(file.read(256)) is not None
+    except OSError:
+        return False
+
+
+def read_known_weights(target: str) -> KnownWeights:
+    """Read a manifest, or what ``ckptcheck identity --format json`` wrote. Raises CkptcheckError, EvidenceError."""
+    path = Path(expand_home(target))
+    raw = _read(path, target)
+    if (found := HEAD.match(raw)) is not None and found[1] == b"manifest":
+        manifest = read_manifest(path)
+        if manifest.identity is None:
+            raise EvidenceError(
+                f"{target} has no identity: an older version wrote it, or its weights have none",
+                hint=f"ckptcheck verify CHECKPOINT {target} compares its stored tensors; or write it again",
+            )
+        return KnownWeights(target, manifest.weights, str(manifest.names), "manifest")
+    try:
+        content = msgspec.json.decode(raw, type=IdentityFile)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CkptcheckError(
+            f"{target} is not what ckptcheck identity writes: {error}", hint="write it with --format json"
+        ) from error
+    if content.schema != SCHEMA or not content.tensors:
+        problem = "lists no tensor" if content.schema == SCHEMA else f"has the schema {content.schema!r}"
+        raise CkptcheckError(f"{target} {problem}, so nothing can be compared with it")
+    if compute_root(content.tensors) != content.identity:
+        raise CkptcheckError(
+            f"{target} is damaged: its identity is not that of the tensors that it lists", hint="write it again"
+        )
+    return KnownWeights(target, content.tensors, content.names, "identity")
+
+
+def _read(path: Path, target: str) -> bytes:
+    try:
+        return read_whole_file(path, LARGEST)
+    except OSError as error:
+        raise CkptcheckError(f"{target} cannot be read: {error.strerror or error}") from error
+
+
+def compare_known_weights(first: KnownWeights, second: KnownWeights) -> KnownComparison:
+    """Compare two sets by their digests. Raises EvidenceError where they call their tensors otherwise."""
+    if first.names != second.names:
+        raise EvidenceError(
+            f"{first.target} has {first.names}'s names and {second.target} {second.names}'s, so no tensor can be compared",
+            hint="write the identity of the Megatron run with ckptcheck identity RUN --like CHECKPOINT --format json,"
+            " and compare that file",
+        )
+    return KnownComparison(first, second)
+
+
+def take_identity(found: Identity) -> KnownWeights:
+    """Return a set whose digests were computed now."""
+    return KnownWeights(found.target, found.tensors, found.names)

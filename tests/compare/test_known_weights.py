@@ -1,0 +1,103 @@
+"""A checkpoint against a manifest or an identity file: equal by digest or not, and no values."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+from ckptcheck import CkptcheckError, api
+from ckptcheck.cli.app import build_app
+from ckptcheck.compare.manifest import read_manifest, write_manifest
+from ckptcheck.errors import UsageError
+from tests.factories.checkpoint_cases import CHECKPOINTS
+from tests.paths import ROOT
+
+LLAMA = CHECKPOINTS / "tiny-llama"
+
+
+@pytest.fixture(params=["manifest", "identity"])
+def known(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "weights.json"
+    if request.param == "manifest":
+        write_manifest(api.manifest(LLAMA), path)
+    else:
+        path.write_text(json.dumps(api.identity(LLAMA).to_dict()))
+    return path
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Path:
+    folder = Path(shutil.copytree(LLAMA, tmp_path / "changed"))
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors["model.norm.weight"][0] += 1
+    save_file(tensors, file, {"format": "pt"})
+    return folder
+
+
+def test_the_same_weights_are_equal_by_identity(known: Path) -> None:
+    for sides in ((LLAMA, known), (known, LLAMA), (known, known)):
+        report = api.diff(*sides)
+        assert (report.verdict, report.exit_code("error")) == ("clean", 0)
+        assert report.headline.endswith("equal by identity; no values were compared")
+        assert report.identities["A"] == report.identities["B"] == api.identity(LLAMA).identity
+
+
+def test_what_differs_is_named_by_tensor(known: Path, changed: Path) -> None:
+    (found,) = api.diff(known, changed).findings
+    assert (found.code, found.key) == ("MAN007", "model.norm.weight")
+    assert found.message == f"1 tensor has other contents in {changed} than in {known}: model.norm.weight"
+    # statistics of values belong to a comparison of values
+    assert not any("max" in line for section in api.diff(changed, known).sections for line in section.lines)
+
+
+def test_the_command_says_that_no_values_were_compared(known: Path) -> None:
+    result = CliRunner().invoke(build_app(), ["diff", str(LLAMA), str(known)])
+    assert result.exit_code == 0
+    assert "equal by identity; " in result.stdout
+    assert "holds no values, so none were compared" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("rtol", 0.1), ("atol", 0.1), ("cast", "bf16"), ("previous", LLAMA), ("critic", True), ("bridge", "mbridge")],
+)
+def test_options_about_values_are_refused(option: str, value: object, known: Path) -> None:
+    with pytest.raises(UsageError, match=f"--{option} has no effect with a manifest or an identity file"):
+        api.diff(LLAMA, known, **{option: value})  # type: ignore[arg-type]
+
+
+def test_a_run_with_other_names_cannot_be_compared(known: Path) -> None:
+    with pytest.raises(
+        CkptcheckError, match=r"has Megatron's names and .* Hugging Face's, so no tensor can be compared"
+    ):
+        api.diff(ROOT / "fixtures/megatron/dense", known)
+
+
+def test_files_that_are_damaged_or_old_say_so(known: Path, tmp_path: Path) -> None:
+    content = json.loads(known.read_text())
+    table = content["weights" if "weights" in content else "tensors"]
+    table["model.norm.weight"]["digest"] = "0" * 32
+    known.write_text(json.dumps(content))
+    with pytest.raises(CkptcheckError, match="is damaged: its identity is not that of the"):
+        api.diff(LLAMA, known)
+    old = tmp_path / "old.json"
+    manifest = api.manifest(LLAMA)
+    manifest.identity, manifest.weights = None, {}
+    write_manifest(manifest, old)
+    assert read_manifest(old).identity is None
+    with pytest.raises(CkptcheckError, match="has no identity: an older version wrote it"):
+        api.diff(LLAMA, old)
+    for text, message in (
+        ('{"schema": "ckptcheck-identity/1"}', "is not what ckptcheck identity writes"),
+        (json.dumps(api.identity(LLAMA).to_dict() | {"tensors": {}}), "lists no tensor"),
+        (json.dumps(api.identity(LLAMA).to_dict() | {"schema": "ckptcheck-identity/9"}), "has the schema"),
+    ):
+        old.write_text(text)
+        with pytest.raises(CkptcheckError, match=message):
+            api.diff(LLAMA, old)
