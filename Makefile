@@ -30,6 +30,9 @@ SIZE ?= 4
 
 BIN := .venv/bin
 
+# Images of containers often set this. A test run starts thousands of Pythons, and each would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo quick test browser test-all docs engines matrix faults parity gpu check package bench fuzz false-clean format clean
 
 demo: .venv/torch.done

@@ -213,6 +213,7 @@ def fakes(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
+@pytest.mark.slow
 def test_recorded_and_scored_rollouts_are_the_files_that_the_commands_write(fakes: Path) -> None:
     invoke = CliRunner().invoke
     invoke(
@@ -251,6 +252,7 @@ LIVE: dict[str, tuple[tuple[str, ...], Call]] = {
 
 
 @pytest.mark.parametrize("case", LIVE)
+@pytest.mark.slow
 def test_live_commands_print_what_the_function_returns(case: str, fakes: Path) -> None:
     words, call = LIVE[case]
     printed, code = run_command(*words)
@@ -294,6 +296,7 @@ def test_attach_prints_what_the_function_returns(here: Path) -> None:
     assert code == report.exit_code()
 
 
+@pytest.mark.slow
 def test_refit_prints_what_the_function_returns(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     environment = write_stand_ins(place, "")
     for name, value in environment.items():

@@ -43,6 +43,7 @@ def _find_program(name: str) -> str:
     return path
 
 
+@pytest.mark.slow
 def test_the_wheel_works_on_its_own(built: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as archive:
         archive.extractall(tmp_path / "site")
@@ -81,6 +82,7 @@ def test_the_wheel_works_on_its_own(built: Path, tmp_path: Path) -> None:
         assert (site / name).is_file()
 
 
+@pytest.mark.slow
 def test_the_sdist_holds_what_a_build_needs(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

@@ -130,6 +130,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("name", ENDS)
+@pytest.mark.slow
 def test_what_ends_the_reader_is_a_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Unpickled:
         if name == "a crash":

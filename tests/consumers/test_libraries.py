@@ -111,6 +111,7 @@ def test_compressed_tensors_quantizes_the_same_modules() -> None:
     assert agreed > 1500
 
 
+@pytest.mark.slow
 def test_transformers_skips_the_same_modules() -> None:
     needs("transformers")
     from transformers.quantizers.quantizers_utils import should_convert_module

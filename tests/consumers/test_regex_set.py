@@ -18,6 +18,7 @@ PIECES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_it_matches_what_re_matches() -> None:
     draw = random.Random(7)
     decided = undecided = matched = 0

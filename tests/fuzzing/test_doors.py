@@ -29,6 +29,7 @@ FOUND = {
 
 
 @pytest.mark.parametrize("door", DOORS)
+@pytest.mark.slow
 def test_made_up_input_is_read_or_refused(door: str, tmp_path: Path) -> None:
     assert run_batch(DOORS[door], range(1, 1 + SHORT.get(door, OTHERS)), tmp_path / "input") == []
 

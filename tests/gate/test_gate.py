@@ -99,6 +99,7 @@ def test_a_finding_ends_the_gate_before_dearer_stages(here: Path) -> None:
     assert outcome.stages["scan"].endswith("error")
 
 
+@pytest.mark.slow
 def test_go_on_runs_the_rest_all_the_same(here: Path) -> None:
     break_checkpoint(here)
     outcome = gate(here, "gate.toml", "--stages", "scan,refit", "--go-on")
@@ -124,6 +125,7 @@ def test_what_did_not_fit_is_not_checked_and_no_pass(here: Path) -> None:
     assert "not checked: the deadline of" in outcome.report["error"]
 
 
+@pytest.mark.slow
 def test_a_gate_that_starts_again_runs_what_is_missing(here: Path) -> None:
     assert gate(here, "gate.toml", *SOUND).used_again["scan"] == ""
     assert gate(here, "gate.toml", *SOUND).used_again["scan"].startswith("result of ")

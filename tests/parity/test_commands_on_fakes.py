@@ -136,6 +136,7 @@ def test_logprobs_that_stayed_raw_are_called_so(here: Path, monkeypatch: pytest.
     assert (trainer.temperature, trainer.weight_version) == (1.0, "3")
 
 
+@pytest.mark.slow
 def test_the_matrix_is_resumed_and_written_in_markdown(here: Path) -> None:
     options = [
         "matrix",
@@ -207,6 +208,7 @@ def test_other_weights_are_not_gone_on_with(here: Path) -> None:
         parity(*small)
 
 
+@pytest.mark.slow
 def test_limits_of_the_matrix_are_flags(here: Path) -> None:
     faults.append("batch")
     wide = [*SMALL, "--batch", "3", "--sequences", "3", "--data", "synthetic", "--decoding", "greedy"]
@@ -271,6 +273,7 @@ def starts(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]
     return started
 
 
+@pytest.mark.slow
 def test_layouts_are_an_axis_of_the_matrix(here: Path, starts: list[tuple[str, str]]) -> None:
     options = [
         "matrix",
@@ -328,6 +331,7 @@ def test_a_layout_that_does_not_start_costs_only_its_own_cells(here: Path, start
         parity("matrix", "tiny", "--lengths", "30", *FEW, "--layouts", "tp3")
 
 
+@pytest.mark.slow
 def test_two_trainers_are_compared_without_an_engine(here: Path, starts: list[tuple[str, str]]) -> None:
     options = [
         "matrix",
@@ -397,6 +401,7 @@ def test_a_fault_of_batches_fails_the_matrix(here: Path) -> None:
     assert "batch 1: mult_prob_error" not in said
 
 
+@pytest.mark.slow
 def test_probes_are_reported_and_set_the_exit_code(here: Path) -> None:
     assert "PRB010" not in parity("probe", "tiny", "-v", "--temperature", "1")
     faults.append("shifted")

@@ -55,7 +55,8 @@ def test_probes_with_faults_draw_how_large_they_are(tmp_path: Path) -> None:
     assert isinstance(shares, Curves)
     assert isinstance(responses, Bars)
     place = (gaps.rows.index("decode: one prefill"), gaps.columns.index("largest |Δ|"))
-    assert {where for where, cell in gaps.cells.items() if cell.value} == {place}
+    # 2e-17 is left over on some processors
+    assert {where for where, cell in gaps.cells.items() if (cell.value or 0) > 1e-12} == {place}
     assert gaps.cells[place].value == 0.5
     assert [series.values for series in shares.series] == [(0.25, 0.0)]
     assert [(part.length, part.state) for part in responses.bars[0].parts] == [

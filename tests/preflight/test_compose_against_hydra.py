@@ -180,6 +180,7 @@ def test_trees(tree: str, overrides: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_drawn_trees(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
     whole = 0

@@ -116,6 +116,7 @@ def mutated(text: str, draw: random.Random) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_a_file_of_flags_alone(tmp_path: Path) -> None:
     path = tmp_path / "serve.sh"
     path.write_text("vllm serve " + " ".join(f"--x{n}" for n in range(20_000)), encoding="utf-8")

@@ -123,6 +123,7 @@ def test_without_a_compiler_nothing_is_left_behind(
 
 
 @pytest.mark.parametrize("setting", [{"CKPTCHECK_PURE_PYTHON": "1"}, {"CC": "false"}])
+@pytest.mark.slow
 def test_a_wheel_without_the_kernel_installs_everywhere_and_works(tmp_path: Path, setting: dict[str, str]) -> None:
     environment = {**os.environ, **setting}
     process = subprocess.run(

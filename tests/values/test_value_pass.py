@@ -22,6 +22,7 @@ from tests.factories.value_cases import read_values, run_all_rules, start_value_
 RULES = rule_loader.load_rules()
 
 
+@pytest.mark.slow
 def test_reading_mapping_and_cutting_give_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit_tensors(
         folder / "model-00001-of-00003.safetensors",

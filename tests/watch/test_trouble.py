@@ -101,6 +101,7 @@ def test_a_watch_goes_to_another_process_as_a_pickle(tmp_path: Path) -> None:
     assert len(read_record(tmp_path / "syncs.jsonl")[0]) == 2
 
 
+@pytest.mark.slow
 def test_two_ranks_that_were_given_one_file_write_two(tmp_path: Path) -> None:
     path = tmp_path / "syncs.jsonl"
     jobs: list[subprocess.Popen[str]] = []
@@ -120,6 +121,7 @@ def test_two_ranks_that_were_given_one_file_write_two(tmp_path: Path) -> None:
         assert [sync.step for sync in open_history(each).syncs] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_leaves_a_readable_record_and_its_successor_continues_it(tmp_path: Path) -> None:
     path = tmp_path / "syncs.jsonl"
     for number in range(4):

@@ -263,6 +263,7 @@ def test_a_long_list_cannot_be_copied_again_and_again(what: Global) -> None:
 
 @given(st.binary(max_size=200))
 @settings(max_examples=300, deadline=None)
+@pytest.mark.slow
 def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     for text in (raw, b"\x80\x04" + raw + b"."):
         with contextlib.suppress(UnreadablePickle):
@@ -272,6 +273,7 @@ def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
 
 @given(st.data())
 @settings(max_examples=150, deadline=None)
+@pytest.mark.slow
 def test_a_real_table_of_contents_with_bytes_changed_is_read_or_refused(data: st.DataObject) -> None:
     raw = bytearray((MEGATRON / "dense" / IT / ".metadata").read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):

@@ -35,6 +35,7 @@ def test_layers_without_end_are_not_taken_apart(case: str) -> None:
     assert int(outcome.answer) < 100_000
 
 
+@pytest.mark.slow
 def test_as_many_layers_and_experts_as_megatron_writes_are_taken_apart() -> None:
     """A chunk for each layer and expert, as in the largest models: 100 layers of 1,024 experts."""
     chunks = tuple(

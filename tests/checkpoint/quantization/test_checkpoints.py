@@ -33,6 +33,7 @@ def scan(folder: Path) -> Report:
     return run_rules(open_checkpoint(str(folder), value_reader=ValuePass()), RULES)
 
 
+@pytest.mark.slow
 def test_every_sound_checkpoint_is_quiet(built: Path) -> None:
     told = {}
     for name in NAMES:

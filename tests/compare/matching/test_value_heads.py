@@ -118,6 +118,7 @@ def test_a_row_that_was_widened_is_that_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("output", [False, True], ids=["value_head", "output_layer"])
+@pytest.mark.slow
 def test_a_head_that_training_left_out(output: bool, copied: Copied) -> None:
     first, second = copied("critic", "before"), copied("critic", "after")
     key = "output_layer.weight" if output else "value_head.weight"

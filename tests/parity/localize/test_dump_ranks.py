@@ -262,6 +262,7 @@ def judge(here: Path, there: Path, source: Path | None = None) -> tuple[dict[str
 
 
 @pytest.mark.parametrize("with_config", [True, False])
+@pytest.mark.slow
 def test_one_of_two_tensor_parallel_ranks_is_wrong(
     run: Run, source: Path, tensor_parallel: tuple[Path, Path], with_config: bool
 ) -> None:
@@ -315,6 +316,7 @@ def test_a_broken_dtensor_is_a_sentence(tensor_parallel: tuple[Path, Path], tmp_
             read_torch_file(tmp_path / "x.pt")
 
 
+@pytest.mark.slow
 def test_one_of_two_data_parallel_ranks_is_wrong(run: Run, source: Path) -> None:
     prompts = [FIRST, SECOND]
     right = run("trainer", 2, prompts=prompts)
@@ -336,6 +338,7 @@ def test_copies_of_one_prompt_are_no_shards(run: Run, source: Path) -> None:
     assert "on rank 0 ↔ rank 1 alone, while rank 0 ↔ rank 0 agree" in found["LOC001"].message
 
 
+@pytest.mark.slow
 def test_a_fault_in_a_later_pipeline_stage_has_the_models_number(run: Run, pipeline: tuple[Path, Path]) -> None:
     whole = run("engine", 1)
     found, report = judge(pipeline[0], whole)

@@ -299,6 +299,7 @@ def test_trouble_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert not Path("executed").exists()
 
 
+@pytest.mark.slow
 def test_a_broken_batch_is_a_sentence(tmp_path: Path) -> None:
     """Whatever bytes are changed: a sentence or rollouts, never another exception."""
     raw = (DATA / "verl-0.9.1.pkl").read_bytes()

@@ -334,6 +334,7 @@ def test_zeros_of_nemo_rl_are_said(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("path", [SKYRL, SLIME, DATA / "openrlhf-0.11.2.pt"])
+@pytest.mark.slow
 def test_changed_bytes_are_a_sentence(tmp_path: Path, path: Path) -> None:
     raw = path.read_bytes()
     draw = np.random.default_rng(0)

@@ -399,6 +399,7 @@ def test_nonsense_on_the_wire_ends_the_host(tmp_path: Path) -> None:
         host.call("noise")
 
 
+@pytest.mark.slow
 def test_tensors_pass_between_far_sides() -> None:
     pytest.importorskip("torch")
     rows = [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [8.0, 9.0, 10.0, 11.0]]

@@ -229,6 +229,7 @@ def test_two_replicas_of_which_one_is_behind() -> None:
     assert [(finding.code, finding.key) for finding in report.findings] == [("REF029", "lm_head.weight")]
 
 
+@pytest.mark.slow
 def test_the_command() -> None:
     def refit(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "ckptcheck", "refit", *arguments]

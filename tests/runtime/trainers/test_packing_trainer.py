@@ -26,6 +26,8 @@ from ckptcheck.runtime.trainers.schemes import QuantizationScheme, build_scheme
 from tests.conftest import needs
 from tests.factories import sent_buckets
 
+pytestmark = pytest.mark.slow
+
 MOE = "Qwen3MoeForCausalLM"
 Q, ROUTER, EXPERT = (
     "model.layers.0.self_attn.q_proj",
