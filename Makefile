@@ -11,7 +11,8 @@
 # make gpu     live refits on GPUs, and a table of what they cost (SIZE=4 GB of random experts); see tests/gpu.py for what it needs
 # make package what is published, in dist/: the sdist, this platform's wheel and the pure one, checked as an index checks them
 # make bench   speed and memory, as ratios in one run; ONLY="pages watch" runs these alone
-# make fuzz    make up COUNT hostile inputs of whole checkpoints (SEED=1 COUNT=2000), or of one door: DOOR=pickle, job, hub, … (see SECURITY.md)
+# make fuzz    make up COUNT hostile inputs of whole checkpoints (SEED=1 COUNT=2000), or of one door: DOOR=pickle, job, hub, … (see SECURITY.md);
+#              GUIDED=1 has atheris follow the coverage of a door whose input is bytes, for LASTS=60 seconds (pip install atheris before)
 # make false-clean edit sound checkpoints COUNT times, and load with transformers what a scan calls clean
 
 PYTHON ?= python3
@@ -23,6 +24,7 @@ JOBS ?= 2
 ENGINES ?= vllm-cpu sglang-cpu megatron trl-cpu checkpoint-engine-cpu
 SEED ?= 1
 DOOR ?= checkpoint
+LASTS ?= 60
 MATRIX ?= --lengths 100,1000,10000 --batch 1,8,32 --repeats 10 --pairs transformers:vllm,megatron:vllm,megatron:sglang --calibrate
 COUNT ?= 2000
 ONLY ?=
@@ -96,7 +98,11 @@ parity: .venv/tools.done .venv/smollm2-135m-instruct/config.json
 	@$(BIN)/python fixtures/smollm2.py $(@D)
 
 fuzz: .venv/tools.done
+ifdef GUIDED
+	$(BIN)/python -m tests.fuzzing.guided --door $(DOOR) --seconds $(LASTS)
+else
 	$(BIN)/python -m tests.fuzz --door $(DOOR) --seed $(SEED) --count $(COUNT)
+endif
 
 false-clean: .venv/torch.done .venv/tools.done
 	$(BIN)/python -m tests.fuzzing.false_clean --seed $(SEED) --count $(COUNT)

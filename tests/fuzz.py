@@ -412,12 +412,13 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=5000, help="how many seeds")
     from tests.fuzzing.batches import run_seeds
     from tests.fuzzing.doors import DOORS
+    from tests.fuzzing.kept_files import PREPARATIONS
 
     choices = ("checkpoint", "job", *DOORS)
     parser.add_argument("--door", choices=choices, default="checkpoint", help="what is made up and read")
     options = parser.parse_args()
     if options.door in DOORS:
-        return run_seeds(DOORS[options.door], options.seed, options.count)
+        return run_seeds(DOORS[options.door], options.seed, options.count, PREPARATIONS.get(options.door))
     failed = 0
     check = one if options.door == "checkpoint" else check_one
     with tempfile.TemporaryDirectory() as temporary, little_memory():

@@ -19,6 +19,7 @@ import msgspec
 from ckptcheck import __version__
 from ckptcheck.errors import CkptcheckError, EvidenceError, UsageError
 from ckptcheck.runners.part_folder import SUFFIX, DiskFolder, PartFolder
+from ckptcheck.runners.results import MalformedResult, decode_results
 from ckptcheck.runners.runner import Local, R, U, Work
 from ckptcheck.text.formatting import join_truncated
 
@@ -126,11 +127,11 @@ class PartWriter:
         share = units[begin:end]
         old = self._old.passes.get(work.name) if self._old is not None else None
         if old is not None and old.is_whole and (old.plan, old.begin, old.end) == (plan, begin, end):
-            known = _decode_whole(work, old)
+            known = _decode_whole(work, share, old)
             if len(known) == len(share):
                 self._part.passes[work.name] = old
                 self.known += sum(map(work.weigh, share))
-                yield from zip(share, known, strict=True)
+                yield from known
                 return
         done = PassPart(plan, objects, begin, end, [], True)
         for unit, result in Local(self._jobs).run(work, share):
@@ -194,11 +195,11 @@ class Parts:
             changed = [name for name in objects if share.objects.get(name) != objects[name]]
             if changed:
                 raise self._refuse(part, f"was made before {join_truncated(changed)} changed")
-            if share.plan != plan or (share.begin, share.end) != (begin, end) or len(share.results) != end - begin:
+            if share.plan != plan or (share.begin, share.end) != (begin, end):
                 raise self._refuse(part, f"is of another plan for the {work.name}")
             try:
-                yield from zip(units[begin:end], _decode(work, share), strict=True)
-            except msgspec.MsgspecError as error:
+                yield from decode_results(work, units[begin:end], share.results)
+            except MalformedResult as error:
                 raise self._refuse(part, f"holds other results than this version writes: {error}") from error
 
     def _refuse(self, part: PartFile, text: str) -> EvidenceError:
@@ -235,16 +236,11 @@ def find_share(weights: Sequence[int], index: int, number: int) -> tuple[int, in
     return bounds[index], bounds[index + 1]
 
 
-def _decode(work: Work[U, R], share: PassPart) -> Iterator[R]:
-    decoder = msgspec.msgpack.Decoder(work.result_type)
-    return map(decoder.decode, share.results)
-
-
-def _decode_whole(work: Work[U, R], share: PassPart) -> list[R]:
-    """Return the results of an earlier run; none where they are no results."""
+def _decode_whole(work: Work[U, R], units: Sequence[U], share: PassPart) -> list[tuple[U, R]]:
+    """Return the units with the results of an earlier run; none where they are no results."""
     try:
-        return list(_decode(work, share))
-    except msgspec.MsgspecError:
+        return list(decode_results(work, units, share.results))
+    except MalformedResult:
         return []
 
 

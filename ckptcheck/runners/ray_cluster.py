@@ -19,6 +19,7 @@ import msgspec
 
 from ckptcheck import __version__
 from ckptcheck.errors import CkptcheckError, EvidenceError
+from ckptcheck.runners.results import MalformedResult, decode_results
 from ckptcheck.runners.runner import R, U, Work, run_in_threads
 from ckptcheck.text.formatting import count
 
@@ -60,12 +61,16 @@ class Ray:
         """Yield each unit with its result, in order. Raises CkptcheckError without a cluster, EvidenceError where a task fails."""
         ray = self._connect()
         before = list_nodes(ray)
-        decoder = msgspec.msgpack.Decoder(work.result_type)
         queues = TaskQueues(ray, work, units)
         try:
             while (done := queues.wait_for_next()) is not None:
                 task, reference = done
-                yield from zip(task.units, map(decoder.decode, _get(ray, reference)), strict=True)
+                yield from decode_results(work, task.units, _get(ray, reference))
+        except MalformedResult as error:
+            raise EvidenceError(
+                f"a node of the Ray cluster answered with no results of {work.name}: {error}",
+                hint=f"install ckptcheck {__version__} on every node, and see that nobody else's code runs there",
+            ) from error
         finally:
             queues.cancel()  # Ctrl-C, or an error
             after = list_nodes(ray)

@@ -59,6 +59,10 @@ class Work(Protocol[U_contra, R]):
         """Map each file to what changes when it is replaced: its size, and its ETag or the time of its last change."""
         ...
 
+    def fits(self, unit: U_contra, result: R) -> bool:
+        """Whether a result that has its type can be one of this unit: another machine may answer with anything."""
+        ...
+
     def is_whole(self, result: R) -> bool:
         """Whether everything could be read that the result needs."""
         ...

@@ -5,6 +5,7 @@ The same reading sums the parts of plain tensors for the identity of the set (`t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from ckptcheck.runners.runner import Runner
 from ckptcheck.values.tensor_part import PartSums, Sums, TensorPart
 from ckptcheck.values.tensor_stream import BrokenTensor, TensorStream
 
+DIGEST = re.compile("[0-9a-f]{32}")
 ZEROS = bytes(1 << 20)
 REMOTE_TENSORS = 8
 """Tensors that are read at a time where they are not on this machine; each holds 8 MiB."""
@@ -85,6 +87,12 @@ class TensorDigests:
     def list_objects(self) -> dict[str, str]:
         """Map each file to what changes when it is replaced."""
         return {name: describe_version(self.source, name) for name in self.source.files}
+
+    def fits(self, unit: str, result: DigestResult) -> bool:
+        """Whether it has a digest or a reason, and sums of the unit's own parts."""
+        is_digest = DIGEST.fullmatch(result.digest) is not None
+        own = {part.tensor for part in self.parts.get(unit, ())}
+        return (is_digest or bool(result.broken or result.unread)) and result.sums.keys() <= own
 
     def is_whole(self, result: DigestResult) -> bool:
         """Whether the tensor could be read."""

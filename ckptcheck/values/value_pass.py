@@ -18,7 +18,7 @@ from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
 from ckptcheck.values.device import DeviceScanner
 from ckptcheck.values.scan_plan import BATCHES_PER_WORKER, MAX_BATCH_BYTES, ScanPlan, file_identity, plan_scan
 from ckptcheck.values.stats import StatsAccumulator, ValueStats, merge_runs
-from ckptcheck.values.worker import Batch, ChunkScanner, scan_piece
+from ckptcheck.values.worker import Batch, ChunkScanner, fits_piece, scan_piece
 from ckptcheck.values.worker_pool import WorkerPool
 
 READ_BYTES = 1 << 23
@@ -200,6 +200,12 @@ class BatchScan:
     def list_objects(self) -> dict[str, str]:
         """Map each file to what changes when it is replaced."""
         return {name: describe_version(self.source, name) for name in self.shards}
+
+    def fits(self, unit: Batch, result: BatchResult) -> bool:
+        """Whether there is a reason, or statistics for each piece that it can have."""
+        if result.reason:
+            return True
+        return len(result.chunks) == len(unit.pieces) and all(map(fits_piece, result.chunks, unit.pieces))
 
     def is_whole(self, result: BatchResult) -> bool:
         """Whether the batch could be read."""

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.text.file_io import open_regular_file
-from ckptcheck.values.channel_sample import sum_squares
+from ckptcheck.values.channel_sample import choose_runs, sum_squares
 from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
-from ckptcheck.values.row_scan import max_row_patterns, row_fingerprints
+from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.row_scan import FINGERPRINT_BYTES, max_row_patterns, row_fingerprints
 from ckptcheck.values.sketch import take_sample
 from ckptcheck.values.tensor_part import Sums, TensorPart, sum_part
 
@@ -86,6 +87,29 @@ def scan_piece(raw: NDArray[np.uint8], piece: Piece, scan: ChunkScanner) -> Chun
     if piece.elements:
         stats.elements = take_sample(raw, piece.dtype, piece.elements)
     return stats
+
+
+def fits_piece(stats: ChunkStats, piece: Piece) -> bool:
+    """Whether these can be the statistics of a piece, which another machine computed: no count or position beyond its end."""
+    bits = FORMATS[piece.dtype].bits
+    number, width = piece.nbytes * 8 // bits, bits // 8
+    rows = piece.nbytes // piece.row if piece.row else 0
+    positions = (stats.first_nan, stats.first_inf)
+    patterns = (stats.max_pattern, stats.constant or 0)
+    runs = choose_runs(piece.sampled[1]) if piece.sampled else []
+    columns = 8 * sum(end - begin for begin, end in runs)
+    return (
+        min(stats.nan, stats.inf) >= 0
+        and stats.nan + stats.inf <= number
+        and all(-1 <= position < max(number, 1) for position in positions)
+        and all(0 <= pattern < 1 << bits for pattern in patterns)
+        and all(0 <= begin <= end <= piece.nbytes for begin, end in stats.zero_runs)
+        and (len(stats.row_max), len(stats.row_fingerprints)) == (rows * width, rows * FINGERPRINT_BYTES)
+        and len(stats.row_squares) % 8 == 0
+        and len(stats.column_squares) == (columns if stats.row_squares else 0)
+        and len(stats.elements) <= (piece.nbytes if piece.elements else 0)
+        and len(stats.elements) % width == 0
+    )
 
 
 def write_message(stream: IO[bytes], message: bytes) -> None:

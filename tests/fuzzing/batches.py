@@ -108,8 +108,11 @@ def _run_at_once(pool: Any) -> None:
     pool._work_queue.get_nowait().run()
 
 
-def run_seeds(check: Check, first: int, count: int) -> int:
-    """Check all seeds, write which ones failed, and return how many did."""
+def run_seeds(check: Check, first: int, count: int, prepare: Callable[[Path], object] | None = None) -> int:
+    """Check all seeds, write which ones failed, and return how many did.
+
+    prepare: makes what all inputs are made from, in the folder above theirs.
+    """
     failed = 0
     import numpy  # noqa: F401 - what children need is loaded before the first one
 
@@ -118,6 +121,8 @@ def run_seeds(check: Check, first: int, count: int) -> int:
     load_rules(RULES)
     place = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=place) as temporary:
+        if prepare is not None:
+            prepare(Path(temporary))
         for start in range(first, first + count, BATCH):
             lines = run_batch(check, range(start, min(start + BATCH, first + count)), Path(temporary) / "input")
             sys.stdout.write("".join(f"{line}\n" for line in lines))

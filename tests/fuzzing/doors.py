@@ -7,6 +7,7 @@ from tests.fuzzing.deltas import check_deltas
 from tests.fuzzing.documents import DOORS as DOCUMENTS
 from tests.fuzzing.documents import check_config, check_tokenizer
 from tests.fuzzing.headers import check_safetensors, check_weight_map
+from tests.fuzzing.kept_files import check_kept_saves, check_lineage, check_parts, check_saves, check_signature
 from tests.fuzzing.megatron import check_legacy, check_table
 from tests.fuzzing.pickles import read_everywhere
 from tests.fuzzing.rollout_files import check_batch
@@ -24,5 +25,10 @@ DOORS: dict[str, Check] = {
     "deltas": check_deltas,
     "hub": check_hub,
     "server": check_engine_server,
+    "signature": check_signature,
+    "lineage": check_lineage,
+    "parts": check_parts,
+    "saves": check_saves,
+    "kept-saves": check_kept_saves,
     **{name: door.check for name, door in DOCUMENTS.items()},
 }

@@ -14,11 +14,26 @@ from ckptcheck.checkpoint import chat_template, vocabulary
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.sandbox import SandboxResult
 from tests.fuzz import CHECKPOINTS
+from tests.fuzzing import guided
 from tests.fuzzing.batches import run_batch
 from tests.fuzzing.documents import RULE_KINDS, require_no_crash
 from tests.fuzzing.doors import DOORS
+from tests.fuzzing.guided import list_targets
 
-SHORT = {"hub": 15, "config": 40, "pickle": 60, "dcp": 30, "legacy": 60, "tokenizer": 80, "index": 80, "deltas": 60}
+SHORT = {
+    "hub": 15,
+    "config": 40,
+    "pickle": 60,
+    "dcp": 30,
+    "legacy": 60,
+    "tokenizer": 80,
+    "index": 80,
+    "deltas": 60,
+    "signature": 40,
+    "saves": 40,
+    "kept-saves": 40,
+    "parts": 80,
+}
 """Seeds of doors whose inputs take longer than a thousandth of a second each."""
 OTHERS = 200
 FOUND = {
@@ -72,3 +87,26 @@ def test_a_number_that_no_float_has_crashes_no_rule(tmp_path: Path, monkeypatch:
     for key in config:
         (path / "config.json").write_text(json.dumps({**config, key: 10**400}))
         require_no_crash(open_checkpoint(str(path), jobs=1), *RULE_KINDS)
+
+
+def test_what_coverage_guides_reads_its_sound_inputs(tmp_path: Path) -> None:
+    """atheris is not among the tools of the tests; what it would call is called with the inputs that it would begin with."""
+    targets = list_targets(tmp_path)
+    inputs = {door: list(target.sound()) for door, target in targets.items() if door not in ("signature", "statement")}
+    assert all(inputs.values())
+    for door, sound in inputs.items():
+        for raw in [*sound[:2], b"", b"{", b"\x80\x04."]:
+            targets[door].read(raw)
+
+
+def test_without_atheris_a_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guided, "find_spec", lambda _: None)
+    with pytest.raises(SystemExit) as end:
+        guided.main(["--door", "manifest"])
+    assert end.value.code == guided.MISSING
+
+
+def test_an_input_of_the_guided_fuzzer_is_read_again_without_it(tmp_path: Path) -> None:
+    path = tmp_path / "manifest-crash"
+    path.write_bytes(b"[" * 5000)
+    assert guided.main(["--door", "manifest", "--input", str(path)]) == 0

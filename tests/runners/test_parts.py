@@ -411,3 +411,58 @@ def test_results_of_nonsense_are_computed_again(tmp_path: Path) -> None:
         path.write_bytes(msgspec.msgpack.encode(part))
         ckptcheck.write_part("scan", target, part="0/1", folder=folder)
         assert path.read_bytes() == sound
+
+
+def _change_results(folder: Path, change: Callable[[list[Any]], object]) -> None:
+    """Change what one part computed, whose header, plan and files stay those of the others."""
+    for path in sorted(folder.iterdir()):
+        form = msgspec.msgpack.decode(path.read_bytes())
+        for one in form["passes"].values():
+            results = [msgspec.msgpack.decode(raw) for raw in one["results"]]
+            if results:
+                change(results)
+                one["results"] = [msgspec.msgpack.encode(result) for result in results]
+                path.write_bytes(msgspec.msgpack.encode(form))
+                return
+    raise AssertionError("no part has a result")
+
+
+LIES: dict[str, tuple[str, Callable[[list[Any]], object]]] = {
+    "a piece too many": ("scan", lambda results: results[0]["chunks"].append(results[0]["chunks"][0])),
+    "a piece too few": ("scan", lambda results: results[0]["chunks"].pop()),
+    "a NaN behind the end": ("scan", lambda results: results[0]["chunks"][0].update(nan=1, first_nan=1 << 60)),
+    "fewer NaN than none": ("scan", lambda results: results[0]["chunks"][0].update(nan=-5)),
+    "zeros outside": ("scan", lambda results: results[0]["chunks"][0].update(zero_runs=[[-9, 1 << 60]])),
+    "a pattern of no dtype": ("scan", lambda results: results[0]["chunks"][0].update(max_pattern=1 << 60)),
+    "rows that nobody asked for": ("scan", lambda results: results[0]["chunks"][0].update(row_max=b"1" * 999_999)),
+    "no result at all": ("scan", lambda results: results.pop()),
+    "no digest": ("manifest", lambda results: results[0].update(digest="")),
+    "sums of another tensor": ("manifest", lambda results: results[0].update(sums={"other": [1, 2]})),
+    "another pair": ("diff", lambda results: results[0][0].__setitem__(0, 9_999)),
+    "more differences than elements": ("diff", lambda results: results[0][0][1].update(different=1 << 40)),
+    "a difference outside": ("diff", lambda results: results[0][0][1].update(first=[1 << 40, -1])),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_part_whose_results_no_machine_can_have_computed(write_all: Callable[..., Path], lie: str) -> None:
+    """Whoever writes to the folder may lie; what fits no piece of the work crashes nothing, and is not counted."""
+    verb, change = LIES[lie]
+    target = CHECKPOINTS / "tiny-llama"
+    options = {"values": True, "select": ["VAL"]} if verb == "scan" else {}
+    folder = write_all(verb, *([target, target] if verb == "diff" else [target]), **options)
+    _change_results(folder, change)
+    if verb == "scan":
+        report = ckptcheck.join(folder)
+        assert {why.partition("; ")[0] for _, why in report[0].crashed} == {
+            f"part {report[0].crashed[0][1].split()[1]} holds other results than this version writes: "
+            + (
+                "there is not one result for each piece of the work"
+                if lie == "no result at all"
+                else "a result does not fit its piece of the work"
+            )
+        }
+        assert report.verdict == "incomplete"
+        return
+    with pytest.raises(EvidenceError, match="a result does not fit its piece of the work"):
+        ckptcheck.join(folder)

@@ -67,6 +67,9 @@ class Wait:
     def list_objects(self) -> dict[str, str]:
         return {}
 
+    def fits(self, unit: int, result: str) -> bool:
+        return result.startswith(f"{unit} ")
+
     def is_whole(self, result: str) -> bool:
         return True
 

@@ -209,6 +209,10 @@ class RecordScan:
         """Map each file to what changes when it is replaced."""
         return {name: describe_version(self.source, name) for name in self.files}
 
+    def fits(self, unit: ArchiveRecordInfo, result: RecordResult) -> bool:
+        """Whether it has statistics only where the record holds the state of an optimizer."""
+        return result.state is None or unit.holds_state
+
     def is_whole(self, result: RecordResult) -> bool:
         """Whether the record could be read."""
         return not result.reason

@@ -121,6 +121,23 @@ class SliceComparison:
         """Map each file to what changes when it is replaced."""
         return list_versions(self.files)
 
+    def fits(self, unit: list[PairSlice], result: list[SliceResult]) -> bool:
+        """Whether there is one result for each slice, with no more differences than it has elements, and none outside."""
+        return len(result) == len(unit) and all(map(self._fits_slice, unit, result))
+
+    def _fits_slice(self, part: PairSlice, one: SliceResult) -> bool:
+        if one.pair != part.pair or one.result is None:
+            return one.pair == part.pair
+        elements, found = prod(part.shape), one.result
+        inside = found.first is None or (
+            len(found.first) == len(part.origin)
+            and all(
+                begin <= index < begin + length
+                for index, begin, length in zip(found.first, part.origin, part.shape, strict=True)
+            )
+        )
+        return found.elements == elements and 0 <= found.not_finite <= found.different <= elements and inside
+
     def is_whole(self, result: list[SliceResult]) -> bool:
         """Whether all slices could be read."""
         return all(one.result is not None for one in result)

@@ -195,6 +195,13 @@ class QuantizedComparison:
         """Map each file to what changes when it is replaced."""
         return list_versions(self.files)
 
+    def fits(self, unit: int, result: DistanceResult) -> bool:
+        """Whether it has a distance, whose sums of squares are none below zero, or a reason."""
+        if (found := result.distance) is None:
+            return bool(result.reason)
+        squares = (found.squares, *found.products[1:])
+        return 0 <= found.beyond <= found.elements and not any(number < 0 for number in squares)
+
     def is_whole(self, result: DistanceResult) -> bool:
         """Whether the pair was compared."""
         return not result.reason

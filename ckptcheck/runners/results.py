@@ -1,0 +1,32 @@
+"""Reads the results that another machine computed: one for each unit, of the type of the work, and within what the unit allows.
+
+A node of a cluster and a folder of parts may hold anything: what fits no unit is refused before anybody computes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ckptcheck.runners.runner import R, U, Work
+
+
+class MalformedResult(Exception):
+    """What was computed elsewhere is no result of this work: a clause that says why."""
+
+
+def decode_results(work: Work[U, R], units: Sequence[U], results: Any) -> Iterator[tuple[U, R]]:
+    """Yield each unit with its result, in order. results: those of all units as MessagePack. Raises MalformedResult."""
+    if not isinstance(results, list) or len(results) != len(units):
+        raise MalformedResult("there is not one result for each piece of the work")
+    decoder = msgspec.msgpack.Decoder(work.result_type)
+    for unit, content in zip(units, results, strict=True):
+        try:
+            result: R = decoder.decode(content)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
+            raise MalformedResult(str(error)) from error
+        if not work.fits(unit, result):
+            raise MalformedResult("a result does not fit its piece of the work")
+        yield unit, result
