@@ -338,6 +338,28 @@ def test_links_are_read_where_the_user_says_so(folder: Path, pair: tuple[Path, P
     assert not [path for path in folder.parent.iterdir() if path.suffix == ".sig"]
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ConnectionError("connection refused"), "cannot be reached from this machine, so nothing is signed"),
+        (RuntimeError("the token has expired"), "Sigstore refuses, so nothing is signed: RuntimeError: the token has"),
+    ],
+)
+def test_sigstore_fails_after_its_trust_was_read(
+    error: Exception, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trust may lie in a cache; the certificate and the log are asked for when it signs."""
+
+    def sign(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(model_signing.signing.Config, "use_sigstore_signer", lambda self, **_: self)
+    monkeypatch.setattr(model_signing.signing.Config, "sign", sign)
+    with pytest.raises(CkptcheckError, match=message):
+        api.sign(folder, keyless=True)
+    assert not (folder / "model.sig").exists()
+
+
 def test_a_keyless_signature_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no network here: what is checked is what Sigstore would be asked."""
     asked: list[dict[str, Any]] = []
@@ -348,13 +370,16 @@ def test_a_keyless_signature_is_asked_for(folder: Path, monkeypatch: pytest.Monk
 
     for module, name in ((model_signing.signing, "signer"), (model_signing.verifying, "verifier")):
         monkeypatch.setattr(module.Config, f"use_sigstore_{name}", use_sigstore)
-    with pytest.raises(CkptcheckError, match="Sigstore cannot be asked: ConnectionError: no network"):
+    with pytest.raises(CkptcheckError, match=r"cannot be reached .* so nothing is signed .*: no network") as no:
         api.sign(folder, keyless=True)
+    assert no.value.hint is not None
+    assert no.value.hint.startswith("run it where there is a network; --private-key works without one")
+    assert not (folder / "model.sig").exists()
     monkeypatch.setenv("CKPTCHECK_IDENTITY_TOKEN", "token")
     with pytest.raises(CkptcheckError):
         api.sign(folder, keyless=True)
     sign_with_model_signing(folder, write_key(folder.parent)[0])
-    with pytest.raises(CkptcheckError):
+    with pytest.raises(CkptcheckError, match="nothing is verified without a key: no network"):
         api.verify(folder, signer="release@example.org", oidc_issuer="https://accounts.example.org")
     assert asked == [
         {"use_ambient_credentials": True, "identity_token": None, "trust_config": None},

@@ -8,7 +8,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ckptcheck.errors import CkptcheckError
 
@@ -82,7 +82,7 @@ class SigningKey:
                 config.use_elliptic_key_signer(private_key=self.private_key, password=password)
         except Exception as error:
             if self.keyless:
-                raise _describe_network_failure(error) from error
+                raise describe_sigstore_failure(error, "signed") from error
             hint = "an elliptic-curve key in PEM form: openssl ecparam -name prime256v1 -genkey -noout -out key.pem"
             needs_password = f"its password belongs in the environment variable {PASSWORD_VARIABLE}"
             is_locked = "password" in str(error).lower() or "encrypted" in str(error).lower()
@@ -125,7 +125,7 @@ class TrustedSigner:
                 )
         except Exception as error:
             if self.kind == "keyless":
-                raise _describe_network_failure(error) from error
+                raise describe_sigstore_failure(error, "verified") from error
             name = self.public_key or self.certificate_chain[0]
             what = "an elliptic-curve public key" if self.public_key is not None else "certificates"
             raise CkptcheckError(f"{name} cannot verify: {error}", f"name {what} in PEM form") from error
@@ -149,8 +149,19 @@ def _require_readable(*paths: Path | None) -> None:
                 raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _describe_network_failure(error: Exception) -> CkptcheckError:
+def describe_sigstore_failure(error: Exception, done: Literal["signed", "verified"]) -> CkptcheckError:
+    """Return the error for what Sigstore did not do: whether it could not be reached, and what works without a network."""
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
+        causes.append(cause)
+    # sigstore's own error for metadata that it cannot fetch; requests' errors are OSErrors
+    if any(isinstance(each, OSError) or type(each).__name__ == "TUFError" for each in causes):
+        option = "--private-key" if done == "signed" else "--public-key"
+        return CkptcheckError(
+            f"Sigstore cannot be reached from this machine, so nothing is {done} without a key: {error}",
+            f"run it where there is a network; {option} works without one, and --trust-config names an instance of your own",
+        )
     return CkptcheckError(
-        f"Sigstore cannot be asked: {type(error).__name__}: {error}",
-        "keyless signatures need a network, or --trust-config with the trust of an instance of your own",
+        f"Sigstore refuses, so nothing is {done}: {type(error).__name__}: {error}",
+        "look at the token or the job whose identity signs, and at --trust-config where it was given",
     )

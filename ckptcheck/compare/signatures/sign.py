@@ -12,7 +12,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.compare.manifest import Manifest, build_manifest, read_manifest, write_manifest
 from ckptcheck.compare.signatures.bundle import DEFAULT_NAME
-from ckptcheck.compare.signatures.keys import SigningKey, quiet, require_packages
+from ckptcheck.compare.signatures.keys import SigningKey, describe_sigstore_failure, quiet, require_packages
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.text.file_io import replace_file, require_writable
 from ckptcheck.text.formatting import join_truncated
@@ -58,10 +58,14 @@ def sign_folder(
         try:
             config.set_hashing_config(hashes).sign(folder, written)
         except OSError as error:
+            if key.keyless and error.filename is None:  # no file
+                raise describe_sigstore_failure(error, "signed") from error
             raise EvidenceError(f"cannot sign {folder}: {error.strerror or error}") from error
         except ValueError as error:
             raise describe_hash_failure(error) from error
         except Exception as error:
+            if key.keyless:
+                raise describe_sigstore_failure(error, "signed") from error
             raise EvidenceError(f"cannot sign {folder}: {type(error).__name__}: {error}") from error
         content = written.read_bytes()
     replace_file(signature, content)
