@@ -23,6 +23,7 @@
 NovaSky-AI/SkyRL#1680 (rollouts of a mixture of experts were corrupted from the first sync on, and nothing said so)
 """
 
+import shlex
 from collections.abc import Iterator
 from statistics import median
 
@@ -57,7 +58,9 @@ def _find_limit(before: list[float], floor: float | None) -> tuple[float, str]:
 def check(history: History) -> Iterator[Problem]:
     sound: dict[str, list[float]] = {}
     lasting: dict[str, list[int]] = {}
-    gaps: list[tuple[list[int], str]] = []
+    gaps: list[tuple[list[int], str, str]] = []
+    kept: dict[str, str] = {}
+    """Process → the file of its last sound probe."""
     for index, sync in enumerate(history.syncs):
         if (probe := sync.probe) is None:
             continue
@@ -65,18 +68,19 @@ def check(history: History) -> Iterator[Problem]:
         limit, reason = _find_limit(before, probe.floor)
         if probe.mean <= limit:
             before.append(probe.mean)
+            kept[sync.run] = probe.file
             lasting.pop(sync.run, None)
         elif sync.run in lasting:
             lasting[sync.run].append(index)
         else:
             lasting[sync.run] = [index]
-            gaps.append((lasting[sync.run], reason))
-    for indices, reason in gaps:
-        yield _describe_gap(history, indices, reason)
+            gaps.append((lasting[sync.run], reason, kept.get(sync.run, "")))
+    for indices, reason, sound_file in gaps:
+        yield _describe_gap(history, indices, reason, sound_file)
 
 
-def _describe_gap(history: History, indices: list[int], reason: str) -> Problem:
-    """Describe a gap by its first probe, and say how long it lasts."""
+def _describe_gap(history: History, indices: list[int], reason: str, sound_file: str) -> Problem:
+    """Describe a gap by its first probe, and say how long it lasts. sound_file: of the last probe before it, "" for none."""
     probes = [probe for index in indices if (probe := history.syncs[index].probe) is not None]
     first = probes[0]
     message = (
@@ -88,7 +92,8 @@ def _describe_gap(history: History, indices: list[int], reason: str) -> Problem:
         message += f"; it lasts for {len(probes):,} probes, to {history.label(indices[-1])}, and reaches {largest:.3g}"
     return Problem(
         message,
-        hint=f"ckptcheck parity why {first.file} SOURCE"
+        hint=f"ckptcheck parity why {shlex.quote(first.file)} SOURCE"
+        + (f" --floor {shlex.quote(sound_file)}" if sound_file else "")
         if first.file
         else "ckptcheck parity probe separates the causes",
     )

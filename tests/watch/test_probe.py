@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,6 +63,25 @@ def test_a_gap_is_recorded_kept_and_said(tmp_path: Path) -> None:
     report = api.judge(Path(last.file))
     # the gap in three metrics, and that a toy scores every token alike; not that random tokens are improbable
     assert {finding.code for finding in report.findings} == {"PAR009", "PAR020", "PAR021", "PAR022"}
+
+
+def test_a_small_gap_is_explained_from_what_the_job_kept(tmp_path: Path) -> None:
+    """The floor that is assumed of a model is far above a gap that a job in float32 calls one: its own sound probe is the floor."""
+    trainer, engine, ours = Trainer(), Side(), Side()
+    probe = Probe(fixed_sequences(50), engine.score, ours.score, every=1, keep=tmp_path / "the probes")
+    watch = Watch(probe=probe, record=tmp_path / "syncs.jsonl", on=lambda finding: None)
+    for step in range(4):
+        engine.off = 2e-4 if step == 3 else 1e-6
+        with watch(step=step) as syncing:
+            list(syncing.sent(trainer.export()))
+        trainer.step()
+    (finding,) = api.history(tmp_path / "syncs.jsonl").findings
+    words = shlex.split(finding.hint or "")
+    sound, off = (str(tmp_path / "the probes" / f"probe-step-{step}.safetensors") for step in (2, 3))
+    assert words == ["ckptcheck", "parity", "why", off, "SOURCE", "--floor", sound]
+    report = api.parity_why(off, floor=sound)
+    assert [finding.code for finding in report.findings] == ["ATT007"]
+    assert not api.parity_why(off).findings, "a gap of this size is usual between engines in bfloat16"
 
 
 @pytest.mark.parametrize("background", [False, True])
