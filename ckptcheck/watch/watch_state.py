@@ -111,12 +111,22 @@ class WatchState:
             return self.background
         return self.number > FIRST or self.nbytes > SMALL
 
-    @cached_property
+    @property
     def like(self) -> Checkpoint | None:
         """The checkpoint whose config says how weights are called; None where the user named none. Raises CkptcheckError."""
+        if isinstance(self._opened_like, CkptcheckError):
+            raise self._opened_like
+        return self._opened_like
+
+    @cached_property
+    def _opened_like(self) -> Checkpoint | CkptcheckError | None:
+        """The checkpoint, or why it cannot be opened: each tensor of a sync asks, and a hub that does not answer takes a minute."""
         from ckptcheck.checkpoint.open import open_checkpoint
 
-        return open_checkpoint(self._like) if self._like is not None else None
+        try:
+            return open_checkpoint(self._like) if self._like is not None else None
+        except CkptcheckError as error:
+            return error
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until all syncs so far are checked and recorded, and their numbers sent; return whether they are.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import save_file
 
-from ckptcheck import identity
+from ckptcheck import CkptcheckError, identity
 from ckptcheck.refit.history.history import open_history
 from ckptcheck.watch import SyncWarning, Watch, digests, module
 from tests.compare.test_identity import join_experts, load_all
@@ -95,3 +95,26 @@ def test_the_config_of_a_checkpoint_says_how_the_weights_are_called(tmp_path: Pa
     experts = CHECKPOINTS / "tiny-qwen3-moe"
     assert record(experts, load_all(experts)) == identity(experts).identity
     assert record(experts, join_experts(load_all(experts))) == identity(experts).identity
+
+
+def test_a_checkpoint_that_cannot_be_opened_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tensor asks what it joins; a hub that does not answer would hold up each of them."""
+    asked = []
+
+    def fail(name: str) -> None:
+        asked.append(name)
+        raise CkptcheckError("the hub does not answer")
+
+    monkeypatch.setattr("ckptcheck.checkpoint.open.open_checkpoint", fail)
+    trainer, engine = Trainer(), Engine()
+    watch = Watch(engine, record=tmp_path / "syncs.jsonl", on=lambda _: None, identity="hf://org/name")
+    for number in range(2):
+        with watch(step=number) as sync:
+            sent = sync.sent(trainer.export())
+            if number:
+                engine.update(sent)
+                continue
+            with pytest.warns(SyncWarning, match="the hub does not answer"):
+                engine.update(sent)
+    assert asked == ["hf://org/name"]
+    assert [sync.identity for sync in open_history(tmp_path / "syncs.jsonl").syncs] == [None, None]
