@@ -42,6 +42,8 @@ class ObjectServer:
 
     kind: Kind = "s3"
     page: int = 1000
+    is_endless: bool = False
+    """Whether each page of a list says that there is one more."""
     buckets: dict[str, dict[str, bytes]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     reads: list[tuple[str, str, str]] = field(default_factory=list)
@@ -168,6 +170,9 @@ class _Handler(BaseHTTPRequestHandler):
         begin = int(query.get("continuation-token") or query.get("marker") or 0)
         page = entries[begin : begin + self.store.page]
         following = str(begin + self.store.page) if begin + self.store.page < len(entries) else ""
+        if self.store.is_endless:
+            following = str(begin + 1)
+            page = page or entries[:1]
         write = _azure_list if self.store.kind == "az" else _s3_list
         return self._send(200, write(page, objects, following).encode())
 

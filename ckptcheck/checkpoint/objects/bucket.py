@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+MAX_OBJECTS = 200_000
+"""Most objects of one folder that are listed."""
+
 
 @dataclass(frozen=True)
 class StoredObject:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import errno
 from importlib.util import find_spec
+from itertools import islice
 from typing import Any
 
 from ckptcheck.checkpoint.objects.address import ObjectAddress
-from ckptcheck.checkpoint.objects.bucket import Listing, StoredObject
+from ckptcheck.checkpoint.objects.bucket import MAX_OBJECTS, Listing, StoredObject
 from ckptcheck.checkpoint.objects.failures import RequestFailure
 from ckptcheck.errors import CkptcheckError
 
@@ -41,11 +42,14 @@ class MscBucket:
     def list_folder(self, folder: str) -> Listing:
         """List what lies directly in a folder; "" for all of the profile. Raises RequestFailure."""
         try:
-            found = list(self._client.list(path=f"{folder}/" if folder else "", include_directories=True))
+            listed = self._client.list(path=f"{folder}/" if folder else "", include_directories=True)
+            found = list(islice(listed, MAX_OBJECTS + 1))
         except FileNotFoundError:
             found = []
         except Exception as error:
             raise self._failure(error) from error
+        if len(found) > MAX_OBJECTS:
+            raise RequestFailure(errno.EFBIG, f"{self._root}/{folder} holds more than {MAX_OBJECTS:,} objects")
         objects = tuple(
             _stored(one, one.key) for one in found if one.type != "directory" and one.key.strip("/") != folder
         )

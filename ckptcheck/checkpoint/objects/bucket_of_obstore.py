@@ -10,17 +10,20 @@ that is replaced between two of its requests.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import random
 from collections.abc import Iterator
 from datetime import timedelta
 from importlib.util import find_spec
+from queue import SimpleQueue
+from threading import Thread
 from time import sleep
 from typing import Any
 
 from ckptcheck.checkpoint.objects.address import ObjectAddress
-from ckptcheck.checkpoint.objects.bucket import Listing, StoredObject
+from ckptcheck.checkpoint.objects.bucket import MAX_OBJECTS, Listing, StoredObject
 from ckptcheck.checkpoint.objects.failures import RequestFailure, explain_failure
 from ckptcheck.errors import CkptcheckError
 
@@ -37,8 +40,8 @@ MOST_AT_ONCE = 1 << 26
 """Bytes that one request writes; more are written by several, on no condition."""
 BROKEN_READS = 3
 """How often an answer that broke off is asked for again."""
-MAX_OBJECTS = 200_000
-"""Most objects of one folder that are listed."""
+LISTING_SECONDS = 120.0
+"""Seconds for all pages of a list; one of a thousand objects takes some tenths."""
 
 
 class ObstoreBucket:
@@ -79,10 +82,14 @@ class ObstoreBucket:
 
     def list_folder(self, folder: str) -> Listing:
         """List what lies directly in a folder; "" for the bucket itself. Raises RequestFailure."""
-        import obstore
-
         try:
-            answer = obstore.list_with_delimiter(self._store, folder or None)
+            answer = self._list_in_time(folder)
+        except TimeoutError as error:
+            raise RequestFailure(
+                errno.EFBIG,
+                f"the list of {self._root}/{folder} did not end within {LISTING_SECONDS:g} seconds",
+                "name the folder of one checkpoint, or ask who runs the store",
+            ) from error
         except Exception as error:
             raise explain_failure(error, self._root, is_listing=True) from error
         objects = [
@@ -93,6 +100,32 @@ class ObstoreBucket:
         if len(objects) > MAX_OBJECTS:
             raise RequestFailure(errno.EFBIG, f"{self._root}/{folder} holds more than {MAX_OBJECTS:,} objects")
         return Listing(tuple(objects), tuple(path.rpartition("/")[2] for path in answer["common_prefixes"]))
+
+    def _list_in_time(self, folder: str) -> Any:
+        """Return all pages of a list. Raises TimeoutError: obstore gathers them for as long as the server says there are more.
+
+        The thread has an event loop of its own, since whoever calls may have one; in it the request can be cancelled.
+        """
+        import obstore
+
+        async def ask() -> Any:
+            return await asyncio.wait_for(
+                obstore.list_with_delimiter_async(self._store, folder or None), LISTING_SECONDS
+            )
+
+        outcome: SimpleQueue[Any] = SimpleQueue()
+
+        def run() -> None:
+            try:
+                outcome.put(asyncio.run(ask()))
+            except BaseException as error:
+                outcome.put(error)
+
+        Thread(target=run, name="ckptcheck-listing", daemon=True).start()
+        answer = outcome.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     def find(self, key: str) -> StoredObject | None:
         """Describe one object, None where there is none. Raises RequestFailure."""

@@ -272,3 +272,12 @@ def test_without_credentials(store: ObjectServer, monkeypatch: pytest.MonkeyPatc
 def test_a_scan_of_a_folder_loads_no_store() -> None:
     code = f"import sys, ckptcheck; ckptcheck.scan({str(LLAMA)!r}); print('obstore' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("kind", ["s3", "az"])
+def test_a_list_that_never_ends(store: ObjectServer, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may say for ever that there is one more page."""
+    store.is_endless = True
+    monkeypatch.setattr(bucket, "LISTING_SECONDS", 0.5)
+    with pytest.raises(CkptcheckError, match=f"the list of {kind}://models/runs/step_1 did not end within 0.5 seconds"):
+        ckptcheck.scan(f"{kind}://models/runs/step_1")
