@@ -11,7 +11,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ckptcheck import identity, manifest, verify
-from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.checkpoint.megatron.weights import is_weight
+from ckptcheck.checkpoint.open import open_checkpoint, open_target
 from ckptcheck.errors import EvidenceError
 from ckptcheck.refit.joined_weights import split_joined_weights
 from ckptcheck.refit.weight_identity import identify_engine, identify_trainer, list_weight_parts
@@ -23,6 +25,7 @@ from ckptcheck.runtime.worker.ckptcheck_worker.shard_digest import sum_pieces
 from ckptcheck.runtime.worker.ckptcheck_worker.shard_digest import sum_shard as sum_torch
 from ckptcheck.watch.set_identity import SetIdentity
 from tests.factories.identities import list_differences
+from tests.paths import ROOT
 
 torch = pytest.importorskip("torch", reason="pip install torch")
 QKV, GATE_UP = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
@@ -178,3 +181,46 @@ def test_an_engine_that_may_rearrange_joined_experts_has_no_identity(tmp_path: P
     for piece, each in zip(pieces, sums, strict=True):
         number, part = int(piece.tensor.split(".")[5]), int("up_proj" in piece.tensor)
         assert torch.equal(each, sum_torch(values[number, :, part::2].T.contiguous()))
+
+
+@pytest.mark.parametrize("run", ["tp2-pp2", "legacy-tp2"])
+def test_a_megatron_run_and_joined_projections_have_one_name(run: str, tmp_path: Path) -> None:
+    """For each key-value head Megatron has its queries, its key and its value; Phi-3 has all queries, all keys, all values."""
+    whole = open_target(str(ROOT / "fixtures/megatron/dense"))
+    assert isinstance(whole, Megatron)
+    heads, groups, width = 4, 2, 8
+    names = {
+        "embedding.word_embeddings.weight": "model.embed_tokens.weight", "output_layer.weight": "lm_head.weight",
+        "decoder.final_layernorm.weight": "model.norm.weight",
+    }  # fmt: skip
+    inner = {
+        "self_attention.linear_proj.weight": "self_attn.o_proj.weight", "mlp.linear_fc2.weight": "mlp.down_proj.weight",
+        "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight", "mlp.linear_fc1.weight": GATE_UP,
+        "mlp.linear_fc1.layer_norm_weight": "post_attention_layernorm.weight", "self_attention.linear_qkv.weight": QKV,
+        "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+        "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+    }  # fmt: skip
+    tensors: dict[str, np.ndarray] = {}
+    for key, tensor in whole.tensors.items():
+        if not is_weight(key) or key.endswith("_extra_state"):
+            continue
+        value = np.ascontiguousarray(whole.read(tensor)).view(np.float32).reshape(tensor.shape)
+        if key in names:
+            tensors[names[key]] = value
+            continue
+        for layer in range(tensor.shape[0]):
+            part, own = value[layer], inner[key.removeprefix("decoder.layers.")]
+            if own == QKV:
+                grouped = part.reshape(groups, heads // groups + 2, width, -1)
+                parts = (grouped[:, : heads // groups], grouped[:, -2:-1], grouped[:, -1:])
+                part = np.concatenate([each.reshape(-1, part.shape[-1]) for each in parts])
+            tensors[f"model.layers.{layer}.{own}"] = np.ascontiguousarray(part)
+    vocabulary = len(tensors["model.embed_tokens.weight"])
+    config = {
+        "model_type": "qwen3", "num_attention_heads": heads, "num_key_value_heads": groups, "head_dim": width,
+        "vocab_size": vocabulary, "tie_word_embeddings": False,
+    }  # fmt: skip
+    joined = save(tensors, config, tmp_path / "joined")
+    ours, theirs = identity(ROOT / "fixtures/megatron" / run, like=joined), identity(joined)
+    assert list_differences(ours, theirs) == []
+    assert ours.tensors["model.layers.1.self_attn.k_proj.weight"].shape == (groups * width, 16)

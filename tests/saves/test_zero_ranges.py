@@ -162,6 +162,15 @@ def test_ranks_of_another_model_do_not_fit(tmp_path: Path) -> None:
     write_model({"a": (2, 4), "b": (5,)})
     with pytest.raises(EvidenceError, match="its ranks hold 12 elements, and b would end at 13"):
         api.identity(folder)
+    for number, vector in enumerate(ranks):
+        state = {"zero_stage": 2, "partition_count": [2], "single_partition_of_fp32_groups": [vector]}
+        state |= {"param_alignment_paddings": [[2, 0]]}  # behind a, so that b begins on a boundary
+        write_torch_file(folder / RANK.format(number), {"optimizer_state_dict": state})
+    write_model({"a": (2, 4), "b": (2,)})
+    assert api.identity(folder).tensors["b"].digest == format_sums(sum_bytes(np.concatenate(ranks)[10:].tobytes()), 8)
+    for number, vector in enumerate(ranks):
+        state = {"zero_stage": 2, "partition_count": [2], "single_partition_of_fp32_groups": [vector]}
+        write_torch_file(folder / RANK.format(number), {"optimizer_state_dict": state})
     write_model({"a": (2, 4)})
     with pytest.raises(EvidenceError, match="its ranks hold 12 elements, and its parameters have 8"):
         api.identity(folder)
