@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from ckptcheck.refit.settings import TrialSettings
     from ckptcheck.refit.trace import RefitTrace
     from ckptcheck.runtime.engines.base import Engine
-    from ckptcheck.runtime.engines.prepared_worker import PreparedWorker
     from ckptcheck.runtime.trainers.base import Trainer
     from ckptcheck.runtime.trainers.remote import RemoteTrainer
 
@@ -180,33 +178,20 @@ def run_live_trial(
             stack.callback(quantized.close)
             return quantized
 
-        def prepare_engine() -> PreparedWorker:
-            return registry.prepare_worker(
-                engine.name, ranks=engine.tp, python=engine.python, gpus=engine.gpus, scratch=scratch
-            )
-
-        # the engine is imported while the trainer loads, and the next one while this one scores
-        prepared = [prepare_engine()]
-
-        def close_prepared() -> None:
-            for worker in prepared:
-                worker.close()
-
-        stack.callback(close_prepared)
-        starts = count(1)
+        # the engine is imported while the trainer loads, and starts once more for the reference of each step
+        prepared = registry.prepare_workers(
+            engine.name, 1 + settings.steps, ranks=engine.tp, python=engine.python, gpus=engine.gpus, scratch=scratch
+        )
+        stack.callback(prepared.close)
 
         def start_engine(checkpoint: Path) -> Engine:
             """Start the engine in a process of its own."""
-            ready = prepared.pop() if prepared else None
             own_draft = find_draft_folder(checkpoint)
-            # the next one is imported meanwhile: an engine starts on one core
-            if next(starts) <= settings.steps:
-                prepared.append(prepare_engine())
             return registry.start_engine(
                 engine.name, checkpoint, dtype=dtype, ranks=engine.tp, expert_ranks=engine.ep, mode=engine.mode,
                 python=engine.python, gpus=engine.gpus, transport=settings.transport,
                 switches=switches if own_draft is None else replace(switches, draft=own_draft),
-                sleep_level=settings.sleep_level, scratch=scratch, prepared=ready,
+                sleep_level=settings.sleep_level, scratch=scratch, prepared=prepared,
                 context_len=context_len if first_step is None else max(context_len, first_step.context_len),
                 concurrent_sequences=1 if first_step is None else first_step.sequences,
             )  # fmt: skip

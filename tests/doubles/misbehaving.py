@@ -153,6 +153,10 @@ def at_exit(path, linger=False):
         threading.Thread(target=time.sleep, args=(600,)).start()
 
 
+def start_thread():
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+
+
 def spawn():
     """Spawn a process as engines do: the child imports this module by its name."""
     import multiprocessing

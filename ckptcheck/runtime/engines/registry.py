@@ -17,7 +17,7 @@ from ckptcheck.runtime.engines.transports import find_transport, require_device,
 from ckptcheck.runtime.process.errors import RemoteError
 
 if TYPE_CHECKING:
-    from ckptcheck.runtime.engines.prepared_worker import PreparedWorker
+    from ckptcheck.runtime.engines.prepared_worker import PreparedWorkers
     from ckptcheck.runtime.engines.remote import RemoteEngine
 
 
@@ -47,7 +47,7 @@ def _start(
     gpus: str | None,
     log: Path | None,
     scratch: Sequence[Path],
-    prepared: PreparedWorker | None,
+    prepared: PreparedWorkers | None,
     **options: Any,
 ) -> Engine:
     """Start an engine, in the worker of the engine that it replaces where that is possible. options: of `LaunchOptions`."""
@@ -112,16 +112,25 @@ def choose_pause(name: str, requested: str | None, transport: str, sleep_level: 
     return requested
 
 
-def prepare_worker(
-    name: str, *, ranks: int = 1, python: Path | None = None, gpus: str | None = None, scratch: Sequence[Path] = ()
-) -> PreparedWorker:
-    """Start a worker that imports an engine in the background, for a later `start_engine` with the same arguments.
+def prepare_workers(
+    name: str,
+    starts: int,
+    *,
+    ranks: int = 1,
+    python: Path | None = None,
+    gpus: str | None = None,
+    scratch: Sequence[Path] = (),
+) -> PreparedWorkers:
+    """Import an engine in the background, for so many calls of `start_engine` with the same arguments.
 
-    Raises CkptcheckError for an engine that is not installed. The caller closes it.
+    An engine for CPUs is imported once and then copied. What a process has asked of a GPU does not survive a copy, so one for GPUs
+    is imported for each start. Raises CkptcheckError for an engine that is not installed. The caller closes the workers.
     """
-    from ckptcheck.runtime.engines.prepared_worker import PreparedWorker
+    from ckptcheck.runtime.engines.prepared_worker import PreparedWorkers
+    from ckptcheck.runtime.environments.interpreter import find_interpreter
 
-    return PreparedWorker(CLASSES[name]().worker_starter(ranks, python, gpus, None, scratch))
+    start = CLASSES[name]().worker_starter(ranks, python, gpus, None, scratch)
+    return PreparedWorkers(start, starts, copies=find_interpreter(name, python).is_cpu_build)
 
 
 def start_engine(
@@ -142,7 +151,7 @@ def start_engine(
     replaces: Engine | None = None,
     log: Path | None = None,
     scratch: Sequence[Path] = (),
-    prepared: PreparedWorker | None = None,
+    prepared: PreparedWorkers | None = None,
     extra_arguments: Mapping[str, Any] | None = None,
 ) -> Engine:
     """Start an engine with a checkpoint.
@@ -164,7 +173,7 @@ def start_engine(
         replaces: a running engine that this one replaces, and whose process it may reuse.
         log: a file that keeps the engine's output.
         scratch: folders of the caller that are removed if the caller is killed.
-        prepared: of `prepare_worker`; it must not be used again.
+        prepared: of `prepare_workers`; one of them is taken.
         extra_arguments: further arguments of the engine's constructor.
 
     Raises CkptcheckError for an unknown engine and for one that is not installed, and what `WorkerClient` raises if it does not

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from ckptcheck.runtime.engines.base import (
 )
 from ckptcheck.runtime.engines.cpu_affinity import cpu_affinity_variables
 from ckptcheck.runtime.engines.loading import LaunchOptions, load_checkpoint
-from ckptcheck.runtime.engines.prepared_worker import PreparedWorker
+from ckptcheck.runtime.engines.prepared_worker import PreparedWorkers, StartWorker
 from ckptcheck.runtime.engines.sampling import Generation, InflightResult, Sampling, sampling_per_prompt
 from ckptcheck.runtime.engines.transports import (
     Transport,
@@ -42,6 +42,8 @@ from ckptcheck.runtime.process.errors import RemoteError
 from ckptcheck.runtime.process.gpus import gpu_variables
 
 Options = TypeVar("Options", bound=LaunchOptions)
+SINGLE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""Keeps numpy from starting threads when it is imported, so that a process can be copied. No engine multiplies by numpy."""
 
 
 class RemoteEngine(ABC, Generic[Options]):
@@ -55,7 +57,7 @@ class RemoteEngine(ABC, Generic[Options]):
         timeout: seconds for the start; see `load_checkpoint`.
         log: a file that keeps the engine's output.
         scratch: folders of the caller that are removed if the caller is killed.
-        prepared: a worker that was started with the same arguments and has imported the engine; None starts one.
+        prepared: workers that were started with the same arguments and have imported the engine; None starts one.
 
     Raises:
         CkptcheckError: the engine is not installed, or cannot take weights by `options.transport`.
@@ -85,7 +87,7 @@ class RemoteEngine(ABC, Generic[Options]):
         timeout: float | None = None,
         log: Path | None = None,
         scratch: Sequence[Path] = (),
-        prepared: PreparedWorker | None = None,
+        prepared: PreparedWorkers | None = None,
     ) -> None:
         self.options: Options = self.default_options() if options is None else options
         self.transports: tuple[Transport, ...] = transports_of(self.name)
@@ -103,7 +105,7 @@ class RemoteEngine(ABC, Generic[Options]):
     @classmethod
     def worker_starter(
         cls, ranks: int, python: Path | None, gpus: str | None, log: Path | None, scratch: Sequence[Path]
-    ) -> Callable[[], WorkerClient]:
+    ) -> StartWorker:
         """Return the function that starts a worker for this engine. Raises CkptcheckError where the engine is not installed."""
         interpreter = find_interpreter(cls.name, python)
         variables: dict[str, str | None] = {
@@ -111,6 +113,7 @@ class RemoteEngine(ABC, Generic[Options]):
             **cls.variables,
             **gpu_variables(gpus),
             **cpu_affinity_variables(cls.name, ranks),
+            **(SINGLE_THREAD if interpreter.is_cpu_build else {}),
         }
         return partial(
             WorkerClient, interpreter.python, cls.module, name=cls.name, env=variables, log=log, scratch=scratch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,9 +36,10 @@ class WorkerClient:
         log: a file that keeps the output of the process; without it the output goes to a temporary file.
         scratch: folders of the caller that are removed if the caller is killed.
         start_timeout: seconds; None for `START_TIMEOUT`, or the rest of the time budget around the call (deadlines.py).
+        template: a worker with the same arguments that has only imported, and is copied; it must live as long as its copies.
 
     Raises:
-        RemoteError: the module cannot be imported.
+        RemoteError: the module cannot be imported, or the template cannot be copied safely.
         WorkerDied, WorkerTimeout: the process does not start.
         CkptcheckError: the Python cannot be run.
     """
@@ -53,9 +55,13 @@ class WorkerClient:
         log: Path | None = None,
         scratch: Sequence[Path] = (),
         start_timeout: float | None = None,
+        template: WorkerClient | None = None,
     ) -> None:
         self.name = name or (module.stem if isinstance(module, Path) else module.rpartition(".")[2])
-        self._process = Process(python, module, name=self.name, env=env or {}, cwd=cwd, log=log, scratch=scratch)
+        self._process = Process(
+            python, module, name=self.name, env=env or {}, cwd=cwd, log=log, scratch=scratch,
+            fork=None if template is None else template._fork,
+        )  # fmt: skip
         self._decoder = wire.FrameDecoder()
         self._request_id = 0
         self._busy = self._closed = False
@@ -65,7 +71,7 @@ class WorkerClient:
         except BaseException:
             self.close(0)
             raise
-        self._process.pid = hello["pid"]
+        self._process.name_processes(hello["pid"], hello["supervisor"])
         self.python_version: str = hello["python"]
         self.methods: tuple[str, ...] = tuple(hello["methods"])
 
@@ -90,6 +96,15 @@ class WorkerClient:
         Raises RemoteError when the function raised, WorkerDied when the process died, WorkerTimeout after the timeout, TypeError
         for arguments that JSON lacks.
         """
+        return self._call(method, timeout, arguments)
+
+    def _fork(self, descriptors: Sequence[int], arguments: dict[str, Any]) -> None:
+        """Make the worker fork another one, which gets copies of the descriptors."""
+        self._call("fork_worker", None, arguments, descriptors)
+
+    def _call(
+        self, method: str, timeout: float | None, arguments: dict[str, Any], descriptors: Sequence[int] = ()
+    ) -> Any:
         if self._closed:
             raise WorkerDied(f"{self.name} is closed")
         self._request_id += 1
@@ -97,7 +112,7 @@ class WorkerClient:
         deadline = compute_deadline(timeout)
         self._busy = True
         try:
-            self._send(message, method, deadline)
+            self._send(message, method, deadline, descriptors)
             return self._receive(self._request_id, method, deadline)
         except RemoteError:
             raise
@@ -122,12 +137,14 @@ class WorkerClient:
             self._closed = True
             self._process.close(0 if self._busy else grace)
 
-    def _send(self, message: bytes, method: str, deadline: float | None) -> None:
+    def _send(self, message: bytes, method: str, deadline: float | None, descriptors: Sequence[int]) -> None:
         unsent = memoryview(message)
         while unsent:
             self._check_deadline(method, deadline)
             try:
-                unsent = unsent[self._process.control.send(unsent[:RECEIVE_BYTES]) :]
+                control, part = self._process.control, unsent[:RECEIVE_BYTES]
+                unsent = unsent[socket.send_fds(control, [part], descriptors) if descriptors else control.send(part) :]
+                descriptors = ()
             except TimeoutError:
                 continue
             except OSError:

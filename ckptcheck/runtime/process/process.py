@@ -11,11 +11,16 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runtime.environments.clean_env import clean_env
+from ckptcheck.runtime.process.forked import ForkedSupervisor
+
+Fork = Callable[[Sequence[int], dict[str, Any]], object]
+"""Asks a running worker to fork another one: the descriptors of its control, lifeline and log, and the other arguments."""
 
 WORKER_FOLDER = Path(__file__).parent.parent / "worker"
 REAP_TIMEOUT = 15.0
@@ -32,8 +37,8 @@ class Process:
     """A worker process. control: the socket to it. Its standard output and error go to a log; it has no standard input.
 
     The worker and its children run in sessions of their own, so a Ctrl-C in this terminal does not reach them, and signals that
-    they send to their own group or to their parent's children do not reach this process. Raises CkptcheckError for a Python that
-    cannot be run.
+    they send to their own group or to their parent's children do not reach this process. fork: makes another worker fork this one;
+    None starts it. Raises CkptcheckError for a Python that cannot be run, and what `fork` raises.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class Process:
         cwd: Path | None,
         log: Path | None,
         scratch: Sequence[Path],
+        fork: Fork | None = None,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"ckptcheck-{name}-"))
         self.pid: int | None = None
@@ -55,23 +61,40 @@ class Process:
         file = module.resolve() if isinstance(module, Path) else None
         self.control, control = socket.socketpair()
         self._lifeline, lifeline = socket.socketpair()
+        self._process: subprocess.Popen[bytes] | ForkedSupervisor
+        folders = [str(folder) for folder in (self.folder, *scratch)]
         command = [str(python), "-m", "ckptcheck_worker", str(control.fileno()), str(lifeline.fileno())]
         command += [file.stem, str(file)] if file else [str(module), ""]
+        variables = _tmpdir_variables(work_folder)
         try:
             with self._log.open("ab") as log_file, control, lifeline:
-                self._process = subprocess.Popen(
-                    [*command, *map(str, (self.folder, *scratch))],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log_file,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(control.fileno(), lifeline.fileno()),
-                    start_new_session=True,
-                    cwd=cwd or work_folder,
-                    env=_build_environment({**_tmpdir_variables(work_folder), **env}),
-                )
+                if fork is not None:
+                    descriptors = [control.fileno(), lifeline.fileno(), log_file.fileno()]
+                    fork(descriptors, {"work_folder": str(work_folder), "variables": variables, "scratch": folders})
+                    self._process = ForkedSupervisor(self._lifeline)
+                else:
+                    self._process = subprocess.Popen(
+                        [*command, *folders],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log_file,
+                        stderr=subprocess.STDOUT,
+                        pass_fds=(control.fileno(), lifeline.fileno()),
+                        start_new_session=True,
+                        cwd=cwd or work_folder,
+                        env=_build_environment({**variables, **env}),
+                    )
         except OSError as error:
             self._release()
             raise CkptcheckError(f"cannot run {python}: {error.strerror or error}") from error
+        except CkptcheckError:
+            self._release()
+            raise
+
+    def name_processes(self, pid: int, supervisor: int) -> None:
+        """Note which processes these are; the worker says so once it runs."""
+        self.pid = pid
+        if isinstance(self._process, ForkedSupervisor):
+            self._process.pid = supervisor
 
     @property
     def is_alive(self) -> bool:
@@ -132,7 +155,6 @@ class Process:
             with contextlib.suppress(OSError):
                 # tells the supervisor that this process lives and removes the folders itself
                 self._lifeline.send(b"e")
-            self._lifeline.close()
             try:
                 self._reap()
             finally:
@@ -144,7 +166,7 @@ class Process:
             self._process.kill()
             self._process.wait()
         # the supervisor itself was killed
-        if self.pid is not None and self._process.returncode < 0:
+        if self.pid is not None and (self._process.returncode or 0) < 0:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.runtime.engines import missing_kernels, registry, remote, sglang, vllm
 from ckptcheck.runtime.engines.engine_options import Switches
 from ckptcheck.runtime.engines.sglang import SglangEngine, SglangOptions
+from ckptcheck.runtime.environments.interpreter import Interpreter
 from ckptcheck.runtime.process.errors import RemoteError
 
 SAID = {
@@ -60,7 +60,8 @@ class FakeHost:
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts.clear()
     monkeypatch.setattr(remote, "WorkerClient", FakeHost)
-    monkeypatch.setattr(remote, "find_interpreter", lambda *_: SimpleNamespace(python=Path("python"), variables={}))
+    fake = Interpreter("sglang", Path("python"), {}, {})
+    monkeypatch.setattr(remote, "find_interpreter", lambda *_: fake)
 
 
 def test_a_start_after_one_that_failed_has_a_new_process(tmp_path: Path) -> None:

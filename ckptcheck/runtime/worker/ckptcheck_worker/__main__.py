@@ -20,13 +20,15 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from . import quick_imports, supervisor, wire
+from . import forks, quick_imports, supervisor, wire
 
 RECEIVE_BYTES = 1 << 20
 MAX_ERROR_CHARS = 4000
 """Characters of an error message, and of the end of a traceback, that are sent."""
 PREPARE = "prepare"
 """The method by which an engine's worker only imports."""
+FORK = "fork_worker"
+"""The method by which a worker that has imported is copied; every module has it."""
 
 Methods = dict[str, Callable[..., Any]]
 
@@ -55,25 +57,57 @@ def serve(control: socket.socket, module: str, file: str) -> int:
     except BaseException as error:
         send_message(control, wire.encode({"id": 0, "error": describe_error(error)}))
         return 1
-    hello = {"pid": os.getpid(), "python": platform.python_version(), "methods": sorted(methods)}
+    return answer_requests(control, methods)
+
+
+def answer_requests(control: socket.socket, methods: Methods) -> int:
+    """Say hello, and answer requests until the client closes the connection; return the exit code."""
+    descriptors: list[int] = []
+
+    def fork_worker(work_folder: str, variables: dict[str, str], scratch: list[str]) -> None:
+        passed = [descriptors.pop(0) for _ in range(3)]
+
+        def serve_in_fork(new_control: socket.socket) -> int:
+            control.close()
+            return answer_requests(new_control, methods)
+
+        forks.fork_worker(passed, work_folder, variables, scratch, serve_in_fork)
+
+    hello = {
+        "pid": os.getpid(),
+        "supervisor": os.getppid(),
+        "python": platform.python_version(),
+        "methods": sorted(methods),
+    }
     send_message(control, wire.encode({"id": 0, "result": hello}))
     requests: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-    threading.Thread(target=receive_requests, args=(control, requests), daemon=True).start()
+    threading.Thread(target=receive_requests, args=(control, requests, descriptors), daemon=True).start()
     while (request := requests.get()) is not None:
-        if request["method"] != PREPARE:
+        if request["method"] not in (PREPARE, FORK):
             quick_imports.end_quick_imports()
-        if not send_message(control, handle_request(methods, request)):
+        if not send_message(control, handle_request({**methods, FORK: fork_worker}, request)):
             break
     # the supervisor ends all other processes, without waiting for threads that never end
     atexit._run_exitfuncs()
     return 0
 
 
-def receive_requests(control: socket.socket, requests: queue.SimpleQueue[dict[str, Any] | None]) -> None:
-    """Receive requests while the main thread works, so that a large request never blocks the client."""
+def receive_requests(
+    control: socket.socket, requests: queue.SimpleQueue[dict[str, Any] | None], descriptors: list[int]
+) -> None:
+    """Receive requests while the main thread works, so that a large request never blocks the client.
+
+    descriptors: those that come with requests are added.
+    """
     decoder = wire.FrameDecoder()
     with contextlib.suppress(OSError, ValueError):
-        while data := control.recv(RECEIVE_BYTES):
+        while True:
+            data, passed, _, _ = socket.recv_fds(control, RECEIVE_BYTES, 3)
+            for number in passed:
+                os.set_inheritable(number, False)
+            descriptors += passed
+            if not data:
+                break
             for request in decoder.feed(data):
                 requests.put(request)
     requests.put(None)

@@ -18,8 +18,10 @@ import sys
 import time
 from collections.abc import Callable
 
-SUBREAPER = 36
-"""PR_SET_CHILD_SUBREAPER, linux/prctl.h."""
+SET_NAME, SUBREAPER = 15, 36
+"""PR_SET_NAME and PR_SET_CHILD_SUBREAPER, linux/prctl.h."""
+NAME = b"ckpt-supervisor"
+"""By which the supervisor of a worker knows those of the workers that were copied from it; 15 bytes are kept."""
 GRACE = 3.0
 """Seconds between asking (SIGTERM) and SIGKILL."""
 STEP = 0.05
@@ -31,9 +33,7 @@ def supervise(lifeline: socket.socket, scratch: list[str], run: Callable[[], int
 
     scratch: folders to remove if the client dies before it can. Never returns.
     """
-    if sys.platform.startswith("linux"):
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    _control_process(SUBREAPER, 1)
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
@@ -46,6 +46,7 @@ def supervise(lifeline: socket.socket, scratch: list[str], run: Callable[[], int
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+    _control_process(SET_NAME, NAME)
     status, abandoned = _wait(child, lifeline)
     if status is None:
         status = _terminate_all(child)
@@ -54,7 +55,17 @@ def supervise(lifeline: socket.socket, scratch: list[str], run: Callable[[], int
         for folder in scratch:
             shutil.rmtree(folder, ignore_errors=True)
     code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+    # a client that forked its worker is not this process's parent, and learns the code from here
+    with contextlib.suppress(OSError):
+        lifeline.send(bytes([code]))
     os._exit(code)
+
+
+def _control_process(option: int, value: int | bytes) -> None:
+    """Call prctl, where there is one."""
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _wait(child: int, lifeline: socket.socket) -> tuple[int | None, bool]:
@@ -73,7 +84,8 @@ def _wait(child: int, lifeline: socket.socket) -> tuple[int | None, bool]:
 def _terminate_all(child: int) -> int:
     """Send SIGTERM to all descendants. Returns the status of the child, SIGKILL if it has not ended after the grace period."""
     for process in _descendants() or [child]:
-        _kill(process, signal.SIGTERM)
+        if not _is_supervisor(process):
+            _kill(process, signal.SIGTERM)
     end = time.monotonic() + GRACE
     while time.monotonic() < end:
         status = _reap(child)
@@ -86,7 +98,8 @@ def _terminate_all(child: int) -> int:
 def _kill_all(child: int) -> None:
     """Kill all descendants until none is left; without /proc, kill the process group of the child.
 
-    A multiprocessing resource tracker gets time to end by itself: it removes the /dev/shm blocks of the others.
+    A multiprocessing resource tracker gets time to end by itself: it removes the /dev/shm blocks of the others. So does another
+    supervisor, whose worker is among those that are killed: it may have folders to remove.
     """
     for step in range(int(2 * GRACE / STEP)):
         _reap(child)
@@ -100,7 +113,7 @@ def _kill_all(child: int) -> None:
             _reap(child)
             return
         for process in remaining:
-            if step * STEP > GRACE or not _is_resource_tracker(process):
+            if step * STEP > GRACE or not (_is_resource_tracker(process) or _is_supervisor(process)):
                 _kill(process, signal.SIGKILL)
         time.sleep(STEP)
 
@@ -125,6 +138,10 @@ def _kill(process: int, number: int) -> None:
 
 def _is_resource_tracker(process: int) -> bool:
     return b"multiprocessing.resource_tracker" in _read_proc(process, "cmdline")
+
+
+def _is_supervisor(process: int) -> bool:
+    return _read_proc(process, "comm").strip() == NAME
 
 
 def _descendants() -> list[int] | None:
