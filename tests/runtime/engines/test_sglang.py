@@ -283,6 +283,8 @@ def test_a_route_or_a_shape_that_sglang_has_not(engine: SglangEngine, weights: d
     with pytest.raises(CkptcheckError, match="SGLang takes no weights by reload here"):
         engine.update_weights([], "reload")
     scheduler, *_ = engine.scheduler_pids()
+    files = Path(f"/proc/{scheduler}/maps").read_text()
+    assert ("/loads_" in files, "/dev/shm/sglang_loads_" in files) == (True, False)  # SGLang never removes the latter
     os.kill(scheduler, signal.SIGSTOP)
     assert engine.weight_version()  # the process that takes requests, of one that is no more
     os.kill(scheduler, signal.SIGCONT)

@@ -18,6 +18,7 @@ from . import (
     lora_files,
     sglang_generate,
     sglang_launch,
+    sglang_load_files,
     sglang_lora,
     sglang_options,
     sglang_plugins,
@@ -27,7 +28,7 @@ from . import (
 PACKAGE = __name__.rpartition(".")[0]
 LOADER = f"{PACKAGE}.sglang_worker.look"
 """The custom weight loader through which every rank can be called."""
-PLUGINS = {"look": f"{PACKAGE}.sglang_worker:register"}
+PLUGINS = {"look": f"{PACKAGE}.sglang_worker:register", "loads": f"{PACKAGE}.sglang_load_files:register"}
 PLAIN_PLUGINS = {
     "integers": f"{PACKAGE}.sglang_int_kernels:register",
     "eight": f"{PACKAGE}.sglang_w8_kernels:register",
@@ -63,6 +64,7 @@ def start(
     folder = _running.setdefault("folder", tempfile.mkdtemp(dir=os.getcwd()))
     if "plain" not in _running:
         _running["plain"] = plain
+        os.environ[sglang_load_files.FOLDER_VARIABLE] = folder
         sglang_plugins.install_plugins(folder, {**PLUGINS, **(PLAIN_PLUGINS if plain else {})})
     if _running["plain"] != plain:
         raise ValueError("a process of SGLang keeps its mode, plain or stock: start a new one for the other")
