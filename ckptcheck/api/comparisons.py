@@ -139,6 +139,7 @@ def open_comparison(
 ) -> Comparison:
     """Open both sides; see `diff` for the arguments."""
     require_ranges(rtol=rtol, atol=atol, jobs=jobs)
+    from ckptcheck.compare.known_weights import is_known_weights
     from ckptcheck.compare.matching.cast import parse_dtype
     from ckptcheck.compare.matching.comparison import Comparison
     from ckptcheck.compare.matching.equality import Tolerance
@@ -152,6 +153,10 @@ def open_comparison(
     if base is not None and previous is not None:
         raise CkptcheckError("--base and --previous both name what came before", "give the one that is meant")
     names, runner = (os.fspath(first), os.fspath(second)), check_runner(runner)
+    if any(map(is_known_weights, names)):  # `diff` itself compares these otherwise
+        raise UsageError(
+            "--part has no effect with a manifest or an identity file", "leave it out: nothing long is read"
+        )
     adapter, reference = None, names[0]
     if base is not None and is_adapter(names[0], follow_links=follow_links):
         reference = os.fspath(base)

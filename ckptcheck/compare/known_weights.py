@@ -46,7 +46,7 @@ class KnownWeights:
     names: str
     """Whose names the tensors have."""
     source: str = ""
-    """The kind of file that has the digests: ``manifest`` or ``identity``; "" where they were computed now."""
+    """The kind of file that has the digests: ``a manifest`` or ``an identity file``; "" where they were computed now."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class KnownComparison(EvidenceDefaults):
     def subject(self) -> str:
         """What is compared with what."""
         sides = [
-            f"{count(len(side.tensors), 'tensor')}" + (f" of {side.source} file" if side.source else "")
+            count(len(side.tensors), "tensor") + (f" of {side.source}" if side.source else "")
             for side in (self.first, self.second)
         ]
         return " ↔ ".join(sides) + " · by digests"
@@ -122,7 +122,7 @@ class KnownComparison(EvidenceDefaults):
     @property
     def identities(self) -> Mapping[str, str]:
         """The identities of both sides."""
-        return {"A": compute_root(self.first.tensors), "B": compute_root(self.second.tensors)}
+        return {"first": compute_root(self.first.tensors), "second": compute_root(self.second.tensors)}
 
     @property
     def sections(self) -> tuple[Section, ...]:
@@ -165,7 +165,7 @@ def read_known_weights(target: str) -> KnownWeights:
                 f"{target} has no identity: an older version wrote it, or its weights have none",
                 hint=f"ckptcheck verify CHECKPOINT {target} compares its stored tensors; or write it again",
             )
-        return KnownWeights(target, manifest.weights, str(manifest.names), "manifest")
+        return KnownWeights(target, manifest.weights, str(manifest.names), "a manifest")
     try:
         content = msgspec.json.decode(raw, type=IdentityFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -179,7 +179,7 @@ def read_known_weights(target: str) -> KnownWeights:
         raise CkptcheckError(
             f"{target} is damaged: its identity is not that of the tensors that it lists", hint="write it again"
         )
-    return KnownWeights(target, content.tensors, content.names, "identity")
+    return KnownWeights(target, content.tensors, content.names, "an identity file")
 
 
 def _read(path: Path, target: str) -> bytes:

@@ -45,7 +45,7 @@ def test_the_same_weights_are_equal_by_identity(known: Path) -> None:
         report = api.diff(*sides)
         assert (report.verdict, report.exit_code("error")) == ("clean", 0)
         assert report.headline.endswith("equal by identity; no values were compared")
-        assert report.identities["A"] == report.identities["B"] == api.identity(LLAMA).identity
+        assert report.identities["first"] == report.identities["second"] == api.identity(LLAMA).identity
 
 
 def test_what_differs_is_named_by_tensor(known: Path, changed: Path) -> None:
@@ -59,6 +59,7 @@ def test_what_differs_is_named_by_tensor(known: Path, changed: Path) -> None:
 def test_the_command_says_that_no_values_were_compared(known: Path) -> None:
     result = CliRunner().invoke(build_app(), ["diff", str(LLAMA), str(known)])
     assert result.exit_code == 0
+    assert "identity of the first and the second" in result.stdout
     assert "equal by identity; " in result.stdout
     assert "holds no values, so none were compared" in " ".join(result.stdout.split())
 
@@ -70,6 +71,14 @@ def test_the_command_says_that_no_values_were_compared(known: Path) -> None:
 def test_options_about_values_are_refused(option: str, value: object, known: Path) -> None:
     with pytest.raises(UsageError, match=f"--{option} has no effect with a manifest or an identity file"):
         api.diff(LLAMA, known, **{option: value})  # type: ignore[arg-type]
+
+
+def test_digests_are_not_divided_among_machines(known: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        build_app(), ["diff", str(LLAMA), str(known), "--part", "1/2", "-o", str(tmp_path / "part.json")]
+    )
+    assert isinstance(result.exception, UsageError)
+    assert "--part has no effect with a manifest or an identity file" in result.exception.message
 
 
 def test_a_run_with_other_names_cannot_be_compared(known: Path) -> None:

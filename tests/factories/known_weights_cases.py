@@ -23,7 +23,7 @@ def build_known_comparison(table: Mapping[str, Any]) -> KnownComparison:
     """Return the evidence of a case."""
     case = msgspec.convert(table, KnownCase)
     sides = [
-        KnownWeights(target, {name: _build(text) for name, text in side.items()}, "Hugging Face", "identity")
+        KnownWeights(target, {name: _build(text) for name, text in side.items()}, "Hugging Face", "an identity file")
         for target, side in (("A", case.first), ("B", case.second))
     ]
     return compare_known_weights(*sides)
