@@ -314,3 +314,27 @@ def test_a_whole_gate_passes_and_is_not_repeated(here: Path) -> None:
     assert again.code == 0
     assert again.used_again["refit"].startswith("result of ")
     assert again.used_again["parity"].startswith(OF_THE_TRIAL)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(
+            path, id=path.parent.name, marks=[pytest.mark.engine if path.parent.name == "slime" else pytest.mark.matrix]
+        )
+        for path in EXAMPLES
+    ],
+)
+@pytest.mark.xdist_group("engine")
+def test_an_example_passes_whole(example: Path, tmp_path: Path) -> None:
+    """With a tiny model in place of the one on the Hub, every stage runs on the engine and the trainer of the framework."""
+    for engine in ("sglang", "megatron") if example.parent.name == "slime" else ("vllm",):
+        needs_engine(engine)
+    folder = write_stand_in(example, tmp_path / "job")
+    with open(folder / "gate.toml", "a", encoding="utf-8") as file:
+        file.write("length = 12\nresponse = 8\n")  # of [parity], the last table
+    outcome = gate(folder, "gate.toml", "--model", "model", "--deadline", "9 min")
+    assert outcome.code == 0, outcome.report
+    assert {"JOB017", "CFG001", "REF003", "REF011", "PAR001"} <= set(outcome.report["passed"])
+    assert not [row for row in outcome.stages.values() if row.startswith("not ")]
+    assert outcome.used_again["parity"] == OF_THE_TRIAL
