@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from ckptcheck.errors import CkptcheckError
 from ckptcheck.runtime.process.client import WorkerClient
 from ckptcheck.runtime.process.errors import RemoteError, WorkerDied
 
@@ -95,7 +94,8 @@ class PreparedWorker:
             # an import that fails here fails again when the engine starts, which says more
             with contextlib.suppress(RemoteError):
                 worker.call("prepare")
-        except (CkptcheckError, OSError) as error:
+        except Exception as error:
+            # whatever it is, who takes the worker hears of it
             self._error = error
 
     def take(self) -> WorkerClient:

@@ -197,3 +197,13 @@ def test_a_python_that_cannot_be_run_is_said_when_the_engine_starts(tmp_path: Pa
     with pytest.raises(CkptcheckError, match="cannot run"):
         workers.take()
     workers.close()
+
+
+def test_whatever_fails_while_it_is_prepared_is_said_when_the_engine_starts() -> None:
+    def start(*, template: WorkerClient | None = None) -> WorkerClient:
+        raise KeyError("a worker of another version")
+
+    workers = PreparedWorkers(start, 1, copies=True)
+    with pytest.raises(KeyError, match="a worker of another version"):
+        workers.take()
+    workers.close()
