@@ -77,6 +77,7 @@ def test_the_wheel_works_on_its_own(built: Path, tmp_path: Path) -> None:
         "linter/reporters/report.schema.json",
         "checkpoint/architectures.json",
         "checkpoint/config_classes.json",
+        "checkpoint/parameters.json",
         "_rules/index.json",
     ):
         assert (site / name).is_file()

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeGuard
 from ckptcheck.checkpoint.config import COUNTS
 from ckptcheck.checkpoint.config_class import (
     find_nested_class,
+    is_instance,
     known_activations,
     known_dtypes,
     known_layer_types,
@@ -34,6 +35,10 @@ NUMBERS = frozenset(
      "partial_rotary_factor")
 )  # fmt: skip
 """Keys of rotary embeddings that transformers computes with."""
+TEXT_PARTS = ("decoder", "generator", "text_config")
+"""Keys that transformers takes for the config of the language model wherever they are there."""
+COMMON_TYPES = {"is_encoder_decoder": "bool", "output_hidden_states": "bool | None", "chunk_size_feed_forward": "int"}
+"""Field that every class has → its type."""
 BETAS = ("beta_fast", "beta_slow")
 PARTIAL = "partial_rotary_factor"
 LEGACY_ROPE_TYPES = ("mrope", "su", "axial", "deepseek_yarn")
@@ -67,6 +72,14 @@ def iter_wrong_types(part: ResolvedPart) -> Iterator[Fault]:
             if (least is not None and value < least) or (most is not None and value > most):
                 limits = f"at least {least}" if most is None else f"from {least} to {most}"
                 yield path, f"{path} is {value}, but {config_class.name} takes only numbers {limits}"
+
+
+def iter_wrong_common_types(part: ResolvedPart) -> Iterator[Fault]:
+    """Yield the fields of every class whose value has a type that transformers refuses."""
+    for key, hint in COMMON_TYPES.items():
+        if key in part.settings and not is_instance(part.settings[key], hint):
+            path = f"{part.path}{key}"
+            yield path, f"{path} is {write_value(part.settings[key])}, but every config takes only {name_type(hint)}"
 
 
 def iter_wrong_layer_settings(part: ResolvedPart) -> Iterator[Fault]:
@@ -117,6 +130,9 @@ def iter_unknown_names(part: ResolvedPart) -> Iterator[Fault]:
             yield path, f'{path} is "{value:.60}", {NO_ACTIVATION}'
         elif key in DTYPES and value not in known_dtypes():
             yield path, f'{path} is "{value:.60}", and torch has no such dtype'
+    for name in TEXT_PARTS:
+        if not part.path and isinstance(part.settings.get(name), dict) and name not in part.config_class.nested:
+            yield name, f"{name} is an object, but {part.config_class.name} has no such sub-config"
     for name, nested in part.config_class.nested.items():
         settings = part.settings.get(name)
         model_type = settings.get("model_type") if isinstance(settings, dict) else None
@@ -143,6 +159,23 @@ def iter_impossible_sizes(part: ResolvedPart) -> Iterator[Fault]:
             yield setting.key_path, f"{setting.key_path} is {setting.value}, but a model needs at least 1"
     for whole_name, divisor_name in part.config_class.divisors:
         yield from _check_divisor(part.find(whole_name), part.find(divisor_name))
+    chosen, groups = part.find("topk_group"), part.find("n_group")
+    if (
+        chosen is not None
+        and groups is not None
+        and "config" in (chosen.source, groups.source)
+        and _is_int(chosen.value)
+        and _is_int(groups.value)
+        and chosen.value > groups.value > 0
+    ):
+        yield chosen.key_path, f"{describe(chosen)}, but the experts have fewer groups: {describe(groups)}"
+    for name in part.config_class.types:
+        offset, period = part.find(name), part.find(f"{name.removesuffix('_offset')}_period")
+        if not name.endswith("_offset") or offset is None or period is None:
+            continue
+        given = "config" in (offset.source, period.source)
+        if given and _is_int(offset.value) and _is_int(period.value) and offset.value >= period.value:
+            yield period.key_path, f"{describe(offset)}, which must be less than the period: {describe(period)}"
 
 
 def _check_divisor(whole: Setting | None, divisor: Setting | None) -> Iterator[Fault]:
@@ -172,9 +205,12 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
     for kind in ("null", "zero", "negative"):
         for path in table.list_refused(kind):
             setting = resolved.at(path)
-            if setting is None or setting.source != "config" or not _is_of_kind(setting.value, kind):
+            is_rate = "drop" in path and kind == "negative"
+            if setting is None or setting.source != "config":
                 continue
-            wanted = "a rate of dropout is from 0 to 1" if "drop" in path and kind == "negative" else None
+            if not _is_of_kind(setting.value, kind) and not (is_rate and _is_above_one(setting.value)):
+                continue
+            wanted = "a rate of dropout is from 0 to 1" if is_rate else None
             yield (
                 setting.key_path,
                 f"{describe(setting)}, but {wanted or f'{table.architecture} cannot compute with that'}",
@@ -211,6 +247,10 @@ def _is_of_kind(value: Any, kind: Literal["null", "zero", "negative"]) -> bool:
     return value == 0 if kind == "zero" else value < 0
 
 
+def _is_above_one(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 1
+
+
 def iter_wrong_layer_lists(part: ResolvedPart) -> Iterator[Fault]:
     """Yield lists of layer kinds with an entry that transformers does not know, or of another length than the model."""
     if not part.config_class.checks_layer_lists:
@@ -231,6 +271,18 @@ def iter_wrong_layer_lists(part: ResolvedPart) -> Iterator[Fault]:
 def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
     """Yield rotary embeddings that lack a key which their type needs, or whose numbers are none."""
     yield from _check_rotary_width(part)
+    rope = part.settings.get("rope_parameters")
+    listed = part.settings.get("layer_types")
+    labels = {
+        *part.config_class.rope.get("labels", ()),
+        *(entry for entry in (listed if isinstance(listed, list) else ()) if isinstance(entry, str)),
+    }
+    for label in sorted(labels):
+        if not isinstance(rope, dict):
+            break
+        if rope.get(label) is not None and not isinstance(rope[label], dict):
+            path = f"{part.path}rope_parameters.{label}"
+            yield path, f"{path} is {write_value(rope[label])}, but it must be an object"
     # A class without rotary embeddings checks a rope_scaling too, and fills nothing in.
     fills = bool(part.config_class.rope or part.settings.get("rope_theta"))
     filled = {"rope_theta", "original_max_position_embeddings"} if fills else frozenset[str]()
@@ -238,6 +290,12 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
         # Classes with one rotary embedding for each kind of layer translate the words of transformers 4 themselves.
         old = "default" if part.config_class.rope.get("labels") else parameters.get("type", "default")
         kind = parameters.get("rope_type", old)
+        own = (part.config_class.rope.get("default") or {}).get("rope_type")
+        is_tower = "vision" in part.path or "audio" in part.path
+        if part.config_class.rope and (
+            kind is None or (is_tower and kind not in (*required_rope_keys(), *LEGACY_ROPE_TYPES, own))
+        ):
+            yield path, f"{path} has the type {write_value(kind)}, and transformers has no such rotary embedding"
         required = required_rope_keys().get(kind, ()) if isinstance(kind, str) else ()
         missing = [key for key in required if key not in parameters and key not in filled]
         if missing:
@@ -253,11 +311,36 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
                 yield f"{path}.{key}", f"{path}.{key} is {write_value(value)}, but it must be a number"
             elif is_number and ((key in required and value <= 0) or (kind == "yarn" and key in BETAS and value <= 0)):
                 yield f"{path}.{key}", f"{path}.{key} is {write_value(value)}, but it must be more than 0"
-            elif is_number and key == PARTIAL and is_partial and value < 0:
+            elif is_number and key == PARTIAL and is_partial and not 0 <= value <= 1:
                 yield (
                     f"{path}.{key}",
-                    f"{path}.{key} is {write_value(value)}, but it is the part of each head that is rotated",
+                    f"{path}.{key} is {write_value(value)}, but the part of each head that is rotated is from 0 to 1",
                 )
+
+
+def iter_lost_rope(part: ResolvedPart, needed: Mapping[str, tuple[str, ...]]) -> Iterator[Fault]:
+    """Yield the kinds of layers whose rotary embeddings are given for other kinds only, or without a base.
+
+    needed: what the model cannot do without (`ParametersTable.find_needed_rope`).
+    """
+    settings, listed = part.settings.get("rope_parameters"), part.settings.get("layer_types")
+    labels = {kind for kinds in needed.values() for kind in kinds}
+    types = {entry for entry in listed if isinstance(entry, str)} if isinstance(listed, list) else set[str]()
+    default = part.config_class.rope.get("default") or {}
+    if settings is None and needed.get("absent") and not any(isinstance(value, dict) for value in default.values()):
+        yield f"{part.path}rope_parameters", f"{part.path}rope_parameters has nothing for {needed['absent'][0]}"
+    if not isinstance(settings, dict) or not (labels | types) & settings.keys():
+        return
+    labels &= types or labels
+    for kind in sorted(labels):
+        path = f"{part.path}rope_parameters.{kind}"
+        found = settings.get(kind)
+        if kind not in settings and kind in needed.get("absent", ()):
+            yield path, f"{part.path}rope_parameters has no {kind}, which layers of the model have"
+        elif found is None and kind in settings and kind in (*needed.get("null", ()), *needed.get("absent", ())):
+            yield path, f"{path} is null, but layers of this type rotate their heads"
+        elif isinstance(found, dict) and "rope_theta" not in found and kind in needed.get("theta", ()):
+            yield path, f"{path} has no rope_theta"
 
 
 def _check_rotary_width(part: ResolvedPart) -> Iterator[Fault]:

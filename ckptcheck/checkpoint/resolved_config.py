@@ -133,7 +133,7 @@ def resolve_config(value: Mapping[str, Any]) -> ResolvedConfig | None:
             break
         inner = _nested_part(text, name)
         given = text.settings.get(name)
-        if inner is None and given is not None and not isinstance(given, dict):
+        if inner is None and given is not None:
             break  # no class accepts it: what the top says is all there is
         if inner is None:
             return None

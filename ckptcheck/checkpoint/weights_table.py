@@ -69,10 +69,13 @@ class WeightsTable:
     @staticmethod
     def of(config: Config | None) -> WeightsTable | None:
         """Return the table of a config's architecture; None if it was not learned, or if its own code decides."""
-        if config is None or config.architecture is None or config.resolved is None or "auto_map" in config.value:
+        if config is None or config.resolved is None or "auto_map" in config.value:
             return None
         # transformers builds what the model_type says, whatever the architectures say.
         models = config.resolved.top.config_class.models
+        if config.architecture is None:
+            relatives = (_find(name) for name in models if name.endswith(_LANGUAGE_MODELS))
+            return next((table.without_names() for table in relatives if table is not None), None)
         if config.architecture not in models:
             return None
         # A classifier has the layers of the language model of its model_type.
@@ -102,9 +105,14 @@ class WeightsTable:
         }
         return WeightsTable(self.architecture, {**self.facts, **kept})
 
+    def without_names(self) -> WeightsTable:
+        """Return what every model of the config class has, with a head or without: the shapes of what is stored."""
+        kept = {name: self.facts[name] for name in ("shapes", "divisors") if name in self.facts}
+        return WeightsTable(self.architecture, kept)
+
     @property
     def shapes(self) -> Mapping[str, str]:
-        """Pattern → its dimensions as formulas of config fields, ``?`` for one that is not known."""
+        """Pattern → its dimensions as formulas of config fields, ``?`` for one that is not known, ``a;b`` for one or the other."""
         shapes: Mapping[str, str] = self.facts.get("shapes", {})
         return shapes
 
@@ -177,18 +185,33 @@ class WeightsTable:
         """The config fields that decide the shape of some tensor."""
         return frozenset(name for formulas in self.shapes.values() for name in _NAME.findall(formulas))
 
-    def expect_shape(self, name: str, size_of: Callable[[str], int | None]) -> tuple[int | None, ...] | None:
+    def expect_shape(
+        self, name: str, size_of: Callable[[str], int | None], stored: tuple[int, ...]
+    ) -> tuple[int | None, ...] | None:
         """Return the shape that the model has for a tensor; None for a dimension, or a tensor, that is not known.
 
         size_of: the value of a config field, None where it is not known.
+        stored: its shape. Where a dimension differs from layer to layer, the stored one is taken if it is one of them.
         """
         formulas = self.shapes.get(INDEX.sub("{}", name))
-        return None if formulas is None else tuple(_evaluate(choices, size_of)[0] for choices in formulas.split(","))
+        if formulas is None:
+            return None
+        return tuple(
+            _choose([_evaluate(one, size_of)[0] for one in choices.split(";")], stored[axis : axis + 1])
+            for axis, choices in enumerate(formulas.split(","))
+        )
 
     def fields_of(self, name: str, axis: int, size_of: Callable[[str], int | None]) -> list[str]:
         """Return the config fields that decide a dimension of a tensor."""
-        choices = self.shapes[INDEX.sub("{}", name)].split(",")[axis]
-        return list(dict.fromkeys(_NAME.findall(_evaluate(choices, size_of)[1])))
+        choices = self.shapes[INDEX.sub("{}", name)].split(",")[axis].split(";")
+        return list(dict.fromkeys(field for one in choices for field in _NAME.findall(_evaluate(one, size_of)[1])))
+
+
+def _choose(sizes: list[int | None], stored: tuple[int, ...]) -> int | None:
+    """Return the size that is stored if it is one of these, else the first; None where one of them is not known."""
+    if None in sizes:
+        return None
+    return stored[0] if stored and stored[0] in sizes else sizes[0]
 
 
 def _evaluate(choices: str, size_of: Callable[[str], int | None]) -> tuple[int | None, str]:

@@ -3,7 +3,7 @@
 ## What it checks
 Where transformers knows the `model_type`: every value of `config.json` and its nested configs has the type that the config
 class declares, and lies within the class's bounds. Activation functions, dtypes, attention implementations and the model types of
-nested configs exist; the keys of `id2label` are integers.
+nested configs exist; the keys of `id2label` are integers. `pad_token_id` in `generation_config.json` is an integer.
 
 ## Why it matters
 transformers 5 checks the types when it builds the config, and stops at the first wrong one: a number in quotes, a list, null
@@ -27,9 +27,11 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.config_refusals import (
     NO_ACTIVATION,
     iter_unknown_names,
+    iter_wrong_common_types,
     iter_wrong_labels,
     iter_wrong_layer_settings,
     iter_wrong_types,
+    write_value,
 )
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.checkpoint.weights_table import WeightsTable
@@ -49,14 +51,26 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     for part in config.resolved.parts if config.resolved is not None else ():
         for path, fault in (
             *iter_wrong_types(part),
+            *iter_wrong_common_types(part),
             *iter_wrong_layer_settings(part),
             *iter_wrong_labels(part),
             *iter_unknown_names(part),
         ):
             found.setdefault(path, fault)
+    generation, classes = ckpt.generation_config, config.resolved.top.config_class.models if config.resolved else ()
+    padding = generation.value.get("pad_token_id") if generation is not None else None
+    if generation is not None and padding is not None and type(padding) is not int and any(map(_generates, classes)):
+        yield Problem(
+            f"pad_token_id is {write_value(padding)}, but transformers takes only an integer or null; transformers refuses to "
+            "load the checkpoint",
+            file=generation.file,
+            key="pad_token_id",
+            hint="correct the value, or copy it from the model's own generation_config.json",
+        )
     for path, fault in found.items():
         # Some models keep the name of an activation and compute with another (gpt-oss).
-        is_unread = table is not None and path not in table.checked_activations
+        is_tower = path.startswith(("vision_config.", "audio_config."))
+        is_unread = table is not None and path not in table.checked_activations and not is_tower
         if path in config.malformed_counts or (is_unread and fault.endswith(NO_ACTIVATION)):
             continue
         yield Problem(
@@ -65,3 +79,8 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
             key=path,
             hint="correct the value, or copy it from the model's own config",
         )
+
+
+def _generates(model_class: str) -> bool:
+    """Whether a model class writes text, and reads generation_config.json for it."""
+    return model_class.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))

@@ -33,10 +33,12 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.config_refusals import (
     iter_empty_windows,
     iter_impossible_sizes,
+    iter_lost_rope,
     iter_refused_by_model,
     iter_wrong_layer_lists,
     iter_wrong_rope,
 )
+from ckptcheck.checkpoint.parameters_table import ParametersTable
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.checkpoint.weights_table import WeightsTable
 
@@ -57,6 +59,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
             *iter_wrong_layer_lists(part),
             *iter_empty_windows(part),
             *iter_wrong_rope(part),
+            *iter_lost_rope(part, ParametersTable.find_needed_rope(part.config_class.models)),
         ):
             found.setdefault(path, fault)
     if (table := WeightsTable.of(config)) is not None and config.resolved is not None:

@@ -28,6 +28,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config_refusals import describe
 from ckptcheck.checkpoint.decoder_families import family_of
+from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.text.formatting import count, format_shape
@@ -58,14 +59,18 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 
     odd: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     vectors: list[tuple[str, int | None]] = []
+    ranks: list[tuple[str, int]] = []
     for name, tensor, expected in _iter_expected(ckpt, table, size_of, is_family):
-        if name in elsewhere or not tensor.is_plain:
+        # CFG012 holds the rows of the embedding and the head against the vocabulary.
+        if (name in elsewhere and "+" not in table.shapes[INDEX.sub("{}", name)]) or not tensor.is_plain:
             continue
         if len(expected) == 1 and len(tensor.shape) != 1:
             vectors.append((name, expected[0]))
             continue
         if len(expected) != len(tensor.shape):
-            if None not in expected:
+            if None in expected:
+                ranks.append((name, len(expected)))
+            else:
                 decisive = dict.fromkeys(
                     field for axis in range(len(expected)) for field in table.fields_of(name, axis, size_of)
                 )
@@ -91,13 +96,23 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=name,
             hint="store it with one dimension, as the model has it",
         )
+    for name, rank in ranks[:1]:
+        others = f"; so it is with {count(len(ranks) - 1, 'other tensor')}" if len(ranks) > 1 else ""
+        yield Problem(
+            f"its shape is {format_shape(ckpt.tensors[name].shape)}, but the model has {count(rank, 'dimension')} there; "
+            f"transformers refuses to load it{others}",
+            file=ckpt.tensor_to_file[name],
+            key=name,
+            hint="store it in the shape that the model has",
+        )
     for fields, tensors in odd.items():
         name, wanted = tensors[0]
         settings = [setting for field in fields if (setting := resolved.at(field)) is not None]
         others = f" and {count(len(tensors) - 1, 'other tensor')}" if len(tensors) > 1 else ""
+        reason = "; ".join(describe(setting) for setting in settings)
+        needs = f"the config needs {wanted} ({reason})" if reason else f"the model has {wanted} there"
         yield Problem(
-            f"its shape is {format_shape(ckpt.tensors[name].shape)}, but the config needs {wanted} "
-            f"({'; '.join(describe(setting) for setting in settings)}); transformers refuses to load it{others}",
+            f"its shape is {format_shape(ckpt.tensors[name].shape)}, but {needs}; transformers refuses to load it{others}",
             file=ckpt.tensor_to_file[name],
             key=name,
             hint="use the config of this model",
@@ -111,10 +126,15 @@ def _iter_expected(
     for template, names in ckpt.layout.names_by_template.items():
         if is_family and COMMON.search(names[0]):
             continue
-        expected = table.expect_shape(names[0], size_of)
-        if expected is None or all(shape == expected for _, shape in ckpt.forms_by_template[template]):
+        if INDEX.sub("{}", names[0]) not in table.shapes:
+            continue
+        expected = {
+            shape: table.expect_shape(names[0], size_of, shape) for _, shape in ckpt.forms_by_template[template]
+        }
+        if all(shape == wanted for shape, wanted in expected.items()):
             continue
         for name in names:
             tensor = ckpt.tensors[name]
-            if tensor.shape != expected:
-                yield name, tensor, expected
+            wanted = expected[tensor.shape]
+            if wanted is not None and tensor.shape != wanted:
+                yield name, tensor, wanted

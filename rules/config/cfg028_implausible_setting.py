@@ -1,10 +1,18 @@
-"""The base of the rotary embeddings or the epsilon of the norms is one that no released model has.
+"""A rotary base, an epsilon, a dropout or a number of heads is one that no released model has.
 
 ## What it checks
 In the language model's part of a config whose `model_type` transformers knows:
 
 - the base of the rotary embeddings is at least 100 (most released models have 10,000 to 100 million)
 - the epsilon of the norms is between 1e-13 and 1e-2 (released models have 1e-12 to 1e-3)
+
+In every part of such a config, encoders of images and sound included:
+
+- rates of dropout are from 0 to 1
+- there are no more attention heads than the hidden size
+- sizes and counts are below two billion
+- a patch of an image has from 1 to 4,096 pixels a side
+- the heads divide the hidden size where the class has no width of heads
 
 ## Why it matters
 transformers, vLLM and SGLang compute with any such number, without a word: a norm with an epsilon of 1 flattens everything.
@@ -21,15 +29,29 @@ pass, however wrong they are for this one.
 No public report: configs edited by hand.
 """
 
+import re
 from collections.abc import Iterator
 from typing import TypeGuard
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.config_refusals import NORM_EPSILON, iter_rope
+from ckptcheck.checkpoint.config_refusals import NORM_EPSILON, iter_refused_by_model, iter_rope
+from ckptcheck.checkpoint.resolved_config import ResolvedPart
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
+from ckptcheck.checkpoint.weights_table import WeightsTable
 
 LEAST_BASE = 100.0
 EPSILONS = (1e-13, 1e-2)
+DROPOUT = re.compile(r"dropout|_drop(_rate)?$|_pdrop$|drop_path_rate")
+HEADS = re.compile(r"((encoder|decoder)_)?(num_)?(attention_)?heads")
+WIDTH_OF_HEADS = re.compile(
+    r"head_dim|head_size|d_kv|kv_channels|d_head|dim_head|_factor|expand|lora_rank|attention_hidden"
+)
+WIDTHS = ("hidden_size", "d_model", "embed_dim", "n_embd")
+LARGEST_PATCH = 4096
+HUGE = 2**31
+UNBOUNDED = re.compile(r"rope|theta|position|token|window|length|len$|seed|max_|limit|chunk|_id")
+"""Numbers that stand for "no limit" where they are large."""
+PATCHES = ("patch_size", "temporal_patch_size", "spatial_merge_size")
 
 
 @rule(
@@ -56,8 +78,48 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
         is_epsilon = NORM_EPSILON.fullmatch(key) and key in part.config_class.types
         if is_epsilon and _is_number(value) and not EPSILONS[0] <= value <= EPSILONS[1]:
             odd[path] = f"{path} is {value}, and no released model has an epsilon outside of 1e-12 to 1e-3"
+    for each in resolved.parts:
+        for key, value in each.settings.items():
+            path = f"{each.path}{key}"
+            if not _is_number(value) or each.config_class.type_of(key) is None:
+                continue
+            size = _find_size(each)
+            if type(value) is int and value >= HUGE and not UNBOUNDED.search(key):
+                odd[path] = f"{path} is {value:,}, and no released model has a number as large"
+            elif DROPOUT.search(key) and not 0 <= value <= 1:
+                odd[path] = f"{path} is {value}, and a rate of dropout is from 0 to 1"
+            elif HEADS.fullmatch(key) and size is not None and value > size > 0:
+                odd[path] = (
+                    f"{path} is {value:,}, and no released model has more heads than its hidden size of {size:,}"
+                )
+            elif HEADS.fullmatch(key) and size is not None and value > 0 and size % value and not _has_width(each):
+                odd[path] = f"{path} is {value:,}, which does not divide the hidden size of {size:,}"
+            elif key in PATCHES and not 1 <= value <= LARGEST_PATCH:
+                odd[path] = f"{path} is {value}, and no released model has patches of that size"
+    told = {path for path in odd if _is_refused(ckpt, path)}
     for path, fault in odd.items():
+        if path in told:
+            continue
         yield Problem(fault, file=ckpt.config.file, key=path, hint="copy it from the model's own config")
+
+
+def _find_size(part: ResolvedPart) -> int | None:
+    """Return the hidden size of a part; None where it is no number."""
+    setting = next((found for name in WIDTHS if (found := part.find(name)) is not None), None)
+    return setting.value if setting is not None and type(setting.value) is int else None
+
+
+def _has_width(part: ResolvedPart) -> bool:
+    """Whether the class, or the config, has a width of heads of its own."""
+    return any(WIDTH_OF_HEADS.search(name) for name in (*part.config_class.types, *part.settings))
+
+
+def _is_refused(ckpt: ConfiguredCheckpoint, path: str) -> bool:
+    """Whether CFG024 reports the setting, for the model refuses it."""
+    table, resolved = WeightsTable.of(ckpt.config), ckpt.config.resolved
+    if table is None or resolved is None:
+        return False
+    return any(where == path for where, _ in iter_refused_by_model(table, resolved))
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -1,0 +1,264 @@
+"""Which parameters transformers fills from a checkpoint, and under which stored names it looks for them.
+
+A table that fixtures/learn_parameters.py generates from transformers; it has one line for each architecture. The parameters have
+the names that the built model has: transformers finds older names by renamings, and a scan applies the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ckptcheck.checkpoint.config import Config
+from ckptcheck.checkpoint.layout import INDEX, Layout
+from ckptcheck.checkpoint.resolved_config import ResolvedConfig
+
+LONGEST_NAME = 400
+"""Longer names are no model's, and no renaming is tried on them."""
+MOST_LOOKED_AT, MOST_MEMBERS = 256, 12
+"""Among so many names of one template, so many with other numbers within their layer are renamed; the rest are like these."""
+KNOWN_KINDS = (None, "GroupWeightRename")
+Places = dict[str, set[int] | None]
+"""Parameter, with {} for each number → the layers that have it stored; None for one that lies beside the layers."""
+
+
+@dataclass(frozen=True)
+class Renaming:
+    """One step by which transformers turns a stored name into a parameter's."""
+
+    pattern: re.Pattern[str]
+    targets: tuple[str, ...]
+    """What stands for the matching part; one for each source where it is a group, and all of them where it converts."""
+    scope: str | None
+    """Only names under this module are renamed; None for all."""
+    base: str
+    converts: bool
+    """Whether tensors are joined or split on the way: at most one such step is taken for a name."""
+    is_group: bool
+    """Whether the renamings of the group apply only where the first of them finds a name."""
+
+    def rename(self, name: str) -> tuple[str, ...]:
+        """Return the names that a name becomes; () where the step does not concern it."""
+        prefix = ""
+        if self.scope is not None:
+            scope, base = (f"{part}." if part else "" for part in (self.scope, self.base))
+            prefix = next((start for start in (base + scope, scope) if name.startswith(start)), "")
+            if not prefix and scope:
+                return ()
+        rest = name[len(prefix) :]
+        found = self.pattern.search(rest)
+        if found is None:
+            return ()
+        which = next(group for group, text in found.groupdict().items() if text is not None)
+        number = self.pattern.groupindex[which]
+        targets = self.targets if not self.is_group else (self.targets[int(which[1:])],)
+        return tuple(
+            prefix + rest.replace(found[0], re.sub(r"\\(\d)", lambda one: found[number + int(one[1])] or "", target), 1)
+            for target in (targets if self.converts else targets[:1])
+        )
+
+
+@dataclass(frozen=True)
+class LayerTypes:
+    """What tells the layers of one type from all others, where a list in the config gives each layer its type."""
+
+    path: str
+    """The JSON path of the list."""
+    prefix: str
+    """The name in front of the layers' numbers."""
+    own: Mapping[str, frozenset[str]]
+    """Type → the parameters within a layer that only layers of this type have."""
+
+
+@dataclass(frozen=True)
+class ParametersTable:
+    """The parameters of one architecture, as the built model names them; names have {} for each number."""
+
+    architecture: str
+    facts: Mapping[str, Any]
+    """Its line of the table."""
+
+    @staticmethod
+    def of(config: Config | None) -> ParametersTable | None:
+        """Return the table of a config's architecture; None if it was not learned, or if its own code decides."""
+        if config is None or config.resolved is None or "auto_map" in config.value:
+            return None
+        architecture = config.architecture
+        if architecture is None or architecture not in config.resolved.top.config_class.models:
+            return None
+        table = _find(architecture)
+        return table if table is not None and table.can_rename and _has_default_parts(config.resolved) else None
+
+    @property
+    def can_rename(self) -> bool:
+        """Whether a scan knows how each renaming of the architecture works."""
+        return all(found.get("kind") in KNOWN_KINDS for found in self.facts.get("renames", ()))
+
+    @cached_property
+    def needs(self) -> frozenset[str]:
+        """The parameters that every model of this architecture has: beside the layers, or in each layer of its stack."""
+        return frozenset(self.facts.get("needs", ()))
+
+    @cached_property
+    def untied(self) -> frozenset[str]:
+        """The parameters that a model has beside those, where the config unties its embeddings."""
+        return frozenset(self.facts.get("untied", ()))
+
+    @property
+    def adds_cross_attention(self) -> bool:
+        """Whether ``add_cross_attention`` gives the model more parameters, or makes transformers refuse it."""
+        return bool(self.facts.get("adds_cross_attention"))
+
+    @cached_property
+    def layer_types(self) -> tuple[LayerTypes, ...]:
+        """What tells layers of different types apart."""
+        return tuple(
+            LayerTypes(path, found["prefix"], {kind: frozenset(names) for kind, names in found["own"].items()})
+            for path, found in self.facts.get("kinds", {}).items()
+        )
+
+    @staticmethod
+    def find_needed_rope(models: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+        """Return what the first of these classes refuses about rotary embeddings of each kind of layer: lack → the kinds.
+
+        null: the kind's settings are null. absent: there are none. theta: they have no base.
+        """
+        tables = (_find(name) for name in models)
+        empty: dict[str, list[str]] = {}
+        found = next((table.facts["rope"] for table in tables if table is not None and "rope" in table.facts), empty)
+        return {lack: tuple(kinds) for lack, kinds in found.items()}
+
+    @cached_property
+    def renamings(self) -> tuple[Renaming, ...]:
+        """The steps of this architecture, then those of all."""
+        return tuple(_parse_renaming(found) for found in self.facts.get("renames", ())) + _legacy_renamings()
+
+    def find_places(self, layout: Layout, stored: Iterable[str]) -> Places:
+        """Return the parameters that the stored tensors fill.
+
+        stored: the names as an unquantized model has them, of one tensor for each template and other number within a layer, and
+        of all that lie beside the layers (`list_samples`).
+        """
+        places: Places = {}
+        for name, layers in stored_layers(layout, stored):
+            for target in self._name_parameters(name):
+                number = INDEX.search(target)
+                if number is None:
+                    places[target] = None
+                    continue
+                own = INDEX.search(name)
+                here = layers if own is not None and own[1] == number[1] else {int(number[1])}
+                pattern = INDEX.sub("{}", f"{target}.").removesuffix(".")
+                known = places.setdefault(pattern, set())
+                if known is not None:
+                    known |= here
+        return places
+
+    def _name_parameters(self, name: str) -> set[str]:
+        """Return every name under which transformers may find a place for a stored one."""
+        if len(name) > LONGEST_NAME:
+            return set()
+        renamed = name
+        for step in self.renamings:
+            if not step.converts:
+                renamed = next(iter(step.rename(renamed)), renamed)
+        found = (one for step in self.renamings if step.converts and (one := step.rename(renamed)))
+        names = {name, *next(found, (renamed,))}
+        base = self.facts.get("base")
+        if base:
+            names |= {f"{base}.{one}" for one in names} | {one.removeprefix(f"{base}.") for one in names}
+        return names
+
+
+def stored_layers(layout: Layout, stored: Iterable[str]) -> Iterator[tuple[str, set[int]]]:
+    """Yield the sampled names with the layers that have such a tensor; an empty set beside the layers."""
+    of: dict[tuple[str, str], set[int]] = {}
+    for prefix, stack in layout.stacks.items():
+        for layer, names in stack.layers.items():
+            for rest in names:
+                of.setdefault((prefix, rest), set()).add(layer)
+    for name in stored:
+        parts = INDEX.split(name, 1)
+        if len(parts) == 1:
+            yield name, set()
+        else:
+            yield name, of.get((parts[0][:-1], INDEX.sub("{}", parts[2][1:])), set()) or {int(parts[1])}
+
+
+def list_samples(layout: Layout) -> list[str]:
+    """Return the tensors beside the layers, and of each template one tensor for every other number within its layers."""
+    samples = []
+    for template, names in layout.names_by_template.items():
+        if "{}" not in template:
+            samples += names
+            continue
+        first: dict[tuple[str, ...], str] = {}
+        for name in islice(names, MOST_LOOKED_AT):
+            numbers = INDEX.findall(name)
+            first.setdefault(tuple(numbers[1:]), name)
+            if len(first) == MOST_MEMBERS:
+                break
+        samples += first.values()
+        if template.count("{}") == 1:  # `projector.0` and `projector.2` may get other names
+            samples += names[1:MOST_MEMBERS]
+    return samples
+
+
+def _has_default_parts(resolved: ResolvedConfig) -> bool:
+    """Whether each sub-config is of the type that the class has by default: another tower has other parameters."""
+    for part in resolved.parts:
+        for name, nested in part.config_class.nested.items():
+            settings = part.settings.get(name)
+            if isinstance(settings, dict) and settings.get("model_type", nested.model_type) != nested.model_type:
+                return False
+    return True
+
+
+def _parse_renaming(found: Mapping[str, Any]) -> Renaming:
+    """Compile the sources of a step as transformers does: the longest first, each to the end of a part of a name."""
+    branches = []
+    for number, source in sorted(enumerate(found["from"]), key=lambda item: -len(item[1])):
+        pattern = source.replace("*.", r".*\.")
+        if re.search(r"[a-zA-Z0-9]$", pattern):
+            pattern += r"(?!\w)"
+        branches.append(f"(?P<g{number}>{pattern})")
+    return Renaming(
+        re.compile("|".join(branches)),
+        tuple(found["to"]),
+        found.get("scope"),
+        found.get("base", ""),
+        bool(found.get("converts")),
+        found.get("kind") == "GroupWeightRename",
+    )
+
+
+@cache
+def _table() -> bytes:
+    return (Path(__file__).parent / "parameters.json").read_bytes()
+
+
+def _parse_line(key: str) -> Any:
+    """Return the value of a line of the table, or None."""
+    table, opening = _table(), f"\n{json.dumps(key)}: ".encode()
+    start = table.find(opening)
+    if start < 0:
+        return None
+    start += len(opening)
+    return json.loads(table[start : table.index(b"\n", start)].removesuffix(b","))
+
+
+@cache
+def _legacy_renamings() -> tuple[Renaming, ...]:
+    return tuple(_parse_renaming(found) for found in _parse_line("renames"))
+
+
+@cache
+def _find(architecture: str) -> ParametersTable | None:
+    facts = _parse_line(architecture)
+    return None if facts is None else ParametersTable(architecture, facts)

@@ -1,0 +1,179 @@
+"""No stored tensor fills a parameter that every model of this architecture has.
+
+## What it checks
+For the architectures of transformers, encoders of images and sound included: each parameter that all their models have, whatever
+the config says, is filled by a stored tensor, and so are those that `add_cross_attention` and an untied embedding add. Which
+parameters these are, and by which renamings transformers finds them under the names of older releases, was learned from
+transformers. A parameter of a layer is looked for in each stored layer of its stack. Where the config names a model of another
+type for a part than the architecture has by default, the rule is skipped.
+
+## Why it matters
+transformers fills the parameter with ones or random numbers, and lists it in a long warning. A tower, a projector or a norm that an
+exporter names otherwise, or a prefix that a wrapper leaves before every name, is lost so, and the model still answers.
+
+## How to fix
+Export again, and check which name the exporter does not map.
+
+## When it can be wrong
+The model's own code under a known `model_type` may omit the parameter: use `--ignore CFG045`. What only some releases of
+a family have is not checked; what siblings lack is CFG005's, the rest of the language model CFG020's and CFG042's.
+
+## Seen in
+No public report: edits of headers at random (`make false-clean`) showed that no rule saw it.
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.architecture import KnownModules
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.components import EMBEDDING, HEAD, SCORE
+from ckptcheck.checkpoint.decoder_families import family_of
+from ckptcheck.checkpoint.layer_blocks import find_lacking_layers, list_layer_tensors, list_outer_tensors
+from ckptcheck.checkpoint.layout import ASIDE, INDEX
+from ckptcheck.checkpoint.packing import COMPANION, unquantized_name, unquantized_names
+from ckptcheck.checkpoint.parameters_table import ParametersTable, Places, list_samples
+from ckptcheck.checkpoint.siblings import find_incomplete_layers, layer_kinds
+from ckptcheck.text.formatting import count, format_layers, join_truncated
+
+
+@rule(
+    "CFG045",
+    "unfilled-parameter",
+    severity="error",
+    when=lambda ckpt: not ckpt.is_partial and not ckpt.is_mlx and ParametersTable.of(ckpt.config) is not None,
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    ckpt.require_whole()
+    table = ParametersTable.of(ckpt.config)
+    if table is None or ckpt.config is None or not ckpt.tensors or ckpt.components.is_draft:
+        return
+    samples = list_samples(ckpt.layout)
+    places = table.find_places(ckpt.layout, {*samples, *unquantized_names(samples)})
+    packed = {module for name in samples if (module := _packed_module(name)) is not None}
+    absent: list[str] = []
+    lacking: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for parameter in sorted(table.needs):
+        head, is_inside, rest = parameter.partition(".{}.")
+        if any(INDEX.sub("{}", module) == parameter.rpartition(".")[0] for module in packed):
+            continue
+        if parameter not in places:
+            absent.append(parameter)
+            continue
+        stored = places[parameter]
+        layers = _list_layers(places, head) if is_inside else set()
+        if stored is not None and (without := layers - stored):
+            lacking.setdefault((head, tuple(sorted(without))), []).append(rest)
+    has_cross = any(part in name for name in places for part in ("cross", "encoder_attn", "encoder_decoder"))
+    if ckpt.config.value.get("add_cross_attention") is True and table.adds_cross_attention and not has_cross:
+        yield Problem(
+            f"add_cross_attention is true, but no layer has the tensors of it; transformers refuses to build a "
+            f"{ckpt.config.architecture} so, or builds them of random numbers",
+            file=ckpt.config.file,
+            key="add_cross_attention",
+            hint="set it to false, as the model was trained",
+        )
+    told = _list_told(ckpt)
+    if len(absent) == len(table.needs):
+        if not _is_foreign_layout(ckpt):
+            yield _describe_all(ckpt, absent)
+        return
+    absent = [name for name in absent if not _is_told(name, told)]
+    tie = ckpt.config.resolved.top.find("tie_word_embeddings") if ckpt.config.resolved is not None else None
+    if tie is not None and tie.source == "config" and tie.value is False:
+        absent += [name for name in sorted(table.untied) if name not in places and not _is_head(ckpt, name)]
+    if absent:
+        yield Problem(
+            f"nothing is stored for {join_truncated(absent)}, which every {ckpt.config.architecture} has",
+            file=ckpt.config.file,
+            key=absent[0],
+            hint="export again; until then transformers fills "
+            f"{'it' if len(absent) == 1 else count(len(absent), 'parameter')} with ones or random numbers",
+        )
+    for (head, missing), names in lacking.items():
+        if names := [name for name in names if not _is_told(f"{head}.{{}}.{name}", told)]:
+            one = len(missing) == 1
+            yield Problem(
+                f"{head}: {format_layers(missing)} {'lacks' if one else 'lack'} {join_truncated(names)}, which transformers "
+                f"builds in every layer of {ckpt.config.architecture}",
+                file=ckpt.config.file,
+                key=f"{head}.{missing[0]}.{names[0]}",
+                hint="export again; until then transformers initializes it with random numbers",
+            )
+
+
+def _packed_module(name: str) -> str | None:
+    """Return the module of a tensor that a quantization stores in place of, or beside, a plain weight."""
+    module, _, last = name.rpartition(".")
+    if ".weight." in name:
+        return name.partition(".weight.")[0]
+    return module if COMPANION.search(last) or unquantized_name(name) != name else None
+
+
+def _list_layers(places: Places, head: str) -> set[int]:
+    """Return the stored layers of a stack, as the built model names it."""
+    inside = (found for name, found in places.items() if name.startswith(f"{head}.{{}}.") and found is not None)
+    return set[int]().union(*inside)
+
+
+def _describe_all(ckpt: Checkpoint, absent: list[str]) -> Problem:
+    """Return the finding on a checkpoint of which no name is one that transformers looks for."""
+    assert ckpt.config is not None
+    stored = next(iter(ckpt.tensors))
+    return Problem(
+        f"no stored name is one that transformers looks for: it builds {join_truncated(absent)}, of random numbers, "
+        f"and finds {stored}",
+        file=ckpt.config.file,
+        key="architectures",
+        hint="convert the checkpoint to this architecture's layout, or remove the prefix that a wrapper left",
+    )
+
+
+def _is_foreign_layout(ckpt: Checkpoint) -> bool:
+    """Whether CFG016 reports that no layer has a name of this architecture."""
+    known, stack = KnownModules.of(ckpt.config), ckpt.components.stack
+    return (
+        known is not None
+        and stack is not None
+        and not any(
+            known.has(known.module(stack.full_name(layer, name)))
+            for layer, names in ckpt.components.layers.items()
+            for name in names
+        )
+    )
+
+
+def _is_head(ckpt: Checkpoint, name: str) -> bool:
+    """Whether CFG007 reports that a parameter is missing."""
+    return ckpt.components.is_language_model and HEAD.search(name) is not None
+
+
+def _list_told(ckpt: Checkpoint) -> set[str]:
+    """Return the names, within a layer or beside the layers, that CFG003, CFG005, CFG016, CFG020 and CFG042 report."""
+    stack, config, alike = ckpt.components.stack, ckpt.config, family_of(ckpt.config) is not None
+    told: set[str] = set()
+    for each in ckpt.layout.stacks.values():
+        main = each is stack
+        layers = {
+            layer: unquantized_names(names)
+            for layer, names in (ckpt.components.layers if main else each.layers).items()
+        }
+        kinds = layer_kinds(config.text, len(layers)) if main and config is not None else {}
+        unlike = find_incomplete_layers(layers, kinds, alike=main and ckpt.components.is_language_model)
+        told.update(name for missing, _ in unlike.values() for name in missing)
+        if main:
+            built = list_layer_tensors(config, each.prefix)
+            told.update(find_lacking_layers(layers, built, alike=alike))
+    if stack is not None:
+        told.update(name for name in list_outer_tensors(config, stack.prefix))
+    return told
+
+
+def _is_told(parameter: str, told: set[str]) -> bool:
+    """Whether another rule reports a parameter: of the layers, beside them, an embedding or a head."""
+    _, is_inside, rest = parameter.partition(".{}.")
+    if is_inside:
+        return rest in told
+    return parameter in told or any(
+        kind.search(parameter) and not ASIDE.search(parameter) for kind in (EMBEDDING, HEAD, SCORE)
+    )

@@ -1,0 +1,68 @@
+"""The names under which transformers finds a parameter, and which layers fill it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ckptcheck.checkpoint.config import Config
+from ckptcheck.checkpoint.layout import parse_layout
+from ckptcheck.checkpoint.parameters_table import MOST_MEMBERS, ParametersTable, list_samples
+
+LLAVA = {
+    "model_type": "llava",
+    "architectures": ["LlavaForConditionalGeneration"],
+    "text_config": {"model_type": "llama"},
+    "vision_config": {"model_type": "clip_vision_model"},
+}
+
+
+def table_of(**changes: object) -> ParametersTable | None:
+    return ParametersTable.of(Config("config.json", {**LLAVA, **changes}, readable=True))
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "language_model.model.layers.1.mlp.up_proj.weight",
+        "model.language_model.layers.1.mlp.up_proj.weight",
+        "language_model.layers.1.mlp.up_proj.weight",
+    ],
+)
+def test_old_and_new_names_fill_the_same_parameter(stored: str) -> None:
+    table, layout = table_of(), parse_layout([stored, stored.replace(".1.", ".4.")])
+    assert table is not None
+    places = table.find_places(layout, list_samples(layout))
+    assert places["model.language_model.layers.{}.mlp.up_proj.weight"] == {1, 4}
+    assert "model.language_model.layers.{}.mlp.up_proj.weight" in table.needs
+
+
+def test_a_tower_of_another_type_has_other_parameters() -> None:
+    assert table_of(vision_config={"model_type": "siglip_vision_model"}) is None
+    assert table_of(auto_map={"AutoModel": "modeling.Model"}) is None
+    assert table_of(architectures=["LlamaForCausalLM"]) is None
+
+
+def test_a_prefix_that_a_wrapper_left_hides_everything() -> None:
+    table = table_of()
+    layout = parse_layout(
+        ["module.language_model.model.layers.0.mlp.up_proj.weight", "module.language_model.lm_head.weight"]
+    )
+    assert table is not None
+    assert not table.needs & table.find_places(layout, list_samples(layout)).keys()
+
+
+def test_few_names_stand_for_many() -> None:
+    names = [f"model.layers.{layer}.mlp.experts.{expert}.w1.weight" for layer in range(50) for expert in range(60)]
+    samples = list_samples(
+        parse_layout([*names, *(f"model.layers.{layer}.norm.weight" for layer in range(50)), "head"])
+    )
+    assert len(samples) == 2 * MOST_MEMBERS + 1
+
+
+def test_what_transformers_renames_is_compiled() -> None:
+    table = table_of()
+    assert table is not None
+    assert all(isinstance(step.pattern, re.Pattern) for step in table.renamings)
+    assert len(table.renamings) > len(table.facts["renames"])  # those of all architectures come after its own
