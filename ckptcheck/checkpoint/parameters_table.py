@@ -93,6 +93,10 @@ class ParametersTable:
         if architecture is None or architecture not in config.resolved.top.config_class.models:
             return None
         table = _find(architecture)
+        if table is None:  # a classifier, of which only is known what its config class does to the layers
+            models = map(_find, config.resolved.top.config_class.models)
+            adds = any(model is not None and model.adds_cross_attention for model in models)
+            return ParametersTable(architecture, {"adds_cross_attention": True}) if adds else None
         return table if table is not None and table.can_rename and _has_default_parts(config.resolved) else None
 
     @property

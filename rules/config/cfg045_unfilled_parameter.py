@@ -74,6 +74,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             hint="set it to false, as the model was trained",
         )
     told = _list_told(ckpt)
+    if not table.needs:
+        return
     if len(absent) == len(table.needs):
         if not _is_foreign_layout(ckpt):
             yield _describe_all(ckpt, absent)
