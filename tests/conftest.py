@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from hypothesis import HealthCheck, settings
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runtime.environments.interpreter import Interpreter, find_interpreter
@@ -26,6 +27,10 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 # Where they are set, as in many images of containers, a program that forgets to flush its output is not seen to lose it.
 os.environ.pop("PYTHONUNBUFFERED", None)
+
+# Hypothesis calls an example of 0.2 s a failure; on a busy machine any is, and no test is about time.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 def needs(*packages: str) -> None:
