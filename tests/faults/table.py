@@ -28,6 +28,11 @@ VERBS: dict[str, tuple[str, ...]] = {
     "parity judge": ("parity", "judge", "rollouts.jsonl", "--format", "json"),
     "parity convert": ("parity", "convert", "batch.pkl", "-o", "report.jsonl"),
     "gate": ("gate", "job.yaml", "--stages", "preflight,scan", "--model", "sound", "--format", "json"),
+    "series": ("series", "saves", "--cache", "kept.json", "--format", "json"),
+    "sign": ("sign", "sound", "--private-key", "key.pem", "--signature", "report.jsonl"),
+    "identity": ("identity", "sound", "--format", "json"),
+    "join": ("join", "parts", "--format", "json"),
+    "report": ("report", "stored.json", "-o", "report.jsonl"),
 }
 """Verb → the command."""
 QUICK = ("scan", "manifest", "preflight")
@@ -106,6 +111,9 @@ INPUTS = {
     "parity judge": "rollouts.jsonl",
     "parity convert": "batch.pkl",
     "scan of a run": "run/{metadata}",
+    "series": "saves/checkpoint-20/model.safetensors",
+    "join": "parts/part-0-of-2.ckptcheck-part",
+    "report": "stored.json",
 }
 """Verb → the file that is replaced; a shard for the others."""
 SHARD = "sound/model-00002-of-00003.safetensors"
@@ -184,10 +192,17 @@ def find_left(mark: str) -> list[str]:
         time.sleep(0.1)
 
 
+def writes_file(verb: str) -> bool:
+    """Whether a verb writes its answer to a file and not to stdout."""
+    return bool({"-o", "--signature"} & {*VERBS[verb]})
+
+
 def is_whole(written: bytes) -> bool:
-    """Whether a manifest or a file of rollouts has its end: both are lines of JSON, or one JSON value."""
+    """Whether a file has its end: a page of HTML, lines of JSON, or one JSON value."""
     import json
 
+    if written.startswith(b"<!doctype html"):
+        return written.rstrip().endswith(b"</html>")
     try:
         json.loads(written)
     except ValueError:
@@ -213,7 +228,7 @@ def find_wrong(here: Path, verb: str, fault: Fault, answer: Answer) -> str:
         return f"a traceback: {answer.stderr[-600:]}"
     if answer.code not in (0, 1, 2) and not (sent and answer.code in (-sent, 128 + sent)):
         return f"exit code {answer.code}: {answer.stderr[-300:]}"
-    if answer.code == 0 and fault.must_not_pass and not (fault.output and "-o" in VERBS[verb]):  # it writes to a file
+    if answer.code == 0 and fault.must_not_pass and not (fault.output and writes_file(verb)):
         return "it ends with 0"
     if answer.code == 2 and not answer.stderr.strip() and not answer.stdout.strip() and not sent:
         return "it ends with 2 and says nothing"
@@ -227,9 +242,12 @@ def find_wrong(here: Path, verb: str, fault: Fault, answer: Answer) -> str:
     written = (here / "report.jsonl").read_bytes()
     if written != OLD and not is_whole(written):
         return f"half a file: {written[:80]!r}, exit code {answer.code}"
-    if written == OLD and answer.code == 0 and "-o" in VERBS[verb]:
+    for name in ("kept.json", "sound/ckptcheck.manifest.json"):
+        if (here / name).exists() and not is_whole((here / name).read_bytes()):
+            return f"half of {name}"
+    if written == OLD and answer.code == 0 and writes_file(verb):
         return "it ends with 0 and wrote nothing"
-    beside = [path.name for path in here.glob(".report*")]
+    beside = [path.name for name in (".report*", ".kept*", "sound/.ckptcheck*") for path in here.glob(name)]
     if beside and sent != signal.SIGKILL:
         return f"it leaves {beside}"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,12 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from ckptcheck import api
 from tests.factories.checkpoint_cases import CHECKPOINTS, MEGATRON
+from tests.factories.saved_runs import write_trainer_save
+from tests.factories.signatures import NEEDED, write_key
 from tests.faults.table import FAULTS, MORE_FAULTS, OLD, QUICK, VERBS, Fault, find_wrong, run_with_fault
 from tests.paths import DATA, ROOT
 
@@ -51,6 +55,14 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (folder / "rollouts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (folder / "report.jsonl").write_bytes(OLD)
+    for step in (10, 20):
+        write_trainer_save(folder / "saves", step)
+    if find_spec("model_signing") is not None:
+        (folder / "key.pem").write_bytes(write_key(folder / "keys")[0].read_bytes())
+    with contextlib.chdir(folder):  # the parts name their target as the command will find it
+        for index in range(2):
+            api.write_part("scan", "sound", part=f"{index}/2", folder="parts", values=True)
+    (folder / "stored.json").write_text(json.dumps(api.scan(folder / "sound").to_dict()))
     (folder / "secret").write_text("the secret beside it\n" * 100)
     return folder
 
@@ -64,6 +76,8 @@ def put_beside(here: Path) -> None:
 
 
 def find_all_wrong(verb: str, faults: Mapping[str, Fault], inputs: Path, shim: Path, place: Path) -> dict[str, str]:
+    if verb == "sign":
+        pytest.importorskip("model_signing", reason=NEEDED)
     wrong, takes = {}, 0.0
     for name, fault in {"no fault": Fault(), **faults}.items():
         here = Path(shutil.copytree(inputs, place / re.sub("[^a-z0-9]+", "-", name, flags=re.IGNORECASE)))

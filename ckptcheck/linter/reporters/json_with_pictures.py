@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.reporters.json import ESCAPED
+from ckptcheck.linter.reporters.json import escape_deceptive
 from ckptcheck.linter.rule import Rule
 from ckptcheck.linter.stored_pictures import picture_to_json
 from ckptcheck.linter.stored_report import WITH_PICTURES
@@ -28,4 +28,4 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
         for report in reports
     )
     text = "[\n" + ",\n".join(lines) + "\n]\n"
-    return ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return escape_deceptive(text)

@@ -21,6 +21,7 @@ from typing import Any
 
 from ckptcheck import __version__
 from ckptcheck.linter.report import Report, describe_reading
+from ckptcheck.linter.reporters.json import escape_deceptive
 from ckptcheck.linter.reporters.locations import HUB, encode_uri, path_of, path_on_hub, root_folder, select_side
 from ckptcheck.linter.reporters.printable import printable
 from ckptcheck.linter.rule import Finding, Rule, Severity
@@ -52,7 +53,8 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
         "originalUriBaseIds": _bases(reports),
         "results": [result for report in reports for result in _results(report, index, occurrences)],
     }
-    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False) + "\n"
+    log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    return escape_deceptive(json.dumps(log, indent=2, ensure_ascii=False)) + "\n"
 
 
 def _descriptors(reports: Sequence[Report], rules: Sequence[Rule]) -> list[dict[str, Any]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 import ckptcheck
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.reporters import render
+from ckptcheck.linter.reporters import ReportFormat, render
 from ckptcheck.linter.rule import Finding
 from tests.factories.sample_reports import (
     CLEAN,
@@ -154,3 +158,24 @@ def test_github_commands_cannot_be_injected() -> None:
         )
     ]
     render_workflow_commands([Report("\n::error::##[error]owned", passed=("IDX001",))])
+
+
+def test_a_page_on_stdout_holds_no_command() -> None:
+    """`--format html` may pass by the runner too; the page shows the names as they are."""
+    name = "a\n::stop-commands::x\n  ##[error]y"
+    finding = Finding("IDX001", "missing-shard", "error", name, file=name, key=name, hint=name)
+    page = render("html", [Report(name, findings=(finding,), skipped=(("VAL001", name),))], RULES)
+    assert not [line for line in page.splitlines() if line.lstrip().startswith("::stop") or "##[" in line]
+    assert "&#58;:stop-commands&#58;:x" in page
+
+
+@pytest.mark.parametrize("form", ["json", "json-with-pictures", "sarif", "junit", "html"])
+def test_no_format_on_stdout_holds_the_old_form_of_a_command(form: ReportFormat) -> None:
+    """The runner obeys ##[…] anywhere in a line; marks of direction would show a name from its end."""
+    name = "##[error]x \u202etxt.exe\u2066"
+    finding = Finding("IDX001", "missing-shard", "error", name, file=name, key=name, hint=name)
+    report = Report(name, findings=(finding,), skipped=(("VAL001", name),))
+    written = render(form, [report], RULES)
+    assert not [sign for sign in ("##[", "\u202e", "\u2066") if sign in written]
+    if form == "json":
+        assert json.loads(written) == json.loads(json.dumps(report.to_dict()))

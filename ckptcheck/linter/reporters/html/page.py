@@ -204,8 +204,14 @@ def _environment() -> Environment:
 
 
 def _show_text(text: object) -> str:
-    """Return a text without control characters; it keeps its lines. The template escapes the markup in it."""
-    return "\n".join(printable(line) for line in str(text).split("\n"))
+    """Return a text as markup without control characters; it keeps its lines.
+
+    A page that goes to stdout passes by the runner of a CI, which takes a line that begins with ``::`` for a command.
+    """
+    from markupsafe import Markup, escape
+
+    shown = str(escape("\n".join(printable(line) for line in str(text).split("\n"))))
+    return Markup(shown.replace("::", "&#58;:").replace("##[", "&#35;#["))
 
 
 def _show_cell(value: Cell) -> str:
