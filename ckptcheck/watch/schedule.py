@@ -43,6 +43,8 @@ class Schedule:
     def __init__(self, share: float, budget: float) -> None:
         self.share, self.budget, self.groups, self.parts = share, budget, 1, 1
         self._number = -1
+        self._group = 0
+        """The group of the sync that has begun."""
         self._is_corrected = False
         self._costs: list[tuple[float, float]] = []
         self._numbers: dict[str, int] = {}
@@ -51,6 +53,7 @@ class Schedule:
     def begin(self) -> None:
         """Begin a sync at which tensors are looked at."""
         self._number += 1
+        self._group = self.group
 
     @property
     def group(self) -> int:
@@ -75,7 +78,7 @@ class Schedule:
         number = self._numbers.get(name)
         if number is None:
             number = self._numbers[name] = zlib.crc32(name.encode())
-        return number % self.groups == self.group
+        return number % self.groups == self._group
 
     def choose_rows(self, shape: Sequence[int], least: int | None = None) -> slice | None:
         """Return the rows of a tensor of this shape to look at, None for all. Tensors of equal shape have equal rows.

@@ -60,7 +60,9 @@ class SyncDigests:
     """
 
     def __init__(self, *, defers: bool) -> None:
-        self._defers = defers
+        from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import copy_tensor
+
+        self._defers, self._copy_tensor = defers, copy_tensor
         self._digests: dict[str, str] = {}
         self._copies: list[tuple[str, bool, Any]] = []
         """Name, whether the copy has some rows only, and the copy."""
@@ -107,11 +109,9 @@ class SyncDigests:
         self._digests, self._copies, self._to_cast, self.casts, self.nbytes = {}, [], {}, {}, 0
 
     def _copy(self, name: str, part: Any, has_rows: bool) -> None:
-        from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import copy_tensor
-
         # the name keeps its place among those that are digested at once
         self._digests[name] = ""
-        self._copies.append((name, has_rows, copy_tensor(part)))
+        self._copies.append((name, has_rows, self._copy_tensor(part)))
 
     def move_to_host(self) -> None:
         """Move copies from their devices into the host's memory, in one transfer a device. Call it before `compute`."""

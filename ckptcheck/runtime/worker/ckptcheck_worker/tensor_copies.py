@@ -11,11 +11,9 @@ PIECE = 1 << 14
 
 def copy_tensor(tensor: Any) -> Any:
     """Return a contiguous copy of a torch tensor on its own device. On a GPU it is made in the order of the current stream."""
-    import torch
-
     if tensor.requires_grad:
         tensor = tensor.detach()
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
 
 
 def move_to_host(copies: Sequence[Any]) -> list[Any]:
