@@ -7,6 +7,7 @@ from pathlib import Path
 import live
 import pytest
 
+from ckptcheck import identity
 from tests.refit.test_live import codes, refit
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]
@@ -48,3 +49,19 @@ def test_a_hybrid_of_state_space_layers_and_attention(tmp_path: Path) -> None:
     skipped = {each["code"]: each["reason"] for each in report["skipped"]}
     assert skipped["REF011"] == "vllm runs without a prefix cache here"
     assert {"REF003", "REF005", "REF010", "REF012"} <= set(report["passed"])
+
+
+def test_joined_projections_have_one_identity_in_trainer_and_engine(tmp_path: Path) -> None:
+    """Phi-3 exports queries, keys and values joined; each rank of the engine holds a share of each of the three."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.Phi3Config(
+        vocab_size=512, hidden_size=128, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2, max_position_embeddings=512,
+        original_max_position_embeddings=512,
+    )  # fmt: skip
+    transformers.Phi3ForCausalLM(config).float().save_pretrained(tmp_path / "phi")
+    report = refit(tmp_path / "phi", "--trainer", "transformers", "--engine-tp", "2")
+    (section,) = (each for each in report["sections"] if each["title"] == "identity of the weights")
+    assert [row[2] == row[3] for row in section["rows"]] == [True] * 3
+    assert section["rows"][0][2] == identity(tmp_path / "phi").identity
