@@ -33,6 +33,11 @@ MTP = re.compile(r"(^|\.)(mtp\w*|nextn\w*|eh_proj|enorm|hnorm|shared_head)(\.|$)
 MOST_LAYERS = 10**6
 """More layers than a model has. A config that declares more is a finding, and nothing is counted up to that number."""
 
+HEADS_OF_TEXT_MODELS = frozenset((
+    "blip-2", "instructblip", "instructblipvideo", "kosmos-2", "kosmos-2.5", "llama4", "pix2struct", "vision-encoder-decoder",
+))  # fmt: skip
+"""Composite models whose text model has the head, so that its config says whether it is tied (transformers 5.23, each built)."""
+
 
 @dataclass(frozen=True)
 class Components:
@@ -167,17 +172,19 @@ class Components:
     def is_tied(self) -> bool | None:
         """Whether the input and the output embedding are one tensor; None where neither config nor architecture says.
 
-        Composite configs hold the flag on two levels, and which of them transformers reads depends on the architecture:
-        true on either level counts as true.
+        Composite configs hold the flag on two levels. transformers 5 goes by the config of the class that has the head, which is
+        the upper one (and vLLM by that since its #33359); but for a few older classes, whose text model has the head.
         """
         if self.config is None:
             return None
-        levels = {id(part): part for part in (self.config.value, self.config.text)}.values()
+        levels = [self.config.value, self.config.text]
         if can_tie(self.config.architecture) is False:
             return False
-        flags = [part["tie_word_embeddings"] for part in levels if isinstance(part.get("tie_word_embeddings"), bool)]
-        if flags:
-            return any(flags)
+        if (self.config.value.get("model_type") or "") in HEADS_OF_TEXT_MODELS:
+            levels.reverse()
+        for part in levels:
+            if isinstance(flag := part.get("tie_word_embeddings"), bool):
+                return flag
         return tied_by_default(self.config.architecture)
 
     @property
