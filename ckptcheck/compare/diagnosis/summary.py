@@ -11,9 +11,9 @@ from ckptcheck.compare.diagnosis.verdict import ORDER, Cause, Explanation, Verdi
 from ckptcheck.text.formatting import format_ranges, join_truncated
 
 EVIDENCE_TEXT = {
-    "exact": "it reproduces every bit",
-    "rounded": "it reproduces every element within the rounding of the dtype",
-    "likely": "nothing can reproduce it; the tensor only looks like this",
+    "exact": "undoing this gives the values of the other checkpoint, bit for bit",
+    "rounded": "undoing this gives the values of the other checkpoint, up to the rounding of the dtype",
+    "likely": "the tensor looks like this; it cannot be undone, so that nothing proves it",
 }
 CHEAP_CAUSES = (
     "missing, zero, NaN, constant, {stale}another layer or expert, transposed, QKV interleave, gate and up swapped, "

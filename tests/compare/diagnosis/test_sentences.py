@@ -41,7 +41,7 @@ def test_gate_and_up_swapped_under_both_names() -> None:
     assert verdict.sentence == "4 of 4 linear_fc1 (mlp.gate_proj+up_proj.weight): gate and up are swapped"
     assert verdict.causes == ("gate-up-swapped",)
     assert verdict.confidence == "exact"
-    assert verdict.evidence == "it reproduces every bit"
+    assert verdict.evidence == "undoing this gives the values of the other checkpoint, bit for bit"
     assert len(verdict.tensors) == 8
 
 
