@@ -13,7 +13,8 @@
 # make bench   speed and memory, as ratios in one run; ONLY="pages watch" runs these alone
 # make fuzz    make up COUNT hostile inputs of whole checkpoints (SEED=1 COUNT=2000), or of one door: DOOR=pickle, job, hub, … (see SECURITY.md);
 #              GUIDED=1 has atheris follow the coverage of a door whose input is bytes, for LASTS=60 seconds (pip install atheris before)
-# make false-clean edit sound checkpoints COUNT times, and load with transformers what a scan calls clean
+# make false-clean edit sound checkpoints COUNT times, and load with transformers what a scan calls clean;
+#                  then tokenizers, adapters and quantized checkpoints, PARTS times each
 
 PYTHON ?= python3
 # Which build of torch? Your pip configuration decides. Where that would fetch CUDA, name another index:
@@ -27,6 +28,7 @@ DOOR ?= checkpoint
 LASTS ?= 60
 MATRIX ?= --lengths 100,1000,10000 --batch 1,8,32 --repeats 10 --pairs transformers:vllm,megatron:vllm,megatron:sglang --calibrate
 COUNT ?= 2000
+PARTS ?= 200
 ONLY ?=
 SIZE ?= 4
 
@@ -106,6 +108,7 @@ endif
 
 false-clean: .venv/torch.done .venv/tools.done
 	$(BIN)/python -m tests.fuzzing.false_clean --seed $(SEED) --count $(COUNT)
+	PYTHONPATH=fixtures $(BIN)/python -m tests.fuzzing.false_clean_parts --seed $(SEED) --count $(PARTS)
 
 format: .venv/tools.done
 	$(BIN)/ruff check --fix .

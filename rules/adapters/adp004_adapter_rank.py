@@ -2,6 +2,7 @@
 
 ## What it checks
 `lora_A` has `r` rows and `lora_B` has `r` columns, as `adapter_config.json` gives `r` (or `rank_pattern` for a module).
+Both have as many dimensions.
 
 ## Why it matters
 PEFT stops with a size mismatch. vLLM and SGLang scale by `lora_alpha / r`, so a wrong `r` changes the strength of the update.
@@ -40,9 +41,15 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if ckpt.adapter is None:
         return
     odd: dict[tuple[int, int], list[str]] = {}
+    shapes: list[str] = []
     for name, tensor in ckpt.tensors.items():
         match = HALF.search(name)
-        if match is None or len(tensor.shape) != 2 or 0 in tensor.shape:
+        if match is None or 0 in tensor.shape:
+            continue
+        other = ckpt.tensors.get(f"{name[: match.start(1)]}{'B' if match[1] == 'A' else 'A'}{name[match.end(1) :]}")
+        if other is not None and len(other.shape) != len(tensor.shape) and len(tensor.shape) != 2:
+            shapes.append(name)
+        if len(tensor.shape) != 2:
             continue
         rank, found = lora_rank(ckpt.adapter, name[: match.start()]), tensor.shape[0 if match[1] == "A" else 1]
         several = (
@@ -57,4 +64,12 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=ckpt.tensor_to_file[names[0]],
             key=names[0],
             hint="use the config of the training run",
+        )
+    if shapes:
+        yield Problem(
+            f"{count(len(shapes), 'matrix has', 'matrices have')} another number of dimensions than the other half of "
+            f"the pair: {join_truncated(shapes)}; PEFT stops with a size mismatch",
+            file=ckpt.tensor_to_file[shapes[0]],
+            key=shapes[0],
+            hint="save the adapter again; lora_A and lora_B of a linear layer have two dimensions",
         )

@@ -62,11 +62,12 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         elif weights and not any(_fits(weight.shape, expected, is_embedding=pair.is_embedding) for weight in weights):
             shapes.setdefault((expected[0], weights[0].shape), []).append(pair.module)
     for name, tensor in ckpt.tensors.items():
-        match = None if LORA.fullmatch(name) or VOCABULARY.search(name) else SAVED.fullmatch(name)
+        match = None if LORA.fullmatch(name) else SAVED.fullmatch(name)
         if match is not None:
             tail = tail_of(f"{match['module'].removeprefix(PREFIX)}.{match['part']}")
             weights = _plain_weights(base, by_tail.get(tail, []))
-            if weights and not any(weight.shape == tensor.shape for weight in weights):
+            first = 1 if VOCABULARY.search(name) else 0  # the rows of a vocabulary may have been resized
+            if weights and not any(weight.shape[first:] == tensor.shape[first:] for weight in weights):
                 shapes.setdefault((tensor.shape, weights[0].shape), []).append(name)
     if lacking:
         yield _problem(

@@ -34,7 +34,7 @@ INTEGERS = frozenset(("BOOL", *(f"{kind}{bits}" for kind in "IU" for bits in (8,
     "CFG021",
     "integer-weight",
     severity="error",
-    when=lambda ckpt: bool(ckpt.tensors) and not ckpt.is_partial and not _is_quantized(ckpt),
+    when=lambda ckpt: bool(ckpt.tensors) and (ckpt.is_adapter or not ckpt.is_partial) and not _is_quantized(ckpt),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     found: dict[tuple[str, str], list[str]] = {}
@@ -54,6 +54,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 
 def _is_quantized(ckpt: Checkpoint) -> bool:
     """Whether anything hints at a quantization, or there is no config that could."""
+    if ckpt.is_adapter:
+        return False
     config = ckpt.config
     if config is None or not config.readable or ckpt.quantization is not None:
         return True

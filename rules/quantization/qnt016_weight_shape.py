@@ -43,13 +43,10 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     wrong: list[tuple[str, list[int], tuple[int, ...]]] = []
     for stored, modules in ckpt.quantization.storages.items():
         part, weight = stored.parts.get("weight_shape"), stored.weight
-        if (
-            part is None
-            or weight is None
-            or part.shape != (2,)
-            or len(weight.shape) != 2
-            or part.dtype not in ("I64", "I32")
-        ):
+        if part is None or weight is None or len(weight.shape) != 2 or part.dtype not in ("I64", "I32"):
+            continue
+        if part.shape != (2,):
+            yield from _misshapen(ckpt, sorted(stored.name(module, "weight_shape") for module in modules))
             continue
         fits = possible_columns(ckpt.quantization.schemes, stored)
         for module in modules:
@@ -73,3 +70,14 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             hint="write the shape that the weight has",
         )
     ckpt.require_values()
+
+
+def _misshapen(ckpt: QuantizedCheckpoint, names: list[str]) -> Iterator[Problem]:
+    others = f", and so in {count(len(names) - 1, 'more module')}" if len(names) > 1 else ""
+    yield Problem(
+        f"it has the shape {format_shape(ckpt.tensors[names[0]].shape)}, and not two numbers{others}: transformers stops with a "
+        "size mismatch",
+        file=ckpt.tensor_to_file[names[0]],
+        key=names[0],
+        hint="write the shape that the weight has",
+    )

@@ -2,7 +2,8 @@
 
 ## What it checks
 Every unquantized weight is in a module that vLLM and SGLang (or the consumers that `--consumers` names) leave unquantized under
-this config: it is ignored, not targeted, or of a kind that they never quantize.
+this config: it is ignored, not targeted, or of a kind that they never quantize. With compressed-tensors an unquantized `lm_head` is
+ignored: the engines do not count it to the Linear modules, and transformers does (a warning).
 
 ## Why it matters
 The consumer allocates packed weights and scales, and nothing in the checkpoint fills them.
@@ -32,7 +33,9 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.consumers.base import ConsumerError, UnknownBehavior
 from ckptcheck.consumers.effects import summarize_mismatches
+from ckptcheck.consumers.entries import EntryList, parse_exact_or_regex
 from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_mismatches, require_known_architecture
 
 
@@ -57,4 +60,39 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             hint=summary.hint,
             severity="warning" if summary.spared else None,
         )
+    yield from _check_head(ckpt)
     require_known_architecture(ckpt)
+
+
+def _check_head(ckpt: Checkpoint) -> Iterator[Problem]:
+    """Yield a head that compressed-tensors builds quantized within transformers: a Linear to it, and none to the engines."""
+    head, declared = (
+        ckpt.tensors.get("lm_head.weight"),
+        ckpt.quantization.main_declaration if ckpt.quantization else None,
+    )
+    if ckpt.options.consumers and "transformers" not in ckpt.options.consumers:
+        return
+    if head is None or declared is None or declared.method != "compressed-tensors" or ckpt.components.is_tied:
+        return
+    groups, ignored = declared.value.get("config_groups"), declared.value.get("ignore") or []
+    targets = [
+        target
+        for group in (groups.values() if isinstance(groups, dict) else ())
+        if isinstance(group, dict) and group.get("weights")
+        for target in group.get("targets") or ()
+    ]
+    if "Linear" not in targets or not head.is_plain or not isinstance(ignored, list) or "Linear" in ignored:
+        return
+    try:
+        if EntryList(ignored, parse_exact_or_regex).match_all("lm_head"):
+            return
+    except (ConsumerError, UnknownBehavior):
+        return
+    yield Problem(
+        "lm_head is stored unquantized, but the targets name every Linear and ignore does not name it: transformers starts the "
+        "parts of a quantized head from random numbers; vLLM and SGLang are not hurt",
+        file=declared.file,
+        key=declared.key_path("ignore"),
+        hint="add lm_head to ignore",
+        severity="warning",
+    )

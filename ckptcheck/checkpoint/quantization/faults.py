@@ -282,6 +282,7 @@ CASES: dict[str, Callable[[Scheme], bool]] = {
     "static asymmetric input": lambda scheme: (
         _static(scheme) and scheme.inputs is not None and not scheme.inputs.symmetric
     ),
+    "static output": lambda scheme: scheme.outputs is not None and scheme.outputs.dynamic is False,
     "static global input": lambda scheme: (
         scheme.inputs is not None and scheme.inputs.strategy == "tensor_group" and scheme.inputs.dynamic is not True
     ),

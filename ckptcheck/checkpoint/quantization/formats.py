@@ -64,9 +64,18 @@ SCALE = (
     Companion("weight_scale", FLOAT, ("O I/g",), "group"),
     Companion("weight_scale", FLOAT, ("O/r I/c", "O/r 1 I/c 1"), "block"),
 )
+OUTPUT = "transformers 5.23 and compressed-tensors multiply the outputs by uninitialised memory in its place"
 INPUT = (
     Companion("input_scale", FLOAT, ONE, "static input"),
     Companion("input_zero_point", ("I8", "F8_E4M3"), ONE, "static asymmetric input"),
+    Companion("output_scale", FLOAT, ONE, "static output", needs=OUTPUT),
+)
+ASYMMETRIC = Companion(
+    "weight_zero_point",
+    ("I8", "U8", "F8_E4M3"),
+    (),
+    "asymmetric",
+    needs="transformers 5.23 and compressed-tensors subtract uninitialised memory in its place",
 )
 UNFILLED = "transformers, vLLM and SGLang compute with uninitialised memory in its place"
 UNPACKED = "transformers 5.23 and compressed-tensors stop, for they unpack the weight to that shape; vLLM and SGLang do without"
@@ -100,7 +109,7 @@ FORMATS = {
             UNFILLED,
         ),
         WeightFormat(
-            "float-quantized", "weight", ("F8_E4M3",), "O I", (*SCALE, *INPUT), UNFILLED,
+            "float-quantized", "weight", ("F8_E4M3",), "O I", (*SCALE, *INPUT, ASYMMETRIC), UNFILLED,
             (("weight_scale", "weight_scale_inv"),),
         ),
         WeightFormat(
@@ -109,19 +118,23 @@ FORMATS = {
                 Companion("weight_scale", ("F8_E4M3",), ("O I/16",)),
                 Companion("weight_global_scale", FLOAT, ONE),
                 Companion("input_global_scale", FLOAT, ONE, "static global input"),
+                ASYMMETRIC,
             ),
             UNFILLED,
             (("weight_global_scale", "weight_scale_2"), ("input_global_scale", "input_scale")),
         ),
         WeightFormat(
             "mxfp4-pack-quantized", "weight_packed", ("U8",), "O I/2",
-            (Companion("weight_scale", E8M0, ("O I/32",)),), UNFILLED,
+            (Companion("weight_scale", E8M0, ("O I/32",)), ASYMMETRIC), UNFILLED,
         ),
         WeightFormat(
             "mxfp6-pack-quantized", "weight_packed", ("U8",), "O I*3/4",
-            (Companion("weight_scale", E8M0, ("O I/32",)),), UNFILLED,
+            (Companion("weight_scale", E8M0, ("O I/32",)), ASYMMETRIC), UNFILLED,
         ),
-        WeightFormat("mxfp8-quantized", "weight", ("F8_E4M3",), "O I", (Companion("weight_scale", E8M0, ("O I/32",)),), UNFILLED),
+        WeightFormat(
+            "mxfp8-quantized", "weight", ("F8_E4M3",), "O I",
+            (Companion("weight_scale", E8M0, ("O I/32",)), ASYMMETRIC), UNFILLED,
+        ),
         WeightFormat(
             "fp8-block", "weight", ("F8_E4M3",), "O I",
             (Companion("weight_scale_inv", (*FLOAT, *E8M0), ("O/r I/c",)),), RAW, (("weight_scale_inv", "weight_scale"),),

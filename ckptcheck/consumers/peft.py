@@ -1,0 +1,187 @@
+"""What PEFT makes of an adapter_config.json: which settings it refuses, and which modules it gives matrices to.
+
+Source: PEFT 0.21, `LoraConfig` (peft/tuners/lora/config.py) and `check_target_module_exists` (peft/tuners/tuners_utils.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+from ckptcheck.checkpoint.config import Config
+from ckptcheck.consumers.regex_set import Automaton
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "a number": (int, float),
+    "a whole number": (int,),
+    "true or false": (bool,),
+    "a list or a text": (list, str, type(None)),
+    "a list": (list, type(None)),
+    "a list or a whole number": (list, int, type(None)),
+    "a list or an object": (list, dict, type(None)),
+    "an object": (dict,),
+    "an object or null": (dict, type(None)),
+}
+SETTINGS = {
+    "r": "a whole number",
+    "lora_alpha": "a number",
+    "lora_dropout": "a number",
+    "target_modules": "a list or a text",
+    "exclude_modules": "a list or a text",
+    "modules_to_save": "a list",
+    "target_parameters": "a list",
+    "layers_to_transform": "a list or a whole number",
+    "layers_pattern": "a list or a text",
+    "rank_pattern": "an object",
+    "alpha_pattern": "an object",
+    "trainable_token_indices": "a list or an object",
+    "layer_replication": "a list",
+    "alora_invocation_tokens": "a list",
+    **dict.fromkeys(
+        (
+            "megatron_config", "eva_config", "corda_config", "lora_ga_config", "velora_config", "monteclora_config",
+            "arrow_config", "kasa_config", "use_bdlora",
+        ),
+        "an object or null",
+    ),
+}  # fmt: skip
+"""Setting of `LoraConfig` → what it is, for those that PEFT computes with when it loads an adapter."""
+SWITCHES = ("use_dora", "use_rslora", "lora_bias", "use_qalora", "fan_in_fan_out", "ensure_weight_tying")
+TASKS = ("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
+BIASES = ("none", "all", "lora_only")
+NEEDED = ("r", "lora_alpha", "target_modules")
+"""Settings without which vLLM 0.32 refuses an adapter (vllm/lora/peft_helper.py); PEFT takes 8, 8 and the family's own."""
+LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
+
+
+def is_lora(config: Config | None) -> bool:
+    """Whether a config is one of LoRA, by its `peft_type`."""
+    return config is not None and config.value.get("peft_type") == "LORA"
+
+
+def list_refusals(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the key of each setting of LoRA that PEFT or vLLM refuses, and why, as the end of a sentence."""
+    for key, kind in SETTINGS.items():
+        if key not in settings:
+            continue
+        value: Any = settings[key]
+        if not isinstance(value, KINDS[kind]) or isinstance(value, bool):
+            yield key, f"is {_write(value)}, and PEFT needs {kind}"
+        elif key == "r" and settings["r"] < 1:
+            yield key, f"is {_write(value)}, and PEFT needs at least 1"
+        elif key == "lora_dropout" and not 0 <= settings["lora_dropout"] <= 1:
+            yield key, f"is {_write(value)}, and PEFT needs a number from 0 to 1"
+        elif key == "lora_alpha" and value == 0:
+            yield key, "is 0, and with it the adapter changes nothing"
+        elif isinstance(value, dict) and key in ("rank_pattern", "alpha_pattern"):
+            odd = next(
+                (name for name, number in value.items() if type(number) not in (int, float) or number <= 0), None
+            )
+            if odd is not None:
+                yield key, f"gives {odd!r} {_write(value[odd])}, and PEFT needs a number above 0"
+        elif isinstance(value, list) and key in ("target_modules", "exclude_modules", "modules_to_save"):
+            if any(not isinstance(name, str) for name in value):
+                yield key, "lists something that is no text"
+        elif key == "layers_to_transform" and isinstance(value, list) and any(type(each) is not int for each in value):
+            yield key, "lists something that is no whole number"
+    for key in SWITCHES:
+        if settings.get(key) is not None and not isinstance(settings[key], bool):
+            yield key, f"is {_write(settings[key])}, and PEFT needs true or false"
+    if "bias" in settings and settings["bias"] not in BIASES:
+        yield "bias", f"is {_write(settings['bias'])}, and PEFT knows none, all and lora_only"
+    if settings.get("task_type") is not None and settings["task_type"] not in TASKS:
+        yield "task_type", f"is {_write(settings['task_type'])}, and PEFT knows {', '.join(TASKS)}"
+    targets: Any = settings.get("target_modules")
+    parameters: Any = settings.get("target_parameters")
+    for name in parameters if isinstance(parameters, list) and isinstance(targets, list) else []:
+        if isinstance(name, str) and name.rpartition(".")[0].rpartition(".")[2] in targets:
+            yield (
+                "target_parameters",
+                f"names {_write(name)}, whose module target_modules names too, and PEFT takes only one of them",
+            )
+    for key in ("arrow_config", "velora_config"):
+        if isinstance(settings.get(key), dict) and not any(settings[key].values()):
+            yield key, "says nothing, and PEFT needs null, or what it is to do"
+    yield from _list_contradictions(settings)
+    for key in NEEDED:
+        if key not in settings and not (key == "target_modules" and settings.get("target_parameters")):
+            usual = "the modules that it lists for the model's family" if key == "target_modules" else "8"
+            yield key, f"is missing: vLLM refuses the adapter, and PEFT takes {usual}"
+
+
+def _list_contradictions(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the settings that do not go together, as `LoraConfig.__post_init__` tells."""
+    layers, pattern = settings.get("layers_to_transform"), settings.get("layers_pattern")
+    if isinstance(settings.get("target_modules"), str):
+        for key, value in (("layers_to_transform", layers), ("layers_pattern", pattern)):
+            if value is not None:
+                yield key, "is set, and PEFT takes no layers where target_modules is a text"
+    elif pattern and layers is None:
+        yield "layers_pattern", "is set, and PEFT needs layers_to_transform with it"
+    if settings.get("lora_bias") is True and settings.get("use_dora") is True:
+        yield "lora_bias", "is true, and PEFT has no biases with use_dora"
+    if settings.get("alora_invocation_tokens") is not None and settings.get("task_type") != "CAUSAL_LM":
+        yield "alora_invocation_tokens", "is set, and PEFT takes it with the task_type CAUSAL_LM only"
+
+
+def _write(value: Any) -> str:
+    return repr(value)[:40]
+
+
+class Targets:
+    """The modules to which a LoRA config gives matrices."""
+
+    def __init__(self, config: Config) -> None:
+        """Read the settings that choose modules."""
+        self.settings = config.value
+
+    @cached_property
+    def is_known(self) -> bool:
+        """Whether the settings say which modules are meant: not `all-linear`, and no regex that this cannot evaluate."""
+        targets, excluded = self.settings.get("target_modules"), self.settings.get("exclude_modules")
+        if isinstance(targets, str) and targets != "all-linear":
+            return not self._included.unsupported and (not isinstance(excluded, str) or not self._excluded.unsupported)
+        return isinstance(targets, list) and not (isinstance(excluded, str) and self._excluded.unsupported)
+
+    @cached_property
+    def _included(self) -> Automaton:
+        return Automaton({0: str(self.settings["target_modules"])}, full=True)
+
+    @cached_property
+    def _excluded(self) -> Automaton:
+        return Automaton({0: str(self.settings["exclude_modules"])}, full=True)
+
+    def includes(self, module: str) -> bool:
+        """Whether PEFT gives a module of the base model matrices. Raises UnsupportedRegex where a pattern takes too long."""
+        settings = self.settings
+        excluded, saved = settings.get("exclude_modules"), settings.get("modules_to_save")
+        if isinstance(excluded, str) and excluded and self._excluded.match(module):
+            return False
+        if isinstance(excluded, list) and _is_listed(module, excluded):
+            return False
+        if isinstance(saved, list) and any(f".{name}." in f".{module}." for name in saved):
+            return False
+        targets = settings.get("target_modules")
+        if isinstance(targets, str):
+            return bool(self._included.match(module))
+        if not isinstance(targets, list) or module in targets:
+            return isinstance(targets, list)
+        return _is_listed(module, targets) and self._has_layer(module)
+
+    def _has_layer(self, module: str) -> bool:
+        layers, pattern = self.settings.get("layers_to_transform"), self.settings.get("layers_pattern")
+        if layers is None or layers == []:
+            return True
+        patterns = [pattern] if isinstance(pattern, str) and pattern else pattern or []
+        found = LAYER.match(module)
+        for each in patterns:
+            found = re.match(rf"(?:^|.*?\.){re.escape(each)}\.(\d+)\.", module)
+            if found:
+                break
+        return found is not None and (int(found[1]) == layers if isinstance(layers, int) else int(found[1]) in layers)
+
+
+def _is_listed(module: str, names: Iterable[str]) -> bool:
+    return any(module == name or module.endswith(f".{name}") for name in names)

@@ -1,0 +1,65 @@
+"""PEFT or vLLM refuses a setting of the adapter.
+
+## What it checks
+In an adapter_config.json of LoRA, the settings that PEFT computes with have the types and values that it takes: `r` is a whole
+number above 0, `rank_pattern` an object of numbers, `bias` one of three words, and so on. `r`, `lora_alpha` and `target_modules`
+are there.
+
+## Why it matters
+PEFT 0.21 stops while it loads the adapter, mostly with an AttributeError that names no setting. Without `r` or `lora_alpha` vLLM
+refuses the adapter, and PEFT takes 8, which stops it at the first matrix of another rank, or scales the update otherwise.
+
+## How to fix
+Use the config of the training run.
+
+## When it can be wrong
+Only LoRA is known. Where your only consumer reads the setting as it is: `--ignore ADP007`.
+
+## Seen in
+No public report: the refusals were observed.
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.consumers.peft import is_lora, list_refusals
+
+KNOWN = ("r", "lora_alpha", "target_modules", "peft_type")
+"""Settings that show that a config without a `peft_type` is one of LoRA."""
+
+
+@rule(
+    "ADP007",
+    "refused-adapter-setting",
+    severity="error",
+    when=lambda ckpt: ckpt.is_adapter and ckpt.adapter is not None,
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    config = ckpt.adapter
+    if config is None:
+        return
+    kind = config.value.get("peft_type")
+    if kind is None and any(key in config.value for key in KNOWN):
+        yield Problem(
+            "peft_type is missing, so PEFT does not know which kind of adapter it is, and refuses it",
+            file="adapter_config.json",
+            key="peft_type",
+            hint="write the kind with which it was trained, such as LORA",
+        )
+    elif kind is not None and any(".lora_" in name for name in ckpt.tensors) and kind not in LORA_LIKE:
+        yield Problem(
+            f"peft_type is {str(kind)[:40]!r}, but the tensors are those of LORA: PEFT refuses the adapter or loads none of them",
+            file="adapter_config.json",
+            key="peft_type",
+            hint="write LORA",
+        )
+    if is_lora(config):
+        for key, reason in list_refusals(config.value):
+            yield Problem(
+                f"{key} {reason}", file="adapter_config.json", key=key, hint="use the config of the training run"
+            )
+
+
+LORA_LIKE = ("LORA", "ADALORA", "XLORA", "RANDLORA")
+"""Kinds of adapters whose tensors have names with ``lora_``."""

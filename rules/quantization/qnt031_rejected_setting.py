@@ -1,0 +1,61 @@
+"""The library of the quantization method refuses a setting of the quantization config.
+
+## What it checks
+- compressed-tensors: each group and its weights and activations have only settings that it knows, of the right types and values,
+  and these go together: a strategy `group` with a size of groups, `block` with a structure of blocks, no scales of weights that
+  are computed at run time, `quantization_status` one of five words.
+- No other method stands beside `load_in_4bit` or `load_in_8bit`.
+- AWQ: weights of the version gemm are declared with zero points, which they always have.
+- bitsandbytes: switches are true or false, and the kinds of 4 bits are nf4 and fp4.
+
+## Why it matters
+compressed-tensors 0.20 parses `config_groups` with classes that forbid anything else; transformers, vLLM and SGLang parse with
+them, and stop before they read a weight. `BitsAndBytesConfig` of transformers raises a TypeError.
+
+## How to fix
+Write what the tool wrote that quantized the weights.
+
+## When it can be wrong
+A setting that a later compressed-tensors introduced is unknown to 0.20: such a finding is a warning.
+
+## Seen in
+vllm-project/vllm#31782 (`Extra inputs are not permitted` for `scale_dtype`, which an older compressed-tensors does not know)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.views import QuantizedCheckpoint
+from ckptcheck.consumers.quantization_settings import list_refused_settings
+
+LIBRARIES = {
+    "compressed-tensors": "compressed-tensors 0.20 refuses the config",
+    "bitsandbytes": "transformers 5.23 refuses the config",
+    "awq": "GPTQModel, with which transformers loads it, computes with other numbers",
+}
+"""Method → what its library makes of a setting that it does not take."""
+
+
+@rule("QNT031", "rejected-setting", severity="error", on="quantization")
+def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
+    declared = ckpt.quantization.main_declaration
+    if declared is None:
+        return
+    for key in ("load_in_4bit", "load_in_8bit"):
+        if declared.value.get(key) is True and declared.method not in (None, "bitsandbytes"):
+            yield Problem(
+                f"{key} is true beside quant_method {declared.method}: transformers takes the weights for those of bitsandbytes",
+                file=declared.file,
+                key=declared.key_path(key),
+                hint=f"remove {key}",
+            )
+    if declared.method not in LIBRARIES:
+        return
+    for path, reason in list_refused_settings(declared.method, declared.value):
+        yield Problem(
+            f"{path} {reason}: {LIBRARIES[declared.method]}",
+            file=declared.file,
+            key=declared.key_path(path),
+            hint="write what the tool wrote that quantized the weights",
+            severity="warning" if "is not a setting of" in reason else None,
+        )
