@@ -85,6 +85,15 @@ def iter_wrong_common_types(part: ResolvedPart) -> Iterator[Fault]:
 def iter_wrong_layer_settings(part: ResolvedPart) -> Iterator[Fault]:
     """Yield settings of single layers (``per_layer_config``) with a wrong type, and those that other layers do not have."""
     config_class, listed = part.config_class, part.settings.get("per_layer_config")
+    if listed is not None and not isinstance(listed, dict):
+        yield (
+            f"{part.path}per_layer_config",
+            f"{part.path}per_layer_config is {write_value(listed)}, but it must be an object",
+        )
+    for number, own in listed.items() if isinstance(listed, dict) else ():
+        if not isinstance(own, dict):
+            path = f"{part.path}per_layer_config.{number}"
+            yield path, f"{path} is {write_value(own)}, but it must be an object"
     layers = (
         {number: own for number, own in listed.items() if isinstance(own, dict)} if isinstance(listed, dict) else {}
     )
