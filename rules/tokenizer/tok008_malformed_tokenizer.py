@@ -4,6 +4,7 @@
 - The library `tokenizers` loads tokenizer.json.
 - tokenizer_config.json, special_tokens_map.json and generation_config.json are JSON objects. special_tokens_map.json is left out if
   tokenizer_config.json has `added_tokens_decoder`, because no consumer reads it then.
+- The special tokens of tokenizer_config.json are texts, or objects with one.
 
 ## Why it matters
 - `AutoTokenizer` of transformers stops at the start, and with it vLLM, SGLang and every trainer. The library names neither the file
@@ -24,6 +25,8 @@ allenai/open-instruct#738, huggingface/transformers#31789, kvcache-ai/ktransform
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.config import Config
+from ckptcheck.checkpoint.special_tokens import NAMES
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
 
 OTHER_RULES = ("lfs-pointer", "html-page")
@@ -44,6 +47,7 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
                 if file_defects[0].kind == "not-json":
                     text += "; transformers, vLLM and SGLang go on without it and lose its ends and sampling settings"
             yield Problem(text, file=file, key=file_defects[0].key, hint=advice)
+    yield from _check_special_tokens(ckpt.tokenizer.tokenizer_config, hint)
     vocabulary = ckpt.tokenizer.vocabulary
     if vocabulary is None or vocabulary.file != "tokenizer.json":
         return
@@ -51,3 +55,18 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
         reason = tokenizer_load_error(ckpt.source)
         if reason is not None:
             yield Problem(f"the library tokenizers does not load it: {reason}", file="tokenizer.json", hint=hint)
+
+
+def _check_special_tokens(config: Config | None, hint: str) -> Iterator[Problem]:
+    """Yield the special tokens of tokenizer_config.json that are neither a text nor an object with one."""
+    for name in NAMES if config is not None else ():
+        token = config.value.get(name)  # type: ignore[union-attr]
+        if (isinstance(token, dict) and "content" not in token) or (
+            isinstance(token, (list, int, float)) and not isinstance(token, bool)
+        ):
+            yield Problem(
+                f"{name} is neither a text nor an object with `content`: AutoTokenizer of transformers stops with a TypeError",
+                file="tokenizer_config.json",
+                key=name,
+                hint=hint,
+            )
