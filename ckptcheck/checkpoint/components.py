@@ -180,7 +180,7 @@ class Components:
         levels = [self.config.value, self.config.text]
         if can_tie(self.config.architecture) is False:
             return False
-        if (self.config.value.get("model_type") or "") in HEADS_OF_TEXT_MODELS:
+        if self.config.model_type in HEADS_OF_TEXT_MODELS:
             levels.reverse()
         for part in levels:
             if isinstance(flag := part.get("tie_word_embeddings"), bool):
