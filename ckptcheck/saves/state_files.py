@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from math import isfinite, prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
@@ -40,6 +40,8 @@ MOST_JSON = 1 << 27
 DEEP = 64
 MOST_SCALARS = 8
 """Tensors of one element under one key that are read: each parameter of an optimizer counts its steps."""
+MOST_NUMBER = 1 << 60
+"""Above any count of steps."""
 LONGEST_LIST = 1 << 14
 LONGEST_PATH = 1000
 """Characters of the keys that lead to a value: each value below has a path of its own."""
@@ -114,9 +116,14 @@ def read_json_numbers(raw: bytes) -> tuple[dict[str, float], dict[str, float], d
         log = document.get("log_history")
         for entry in log if isinstance(log, list) else ():
             step, rate = (entry.get("step"), entry.get("learning_rate")) if isinstance(entry, dict) else (None, None)
-            if type(step) is int and isinstance(rate, (int, float)) and isfinite(rate):
+            if type(step) is int and abs(step) < MOST_NUMBER and is_number(rate):
                 logged[str(step)] = float(rate)
     return counters, rates, logged
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Whether a value is a finite number that a float can hold: JSON and pickles have integers of any length."""
+    return type(value) in (int, float) and abs(value) < MOST_NUMBER and isfinite(value)
 
 
 def note_number(path: str, value: Any, counters: dict[str, float], rates: dict[str, float]) -> None:
@@ -126,7 +133,7 @@ def note_number(path: str, value: Any, counters: dict[str, float], rates: dict[s
         last = path.split(".")[-2] if "." in path else last
     if last not in COUNTERS and last not in RATES:
         return
-    if type(value) in (int, float) and abs(value) < 1 << 60 and isfinite(value) and not NO_COUNTER.search(path):
+    if is_number(value) and not NO_COUNTER.search(path):
         if last in COUNTERS and type(value) is int:
             # every group of parameters counts the same steps
             counters[re.sub(r"\bparam_groups\.\d+", "param_groups", path)] = float(value)

@@ -38,6 +38,7 @@ SHORT = {
 OTHERS = 200
 FOUND = {
     "hub": [20, 24, 34, 58],  # a Link to an address that is none
+    "saves": [1817, 1954],  # a learning rate of hundreds of digits
     "prompts": [9, 17, 33, 56, 133, 178],  # JSON nested too deep
 }
 """Seeds that a door did not survive, and does now."""

@@ -22,7 +22,7 @@ from ckptcheck.saves import find_saves as finding
 from ckptcheck.saves.find_saves import find_saves
 from ckptcheck.saves.kept_saves import open_kept_saves
 from ckptcheck.saves.open_series import open_series
-from ckptcheck.saves.state_files import read_state_file
+from ckptcheck.saves.state_files import read_json_numbers, read_state_file
 from tests.doubles.object_server import ObjectServer
 from tests.factories.saved_runs import draw_weights, write_rank_files, write_torch_file, write_trainer_save
 from tests.limited_child import run_limited
@@ -416,3 +416,14 @@ def test_a_pipe_or_a_link_in_a_run_is_not_read(run: Path, tmp_path: Path, name: 
     (run / name).unlink()
     os.mkfifo(run / name)
     api.series(run)
+
+
+@pytest.mark.parametrize("number", ["9" * 400, "-" + "9" * 400, "1e400", "true", '"x"', "null"])
+def test_a_number_in_the_log_of_a_trainer_that_no_float_holds(number: str) -> None:
+    entries = [(5, number), (number, 0.1), (7, 0.1)]
+    log = "[" + ",".join(f'{{"step": {step}, "learning_rate": {rate}}}' for step, rate in entries) + "]"
+    counters, rates, logged = read_json_numbers(
+        f'{{"global_step": {number}, "lr": {number}, "log_history": {log}}}'.encode()
+    )
+    assert (counters, rates) == ({}, {})
+    assert logged in ({"7": 0.1}, {})  # msgspec refuses 1e400
