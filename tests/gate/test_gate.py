@@ -333,7 +333,7 @@ def test_an_example_passes_whole(example: Path, tmp_path: Path) -> None:
     folder = write_stand_in(example, tmp_path / "job")
     with open(folder / "gate.toml", "a", encoding="utf-8") as file:
         file.write("length = 12\nresponse = 8\n")  # of [parity], the last table
-    outcome = gate(folder, "gate.toml", "--model", "model", "--deadline", "9 min")
+    outcome = gate(folder, "gate.toml", "--model", "model", "--deadline", "20 min")
     assert outcome.code == 0, outcome.report
     assert {"JOB017", "CFG001", "REF003", "REF011", "PAR001"} <= set(outcome.report["passed"])
     assert not [row for row in outcome.stages.values() if row.startswith("not ")]
