@@ -25,7 +25,7 @@ Save the adapter with `save_pretrained` of PEFT, from all ranks, and keep the co
 - Without the base model a module that was lost in one layer is not found.
 
 ## Seen in
-unslothai/unsloth#4294 (an adapter whose names vLLM does not know), huggingface/peft#2892 (missing keys)
+huggingface/peft#2566, huggingface/peft#2772 (matrices start anew), vllm-project/vllm#34186 (an adapter that does nothing)
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ Write what the tool wrote that quantized the weights.
 A setting that a later compressed-tensors introduced is unknown to 0.20: such a finding is a warning.
 
 ## Seen in
-vllm-project/vllm#31782 (`Extra inputs are not permitted` for `scale_dtype`, which an older compressed-tensors does not know)
+vllm-project/llm-compressor#2234, vllm-project/llm-compressor#2057 (`Extra inputs are not permitted` for `scale_dtype`, which an
+older compressed-tensors does not know)
 """
 
 from collections.abc import Iterator
