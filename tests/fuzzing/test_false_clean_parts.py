@@ -12,6 +12,8 @@ pytest.importorskip("compressed_tensors")
 from tests.fuzzing import false_clean_parts
 from tests.fuzzing.false_clean_parts import KINDS, Fuzzer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=sorted(KINDS))
 def fuzzer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Fuzzer:

@@ -279,6 +279,7 @@ def test_one_of_two_tensor_parallel_ranks_is_wrong(
     assert found["LOC006"].key == DOWN
 
 
+@pytest.mark.slow
 def test_dtensors_are_read_with_their_placement(
     run: Run, source: Path, tensor_parallel: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -303,6 +304,7 @@ def test_dtensors_are_read_with_their_placement(
     assert f"{2 * LAYERS} partial sums of rank 0, whose other ranks are not in the dump" in str(report.skipped)
 
 
+@pytest.mark.slow
 def test_a_broken_dtensor_is_a_sentence(tensor_parallel: tuple[Path, Path], tmp_path: Path) -> None:
     tensors = tensor_parallel[0].parent / "kept" / "step0" / "rank1" / "dump_tensor_data"
     raw = (tensors / f"Module.{DOWN}.Linear.forward.0.output.0.pt").read_bytes()
