@@ -9,32 +9,42 @@ from typing import Annotated, Literal
 import typer
 
 from ckptcheck import api
-from ckptcheck.cli.options import FollowLinks, Like, Target, TensorJobs
+from ckptcheck.cli.options import TARGET_FORMS, FollowLinks, Like, TensorJobs
 
 IdentityFormat = Literal["text", "json"]
 """Formats of an identity."""
 
 
 def identity(
-    target: Target,
+    targets: Annotated[list[str], typer.Argument(metavar="TARGET", help=TARGET_FORMS)],
     like: Like = None,
     follow_links: FollowLinks = False,
     format: Annotated[
-        IdentityFormat, typer.Option(help="text: one line; json: every tensor with its digest.")
+        IdentityFormat, typer.Option(help="text: a line for each target; json: every tensor with its digest.")
     ] = "text",
     jobs: TensorJobs = None,
 ) -> None:
     """Print one name for a set of weights, the same for every layout: shards, a Megatron run on any grid, fused projections.
 
-    Exit codes: 0 printed, 2 a tensor is missing or cannot be read.
+    Several targets are printed one below the other. Exit codes: 0 printed, 2 a tensor is missing or cannot be read.
     """
     from ckptcheck.cli import output as out
+    from ckptcheck.linter.reporters.json import escape_deceptive
+    from ckptcheck.linter.reporters.printable import printable
+    from ckptcheck.linter.reporters.runner_commands import break_commands
     from ckptcheck.text.formatting import count, format_bytes
 
-    found = api.identity(target, like=like, follow_links=follow_links, jobs=jobs, observer=out.TERMINAL)
+    found = [
+        api.identity(target, like=like, follow_links=follow_links, jobs=jobs, observer=out.TERMINAL)
+        for target in targets
+    ]
     if format == "json":
-        text = json.dumps(found.to_dict(), indent=2) + "\n"
-    else:
-        tensors = count(len(found.tensors), "tensor")
-        text = f"{found.identity}  {found.target}  ({tensors}, {format_bytes(found.nbytes)}, {found.names} names)\n"
-    sys.stdout.write(text)
+        forms = [each.to_dict() for each in found]
+        sys.stdout.write(escape_deceptive(json.dumps(forms[0] if len(forms) == 1 else forms, indent=2)) + "\n")
+        return
+    for each in found:
+        tensors = count(len(each.tensors), "tensor")
+        line = (
+            f"{each.identity}  {printable(each.target)}  ({tensors}, {format_bytes(each.nbytes)}, {each.names} names)"
+        )
+        sys.stdout.write(break_commands(line) + "\n")

@@ -195,6 +195,11 @@ def test_the_command_prints_one_line_or_all_tensors(tmp_path: Path) -> None:
     written = json.loads(run("identity", source, "--format", "json").stdout)
     assert written == json.loads(json.dumps(found.to_dict()))
     assert (written["schema"], written["identity"]) == ("ckptcheck-identity/1", found.identity)
+    both = run("identity", source, CHECKPOINTS / "tiny-llama")
+    assert (both.returncode, len(both.stdout.splitlines())) == (0, 2)
+    assert both.stdout.startswith(text.stdout)
+    forms = json.loads(run("identity", source, source, "--format", "json").stdout)
+    assert forms == [written, written]
     missing = run("identity", tmp_path / "nowhere")
     assert (missing.returncode, missing.stdout) == (2, "")
     assert missing.stderr.startswith("ckptcheck: ")

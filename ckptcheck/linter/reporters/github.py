@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ckptcheck.linter.report import Report, describe_reading
 from ckptcheck.linter.reporters.locations import path_of
 from ckptcheck.linter.reporters.printable import printable
+from ckptcheck.linter.reporters.runner_commands import HASHES
 from ckptcheck.linter.rule import Finding, Rule, Severity
 from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.formatting import count
@@ -34,7 +35,7 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
 def _reading(report: Report) -> str:
     """Say what was read, as a line of the log."""
     text = "; ".join(f"{label}: {value}" for label, value in describe_reading(report))
-    return f"ckptcheck: {printable(report.target)}: read {printable(text)}".replace("##[", "## [")
+    return HASHES.sub("# ", f"ckptcheck: {printable(report.target)}: read {printable(text)}")
 
 
 def _annotation(target: str, finding: Finding) -> str:
@@ -71,4 +72,4 @@ def _verdict(report: Report) -> str:
         if codes:
             numbers.append(f"{count(len(codes), 'rule')} {fate}")
     line = f"ckptcheck: {printable(report.target)}: {report.verdict} ({', '.join(numbers)})"
-    return line.replace("##[", "## [")  # the runner obeys the old form of a command, ##[error], anywhere in a line
+    return HASHES.sub("# ", line)

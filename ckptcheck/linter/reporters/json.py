@@ -7,12 +7,13 @@ import re
 from collections.abc import Sequence
 
 from ckptcheck.linter.report import Report
+from ckptcheck.linter.reporters.runner_commands import HASHES
 from ckptcheck.linter.rule import Rule
 
 # Lone surrogates cannot be encoded in UTF-8; the others are legal in JSON, but a terminal obeys DEL and C1 controls,
 # programs that read line by line break a line at U+2028, marks of direction show a name from its end, and the runner of
 # a CI takes ``##[`` for a command wherever it stands in a line.
-ESCAPED = re.compile(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|#(?=#\[)")
+ESCAPED = re.compile(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|" + HASHES.pattern)
 
 
 def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:

@@ -16,6 +16,7 @@ from itertools import chain
 from ckptcheck import __version__
 from ckptcheck.linter.report import Report, describe_reading
 from ckptcheck.linter.reporters.printable import printable
+from ckptcheck.linter.reporters.runner_commands import HASHES
 from ckptcheck.linter.rule import Finding, Rule
 
 
@@ -28,9 +29,7 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
     for outcome in ("tests", "failures", "errors"):
         root.set(outcome, str(sum(int(suite.get(outcome, 0)) for suite in root)))
     ET.indent(root)
-    text = ET.tostring(root, encoding="unicode").replace(
-        "##[", "&#35;#["
-    )  # which the runner of a CI takes for a command
+    text = HASHES.sub("&#35;", ET.tostring(root, encoding="unicode"))
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
 
 

@@ -10,16 +10,17 @@ import re
 from typing import IO, Any
 
 _COLONS = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
-_HASHES = re.compile(r"##(?=\w*\[)")
+HASHES = re.compile(r"#(?=#\w*\[)")
+"""The first sign of a command that a runner obeys anywhere in a line: ``##[``, ``##vso[``, ``##teamcity[``."""
 
 
 def break_commands(text: str) -> str:
     r"""Put a blank into what a runner would obey.
 
     >>> break_commands("  ::stop-commands::x\na::b ##[error]")
-    '  : :stop-commands::x\na::b ## [error]'
+    '  : :stop-commands::x\na::b # #[error]'
     """
-    return _HASHES.sub("## ", _COLONS.sub(r"\1: ", text)) if ":" in text or "##" in text else text
+    return HASHES.sub("# ", _COLONS.sub(r"\1: ", text)) if ":" in text or "##" in text else text
 
 
 class CommandFreeStream:

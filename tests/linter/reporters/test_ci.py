@@ -171,11 +171,11 @@ def test_a_page_on_stdout_holds_no_command() -> None:
 
 @pytest.mark.parametrize("form", ["json", "json-with-pictures", "sarif", "junit", "html"])
 def test_no_format_on_stdout_holds_the_old_form_of_a_command(form: ReportFormat) -> None:
-    """The runner obeys ##[…] anywhere in a line; marks of direction would show a name from its end."""
-    name = "##[error]x \u202etxt.exe\u2066"
+    """The runner obeys ##[…] anywhere in a line, Azure's ##vso[…]; marks of direction would show a name from its end."""
+    name = "##[error]x ##vso[task.complete]y \u202etxt.exe\u2066"
     finding = Finding("IDX001", "missing-shard", "error", name, file=name, key=name, hint=name)
     report = Report(name, findings=(finding,), skipped=(("VAL001", name),))
     written = render(form, [report], RULES)
-    assert not [sign for sign in ("##[", "\u202e", "\u2066") if sign in written]
+    assert not [sign for sign in ("##[", "##vso[", "\u202e", "\u2066") if sign in written]
     if form == "json":
         assert json.loads(written) == json.loads(json.dumps(report.to_dict()))

@@ -18,6 +18,7 @@ from ckptcheck.linter.reporters.html.names import NameTable
 from ckptcheck.linter.reporters.html.overview import draw_overview
 from ckptcheck.linter.reporters.html.tables import tabulate
 from ckptcheck.linter.reporters.printable import printable
+from ckptcheck.linter.reporters.runner_commands import HASHES
 from ckptcheck.linter.rule import SEVERITIES, Rule
 from ckptcheck.text.formatting import count, format_bytes
 
@@ -211,7 +212,7 @@ def _show_text(text: object) -> str:
     from markupsafe import Markup, escape
 
     shown = str(escape("\n".join(printable(line) for line in str(text).split("\n"))))
-    return Markup(shown.replace("::", "&#58;:").replace("##[", "&#35;#["))
+    return Markup(HASHES.sub("&#35;", shown.replace("::", "&#58;:")))
 
 
 def _show_cell(value: Cell) -> str:
