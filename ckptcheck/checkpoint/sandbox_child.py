@@ -216,12 +216,17 @@ def templates(job: dict[str, Any]) -> None:
 
 
 def tokenizer(job: dict[str, Any], raw: bytes) -> None:
-    """Load a tokenizer.json as transformers does; then encode the text `encode` and decode the id lists `decode` of the job."""
+    """Load a tokenizer.json as transformers does; encode the texts `try` and `encode` of the job, decode its ids `decode`."""
     import tokenizers
 
     confine(job["seconds"], job["memory"], threads=True)
     try:
         loaded = tokenizers.Tokenizer.from_buffer(raw)
+        if "try" in job:
+            try:
+                loaded.encode(job["try"], add_special_tokens=False)
+            except Exception as error:
+                say(unencodable=words(error))
         if "encode" in job:
             say(ids=loaded.encode(job["encode"], add_special_tokens=False).ids)
         for ids in job.get("decode", ()):

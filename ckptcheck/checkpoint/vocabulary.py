@@ -24,6 +24,8 @@ HIGHEST = 2**32 - 1
 """The highest id: `tokenizers` stores ids in 32 bits."""
 LOADING_SECONDS, LOADING_MEMORY = 60, 1 << 32
 """Limits for loading a file with `tokenizers`: seconds of processor time, bytes of memory. Gemma's takes two seconds."""
+RARE_TEXT = "\u16a0 \U000132bf\ua66e \U0001f701"
+"""A rune, a hieroglyph, a letter of one Slavonic manuscript and an alchemist's sign: no vocabulary has them all."""
 FILES = ("tokenizer.json", "vocab.json", "vocab.txt")
 """Files with tokens and ids, most complete first. ckptcheck does not read tokenizer.model (SentencePiece) or tiktoken files."""
 
@@ -191,20 +193,33 @@ def _numbered(tokens: Iterable[tuple[str, bool]], vocabulary: Vocabulary) -> tup
     return tuple(by_content.values())
 
 
-def tokenizer_load_error(source: Source) -> str | None:
-    """Return why the library `tokenizers` does not load tokenizer.json; None if it does.
+@dataclass(frozen=True)
+class TokenizerTrial:
+    """What the library `tokenizers` made of tokenizer.json."""
+
+    refusal: str | None = None
+    """Why it does not load it; None if it does."""
+    unencodable: str | None = None
+    """What it raises at a character that no vocabulary has; None if it encodes it."""
+
+
+def try_tokenizer(source: Source) -> TokenizerTrial:
+    """Let the library `tokenizers` load tokenizer.json and encode `RARE_TEXT`.
 
     Raises Skip where the library is not installed or its child process cannot run.
     """
     size = source.files["tokenizer.json"].size
     raw = source.read("tokenizer.json", 0, min(size, MOST_BYTES))
-    answer = run_sandboxed("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY)
+    answer = run_sandboxed("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY, **{"try": RARE_TEXT})
+    unencodable = None
     for line in answer.lines:
         if "refused" in line:
-            return str(line["refused"]).removeprefix("Exception: ")
+            return TokenizerTrial(str(line["refused"]).removeprefix("Exception: "))
         if "bound" in line:
-            return "it takes more memory than any tokenizer does"
-    return answer.bound
+            return TokenizerTrial("it takes more memory than any tokenizer does")
+        if "unencodable" in line:
+            unencodable = str(line["unencodable"]).removeprefix("Exception: ")
+    return TokenizerTrial(answer.bound, unencodable)
 
 
 def encode_text(source: Source, text: str) -> frozenset[int] | None:

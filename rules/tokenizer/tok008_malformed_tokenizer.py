@@ -1,7 +1,7 @@
 """The tokenizer's files cannot be loaded.
 
 ## What it checks
-- The library `tokenizers` loads tokenizer.json.
+- The library `tokenizers` loads tokenizer.json, and encodes a text of rare characters, which no vocabulary has.
 - tokenizer_config.json, special_tokens_map.json and generation_config.json are JSON objects. special_tokens_map.json is left out if
   tokenizer_config.json has `added_tokens_decoder`, because no consumer reads it then.
 - The special tokens of tokenizer_config.json are texts, or objects with one.
@@ -9,6 +9,8 @@
 ## Why it matters
 - `AutoTokenizer` of transformers stops at the start, and with it vLLM, SGLang and every trainer. The library names neither the file
   nor what is wrong with it.
+- A tokenizer without bytes and without a token for what is unknown (`unk_token`, `unk_id`) stops with an exception at the first
+  character that its vocabulary lacks: a request of a user, or a step of the training.
 - A generation_config.json that is not JSON stops no consumer: transformers and vLLM take the ends from config.json without a
   warning, and SGLang goes on without the file. The ends and the sampling settings of its author are lost.
 
@@ -16,7 +18,8 @@
 Save the tokenizer again, or copy its files from the model this one was made from.
 
 ## When it can be wrong
-A file of a newer `tokenizers` may hold what the installed version does not know. Upgrade and scan again.
+A file of a newer `tokenizers` may hold what the installed version does not know. Upgrade and scan again. An alphabet without a
+token for the unknown is right where nothing else can come, as for molecules; some classes of transformers bring their own.
 
 ## Seen in
 allenai/open-instruct#738, huggingface/transformers#31789, kvcache-ai/ktransformers#433
@@ -35,7 +38,7 @@ OTHER_RULES = ("lfs-pointer", "html-page")
 
 @rule("TOK008", "malformed-tokenizer", severity="error", on="tokenizer")
 def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
-    from ckptcheck.checkpoint.vocabulary import tokenizer_load_error
+    from ckptcheck.checkpoint.vocabulary import try_tokenizer
 
     hint = "save the tokenizer again, or copy its files from the model this one was made from"
     defects = ckpt.tokenizer.defects
@@ -52,9 +55,17 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     if vocabulary is None or vocabulary.file != "tokenizer.json":
         return
     if vocabulary.readable or any(defect.kind == "no-vocabulary" for defect in vocabulary.defects):
-        reason = tokenizer_load_error(ckpt.source)
-        if reason is not None:
-            yield Problem(f"the library tokenizers does not load it: {reason}", file="tokenizer.json", hint=hint)
+        trial = try_tokenizer(ckpt.source)
+        if trial.refusal is not None:
+            yield Problem(f"the library tokenizers does not load it: {trial.refusal}", file="tokenizer.json", hint=hint)
+        elif trial.unencodable is not None:
+            yield Problem(
+                f"the library tokenizers stops at a character that the vocabulary lacks: {trial.unencodable}",
+                file="tokenizer.json",
+                key="model",
+                severity="warning",
+                hint="name the token for unknown characters: unk_token, or unk_id of a Unigram model",
+            )
 
 
 def _check_special_tokens(config: Config | None, hint: str) -> Iterator[Problem]:
