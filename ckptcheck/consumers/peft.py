@@ -53,7 +53,7 @@ TASKS = ("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "F
 BIASES = ("none", "all", "lora_only")
 NEEDED = ("r", "lora_alpha", "target_modules")
 """Settings without which vLLM 0.32 refuses an adapter (vllm/lora/peft_helper.py); PEFT takes 8, 8 and the family's own."""
-LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
+LAYER = re.compile(r"\.[^.]*+\.(\d{1,9})\.")
 
 
 def is_lora(config: Config | None) -> bool:
@@ -175,9 +175,9 @@ class Targets:
         if layers is None or layers == []:
             return True
         patterns = [pattern] if isinstance(pattern, str) and pattern else pattern or []
-        found = LAYER.match(module)
+        found = LAYER.search(module)
         for each in patterns:
-            found = re.match(rf"(?:^|.*?\.){re.escape(each)}\.(\d+)\.", module)
+            found = re.match(rf"(?:^|.*?\.){re.escape(each)}\.(\d{{1,9}})\.", module)
             if found:
                 break
         return found is not None and (int(found[1]) == layers if isinstance(layers, int) else int(found[1]) in layers)

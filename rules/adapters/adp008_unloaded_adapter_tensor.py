@@ -49,7 +49,7 @@ PART = re.compile(
 )
 """What PEFT calls the parts of LoRA, with the adapter's name or without."""
 OTHER_PART = re.compile(r"lora|magnitude|trainable_tokens", re.IGNORECASE)
-LAYER = re.compile(r"(.*?\.)(\d+)\.")
+LAYER = re.compile(r"\.(\d{1,9})\.")
 HINT = "save the adapter with save_pretrained of PEFT, and keep its config beside it"
 
 
@@ -188,14 +188,14 @@ def _check_base(ckpt: Checkpoint, config: Config, targets: Targets, modules: set
     if not modules <= inside:
         return
     depth = base.config.integer("num_hidden_layers", "n_layer", "num_layers") if base.config is not None else None
-    stacks = {found[1] for module in modules if (found := LAYER.match(module))}
+    stacks = {module[: found.start()] for module in modules if (found := LAYER.search(module))}
     lacking = sorted(
         module
         for module in inside - modules
         if ".experts." not in module
-        and (found := LAYER.match(module)) is not None
-        and found[1] in stacks
-        and (depth is None or int(found[2]) < depth)
+        and (found := LAYER.search(module)) is not None
+        and module[: found.start()] in stacks
+        and (depth is None or int(found[1]) < depth)
         and any(_ends_with(module, _last(each)) for each in modules)
         and targets.includes(module)
     )
