@@ -389,7 +389,7 @@ def test_nonsense_on_the_wire_ends_the_host(tmp_path: Path) -> None:
     noisy.write_text(
         "import os, stat\n"
         "def noise():\n"
-        "    for fd in range(3, 64):\n"
+        "    for fd in range(3, 4096):\n"
         "        try:\n"
         "            if stat.S_ISSOCK(os.fstat(fd).st_mode): os.write(fd, b'INFO 11-21 engine.py: started\\n')\n"
         "        except OSError: pass\n"
