@@ -44,6 +44,6 @@ def find_base_folder(config: Config | None, folder: Path | None) -> Path:
             resolved = path.resolve()
             if resolved.is_relative_to(beside) and resolved != folder.resolve() and resolved.is_dir():
                 return resolved
-        except OSError:
+        except (OSError, UnicodeEncodeError):  # a lone surrogate is in no name of a file
             continue
     raise Skip(hint)

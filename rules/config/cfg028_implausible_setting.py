@@ -92,7 +92,14 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
                 odd[path] = (
                     f"{path} is {value:,}, and no released model has more heads than its hidden size of {size:,}"
                 )
-            elif HEADS.fullmatch(key) and size is not None and value > 0 and size % value and not _has_width(each):
+            elif (
+                HEADS.fullmatch(key)
+                and size is not None
+                and type(value) is int
+                and value > 0
+                and size % value
+                and not _has_width(each)
+            ):
                 odd[path] = f"{path} is {value:,}, which does not divide the hidden size of {size:,}"
             elif key in PATCHES and not 1 <= value <= LARGEST_PATCH:
                 odd[path] = f"{path} is {value}, and no released model has patches of that size"

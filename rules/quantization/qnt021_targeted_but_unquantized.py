@@ -78,8 +78,8 @@ def _check_head(ckpt: Checkpoint) -> Iterator[Problem]:
     targets = [
         target
         for group in (groups.values() if isinstance(groups, dict) else ())
-        if isinstance(group, dict) and group.get("weights")
-        for target in group.get("targets") or ()
+        if isinstance(group, dict) and group.get("weights") and isinstance(group.get("targets"), list)
+        for target in group["targets"]
     ]
     if "Linear" not in targets or not head.is_plain or not isinstance(ignored, list) or "Linear" in ignored:
         return
