@@ -97,7 +97,7 @@ class ParametersTable:
             models = map(_find, config.resolved.top.config_class.models)
             adds = any(model is not None and model.adds_cross_attention for model in models)
             return ParametersTable(architecture, {"adds_cross_attention": True}) if adds else None
-        return table if table is not None and table.can_rename and _has_default_parts(config.resolved) else None
+        return table if table.can_rename and _has_default_parts(config.resolved) else None
 
     @property
     def can_rename(self) -> bool:

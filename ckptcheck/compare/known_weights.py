@@ -170,7 +170,8 @@ def read_known_weights(target: str) -> KnownWeights:
         content = msgspec.json.decode(raw, type=IdentityFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CkptcheckError(
-            f"{target} is not what ckptcheck identity writes: {error}", hint="write it with --format json"
+            f"{target} is not what ckptcheck identity writes: {error}",
+            hint="write it with --format json, of one target",
         ) from error
     if content.schema != SCHEMA or not content.tensors:
         problem = "lists no tensor" if content.schema == SCHEMA else f"has the schema {content.schema!r}"

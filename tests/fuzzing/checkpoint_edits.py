@@ -100,15 +100,20 @@ def edit_files(folder: Path, dice: random.Random) -> str:
         said = [edit_index(document, dice)]
         indexes[0].write_text(json.dumps(document))
     else:
-        path = dice.choice(sorted(folder.glob("*.safetensors")))
-        raw = path.read_bytes()
-        length = int.from_bytes(raw[:8], "little")
-        header = json.loads(raw[8 : 8 + length])
-        said = [edit_header(header, dice)]
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+        said = [edit_header_of(dice.choice(sorted(folder.glob("*.safetensors"))), dice)]
     return f"{kind}: " + " and ".join(said)
+
+
+def edit_header_of(shard: Path, dice: random.Random) -> str:
+    """Edit the header of a file of safetensors, and leave its values as they are."""
+    raw = shard.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    said = edit_header(header, dice)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    shard.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+    return said
 
 
 def edit_config(config: dict[str, Any], dice: random.Random) -> str:

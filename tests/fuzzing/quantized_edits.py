@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tests.fuzzing.checkpoint_edits import RETYPES, change_value, edit_header, iter_parts
+from tests.fuzzing.checkpoint_edits import RETYPES, change_value, edit_header_of, iter_parts
 from tests.fuzzing.tensor_edits import edit_tensors
 
 BITSANDBYTES: dict[str, dict[str, Any]] = {
@@ -100,13 +100,7 @@ def edit_quantized(folder: Path, dice: random.Random) -> str:
     elif kind == "tensors":
         said = edit_tensors(shard, dice, ROLES)
     else:
-        raw = shard.read_bytes()
-        length = int.from_bytes(raw[:8], "little")
-        header = json.loads(raw[8 : 8 + length])
-        said = edit_header(header, dice)
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        shard.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+        said = edit_header_of(shard, dice)
     return f"{kind}: {said}"
 
 
