@@ -7,7 +7,11 @@ from typing import Any
 
 import torch
 
-from . import communicator, ipc
+from . import (
+    communicator,
+    ipc,
+    vector_math,  # noqa: F401
+)
 from . import megatron_layout as layouts
 from . import megatron_schedule as schedule
 from .capture import capture_modules, write_capture

@@ -11,7 +11,12 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.core_model_loading import revert_weight_conversion
 
-from . import communicator, ipc, scoring
+from . import (
+    communicator,
+    ipc,
+    scoring,
+    vector_math,  # noqa: F401
+)
 from .capture import capture_modules, write_capture
 from .digest import digest
 from .digest import digests as digest_all

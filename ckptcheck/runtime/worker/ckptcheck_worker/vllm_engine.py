@@ -27,6 +27,8 @@ def prepare() -> None:
     """Import what `start` needs, before there is a checkpoint: vllm itself imports next to nothing, and LLM() the worker late."""
     from vllm import LLM  # noqa: F401
 
+    from . import vector_math  # noqa: F401
+
     if vllm_launch.runs_on_cpu():
         import vllm.v1.worker.cpu_worker  # noqa: F401
 

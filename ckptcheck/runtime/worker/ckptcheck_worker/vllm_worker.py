@@ -21,6 +21,7 @@ from . import (
     ipc,
     tensor_files,
     tensors,
+    vector_math,  # noqa: F401
     vllm_gloo,
     vllm_lora,
     vllm_plain,
