@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.file_io import real_path
 
 Logprobs = Literal["raw", "processed"]
 Compilation = Literal["eager", "inductor", "graphs"]
@@ -110,7 +111,7 @@ def _parse_draft(value: str) -> str:
     if not (Path(value) / "config.json").is_file():
         raise CkptcheckError(f"draft is mtp or the folder of a draft model, and {value} has no config.json")
     # the engine runs in another folder
-    return str(Path(value).resolve())
+    return str(real_path(value))
 
 
 def ignored_switches(requested: Switches, applied: Mapping[str, Any], engine: str) -> dict[str, str]:

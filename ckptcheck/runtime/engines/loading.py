@@ -11,6 +11,7 @@ from ckptcheck.runtime.engines.base import EngineInfo
 from ckptcheck.runtime.engines.engine_options import Switches, ignored_switches
 from ckptcheck.runtime.process.client import WorkerClient
 from ckptcheck.runtime.process.deadlines import default_timeout
+from ckptcheck.text.file_io import real_path
 
 LOAD_TIMEOUT = 900.0
 """Seconds to load a checkpoint: on a cold disk an engine takes a minute before it begins."""
@@ -56,7 +57,7 @@ def load_checkpoint(
     Raises what `WorkerClient.call` raises.
     """
     arguments: dict[str, Any] = {
-        "model": str(checkpoint.resolve()),
+        "model": str(real_path(checkpoint)),
         "dtype": options.dtype,
         "ranks": options.ranks,
         "plain": options.mode == "plain",

@@ -40,6 +40,7 @@ from ckptcheck.runtime.process.client import WorkerClient
 from ckptcheck.runtime.process.deadlines import default_timeout
 from ckptcheck.runtime.process.errors import RemoteError
 from ckptcheck.runtime.process.gpus import gpu_variables
+from ckptcheck.text.file_io import real_path
 
 Options = TypeVar("Options", bound=LaunchOptions)
 SINGLE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
@@ -322,7 +323,7 @@ class RemoteEngine(ABC, Generic[Options]):
 
     def score_full_vocab(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
         """Write the logprobs of the whole vocabulary after each token but the last, and return the file."""
-        path = folder.resolve() / "full-engine.safetensors"
+        path = real_path(folder) / "full-engine.safetensors"
         self._call("score_full_vocab", sequences=_as_lists(sequences), path=str(path))
         return path
 
@@ -338,7 +339,7 @@ class RemoteEngine(ABC, Generic[Options]):
 
     def capture_activations(self, tokens: Sequence[int], folder: Path) -> Activations:
         """Return the activations of every module while a prompt is prefilled, over all ranks."""
-        path = folder.resolve() / "engine"
+        path = real_path(folder) / "engine"
         captures = self._call("capture_activations", tokens=list(map(int, tokens)), path=str(path))
         return assemble_activations(captures, len(tokens))
 
@@ -356,7 +357,7 @@ class RemoteEngine(ABC, Generic[Options]):
         update: reload unloads the one before; inplace has the engine replace it; same only names the new folder.
         Raises RemoteError where the engine refuses.
         """
-        self._call("load_adapter", name=name, path=str(folder.resolve()), update=update)
+        self._call("load_adapter", name=name, path=str(real_path(folder)), update=update)
 
     def score_with_adapter(
         self, sequences: Sequence[Sequence[int]], adapter: str, *, decode: int = 0
@@ -375,13 +376,13 @@ class RemoteEngine(ABC, Generic[Options]):
     def write_merged(self, checkpoint: Path, adapter: Path, folder: Path, *, nudge: bool = False) -> None:
         """Write a checkpoint with an adapter merged into its weights; nudge: and each matrix moved by its last place."""
         self._call(
-            "write_merged", checkpoint=str(checkpoint.resolve()), adapter=str(adapter.resolve()), folder=str(folder),
+            "write_merged", checkpoint=str(real_path(checkpoint)), adapter=str(real_path(adapter)), folder=str(folder),
             nudge=nudge,
         )  # fmt: skip
 
     def write_variant(self, adapter: Path, folder: Path, seed: int) -> None:
         """Write an adapter of the same shape, with other values."""
-        self._call("write_variant", adapter=str(adapter.resolve()), folder=str(folder), seed=seed)
+        self._call("write_variant", adapter=str(real_path(adapter)), folder=str(folder), seed=seed)
 
     def reset_prefix_cache(self) -> None:
         """Drop all cached keys and values."""
@@ -389,7 +390,7 @@ class RemoteEngine(ABC, Generic[Options]):
 
     def fetch_tensors(self, names: Sequence[tuple[int, str]], folder: Path) -> Path:
         """Write tensors to a safetensors file (names ``RANK/NAME``) and return it."""
-        path = folder.resolve() / "fetched.safetensors"
+        path = real_path(folder) / "fetched.safetensors"
         self._call("fetch_tensors", names_by_rank=codec.group_by_rank(names, self.info.ranks), path=str(path))
         return path
 

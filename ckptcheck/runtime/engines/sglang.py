@@ -41,6 +41,8 @@ class SglangEngine(RemoteEngine[SglangOptions]):
         "GLOO_SOCKET_IFNAME": "lo",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # a trainer computes on the same cores: idle threads sleep
+        "OMP_WAIT_POLICY": "PASSIVE",
     }
     pause_modes = ("retract", "in_place", "abort", "wait")
     # SGLang waits forever for a scheduler that hangs

@@ -91,6 +91,15 @@ def by_gloo(engine: SglangEngine, weights: Mapping[str, np.ndarray], exchange: T
         assert answer.ok, answer.message
 
 
+def test_schedulers_have_what_the_worker_imported_and_idle_threads_sleep(engine: SglangEngine) -> None:
+    """Both are what a start on two cores spends its time with. SGLang ends the copy with the engine, so a restart has none."""
+    scheduler, *_ = engine.scheduler_pids()
+    parent = Path(f"/proc/{scheduler}/stat").read_text().rpartition(")")[2].split()[1]
+    # a new Python would have another command
+    assert b"\0ckptcheck_worker\0" in Path(f"/proc/{parent}/cmdline").read_bytes()
+    assert b"OMP_WAIT_POLICY=PASSIVE" in Path(f"/proc/{scheduler}/environ").read_bytes().split(b"\0")
+
+
 def test_every_route_is_a_cold_load_and_what_transformers_computes(
     engine: SglangEngine, source: Path, weights: dict[str, np.ndarray], tmp_path: Path
 ) -> None:

@@ -40,9 +40,12 @@ _running: dict[str, Any] = {}
 
 
 def prepare() -> None:
-    """Import what `start` needs and what no plugin can change; SGLang itself reads its plugins when it is imported."""
-    import torch  # noqa: F401
+    """Import what `start` needs. SGLang reads its plugins later, when an engine is made."""
+    import torch
     import transformers  # noqa: F401
+
+    if not torch.cuda.is_available():
+        sglang_launch.import_modules()
 
 
 def start(
@@ -61,6 +64,7 @@ def start(
     options: further arguments of sglang.Engine.
     """
     stop()
+    prepare()
     folder = _running.setdefault("folder", tempfile.mkdtemp(dir=os.getcwd()))
     if "plain" not in _running:
         _running["plain"] = plain

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
 from typing import Any
 
-from . import sglang_options
+from . import forkserver_copy, sglang_options
 
 PRELOADED_MODULES = [
     "ckptcheck_worker.quick_imports",
+    "sglang.srt.entrypoints.engine",
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.models.registry",
@@ -77,22 +80,28 @@ def _cpu_arguments() -> dict[str, Any]:
     }
 
 
+def import_modules() -> None:
+    """Import what SGLang's processes need on a CPU. One that is missing is told when SGLang itself imports it."""
+    for module in PRELOADED_MODULES[1:]:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+
+
 def _use_forkserver() -> None:
     """Make SGLang fork its processes from one that has imported everything.
 
     SGLang lets multiprocessing spawn its scheduler and detokenizer, and their imports take as long as the rest of the start.
-    Processes forked from multiprocessing's forkserver, which has only imported modules, start at once, also the next time. The
-    forkserver starts here, while this process imports SGLang. On a GPU SGLang keeps its own way.
+    Processes forked from multiprocessing's forkserver, which has only imported modules, start at once. It is a copy of this
+    process, before SGLang has done anything here. SGLang ends it with the engine, and for the next engine of this process it
+    imports again. On a GPU SGLang keeps its own way.
     """
     import multiprocessing
-    from multiprocessing import forkserver
 
     if multiprocessing.get_start_method(allow_none=True) == "forkserver":
         return
     multiprocessing.set_start_method("forkserver", force=True)
-    multiprocessing.set_forkserver_preload(PRELOADED_MODULES)
     multiprocessing.set_start_method = _ignore_start_method
-    forkserver.ensure_running()
+    forkserver_copy.start_forkserver(PRELOADED_MODULES)
 
 
 def _ignore_start_method(*_: Any, **__: Any) -> None:

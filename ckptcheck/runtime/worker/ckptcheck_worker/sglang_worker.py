@@ -66,6 +66,8 @@ def register() -> None:
     """Add the method `ckptcheck` to SGLang's scheduler. A plugin of every process of SGLang."""
     from sglang.srt.managers.scheduler import Scheduler
 
+    from . import vector_math  # noqa: F401
+
     quick_imports.end_quick_imports()
     Scheduler.ckptcheck = _answer_scheduler
 
