@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ def scan(
     base: StrPath | None = None,
     stats: StrPath | None = None,
     consumers: Sequence[str] = (),
+    dry_load: str | Sequence[str] = (),
     no_mmap: bool = False,
     device: str = "cpu",
     select: Sequence[str] = (),
@@ -61,6 +63,8 @@ def scan(
         base: the base model of an adapter; None: a folder beside the adapter, where its config names one.
         stats: file for a JSON record of every tensor.
         consumers: names of consumers (vllm, sglang, …) whose reading of a quantized checkpoint the report tabulates.
+        dry_load: names of consumers whose own loader matches every stored tensor, without values: transformers, vllm, sglang;
+            ``NAME=PYTHON`` for another Python than this one (transformers) or an installed engine's.
         no_mmap: read files instead of mapping them (network file systems).
         device: where values are scanned, as torch names it.
         select: run only these rules: codes, prefixes of codes, or names.
@@ -89,8 +93,9 @@ def scan(
     return scan_all(
         [target], recursive=recursive, follow_links=follow_links, headers_only=headers_only, values=values,
         verify_blobs=verify_blobs, near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, base=base,
-        stats=stats, consumers=consumers, no_mmap=no_mmap, device=device, select=select, ignore=ignore, rules=rules, jobs=jobs,
-        runner=runner, fix=fix, baseline=baseline, write_baseline=write_baseline, config=config, observer=observer,
+        stats=stats, consumers=consumers, dry_load=dry_load, no_mmap=no_mmap, device=device, select=select, ignore=ignore,
+        rules=rules, jobs=jobs, runner=runner, fix=fix, baseline=baseline, write_baseline=write_baseline, config=config,
+        observer=observer,
     )[0]  # fmt: skip
 
 
@@ -107,6 +112,7 @@ def scan_all(
     base: StrPath | None = None,
     stats: StrPath | None = None,
     consumers: Sequence[str] = (),
+    dry_load: str | Sequence[str] = (),
     no_mmap: bool = False,
     device: str = "cpu",
     select: Sequence[str] = (),
@@ -143,6 +149,7 @@ def scan_all(
         base=base,
         stats=stats,
         consumers=consumers,
+        dry_load=dry_load,
         no_mmap=no_mmap,
         device=device,
         select=select,
@@ -157,7 +164,13 @@ def scan_all(
         observer=observer,
     )
     known = baselines.read_baseline(Path(baseline)) if baseline else frozenset()
-    reports = scan_targets(names, request)
+    with ExitStack() as stack:
+        if wanted := wrap_single(dry_load):
+            from ckptcheck.runtime.dry_loading import create_dry_loaders
+
+            loaders = create_dry_loaders(wanted, stack, len(names))
+            request = replace(request, options=replace(request.options, dry_loaders=loaders))
+        reports = scan_targets(names, request)
     if write_baseline:
         known = baselines.write_baseline(Path(write_baseline), reports)
         observer.log(f"{len(known)} finding{'' if len(known) == 1 else 's'} written to {write_baseline}")
@@ -179,6 +192,7 @@ def prepare_scan(
     base: StrPath | None,
     stats: StrPath | None,
     consumers: Sequence[str],
+    dry_load: str | Sequence[str],
     no_mmap: bool,
     device: str,
     select: Sequence[str],
@@ -226,7 +240,7 @@ def prepare_scan(
         verify_blobs, near_zero_threshold, identical_threshold, None if base is None else os.fspath(base),
         _check_consumers(consumers), follow_links=follow_links,
     )  # fmt: skip
-    request, loaded_rules, fail_on = _scan_request(names, config, rules, select, ignore, options)
+    request, loaded_rules, fail_on = _scan_request(names, config, rules, select, ignore, options, observer)
     request = replace(
         request, jobs=jobs, fix=fix, headers_only=headers_only, remote_values=values, use_mmap=not no_mmap, device=device,
         stats=to_path(stats), runner=runner, observer=observer,
@@ -259,7 +273,7 @@ def preview_repairs(
         raise CkptcheckError("there is nothing to scan", hint="name a checkpoint")
     names = resolve_targets(names, recursive=recursive, follow_links=follow_links, log=observer.log)
     options = ScanOptions(consumers=_check_consumers(consumers), follow_links=follow_links)
-    request, _, _ = _scan_request(names, config, rules, (), (), options)
+    request, _, _ = _scan_request(names, config, rules, (), (), options, observer)
     return preview_repairs(names, replace(request, jobs=jobs, observer=observer))
 
 
@@ -270,6 +284,7 @@ def _scan_request(
     select: Sequence[str],
     ignore: Sequence[str],
     options: ScanOptions,
+    observer: Observer,
 ) -> tuple[ScanRequest, list[Rule], FailOn]:
     """Return the request, all loaded rules, and the severity that the settings fail on."""
     from ckptcheck.linter import rule_loader, settings
@@ -277,6 +292,8 @@ def _scan_request(
     from ckptcheck.scanning import ScanRequest
 
     project = settings.load_settings(Path(config)) if config else settings.find_settings(Path.cwd(), targets)
+    for file in project.passed_over:
+        observer.log(f"{file} was not read, since it may have come with the weights beside it; --config {file} uses it")
     loaded = rule_loader.load_rules([*project.rule_folders, *map(Path, rule_folders)])
     ignored = project.ignored_codes(loaded)
     for pattern in ignore:

@@ -137,7 +137,7 @@ def parity_matrix(
     from ckptcheck.parity.thresholds import Thresholds
     from ckptcheck.runtime.engines.engine_options import parse_switches
     from ckptcheck.runtime.engines.registry import ENGINES
-    from ckptcheck.text.file_io import replace_file, require_output_apart, require_writable
+    from ckptcheck.text.file_io import real_path, replace_file, require_output_apart, require_writable
     from ckptcheck.unused_options import Arguments, reject_unused_matrix_options
 
     given = Arguments(parity_matrix, locals())
@@ -150,7 +150,7 @@ def parity_matrix(
     for file in (to_path(markdown), to_path(resume)):
         require_output_apart(file, to_path(floor), Path(source))
         require_writable(file)
-    if markdown is not None and resume is not None and Path(markdown).resolve() == Path(resume).resolve():
+    if markdown is not None and resume is not None and real_path(Path(markdown)) == real_path(Path(resume)):
         raise UsageError("-o, --markdown and --resume are to be files of their own")
     if parse_switches(list(switch)).logprobs == "processed":
         raise CkptcheckError(

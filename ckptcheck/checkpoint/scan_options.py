@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.dry_load import DryLoader
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class ScanOptions:
     """The consumers that a quantized checkpoint is evaluated for; () for the usual ones."""
     follow_links: bool = False
     """Follow links out of the checkpoint, to regular files."""
+    dry_loaders: tuple[DryLoader, ...] = ()
+    """The consumers that are to load the checkpoint without its values."""
 
 
 DEFAULT_OPTIONS = ScanOptions()

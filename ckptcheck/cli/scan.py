@@ -31,8 +31,8 @@ from ckptcheck.linter.report import FailOn
 from ckptcheck.unused_options import VALUE_OPTIONS, reject_unused_scan_options
 
 REPORT_OPTIONS = (
-    "headers_only", "values", "verify_blobs", "base", "stats", *VALUE_OPTIONS, "select", "ignore", "format", "output", "fail_on",
-    "baseline", "write_baseline", "verbose", "on",
+    "headers_only", "values", "verify_blobs", "base", "stats", "dry_load", *VALUE_OPTIONS, "select", "ignore", "format", "output",
+    "fail_on", "baseline", "write_baseline", "verbose", "on",
 )  # fmt: skip
 """Options about what is checked and reported. --diff judges nothing."""
 
@@ -81,6 +81,14 @@ def scan(
         typer.Option(
             help="Tabulate how these consumers read a quantized checkpoint: vllm, sglang, transformers, compressed-tensors, slime.",
             show_default="vllm,sglang, without a table",
+        ),
+    ] = [],  # noqa: B006
+    dry_load: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME[=PYTHON]",
+            help="Have the loader of transformers, vllm or sglang match every stored tensor with its parameters, without values; "
+            "PYTHON has it, where ckptcheck does not find it.",
         ),
     ] = [],  # noqa: B006
     no_mmap: Annotated[
@@ -135,7 +143,7 @@ def scan(
     if part is not None:
         write_part(
             written, "scan", targets, part, output, jobs,
-            ("headers_only", "fix", "diff", "format", "fail_on", "verbose"),
+            ("headers_only", "fix", "diff", "dry_load", "format", "fail_on", "verbose"),
             recursive=recursive, follow_links=follow_links, values=values, verify_blobs=verify_blobs,
             near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, base=base, stats=stats,
             consumers=split_list(consumers), no_mmap=no_mmap, device=device, select=split_list(select),
@@ -162,8 +170,8 @@ def scan(
     reports = api.scan_all(
         targets, recursive=recursive, follow_links=follow_links, headers_only=headers_only, values=values,
         verify_blobs=verify_blobs, near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, base=base,
-        stats=stats, consumers=split_list(consumers), no_mmap=no_mmap, device=device, select=split_list(select),
-        ignore=split_list(ignore), rules=rules, jobs=jobs, runner=find_runner(on), fix=fix, baseline=baseline,
-        write_baseline=write_baseline, config=config, observer=out.TERMINAL,
+        stats=stats, consumers=split_list(consumers), dry_load=split_list(dry_load), no_mmap=no_mmap, device=device,
+        select=split_list(select), ignore=split_list(ignore), rules=rules, jobs=jobs, runner=find_runner(on), fix=fix,
+        baseline=baseline, write_baseline=write_baseline, config=config, observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(reports, format, file, fail_on, verbose=verbose)

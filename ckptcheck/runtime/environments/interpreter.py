@@ -49,11 +49,12 @@ class Interpreter:
         return next(self.versions[name] for name in PACKAGES[self.engine] if name in self.versions)
 
 
-def find_interpreter(engine: str, python: Path | None = None) -> Interpreter:
+def find_interpreter(engine: str, python: Path | None = None, option: str = "--engine-python PATH") -> Interpreter:
     """Return the Python to run an engine with, and the versions of its packages (without importing any of them).
 
     engine: vllm, sglang, megatron, or the name of a recipe. python: the user's own Python, None for an environment that
-    ckptcheck built. Raises CkptcheckError if the engine is unknown, not installed, or not in the user's Python.
+    ckptcheck built. option: how the user names a Python, for hints. Raises CkptcheckError if the engine is unknown, not installed,
+    or not in the user's Python.
     """
     recipes_by_name = {recipe.name: recipe for recipe in recipes.builtin_recipes()}
     engine_name = recipes_by_name[engine].engine if engine in recipes_by_name else engine
@@ -61,7 +62,7 @@ def find_interpreter(engine: str, python: Path | None = None) -> Interpreter:
         raise CkptcheckError(f"there is no engine {engine}", f"there are {', '.join((*PACKAGES, *recipes_by_name))}")
     engine_recipes = [recipe for recipe in recipes_by_name.values() if recipe.name == engine or recipe.engine == engine]
     if python is not None:
-        user_python = _probe_engine(engine_name, python)
+        user_python = _probe_engine(engine_name, python, option)
         return (
             replace(user_python, variables=_unset(engine_recipes[0].variables))
             if engine_recipes and user_python.is_cpu_build
@@ -71,7 +72,7 @@ def find_interpreter(engine: str, python: Path | None = None) -> Interpreter:
     for environment in environments:
         if environment.state == "ready":
             return replace(
-                _probe_engine(engine_name, environment.python), variables=_unset(environment.recipe.variables)
+                _probe_engine(engine_name, environment.python, option), variables=_unset(environment.recipe.variables)
             )
     states = {
         "missing": "is not installed",
@@ -81,7 +82,7 @@ def find_interpreter(engine: str, python: Path | None = None) -> Interpreter:
     first = environments[0]
     raise CkptcheckError(
         f"the environment {first.recipe.name} {states[first.state]}",
-        f"ckptcheck engine install {first.recipe.name}, or --engine-python PATH for a Python that has {engine_name}",
+        f"ckptcheck engine install {first.recipe.name}, or {option} for a Python that has {engine_name}",
     )
 
 
@@ -90,13 +91,13 @@ def _unset(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in os.environ}
 
 
-def _probe_engine(engine: str, python: Path) -> Interpreter:
+def _probe_engine(engine: str, python: Path, option: str) -> Interpreter:
     """Return an interpreter with its versions. Raises CkptcheckError if it lacks the engine."""
     versions = probe_python(python, (*PACKAGES[engine], *BESIDE)).versions
     if not any(name in versions for name in PACKAGES[engine]):
         installed = ", ".join(f"{name} {version}" for name, version in versions.items())
         raise CkptcheckError(
             f"{python} has no {engine}{f' (it has {installed})' if installed else ''}",
-            f"install {PACKAGES[engine][0]} there, or leave --engine-python out after ckptcheck engine install",
+            f"install {PACKAGES[engine][0]} there, or leave {option} out after ckptcheck engine install",
         )
     return Interpreter(engine, python, versions, {})

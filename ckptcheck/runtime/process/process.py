@@ -18,6 +18,7 @@ from typing import Any
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runtime.environments.clean_env import clean_env
 from ckptcheck.runtime.process.forked import ForkedSupervisor
+from ckptcheck.text.file_io import real_path
 
 Fork = Callable[[Sequence[int], dict[str, Any]], object]
 """Asks a running worker to fork another one: the descriptors of its control, lifeline and log, and the other arguments."""
@@ -58,7 +59,7 @@ class Process:
         self._log = log or self.folder / "log"
         work_folder = self.folder / "work"
         work_folder.mkdir()
-        file = module.resolve() if isinstance(module, Path) else None
+        file = real_path(module) if isinstance(module, Path) else None
         self.control, control = socket.socketpair()
         self._lifeline, lifeline = socket.socketpair()
         self._process: subprocess.Popen[bytes] | ForkedSupervisor

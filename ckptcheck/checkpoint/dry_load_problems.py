@@ -1,0 +1,104 @@
+"""Says what is wrong with a checkpoint for a consumer whose loader was asked: the rules DRY001 to DRY003."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.dry_load import DryLoad
+from ckptcheck.linter.evidence import remembered
+from ckptcheck.linter.rule import Problem, Skip
+from ckptcheck.text.formatting import count, join_truncated
+
+ENGINES = ("vLLM", "SGLang")
+"""Consumers whose parameters hold what the memory held, where nothing fills them; transformers starts them from random numbers."""
+
+
+def has_dry_loader(ckpt: Checkpoint, name: str) -> bool:
+    """Whether the user asked for this consumer."""
+    return any(loader.name == name for loader in ckpt.options.dry_loaders)
+
+
+@remembered
+def dry_load(ckpt: Checkpoint, name: str) -> DryLoad:
+    """Return what a consumer makes of a checkpoint. Raises Skip where it cannot be asked about this one."""
+    if ckpt.is_adapter or ckpt.is_single_shard:
+        raise Skip("a whole model is needed for a dry load")
+    loader = next(loader for loader in ckpt.options.dry_loaders if loader.name == name)
+    return loader.load(ckpt)
+
+
+def find_load_problems(ckpt: Checkpoint, name: str) -> Iterator[Problem]:
+    """Yield what is wrong with a checkpoint for a consumer that was asked for. Raises Skip where it could not be asked."""
+    load = dry_load(ckpt, name)
+    if load.unasked:
+        raise Skip(f"{load.consumer} could not be asked: {load.unasked}")
+    file = "config.json" if "config.json" in ckpt.files else None
+    model = load.model or "a model"
+    filler = "whatever its memory held" if load.consumer.startswith(ENGINES) else "random numbers"
+    if load.refused:
+        yield Problem(
+            f"{load.consumer} refuses to load it{f' as {load.model}' if load.model else ''}: {load.refused}",
+            file=file,
+            hint=f"a job would end the same way; where this machine is the reason, ask the job's Python: --dry-load {name}=PYTHON",
+        )
+    if load.misshapen:
+        key, stored, own = load.misshapen[0]
+        yield Problem(
+            f"{load.consumer} builds {key} of {model} as {list(own)}, and {list(stored)} is stored"
+            + _count_others(load.misshapen_count, "tensor has another shape", "tensors have other shapes"),
+            file=ckpt.tensor_to_file.get(key, file),
+            key=key,
+            hint="it refuses the checkpoint; convert it again, with the config of this model",
+            names=tuple(name for name, _, _ in load.misshapen),
+        )
+    if load.unfilled:
+        remedy = "compare with the stored tensors that it has no place for" if load.left_out else "export again"
+        yield Problem(
+            f"{load.consumer} builds {model} with {count(load.parameters, 'parameter')}, and nothing stored fills "
+            f"{_join(load.unfilled, load.unfilled_count)}",
+            file=file,
+            key=load.unfilled[0],
+            hint=f"{remedy}; until then it computes with {filler} there",
+            names=load.unfilled,
+        )
+    if load.partly:
+        key, filled, size = load.partly[0]
+        yield Problem(
+            f"in {load.consumer}, the stored tensors fill only {filled:,} of {size:,} elements of {key} ({model})"
+            + _count_others(load.partly_count, "parameter is filled in part", "parameters are filled in part"),
+            file=file,
+            key=key,
+            hint=f"a part of a fused weight is missing or too small; {filler}, or zeros, is in the rest",
+            names=tuple(name for name, _, _ in load.partly),
+        )
+    if load.at_zero:
+        yield Problem(
+            f"{load.consumer} leaves zeros in {_join(load.at_zero, load.at_zero_count)} of {model}: in no layer such a bias is "
+            "stored whole",
+            file=file,
+            key=load.at_zero[0],
+            hint="right for a model that was trained without it; else export again",
+            severity="warning",
+            names=load.at_zero,
+        )
+    if load.left_out:
+        yield Problem(
+            f"{load.consumer} has no place in {model} for {_join(load.left_out, load.left_out_count)}, and leaves "
+            f"{'it' if load.left_out_count == 1 else 'them'} out",
+            file=ckpt.tensor_to_file.get(load.left_out[0], file),
+            key=load.left_out[0],
+            hint="compare the names with those that the model saves itself",
+            severity="warning",
+            names=load.left_out,
+        )
+
+
+def _count_others(number: int, one: str, several: str) -> str:
+    """Say how many more there are than the one that a message names; "" where there are none."""
+    return "" if number < 2 else f"; {number - 1:,} more {one if number == 2 else several}"
+
+
+def _join(names: tuple[str, ...], number: int) -> str:
+    """Name the first of many names; say how many there are where `names` are not all."""
+    return join_truncated(names) if number == len(names) else f"{number:,} tensors such as {join_truncated(names[:3])}"
