@@ -11,6 +11,7 @@ from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
+from ckptcheck.text.file_io import real_path
 
 
 def open_base_model(ckpt: Checkpoint) -> Checkpoint:
@@ -38,11 +39,11 @@ def find_base_folder(config: Config | None, folder: Path | None) -> Path:
     hint = f"the base model {clip(named)} was not looked at: --base FOLDER names it"
     if folder is None:
         raise Skip(hint)
-    beside = folder.resolve().parent
+    beside = real_path(folder).parent
     for path in (Path(named), beside / named):
         try:
-            resolved = path.resolve()
-            if resolved.is_relative_to(beside) and resolved != folder.resolve() and resolved.is_dir():
+            resolved = real_path(path)
+            if resolved.is_relative_to(beside) and resolved != real_path(folder) and resolved.is_dir():
                 return resolved
         except (OSError, UnicodeEncodeError):  # a lone surrogate is in no name of a file
             continue

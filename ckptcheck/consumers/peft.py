@@ -21,6 +21,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "a list": (list, type(None)),
     "a list or a whole number": (list, int, type(None)),
     "a list or an object": (list, dict, type(None)),
+    "true, false or a text": (bool, str, type(None)),
     "an object": (dict,),
     "an object or null": (dict, type(None)),
 }
@@ -38,6 +39,7 @@ SETTINGS = {
     "alpha_pattern": "an object",
     "trainable_token_indices": "a list or an object",
     "layer_replication": "a list",
+    "init_lora_weights": "true, false or a text",
     "alora_invocation_tokens": "a list",
     **dict.fromkeys(
         (
@@ -49,10 +51,25 @@ SETTINGS = {
 }  # fmt: skip
 """Setting of `LoraConfig` → what it is, for those that PEFT computes with when it loads an adapter."""
 SWITCHES = ("use_dora", "use_rslora", "lora_bias", "use_qalora", "fan_in_fan_out", "ensure_weight_tying")
+VARIANTS = {
+    "lora_magnitude_vector": ("use_dora", "DoRA", "from the base model's weight"),
+    "lora_diag": ("kasa_config", "KaSA", "from random numbers"),
+    "lora_monteclora_sampler": ("monteclora_config", "MonteCLoRA", "from random numbers"),
+    "lora_velora_embed": ("velora_config", "VeLoRA", "anew"),
+}
+"""What a variant of LoRA stores beside lora_A and lora_B → the setting, the variant, and how PEFT starts it where it is missing."""
 TASKS = ("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
 BIASES = ("none", "all", "lora_only")
 NEEDED = ("r", "lora_alpha", "target_modules")
 """Settings without which vLLM 0.32 refuses an adapter (vllm/lora/peft_helper.py); PEFT takes 8, 8 and the family's own."""
+FAMILY_TARGETS = frozenset(
+    frozenset(names.split())
+    for names in (
+        "Wqkv", "c_attn c_proj", "c_attn", "fc1 fc2 q_proj v_proj", "in_proj", "q_proj k_proj v_proj o_proj", "q v",
+        "q_proj v_proj", "key value receptance output", "qkv_proj", "query value", "query_key_value", "query_proj value_proj",
+    )
+)  # fmt: skip
+"""The modules that PEFT 0.21 takes where `target_modules` is null, of every family (peft/utils/constants.py)."""
 LAYER = re.compile(r"\.[^.]*+\.(\d{1,9})\.")
 
 
@@ -67,7 +84,7 @@ def list_refusals(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if key not in settings:
             continue
         value: Any = settings[key]
-        if not isinstance(value, KINDS[kind]) or isinstance(value, bool):
+        if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and bool not in KINDS[kind]):
             yield key, f"is {_write(value)}, and PEFT needs {kind}"
         elif key == "r" and settings["r"] < 1:
             yield key, f"is {_write(value)}, and PEFT needs at least 1"

@@ -33,7 +33,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
     lost: dict[str, list[str]] = {}
     for name in ckpt.tensors:
-        if match := HALF.search(name):
+        if (match := HALF.search(name)) and not name.endswith(".bias"):  # with lora_bias only lora_B has one
             other = "B" if match[2] == "A" else "A"
             if name[: match.start(2)] + other + name[match.end(2) :] not in ckpt.tensors:
                 lost.setdefault(other, []).append(name)

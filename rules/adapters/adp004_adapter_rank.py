@@ -28,7 +28,7 @@ from ckptcheck.checkpoint.adapter import lora_rank
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, join_truncated
 
-HALF = re.compile(r"\.lora_([AB])(\.\w+)?\.weight$")
+HALF = re.compile(r"\.lora_(?:embedding_)?([AB])((?:\.(?!bias$)\w+){0,2})$")
 
 
 @rule(

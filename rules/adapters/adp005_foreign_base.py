@@ -2,8 +2,9 @@
 
 ## What it checks
 With the base model at hand (`--base FOLDER`, or a folder beside the adapter that adapter_config.json names):
-- Each layer that the adapter changes exists, and has a module of that name.
-- lora_A and lora_B fit the shape of the base model's weight, and tensors that the adapter holds as a whole have its shape.
+- Each layer that the adapter changes exists (with `layer_replication` the one that it repeats), and has a module of that name.
+- lora_A and lora_B fit the shape of the base model's weight, and tensors that the adapter holds as a whole have its
+  shape. Trained tokens have its width.
 
 Only headers of the base model are read. The rule compares no number of rows of a vocabulary: adapters are trained on models whose
 vocabulary was resized.
@@ -25,11 +26,21 @@ huggingface/autotrain-advanced#487 (an adapter of 18,944 numbers, loaded into a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.adapter import LORA, PREFIX, SAVED, VOCABULARY, index_by_tail, list_lora_pairs, tail_of
+from ckptcheck.checkpoint.adapter import (
+    LORA,
+    PREFIX,
+    SAVED,
+    VOCABULARY,
+    index_by_tail,
+    list_lora_pairs,
+    list_replicated_layers,
+    tail_of,
+)
 from ckptcheck.checkpoint.base_model import open_base_model
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, format_shape, join_truncated
@@ -37,6 +48,8 @@ from ckptcheck.text.formatting import count, format_shape, join_truncated
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.tensor import Tensor
 
+LAYER = re.compile(r"\.(\d{1,9})\.")
+TOKENS = ".token_adapter.trainable_tokens_delta"
 HINT = "name the base model that the adapter was trained on"
 
 
@@ -50,24 +63,31 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     base = open_base_model(ckpt)
     places = {_place(name.rpartition(".")[0]) for name in base.tensors}
     by_tail = index_by_tail(base.tensors)
+    replicated = list_replicated_layers(ckpt.adapter) if ckpt.adapter is not None else []
     lacking: list[str] = []
     shapes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
     for pair in list_lora_pairs(ckpt.tensors):
-        weights = _plain_weights(base, by_tail.get(tail_of(f"{pair.module}.weight"), []))
+        module = _in_base(pair.module, replicated)
+        weights = _plain_weights(base, by_tail.get(tail_of(f"{module}.weight"), []))
         expected = pair.base_shapes(ckpt.tensors)
         if ".experts" in pair.module:
             continue
-        if _place(pair.module) not in places:
+        if _place(module) not in places:
             lacking.append(pair.module)
         elif weights and not any(_fits(weight.shape, expected, is_embedding=pair.is_embedding) for weight in weights):
             shapes.setdefault((expected[0], weights[0].shape), []).append(pair.module)
     for name, tensor in ckpt.tensors.items():
         match = None if LORA.fullmatch(name) else SAVED.fullmatch(name)
         if match is not None:
-            tail = tail_of(f"{match['module'].removeprefix(PREFIX)}.{match['part']}")
+            tail = tail_of(f"{match['module'].removeprefix(PREFIX).removesuffix('.base_layer')}.{match['part']}")
             weights = _plain_weights(base, by_tail.get(tail, []))
             first = 1 if VOCABULARY.search(name) else 0  # the rows of a vocabulary may have been resized
             if weights and not any(weight.shape[first:] == tensor.shape[first:] for weight in weights):
+                shapes.setdefault((tensor.shape, weights[0].shape), []).append(name)
+        elif TOKENS in name:
+            tail = tail_of(f"{name.removeprefix(PREFIX).partition(TOKENS)[0]}.weight")
+            weights = _plain_weights(base, by_tail.get(tail, []))
+            if weights and not any(weight.shape[1:] == tensor.shape[1:] for weight in weights):
                 shapes.setdefault((tensor.shape, weights[0].shape), []).append(name)
     if lacking:
         yield _problem(
@@ -79,6 +99,14 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"{count(len(modules), 'module of the adapter fits', 'modules of the adapter fit')} a weight of shape "
             f"{format_shape(own)}, and the base model's is {format_shape(theirs)}: {_list(modules)}",
         )
+
+
+def _in_base(module: str, replicated: list[int]) -> str:
+    """Return the name in the base model of a module in a layer that `layer_replication` made."""
+    found = LAYER.search(module) if replicated else None
+    if found is None or int(found[1]) >= len(replicated):
+        return module
+    return f"{module[: found.start(1)]}{replicated[int(found[1])]}{module[found.end(1) :]}"
 
 
 def _place(module: str) -> str:

@@ -3,7 +3,7 @@
 ## What it checks
 In an adapter_config.json of LoRA, the settings that PEFT computes with have the types and values that it takes: `r` is a whole
 number above 0, `rank_pattern` an object of numbers, `bias` one of three words, and so on. `r`, `lora_alpha` and `target_modules`
-are there.
+are there. A `target_modules` of null is allowed where the adapter changes what PEFT takes then.
 
 ## Why it matters
 PEFT 0.21 stops while it loads the adapter, mostly with an AttributeError that names no setting. Without `r` or `lora_alpha` vLLM
@@ -22,8 +22,11 @@ No public report: the refusals were observed.
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.adapter import list_lora_pairs
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.consumers.peft import is_lora, list_refusals
+from ckptcheck.checkpoint.config import Config
+from ckptcheck.consumers.peft import FAMILY_TARGETS, is_lora, list_refusals
+from ckptcheck.text.formatting import join_truncated
 
 KNOWN = ("r", "lora_alpha", "target_modules", "peft_type")
 """Settings that show that a config without a `peft_type` is one of LoRA."""
@@ -55,10 +58,25 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             hint="write LORA",
         )
     if is_lora(config):
+        yield from _check_null_targets(ckpt, config)
         for key, reason in list_refusals(config.value):
             yield Problem(
                 f"{key} {reason}", file="adapter_config.json", key=key, hint="use the config of the training run"
             )
+
+
+def _check_null_targets(ckpt: Checkpoint, config: Config) -> Iterator[Problem]:
+    """Yield a `target_modules` of null where the adapter changes other modules than PEFT takes then."""
+    changed = {pair.module.rpartition(".")[2] for pair in list_lora_pairs(ckpt.tensors)}
+    is_null = "target_modules" in config.value and config.value["target_modules"] is None
+    if is_null and changed and changed not in FAMILY_TARGETS and not config.value.get("target_parameters"):
+        yield Problem(
+            f"target_modules is null, so PEFT takes those that it lists for the model's family; the adapter has matrices for "
+            f"{join_truncated(sorted(changed))}, which it lists for none",
+            file="adapter_config.json",
+            key="target_modules",
+            hint="use the config of the training run",
+        )
 
 
 LORA_LIKE = ("LORA", "ADALORA", "XLORA", "RANDLORA")

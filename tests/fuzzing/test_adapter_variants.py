@@ -1,0 +1,81 @@
+"""Every variant of LoRA that PEFT itself trains and saves is clean, beside its base model and without it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ckptcheck
+
+peft = pytest.importorskip("peft", reason="PEFT writes the adapters; make test-all installs it")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "DoRA": {"use_dora": True},
+    "rank-stabilized": {"use_rslora": True},
+    "KaSA": {"kasa_config": ("KasaConfig", {})},
+    "MonteCLoRA": {"monteclora_config": ("MontecloraConfig", {})},
+    "VeLoRA": {"velora_config": ("VeloraConfig", {})},
+    "activated": {"alora_invocation_tokens": [1, 2]},
+    "QALoRA": {"use_qalora": True, "qalora_group_size": 16},
+    "a bias of lora_B": {"lora_bias": True},
+    "all biases": {"bias": "all"},
+    "repeated layers": {"layer_replication": [(0, 2), (1, 3)]},
+    "PiSSA": {"init_lora_weights": "pissa"},
+    "parameters": {"target_parameters": ["mlp.gate_proj.weight"], "target_modules": ["q_proj"]},
+    "tokens": {"trainable_token_indices": {"embed_tokens": [1, 2]}},
+    "tokens of one list": {"trainable_token_indices": [1, 2, 5]},
+    "whole modules": {"modules_to_save": ["lm_head", "embed_tokens"]},
+    "all linear modules": {"target_modules": "all-linear"},
+    "excluded modules": {"target_modules": "all-linear", "exclude_modules": ["down_proj"]},
+    "ranks of modules": {"rank_pattern": {"v_proj": 8}, "alpha_pattern": {"v_proj": 4}},
+    "two layers": {"layers_to_transform": [0, 2]},
+    "a pattern": {"target_modules": r".*\.layers\.[01]\..*_proj"},
+    "an embedding": {"target_modules": ["embed_tokens", "q_proj"]},
+    "a head": {"target_modules": ["lm_head", "q_proj"]},
+}
+"""Name → settings of LoraConfig; a pair stands for a class of settings beside it, which PEFT has since 0.18 or later."""
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_peft_saves_is_clean(name: str, tmp_path: Path) -> None:
+    settings = {}
+    for key, value in VARIANTS[name].items():
+        if isinstance(value, tuple):
+            kind = getattr(peft.tuners.lora.config, value[0], None)
+            if kind is None:
+                pytest.skip(f"this PEFT has no {value[0]}")
+            value = kind(**value[1])
+        settings[key] = value
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=128,
+    )
+    base = transformers.AutoModelForCausalLM.from_config(config)
+    base.save_pretrained(tmp_path / "base")
+    chosen = {"target_modules": ["q_proj", "v_proj"], "r": 4, **settings}
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **chosen))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    for named in ("base", "elsewhere"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": named}))
+        report = ckptcheck.scan(tmp_path / "adapter")
+        assert [f"{one.code} {one.message}" for one in report.findings if one.severity != "info"] == []
+        assert ("ADP009" in report.passed) is (named == "base")
+        assert ("ADP009" in dict(report.skipped)) is (named != "base")
+        assert "ADP008" in report.passed
