@@ -9,11 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from ckptcheck.checkpoint.tensor import Tensor
+
 PACKED = re.compile(r"(?<=\.)(qweight|weight_packed)$")
 COMPANION = re.compile(
     r"(?<!layer_)scale|zero_?point|^(scales|qzeros|g_idx|biases|SCB|weight_shape|weight_format|absmax|quant_map|quant_state)$"
 )
 """The last part of the name of a companion tensor."""
+
+
+ONE_A_NUMBER = {
+    "F8_E4M3": ("compressed-tensors", "fp8", "modelopt", "fbgemm_fp8"),
+    "I8": ("compressed-tensors", "bitsandbytes"),
+}
+"""dtype → the methods that store a weight of it with one element a number, in the shape of the unquantized one."""
+
+
+def has_own_shape(tensor: Tensor, method: str | None) -> bool:
+    """Whether a weight has the shape that it has in an unquantized model: plain, or quantized and not packed."""
+    return tensor.is_plain or method in ONE_A_NUMBER.get(tensor.dtype, ())
 
 
 def unquantized_name(name: str) -> str | None:

@@ -50,6 +50,45 @@ def list_refused_settings(method: str | None, settings: Mapping[str, Any]) -> It
             yield "zero_point", f"is {_write(points)}, and weights of the version gemm always have zero points"
 
 
+def list_unread_settings(settings: Mapping[str, Any]) -> Iterator[Fault]:
+    """Yield the settings of compressed-tensors with which weights that are stored quantized are not read as such.
+
+    Observed with transformers 5.23, which builds modules by `quantization_status` and `config_groups`, and unpacks by `format`.
+    """
+    state = settings.get("quantization_status", STATES[0])
+    if state in STATES and state != "compressed":
+        told = f"is {state}" if "quantization_status" in settings else "is missing"
+        yield (
+            "quantization_status",
+            f"{told}, and the weights are stored compressed: transformers builds the modules for weights that are still to be "
+            "quantized, and fills their weights or zero points with random numbers; vLLM and SGLang do not read it",
+        )
+    groups = settings.get("config_groups")
+    if groups is None:
+        yield (
+            "config_groups",
+            "is missing, so that no module is built quantized: transformers, vLLM and SGLang read no scale",
+        )
+        return
+    for name, group in groups.items() if isinstance(groups, dict) else ():
+        if not isinstance(group, dict) or (group.get("format") or settings.get("format")) != "int-quantized":
+            continue
+        if isinstance(group.get("weights"), dict) and group.get("input_activations") is None:
+            yield (
+                f"config_groups.{name}.input_activations",
+                "is missing, and the format int-quantized is for weights and activations: transformers stops at the first token",
+            )
+    if settings.get("format") in (None, "dense") and not any(
+        isinstance(group, dict) and group.get("format")
+        for group in (groups.values() if isinstance(groups, dict) else ())
+    ):
+        yield (
+            "format",
+            f"is {'missing' if settings.get('format') is None else 'dense'}, and no group has one: transformers refuses fused "
+            "experts, and vLLM does not unpack",
+        )
+
+
 def _compressed_tensors(settings: Mapping[str, Any]) -> Iterator[Fault]:
     groups = settings.get("config_groups")
     if isinstance(groups, dict):
@@ -137,6 +176,12 @@ def _strategy(path: str, found: Mapping[str, Any]) -> Iterator[Fault]:
         and not found.get("zp_dtype")
     ):
         yield f"{path}.num_bits", f"is {found['num_bits']}, and floats have 4, 6 or 8"
+    if (
+        str(found.get("type")).lower() == "float"
+        and found.get("num_bits") in (4, 6)
+        and found.get("symmetric") is False
+    ):
+        yield f"{path}.symmetric", "is false, and floats of 4 and 6 bits are symmetric"
     if strategy == "token" and not dynamic:
         yield f"{path}.dynamic", "is not true, and scales for each token are computed at run time"
     if strategy in ("group", "tensor_group") and (size is None or size <= 0):

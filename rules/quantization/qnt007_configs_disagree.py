@@ -13,7 +13,8 @@ the other one. One of them computes with a group size or a list of modules that 
 Delete the file that is out of date, or write it again.
 
 ## When it can be wrong
-Perhaps no consumer that you use reads the wrong file.
+Where both name one algorithm of ModelOpt (`quant_algo`), another method is not reported: DeepSeek-V4's NVFP4 says `fp8`, which
+its own code reads. Perhaps no consumer that you use reads the wrong file.
 
 ## Seen in
 vllm-project/vllm#50214
@@ -22,6 +23,7 @@ vllm-project/vllm#50214
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.quantization.declarations import Declaration
 from ckptcheck.checkpoint.quantization.schemes import Scheme, parse_schemes
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
 from ckptcheck.text.formatting import count, join_truncated
@@ -40,6 +42,14 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     main, *others = ckpt.quantization.declarations
     for other in others:
         differences: list[str] = []
+        if main.method is None:  # QNT006 reports it
+            continue
+        if (
+            other.method != main.method
+            and _algorithm_of(main) is not None
+            and _algorithm_of(main) == _algorithm_of(other)
+        ):
+            continue  # ModelOpt's settings under the method of the model's own code, as in DeepSeek-V4's NVFP4
         if other.method != main.method:
             differences.append(f"the method is {other.method}, not {main.method}")
         else:
@@ -61,6 +71,12 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
                 key=other.key or None,
                 hint="delete the file that is out of date, or write it anew",
             )
+
+
+def _algorithm_of(declared: Declaration) -> object:
+    """Return the algorithm that ModelOpt names, at the top or below `quantization`."""
+    nested = declared.value.get("quantization")
+    return declared.value.get("quant_algo") or (nested.get("quant_algo") if isinstance(nested, dict) else None)
 
 
 def _schemes(main: tuple[Scheme, ...], other: tuple[Scheme, ...]) -> Iterator[str]:

@@ -7,6 +7,8 @@ If a quantized weight is not zero itself, its scales are:
 - not negative, if one scale belongs to a whole tensor;
 - not the E8M0 exponent 0xFF, which means NaN.
 
+The tables of bitsandbytes (`nested_quant_map`, `nested_absmax`, `quant_map`) are not zero throughout.
+
 VAL001 and VAL002 report NaN and Inf in scales that are stored as floats.
 
 ## Why it matters
@@ -40,10 +42,15 @@ from ckptcheck.values.stats import TensorStats
 
 SMALLEST = {"F16": 2.0**-14, "BF16": 2.0**-126, "F32": 2.0**-126, "F8_E4M3": 2.0**-6}
 """The smallest normal number of a dtype."""
+UNREAD = "quant_map"
+"""The table of 4-bit numbers: bitsandbytes 0.50 takes its own, by the name of the type."""
+TABLES = {"nested_quant_map", "nested_absmax", UNREAD}
 EXPONENTS = ("U8", "F8_E8M0")
 TEXTS = {
     "zero": ("is", "are", "zero: the weight is lost, or the engine divides by it"),
     "partly": ("is", "are", "zero over a stretch where the weight is not: this part of the weight is lost"),
+    "table": ("is", "are", "zero: bitsandbytes reads every block of the weight as the same"),
+    "unread": ("is", "are", "zero: bitsandbytes 0.50 takes its own table, and a reader of the stored one gets zeros"),
     "exponent": ("holds", "hold", "the exponent 0xFF, which is NaN"),
     "subnormal": ("is", "are", "subnormal: digits are lost, and kernels that flush such numbers compute with zero"),
     "negative": ("is", "are", "negative, which no engine expects of a scale for a whole tensor"),
@@ -70,6 +77,11 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             broken.setdefault((stats.shard, "negative"), []).append(name)
         elif not stats.constant and not stats.nan and has_zero_stretch(ckpt, name, weight, part):
             broken.setdefault((stats.shard, "partly"), []).append(name)
+    for stored, modules in ckpt.quantization.storages.items():
+        for role in TABLES & stored.parts.keys():
+            for name in (stored.name(module, role) for module in modules):
+                if (stats := values.get(name)) is not None and stats.zero:
+                    broken.setdefault((stats.shard, "unread" if role == UNREAD else "table"), []).append(name)
     for (shard, kind), names in broken.items():
         one, many, text = TEXTS[kind]
         yield Problem(
@@ -77,6 +89,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             file=shard,
             key=names[0],
             hint="quantize again",
+            severity="warning" if kind == "unread" else None,
         )
     ckpt.require_values()
 

@@ -4,6 +4,8 @@
 - compressed-tensors: each group and its weights and activations have only settings that it knows, of the right types and values,
   and these go together: a strategy `group` with a size of groups, `block` with a structure of blocks, no scales of weights that
   are computed at run time, `quantization_status` one of five words.
+- compressed-tensors, where weights are stored quantized: `config_groups` is there, `quantization_status` is `compressed` (a
+  warning), and a `format` says how they are packed (a warning).
 - No other method stands beside `load_in_4bit` or `load_in_8bit`.
 - AWQ: weights of the version gemm are declared with zero points, which they always have.
 - bitsandbytes: switches are true or false, and the kinds of 4 bits are nf4 and fp4.
@@ -11,6 +13,9 @@
 ## Why it matters
 compressed-tensors 0.20 parses `config_groups` with classes that forbid anything else; transformers, vLLM and SGLang parse with
 them, and stop before they read a weight. `BitsAndBytesConfig` of transformers raises a TypeError.
+
+With a `quantization_status` of `frozen` or `initialized`, as tools of 2024 wrote, transformers 5.23 builds modules whose weights
+are still to be quantized, and starts what the file does not have for them (`weight`, `weight_zero_point`) from random numbers.
 
 ## How to fix
 Write what the tool wrote that quantized the weights.
@@ -27,7 +32,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
-from ckptcheck.consumers.quantization_settings import list_refused_settings
+from ckptcheck.consumers.quantization_settings import list_refused_settings, list_unread_settings
 
 LIBRARIES = {
     "compressed-tensors": "compressed-tensors 0.20 refuses the config",
@@ -52,6 +57,15 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             )
     if declared.method not in LIBRARIES:
         return
+    if declared.method == "compressed-tensors" and any(stored.is_quantized for stored in ckpt.quantization.storages):
+        for path, reason in list_unread_settings(declared.value):
+            yield Problem(
+                f"{path} {reason}",
+                file=declared.file,
+                key=declared.key_path(path),
+                hint="write what the tool wrote that quantized the weights",
+                severity=None if path == "config_groups" else "warning",
+            )
     for path, reason in list_refused_settings(declared.method, declared.value):
         yield Problem(
             f"{path} {reason}: {LIBRARIES[declared.method]}",

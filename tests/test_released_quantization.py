@@ -1,0 +1,39 @@
+"""Quantization configs of released models: no rule that reads them alone finds an error, whatever tool wrote them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import ckptcheck
+from tests.factories.released_quantization import ReleasedQuantization, list_quantizations, write_quantization
+
+RULES = ("QNT006", "QNT007", "QNT008", "QNT009", "QNT031", "QNT032", "ST023", "CFG002")
+"""The rules that need no more than the configs and the names of the method's tensors."""
+WARNINGS: dict[str, set[str]] = {
+    "budecosystem/genz-70b": {"QNT009"},  # GPTQ with 3 bits
+    "chatbot_kullm": {"QNT009"},  # the order of activations with groups
+}
+"""Model → codes of warnings that are right, each examined."""
+UNNAMED = "Qwen/Qwen3-32B-FP8-Static-PerTensor"
+"""Its quantization_config has no quant_method: transformers refuses it, and vLLM takes it for unquantized (QNT006)."""
+
+
+@pytest.mark.parametrize("release", list_quantizations(), ids=lambda release: f"{release.model} {release.source[:30]}")
+def test_a_released_config_has_no_error(release: ReleasedQuantization, tmp_path: Path) -> None:
+    report = ckptcheck.scan(write_quantization(release, tmp_path / "model"), headers_only=True, select=RULES)
+    assert not report.crashed
+    told = [f"{one.code} {one.severity} {one.message}" for one in report.findings if one.severity != "info"]
+    assert [text[:12] for text in told if " error " in text] == (
+        ["QNT006 error"] if release.model == UNNAMED else []
+    ), told
+    told = [text for text in told if " error " not in text]
+    assert {text.split()[0] for text in told} == WARNINGS.get(release.model, set()), told
+
+
+def test_there_are_many() -> None:
+    releases = list_quantizations()
+    assert len(releases) >= 40
+    assert len({release.method for release in releases}) >= 6
+    assert sum("hf_quant_config.json" in release.files for release in releases) >= 15
