@@ -24,7 +24,9 @@ SCORE = re.compile(
     r"(^|\.)(score|classifier|classification_head|qa_outputs|logits_proj|sequence_summary"
     r"|(v|value|rewards?|rm|prm|regression|critic|score|scalar|cls)_(head|layer|proj))(\.|$)"
 )
-ENCODER = re.compile(r"For(CTC|RNNT|TDT)$|(?<!Text)Encoder$")
+ENCODER = re.compile(
+    r"For(CTC|RNNT|TDT|Audio\w+|XVector|ImageClassification)$|(?<!Text)Encoder$|QFormerModel$|Timestamp"
+)
 """Architectures that read sound or images: some of them have a vocabulary, and no embedding of it."""
 ENCODER_KEYS = frozenset({"conv_stride", "image_size", "feature_projection_input_dim"})
 """Settings beside the vocabulary that say the same."""
@@ -86,7 +88,10 @@ class Components:
         names = [
             name
             for name in self.layout.outside
-            if EMBEDDING.search(name) and len(self.tensors[name].shape) == 2 and not ASIDE.search(name)
+            if EMBEDDING.search(name)
+            and len(self.tensors[name].shape) == 2
+            and self.tensors[name].shape[1] != 1  # it maps a series of numbers (PatchTST), not tokens
+            and not ASIDE.search(name)
         ]
         size = self.config.integer("vocab_size") if self.config is not None else None
         return [name for name in names if self.tensors[name].shape[0] == size] or names
@@ -104,7 +109,22 @@ class Components:
                 None  # stages and blocks of an encoder of images; what its settings count differs from class to class
             )
         declared = self.config.number(*self.depth_names) if self.config is not None else None
+        if declared is not None and self._joins_declared_blocks:
+            declared //= 2
         return declared if declared is not None and 0 <= declared <= MOST_LAYERS else None
+
+    @property
+    def _joins_declared_blocks(self) -> bool:
+        """Whether the config counts attention and MLP as a layer each, and the checkpoint stores both as one.
+
+        transformers reads Dory's config and its stored blocks so, joins them, and saves them joined (`LayerPairCollapse`).
+        """
+        listed = self.config.text.get("layer_types") if self.config is not None else None
+        if not isinstance(listed, list) or "mlp" not in listed or self.stack is None:
+            return False
+        return any(
+            {"self_attn", "mlp"} <= {name.partition(".")[0] for name in names} for names in self.stack.layers.values()
+        )
 
     @cached_property
     def mtp_layers(self) -> frozenset[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 from ckptcheck.checkpoint.config import COUNTS
 from ckptcheck.checkpoint.config_class import (
@@ -19,7 +19,7 @@ from ckptcheck.checkpoint.config_class import (
     required_rope_keys,
 )
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig, ResolvedPart, Setting
-from ckptcheck.checkpoint.weights_table import WeightsTable
+from ckptcheck.checkpoint.weights_table import RefusedKind, WeightsTable
 
 ACTIVATION = re.compile(r"(^|_)(act|act_fn|activation|activation_function)$")
 """Names of fields that hold the name of an activation function."""
@@ -164,6 +164,8 @@ def iter_impossible_sizes(part: ResolvedPart) -> Iterator[Fault]:
     """Yield sizes of zero or less, and sizes of which one must be a multiple of the other and is not."""
     for name in SIZES:
         setting = part.find(name)
+        if name == "head_dim" and part.find("kv_lora_rank") is not None:
+            continue  # latent attention has widths of its own: here it is that of the rotated part, which may be none (GLM-5)
         if setting is not None and setting.source == "config" and _is_int(setting.value) and setting.value < 1:
             yield setting.key_path, f"{setting.key_path} is {setting.value}, but a model needs at least 1"
     for whole_name, divisor_name in part.config_class.divisors:
@@ -211,11 +213,12 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
     """Yield what the class of the model refuses when it is built, although the class of the config accepts it."""
     for whole_path, divisor_path in table.divisors:
         yield from _check_divisor(resolved.at(whole_path), resolved.at(divisor_path))
-    for kind in ("null", "zero", "negative"):
+    kinds: tuple[RefusedKind, ...] = ("null", "zero", "negative", "one", "untyped")
+    for kind in kinds:
         for path in table.list_refused(kind):
-            setting = resolved.at(path)
+            setting = _find_given(resolved, path)
             is_rate = "drop" in path and kind == "negative"
-            if setting is None or setting.source != "config":
+            if setting is None:
                 continue
             if not _is_of_kind(setting.value, kind) and not (is_rate and _is_above_one(setting.value)):
                 continue
@@ -223,6 +226,24 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
             yield (
                 setting.key_path,
                 f"{describe(setting)}, but {wanted or f'{table.architecture} cannot compute with that'}",
+            )
+    for path, least in table.least_lengths.items():
+        setting = _find_given(resolved, path)
+        if setting is not None and isinstance(setting.value, list) and len(setting.value) < least:
+            yield setting.key_path, f"{describe(setting)}, but {table.architecture} needs {least} entries"
+    for path, accepted in table.accepted_names.items():
+        setting = _find_given(resolved, path)
+        if setting is not None and isinstance(setting.value, str) and setting.value not in accepted:
+            yield setting.key_path, f"{describe(setting)}, but {table.architecture} takes only {', '.join(accepted)}"
+    for paths in table.widths:
+        own, (width, heads) = _find_given(resolved, paths[0]), (resolved.at(path) for path in paths[1:])
+        if own is None or width is None or heads is None or not _is_int(width.value) or not _is_int(heads.value):
+            continue
+        if own.value is not None and heads.value > 0 and own.value != width.value // heads.value:
+            yield (
+                own.key_path,
+                f"{describe(own)}, but {table.architecture} has heads of {width.value // heads.value:,} ({describe(width)}; "
+                f"{describe(heads)})",
             )
     typed = {f"{part.path}{name}" for part in resolved.parts for name in part.config_class.types}
     for path in sorted(table.sizes):
@@ -250,10 +271,19 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
             yield path, f"{path} has the type {write_value(kind)}, and transformers has no such rotary embedding"
 
 
-def _is_of_kind(value: Any, kind: Literal["null", "zero", "negative"]) -> bool:
+def _find_given(resolved: ResolvedConfig, path: str) -> Setting | None:
+    """Return a setting that config.json gives; None in a part of another type than the class has by default, which may take it."""
+    setting = resolved.at(path)
+    given = setting is not None and setting.source == "config" and setting.path not in resolved.other_parts
+    return setting if given else None
+
+
+def _is_of_kind(value: Any, kind: RefusedKind) -> bool:
+    if kind == "untyped":
+        return isinstance(value, (str, dict))
     if kind == "null" or isinstance(value, bool) or not isinstance(value, (int, float)):
         return kind == "null" and value is None
-    return value == 0 if kind == "zero" else value < 0
+    return value == {"zero": 0, "one": 1}[kind] if kind != "negative" else value < 0
 
 
 def _is_above_one(value: Any) -> bool:
@@ -338,7 +368,9 @@ def iter_lost_rope(part: ResolvedPart, needed: Mapping[str, tuple[str, ...]]) ->
     default = part.config_class.rope.get("default") or {}
     if settings is None and needed.get("absent") and not any(isinstance(value, dict) for value in default.values()):
         yield f"{part.path}rope_parameters", f"{part.path}rope_parameters has nothing for {needed['absent'][0]}"
-    if not isinstance(settings, dict) or not (labels | types) & settings.keys():
+    # a kind that the class has by default, and no layer of this model is of, tells that the settings are of one kind each
+    kinds = {kind for kind, value in default.items() if isinstance(value, dict)}
+    if not isinstance(settings, dict) or not (labels | types | kinds) & settings.keys():
         return
     labels &= types or labels
     for kind in sorted(labels):

@@ -22,6 +22,10 @@ ASIDE = re.compile(
 """Names of stacks that are not the language model's: other modalities, and heads that only draft tokens."""
 
 
+VOCODER = re.compile(r"(^|\.)(decoder|vocoder|generator)\.resblocks$")
+"""Stacks of convolutions that turn a spectrum into sound."""
+
+
 @dataclass
 class Stack:
     """Numbered layers under one prefix."""
@@ -75,6 +79,9 @@ class Layout:
             for stack in self.stacks.values()
             if stack.prefix.rpartition(".")[2] in LAYER_NAMES and not ASIDE.search(stack.prefix)
         ]
+        # A few linear layers after one another (SAM 3's mask embedder), and the vocoder of a model of speech (VITS), are none.
+        blocks = [stack for stack in candidates if max(map(len, stack.layers.values())) > 2]
+        candidates = [stack for stack in blocks if not VOCODER.search(stack.prefix)] or blocks or candidates
         if any("decoder" in stack.prefix for stack in candidates):
             candidates = [stack for stack in candidates if "encoder" not in stack.prefix]
         return sorted(candidates, key=lambda stack: -sum(map(len, stack.layers.values())))
@@ -95,7 +102,8 @@ def parse_layout(names: Iterable[str]) -> Layout:
     layer: set[str] = set()
     parts_of_group: dict[str, dict[int, str]] = {}
     for name in names:
-        if name.startswith(shared) and (members := parts_of_group.get(name[width:])) is not None:
+        tail = name[width:] if name.startswith(shared) else "{}"
+        if "{}" not in tail and (members := parts_of_group.get(tail)) is not None:
             members[member] = name
             continue
         parts = split(name, 2)
@@ -121,7 +129,7 @@ def parse_layout(names: Iterable[str]) -> Layout:
         template = f"{parts[0]}{{}}{parts[2]}{{}}.{rest}"
         if rest not in parts_of_group:
             parts_of_group[rest] = {}
-            layer.add(f"{group}.{{}}.{rest}")
+            layer.add(f"{group}.{{}}.{rest}" if group else f"{{}}.{rest}")
             if "{}" not in rest:
                 members_by_template.setdefault(template, []).append(parts_of_group[rest])
         if "{}" in rest:

@@ -17,7 +17,6 @@ from typing import Any
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layout import INDEX, Layout
-from ckptcheck.checkpoint.resolved_config import ResolvedConfig
 
 LONGEST_NAME = 400
 """Longer names are no model's, and no renaming is tried on them."""
@@ -97,7 +96,7 @@ class ParametersTable:
             models = map(_find, config.resolved.top.config_class.models)
             adds = any(model is not None and model.adds_cross_attention for model in models)
             return ParametersTable(architecture, {"adds_cross_attention": True}) if adds else None
-        return table if table.can_rename and _has_default_parts(config.resolved) else None
+        return table if table.can_rename and not config.resolved.other_parts else None
 
     @property
     def can_rename(self) -> bool:
@@ -212,16 +211,6 @@ def list_samples(layout: Layout) -> list[str]:
         if template.count("{}") == 1:  # `projector.0` and `projector.2` may get other names
             samples += names[1:MOST_MEMBERS]
     return samples
-
-
-def _has_default_parts(resolved: ResolvedConfig) -> bool:
-    """Whether each sub-config is of the type that the class has by default: another tower has other parameters."""
-    for part in resolved.parts:
-        for name, nested in part.config_class.nested.items():
-            settings = part.settings.get(name)
-            if isinstance(settings, dict) and settings.get("model_type", nested.model_type) != nested.model_type:
-                return False
-    return True
 
 
 def _parse_renaming(found: Mapping[str, Any]) -> Renaming:

@@ -110,6 +110,17 @@ class ResolvedConfig:
         return found
 
     @cached_property
+    def other_parts(self) -> frozenset[str]:
+        """The JSON paths of the sub-configs that are of another type than their class has by default, with a dot at the end."""
+        return frozenset(
+            f"{part.path}{name}."
+            for part in self.parts
+            for name, nested in part.config_class.nested.items()
+            if isinstance(settings := part.settings.get(name), dict)
+            and settings.get("model_type", nested.model_type) != nested.model_type
+        )
+
+    @cached_property
     def parts(self) -> tuple[ResolvedPart, ...]:
         """The config and all its sub-configs whose class is known."""
         return tuple(_walk(self.top))

@@ -17,10 +17,16 @@ from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layer_kinds import RULES as LAYER_RULES
 from ckptcheck.checkpoint.layer_kinds import LayerRule
 from ckptcheck.checkpoint.layout import INDEX
-from ckptcheck.checkpoint.resolved_config import Setting
+from ckptcheck.checkpoint.resolved_config import ResolvedConfig, Setting
 
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM")
 """How the classes end of which the table has one for each model type."""
+_CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
+"""How the classes end of which the table has one for a model type without any of the others."""
+_WITHOUT_HEADS = ("ForMaskedLM", *_CLASSIFIERS)
+"""How the classes end of which releases store the heads in several ways, or which have as many outputs as labels."""
+RefusedKind = Literal["null", "zero", "negative", "one", "untyped"]
+"""Kinds of values; untyped: a text or an object in place of a number that no class declares."""
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 
 
@@ -74,16 +80,29 @@ class WeightsTable:
         # transformers builds what the model_type says, whatever the architectures say.
         models = config.resolved.top.config_class.models
         if config.architecture is None:
-            relatives = (_find(name) for name in models if name.endswith(_LANGUAGE_MODELS))
-            return next((table.without_names() for table in relatives if table is not None), None)
+            relative = _find_relative(models)
+            return relative.without_names() if relative is not None else None
         if config.architecture not in models:
             return None
         # A classifier has the layers of the language model of its model_type.
         if (own := _find(config.architecture)) is not None:
-            # Releases of encoders store their heads in several ways, or not at all.
-            return own.without_heads() if config.architecture.endswith("ForMaskedLM") else own
-        relatives = (_find(name) for name in models if name.endswith(_LANGUAGE_MODELS))
-        return next((table.without_heads() for table in relatives if table is not None), None)
+            found = own.without_heads() if config.architecture.endswith(_WITHOUT_HEADS) else own
+            if config.architecture.endswith("ForMaskedLM"):  # what is stored of the head fits
+                found = WeightsTable(own.architecture, {**found.facts, "shapes": own.shapes})
+            return found.with_joining(config.resolved)
+        relative = _find_relative(models)
+        return relative.without_heads() if relative is not None else None
+
+    def with_joining(self, resolved: ResolvedConfig) -> WeightsTable:
+        """Return the table with the shapes of what joins encoders and language model, where the config is one they hold for.
+
+        The parts are of the types that the class has by default, and one layer of an encoder is read, not several.
+        """
+        joining = self.facts.get("joining", {})
+        settings = (resolved.at(path) for path in joining.get("scalars", ()))
+        if not joining or resolved.other_parts or any(each is None or type(each.value) is not int for each in settings):
+            return self
+        return WeightsTable(self.architecture, {**self.facts, "shapes": {**self.shapes, **joining["shapes"]}})
 
     def without_heads(self) -> WeightsTable:
         """Return what another model of the same config class has too: the tensors under the names of the layers."""
@@ -156,9 +175,25 @@ class WeightsTable:
         """The fields with the name of an activation that the model looks up; it reads no other."""
         return tuple(self.facts.get("refused", {}).get("x", ()))
 
-    def list_refused(self, kind: Literal["null", "zero", "negative"]) -> tuple[str, ...]:
+    def list_refused(self, kind: RefusedKind) -> tuple[str, ...]:
         """Return the fields for which the model refuses a kind of value, although the class of its config accepts it."""
         return tuple(self.facts.get("refused", {}).get(kind, ()))
+
+    @property
+    def least_lengths(self) -> Mapping[str, int]:
+        """List → how many entries the model needs at least."""
+        lengths: Mapping[str, int] = self.facts.get("refused", {}).get("shorter", {})
+        return lengths
+
+    @property
+    def accepted_names(self) -> Mapping[str, tuple[str, ...]]:
+        """Field with the name of an activation, called otherwise than in most classes → the names that the model takes."""
+        return {path: tuple(names) for path, names in self.facts.get("refused", {}).get("names", {}).items()}
+
+    @property
+    def widths(self) -> tuple[tuple[str, str, str], ...]:
+        """Undeclared width of the heads, hidden size, number of heads: the first is the second by the third, or the model stops."""
+        return tuple((own, width, heads) for own, width, heads in self.facts.get("refused", {}).get("widths", ()))
 
     @property
     def padding(self) -> tuple[str, str] | None:
@@ -248,6 +283,15 @@ def _value(part: str, size_of: Callable[[str], int | None]) -> int | None:
         return int(part) if part.isdigit() else size_of(part)
     size, by = size_of(whole), size_of(divisor)
     return size // by if size is not None and by is not None and by > 0 else None
+
+
+def _find_relative(models: tuple[str, ...]) -> WeightsTable | None:
+    """Return the table of the language model among the classes of one config, else of a classifier; None where there is none."""
+    for ends in (_LANGUAGE_MODELS, _CLASSIFIERS):
+        for name in models:
+            if name.endswith(ends) and (table := _find(name)) is not None:
+                return table
+    return None
 
 
 @cache

@@ -16,7 +16,7 @@ from ckptcheck.consumers.consumer import Consumer, QuantizationPolicy
 from ckptcheck.consumers.entries import EntryList, make_suffix_keys, parse_regex_or_suffix
 from ckptcheck.consumers.undeclared_method import read_by_transformers
 
-VERSION = "5.23.0"
+VERSION = "5.24.0"
 UNSUPPORTED = ("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "nvfp4_online", "w4afp8")
 """Methods that transformers warns about and then loads as if the tensors were not quantized."""
 

@@ -85,7 +85,7 @@ def write_checkpoint(structure: Structure, folder: Path, entries: dict[str, Entr
     files = {"config.json": structure.config, **structure.files}
     entries = structure.entries if entries is None else entries
     if structure.shards == 1:
-        _write_shard(folder / "model.safetensors", entries)
+        write_shard(folder / "model.safetensors", entries)
     else:
         total = sum(count_bytes(entry) for entry in entries.values())
         shards: list[dict[str, Entry]] = [{}]
@@ -97,7 +97,7 @@ def write_checkpoint(structure: Structure, folder: Path, entries: dict[str, Entr
             reached += count_bytes(entries[name])
         names = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
         for file, shard in zip(names, shards, strict=True):
-            _write_shard(folder / file, shard)
+            write_shard(folder / file, shard)
         places = {name: file for file, shard in zip(names, shards, strict=True) for name in shard}
         files["model.safetensors.index.json"] = {"metadata": {"total_size": total}, "weight_map": places}
     for file, content in files.items():
@@ -122,7 +122,8 @@ def count_bytes(entry: Entry) -> int:
     return prod(shape) * BITS.get(dtype, 8) // 8
 
 
-def _write_shard(path: Path, entries: dict[str, Entry]) -> None:
+def write_shard(path: Path, entries: dict[str, Entry]) -> None:
+    """Write a shard whose data takes no disk."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     reached = 0
     for name, (dtype, shape) in sorted(entries.items(), key=lambda item: -BITS.get(item[1][0], 8)):
