@@ -32,6 +32,7 @@ share keys and values with earlier ones (`num_kv_shared_layers`). The rule misse
 NVIDIA-NeMo/RL#2124, NVIDIA-NeMo/Megatron-Bridge#2892
 """
 
+import re
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
@@ -47,7 +48,13 @@ from ckptcheck.checkpoint.siblings import (
     find_uneven_shapes,
     layer_kinds,
 )
+from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.text.formatting import format_layers, format_shape, join_truncated
+
+KEYS_OR_VALUES = re.compile(r"(^|\.)(k|v|kv|key|value)_(proj|norm)(\.|$)")
+"""What a layer that shares its keys and values with an earlier one may lack."""
+POSITIONS = re.compile(r"rel_pos|relative_position|position_bias")
+"""Tables with a row for each distance that a layer can see."""
 
 
 @rule(
@@ -58,7 +65,7 @@ from ckptcheck.text.formatting import format_layers, format_shape, join_truncate
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
-    anatomy = ckpt.components
+    anatomy, table = ckpt.components, WeightsTable.of(ckpt.config)
     for stack in anatomy.layout.stacks.values():
         main = stack is anatomy.stack
         if not main and stack.prefix.rpartition(".")[2] not in LAYER_NAMES:
@@ -73,7 +80,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         for layer, (missing, having) in find_incomplete_layers(
             layers, said, alike=main and anatomy.is_language_model
         ).items():
-            if not _by_design(ckpt, stack, layer, missing, layers):
+            if _shares_keys(ckpt, stack, layer):
+                missing = frozenset(name for name in missing if not KEYS_OR_VALUES.search(name))
+            if missing and not _by_design(ckpt, stack, layer, missing, layers):
                 lacking.setdefault(missing, {})[layer] = having
         for missing, where in lacking.items():
             first = min(where)
@@ -87,8 +96,13 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             )
 
         for uneven in find_uneven_shapes(stack, said, ckpt.tensors):
-            if not main and uneven.layer in (min(stack.layers), max(stack.layers)):
+            if not (main and anatomy.is_language_model) and uneven.layer in (min(stack.layers), max(stack.layers)):
                 continue  # the ends of an encoder may be of another width
+            if not main and POSITIONS.search(uneven.name):
+                continue  # one layer of an encoder may see the whole image, the others a window of it (SAM)
+            learned = table.shapes.get(f"{stack.prefix}.{{}}.{uneven.name}", "") if table is not None else ""
+            if not main and "?" in learned:
+                continue  # some layers of an encoder may attend to the whole image (SAM), the others through a window
             name = stack.full_name(uneven.layer, uneven.name)
             yield Problem(
                 f"{stack.prefix}: in layer {uneven.layer} {uneven.name} has the shape {format_shape(uneven.shape)}, and "
@@ -100,19 +114,22 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 
 
 def _by_design(ckpt: Checkpoint, stack: Stack, layer: int, missing: Names, layers: Mapping[int, Names]) -> bool:
-    """Whether a layer may lack this: it shares keys and values with earlier ones, or only a few layers show what is usual.
+    """Whether a layer may lack this, since only a few layers show what is usual.
 
     In a family whose layers are all alike two layers show it. In others the first layer may do without a norm, a scale, or a
     part that only some kinds of layers have, and such a part needs a clear majority wherever it is missing.
     """
-    if stack is ckpt.components.stack and ckpt.config is not None:
-        sharing = ckpt.config.integer("num_kv_shared_layers") or 0
-        if layer >= len(ckpt.components.layers) - sharing:
-            return True
-        if family_of(ckpt.config) is not None:
-            return False
+    if stack is ckpt.components.stack and ckpt.config is not None and family_of(ckpt.config) is not None:
+        return False
     having = [other for other, names in layers.items() if missing <= names]
     if all(SPARSE.search(name) for name in missing):
         return len(having) < CLEAR or layer == 0
     found = [ckpt.tensors.get(stack.full_name(having[0], name)) for name in missing]
     return layer == 0 and all(tensor is not None and len(tensor.shape) < 2 for tensor in found)
+
+
+def _shares_keys(ckpt: Checkpoint, stack: Stack, layer: int) -> bool:
+    """Whether a layer computes with the keys and values of an earlier one, as the last layers of Gemma 3n do."""
+    if stack is not ckpt.components.stack or ckpt.config is None:
+        return False
+    return layer >= len(ckpt.components.layers) - (ckpt.config.integer("num_kv_shared_layers") or 0)

@@ -63,6 +63,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     )
     packed = any(PACKED_HEAD.search(name) for name in anatomy.layout.outside)
     numbered = [prefix for prefix in anatomy.layout.stacks if "head" in prefix]
+    # A model of speech may have no head for text (Higgs Audio has an `audio_lm_head`).
+    numbered += [name for name in anatomy.layout.outside if not is_learned and name.endswith("_lm_head.weight")]
     if anatomy.lm_head is None and not alike and not numbered and not packed:
         said = ckpt.config is not None and ckpt.config.get("tie_word_embeddings") is False
         why = "tie_word_embeddings is false" if said else f"{ckpt.config.architecture} does not tie it"  # type: ignore[union-attr]

@@ -40,7 +40,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
         if name is None or declared is None or not ckpt.tensors[name].dtype.endswith(("F16", "F32", "F64")):
             continue
         rows = ckpt.tensors[name].shape[0]
-        if rows != declared and not _by_design(ckpt, rows):
+        if rows != declared and not _by_design(ckpt, name, rows):
             yield Problem(
                 f"it has {rows:,} rows, but {ckpt.config.describe('vocab_size')}; "
                 "transformers and vLLM refuse to load it",
@@ -50,9 +50,14 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
             )
 
 
-def _by_design(ckpt: ConfiguredCheckpoint, rows: int) -> bool:
-    """Architectures whose table is larger by a number that their config gives: extra tokens for audio, padding, a mask."""
+def _by_design(ckpt: ConfiguredCheckpoint, name: str, rows: int) -> bool:
+    """Architectures whose table is larger by a number that their config gives: extra tokens for audio, padding, a mask.
+
+    ImageGPT never predicts the token that begins an image, so that its head has a row less.
+    """
     declared = ckpt.config.number("vocab_size") or 0
+    if ckpt.config.get("model_type") == "imagegpt" and name == ckpt.components.lm_head:
+        return rows == declared - 1
     return ckpt.config.get("model_type") in _EXTRA and rows >= declared
 
 

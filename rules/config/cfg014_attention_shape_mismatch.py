@@ -3,7 +3,8 @@
 ## What it checks
 In the common decoder families: `q_proj` and `o_proj` have `num_attention_heads × head_dim` rows or columns, `k_proj` and
 `v_proj` have `num_key_value_heads × head_dim`, all the others `hidden_size`. `head_dim` is `hidden_size / heads` where the
-config does not give it. Packed (quantized) tensors are excluded.
+config does not give it. Packed tensors are excluded; FP8 and INT8 weights, with one
+element a number, are not.
 
 ## Why it matters
 transformers and vLLM stop with a size mismatch, or a tensor-parallel loader reads the wrong slices.
@@ -25,6 +26,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.decoder_families import attention_shapes, family_of
+from ckptcheck.checkpoint.packing import has_own_shape
 from ckptcheck.text.formatting import format_layers, format_shape
 
 
@@ -38,6 +40,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     stack = ckpt.components.stack
     if stack is None or ckpt.config is None:
         return
+    method = ckpt.quantization.method if ckpt.quantization is not None else None
     heads, groups = ckpt.config.number("num_attention_heads"), ckpt.config.number("num_key_value_heads")
     if heads and groups and heads % groups:
         yield Problem(
@@ -50,7 +53,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         odd: dict[tuple[int, ...], list[int]] = {}
         for layer, names in ckpt.components.layers.items():
             tensor = ckpt.tensors[stack.full_name(layer, name)] if name in names else None
-            if tensor is not None and tensor.is_plain and tensor.shape != expected:
+            if tensor is not None and has_own_shape(tensor, method) and tensor.shape != expected:
                 odd.setdefault(tensor.shape, []).append(layer)
         for found, layers in odd.items():
             full = stack.full_name(layers[0], name)

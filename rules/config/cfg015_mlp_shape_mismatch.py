@@ -2,7 +2,8 @@
 
 ## What it checks
 In the common decoder families: `gate_proj` and `up_proj` are `[intermediate_size, hidden_size]` and `down_proj` the reverse;
-an expert's are `moe_intermediate_size` wide (Mixtral: `intermediate_size`). Packed (quantized) tensors are excluded.
+an expert's are `moe_intermediate_size` wide (Mixtral: `intermediate_size`). Packed tensors are excluded; FP8 and INT8 weights,
+with one element a number, are not.
 
 ## Why it matters
 transformers and vLLM stop with a size mismatch; if a wrong width is a divisor, tensor-parallel loaders read a slice and
@@ -25,6 +26,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.decoder_families import expert_shapes, family_of, mlp_shapes
+from ckptcheck.checkpoint.packing import has_own_shape
 from ckptcheck.text.formatting import format_layers, format_shape
 
 
@@ -38,11 +40,12 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     stack = ckpt.components.stack
     if stack is None or ckpt.config is None:
         return
+    method = ckpt.quantization.method if ckpt.quantization is not None else None
     odd: dict[tuple[str, tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for name, expected in mlp_shapes(ckpt.config).items():
         for layer, names in ckpt.components.layers.items():
             tensor = ckpt.tensors[stack.full_name(layer, name)] if name in names else None
-            if tensor is not None and tensor.is_plain and tensor.shape != expected:
+            if tensor is not None and has_own_shape(tensor, method) and tensor.shape != expected:
                 odd.setdefault((name, tensor.shape, expected), []).append(layer)
     shapes = expert_shapes(ckpt.config)
     for layer in ckpt.components.layers:
@@ -52,7 +55,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             for part in shapes.keys() & parts.keys():
                 for expert in parts[part]:
                     tensor = ckpt.tensors[stack.full_name(layer, f"{group}.{expert}.{part}")]
-                    if tensor.is_plain and tensor.shape != shapes[part]:
+                    if has_own_shape(tensor, method) and tensor.shape != shapes[part]:
                         odd.setdefault((f"{group}.{expert}.{part}", tensor.shape, shapes[part]), []).append(layer)
     for (name, found, expected), layers in odd.items():
         full = stack.full_name(layers[0], name)

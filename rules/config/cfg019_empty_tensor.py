@@ -33,7 +33,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for template, forms in ckpt.forms_by_template.items():
         if any(0 in shape for _, shape in forms):
             for name in ckpt.layout.names_by_template[template]:
-                if 0 in ckpt.tensors[name].shape and not SCORE.search(name):
+                shape = ckpt.tensors[name].shape
+                if 0 in shape and not SCORE.search(name) and not _has_none_by_design(ckpt, name, shape):
                     empty.setdefault(ckpt.tensor_to_file[name], []).append(name)
     for file, names in empty.items():
         yield Problem(
@@ -43,3 +44,24 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=min(names),
             hint="gather the parameters before saving",
         )
+
+
+def _has_none_by_design(ckpt: Checkpoint, name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the config asks for a tensor without elements: `num_register_tokens` of 0, or two widths without a difference.
+
+    ZeRO-3 leaves one dimension and no more, whatever the tensor was.
+    """
+    resolved = ckpt.config.resolved if ckpt.config is not None else None
+    if resolved is None or len(shape) < 2:
+        return False
+    settings = [part.find(f"num_{name.rpartition('.')[2]}") for part in resolved.parts]
+    if any(each is not None and each.value == 0 and type(each.value) is int for each in settings):
+        return True
+    hidden, embedding = resolved.find("hidden_size"), resolved.find("embedding_size")
+    # MobileBERT's head has a row for each channel of the hidden states that the embedding does not have.
+    return (
+        name.endswith("cls.predictions.dense.weight")
+        and hidden is not None
+        and embedding is not None
+        and hidden.value == embedding.value
+    )

@@ -45,9 +45,10 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     value = config.value.get("model_type")
     if isinstance(value, str) and find_config_class(value) is not None:
         return
-    if _version(config.value.get("transformers_version")) > _version(learned_version()):
+    is_text = value is None or isinstance(value, str)
+    if is_text and _version(config.value.get("transformers_version")) > _version(learned_version()):
         raise Skip(f"a newer transformers than {learned_version()} wrote the config, and may know more models")
-    if config.architecture is None and config.value.keys() >= SIZES:
+    if is_text and config.architecture is None and config.value.keys() >= SIZES:
         named = (
             "no model_type"
             if value is None
@@ -61,7 +62,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
             hint="copy both from the config of a model of this architecture",
         )
         return
-    if config.architecture is None or not is_model_class(config.architecture):
+    if is_text and (config.architecture is None or not is_model_class(config.architecture)):
         raise Skip(f"architectures names no class of transformers {learned_version()}: the model's own code decides")
     named = (
         f"model_type is {write_value(value)}, which" if "model_type" in config.value else "there is no model_type, so"
@@ -70,7 +71,8 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
         f"{named} transformers {'does not know, so it ' if 'model_type' in config.value else ''}refuses to load the checkpoint",
         file=config.file,
         key="model_type",
-        hint=f"copy it from the config of a {config.architecture}",
+        hint="copy it from the config of "
+        + (f"a {config.architecture}" if is_text else "the model this one was trained or converted from"),
     )
 
 

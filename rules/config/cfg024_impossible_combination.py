@@ -5,7 +5,9 @@ Where transformers knows the `model_type`, in the config and its nested configs:
 
 - sizes are at least 1, and where the config class or the model demands it, the heads divide the hidden size;
 - the sliding window has a token, where layers attend through one;
-- nothing is null, 0 or negative where the model cannot be built, or cannot compute, with that: learned from transformers;
+- nothing is null, 0, 1 or negative, and no list is shorter, where the model cannot be built, or cannot compute, with that: learned
+  from transformers;
+- a width of heads that the class does not declare, but the model rotates by, is the one that it computes;
 - sizes that the config class does not declare, but the model reads, are integers;
 - `pad_token_id` is a row of the embedding, where the model looks it up;
 - lists of layer kinds (`layer_types`, `mlp_layer_types`) have an entry that transformers knows for each layer;

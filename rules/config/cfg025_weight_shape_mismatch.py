@@ -5,7 +5,9 @@ For the causal language models of transformers, and the language model within mu
 each dimension of each tensor was learned from transformers, by building every architecture with one size changed after the other.
 Where config.json lacks a field, the default of its class counts. CFG012 to CFG015 check the
 embedding, the head and the common decoder families; this rule checks the rest: position tables, fused projections, latent
-attention, state-space layers, routers. A norm or a bias has one dimension. Packed tensors are excluded.
+attention, state-space layers, routers. What joins the encoders with the language model is checked where each part has the type
+that the architecture has by default, and one layer of an encoder is read. A norm or a bias has one dimension. Packed tensors are
+excluded.
 
 ## Why it matters
 transformers stops with a size mismatch, and so does vLLM.

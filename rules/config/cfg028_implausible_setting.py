@@ -8,6 +8,7 @@ In the language model's part of a config whose `model_type` transformers knows:
 
 In every part of such a config, encoders of images and sound included:
 
+- the base of the rotary embeddings is at most 1e15
 - rates of dropout are from 0 to 1
 - there are no more attention heads than the hidden size
 - sizes and counts are below two billion
@@ -39,7 +40,7 @@ from ckptcheck.checkpoint.resolved_config import ResolvedPart
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.checkpoint.weights_table import WeightsTable
 
-LEAST_BASE = 100.0
+LEAST_BASE, LARGEST_BASE = 100.0, 1e15
 EPSILONS = (1e-13, 1e-2)
 DROPOUT = re.compile(r"dropout|_drop(_rate)?$|_pdrop$|drop_path_rate")
 HEADS = re.compile(r"((encoder|decoder)_)?(num_)?(attention_)?heads")
@@ -73,6 +74,12 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     for path, base in bases.items():
         if _is_number(base) and base < LEAST_BASE:
             odd[path] = f"{path} is {base}, and no released language model has a base below {LEAST_BASE:.0f}"
+    for each in resolved.parts:
+        for path, parameters in iter_rope(each):
+            base = parameters.get("rope_theta")
+            if _is_number(base) and base > LARGEST_BASE:
+                where = f"{path}.rope_theta"
+                odd[where] = f"{where} is {base}, and no released model has a base above {LARGEST_BASE:.0e}"
     for key, value in part.settings.items():
         path = f"{part.path}{key}"
         is_epsilon = NORM_EPSILON.fullmatch(key) and key in part.config_class.types

@@ -4,7 +4,7 @@
 Where a model has several stacks of layers (an encoder beside the decoder, a tower for images or sound beside the language model):
 each has as many layers as its own setting says (`encoder_layers`, `vision_config.num_hidden_layers`, `vision_config.depth`, …).
 Which setting that is was learned from transformers for each architecture. Where config.json lacks it, the default of its class
-counts. CFG003 and CFG004 check the layers of the language model.
+counts. CFG003 and CFG004 check the layers of the language model, unless these have a setting of their own too (`decoder_layers`).
 
 ## Why it matters
 transformers initializes layers that are not stored with random numbers, and omits those that are too many, with an easily
@@ -50,7 +50,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         if prefix is None or setting is None or type(setting.value) is not int or setting.value < 0:
             continue
         stack = ckpt.layout.stacks[prefix]
-        if stack is ckpt.components.stack:
+        if stack is ckpt.components.stack and setting.value == ckpt.components.num_layers:
             continue
         stored, declared = count(len(stack.layers), "layer"), min(setting.value, MOST_LAYERS)
         missing = set(range(declared)) - stack.layers.keys()

@@ -3,6 +3,7 @@
 ## What it checks
 Untrained rows, as EMB001 defines it, that the model never reads:
 - rows without a token, because the vocabulary is padded to a multiple;
+- rows from `unpadded_vocab_size` on, where the config says that the vocabulary is padded;
 - the row of the padding token, and of placeholders that the output of an image or audio encoder replaces;
 - the embedding row of config.json's pad_token_id, also if that is eos too: `padding_idx` of torch keeps it at zero, and the model
   was trained with it so.

@@ -3,7 +3,7 @@
 ## What it checks
 - The tokenizer's `eos_token` is among the `eos_token_id` of generation_config.json (of config.json if there is no such file), or
   one of these ids ends the assistant's turn in the chat template. The first token of the next turn counts as such an end only if
-  the template writes no other (GLM).
+  the template writes no other (GLM). An `eos_token` that is an ordinary word of the vocabulary is reported in any case.
 - generation_config.json names an end. It is reported with `null`, `[]`, a negative id or no entry, if config.json or a language
   model's tokenizer has one: transformers asks neither then.
 
@@ -33,6 +33,7 @@ QwenLM/Qwen3#927, Blaizzy/mlx-vlm#2112
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,8 @@ LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 TOKENS_MAP = "special_tokens_map.json"
 WITHOUT_DEFAULTS = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of tokenizers that have no eos_token of their own."""
+WORD = re.compile(r"[Ġ▁ ]?\w+")
+"""A token that stands in ordinary texts: no mark of punctuation is in it."""
 HINT = "give both the token with which the model was trained to end, or list it beside the other"
 
 
@@ -95,6 +98,14 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
         ends = {tokenizer.ids[token] for token in tokenizer.turn_end_tokens if token in tokenizer.ids}
     except Skip:
         ends = set()
+    if ends & stops and own.token not in tokenizer.added_tokens and WORD.fullmatch(own.token or ""):
+        yield Problem(
+            f"the tokenizer's eos_token is {clip(own.token or '', 40)} ({own.id:,}), an ordinary word of the vocabulary; "
+            f"generation ends at {_format_ids(tokenizer, stops)}",
+            file=own.file,
+            key="eos_token",
+            hint=HINT,
+        )
     if not ends & stops:
         yield Problem(
             f"generation ends at {_format_ids(tokenizer, stops)}, but the tokenizer's eos_token is "

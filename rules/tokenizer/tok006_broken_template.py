@@ -6,6 +6,8 @@ The templates are chat_template.jinja, those of additional_chat_templates, and `
 - The default one, and the one for tools (`tool_use`), render at least one of twelve small conversations (with a system prompt, an
   answer, tools; contents as texts and as lists of parts).
 - The default one is not empty, and in a text model it depends on the conversation and writes what the user says.
+- What `add_generation_prompt` adds names the same speaker, after the same control token, as the beginning of a written answer does
+  (a warning). What follows may differ, such as a block of thinking.
 
 It renders them in transformers' sandbox, in a separate process with hard limits of time and memory, and reports a template that
 exceeds them.
@@ -14,6 +16,8 @@ exceeds them.
 - `apply_chat_template` of transformers raises an error, and vLLM and SGLang answer every chat with one.
 - A file that is not text, or an entry without its template, keeps the tokenizer from loading.
 - A template that drops what the user says fails nowhere: the model answers prompts that it never received.
+- A prompt that asks for another speaker than the answers of the training had (`message['role']` lost, or a word mistyped) makes
+  every answer worse, and no loader sees it.
 - One that takes endless time or memory does so inside the server.
 
 ## How to fix
@@ -35,6 +39,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.template_files import is_text_only
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
 
@@ -80,6 +85,15 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
         elif name == "default" and for_text and template.loses_questions:
             text = "the chat template writes the user's turns without what the user says"
             yield Problem(text, file=template.file, key=template.key, hint=HINT)
+        elif name == "default" and (starts := template.unlike_starts) is not None:
+            yield Problem(
+                f"generation begins after {clip(starts[0], 60)}, and the template begins a written answer with "
+                f"{clip(starts[1], 60)}: the model is asked in a form in which it was not trained",
+                file=template.file,
+                key=template.key,
+                hint=HINT,
+                severity="warning",
+            )
 
 
 def _fault_of(template: ChatTemplate) -> str | None:

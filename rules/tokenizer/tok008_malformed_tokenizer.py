@@ -4,7 +4,8 @@
 - The library `tokenizers` loads tokenizer.json, and encodes a text of rare characters, which no vocabulary has.
 - tokenizer_config.json, special_tokens_map.json and generation_config.json are JSON objects. special_tokens_map.json is left out if
   tokenizer_config.json has `added_tokens_decoder`, because no consumer reads it then.
-- The special tokens of tokenizer_config.json are texts, or objects with one.
+- The special tokens of tokenizer_config.json are texts, or objects with one, and its other settings have the types and words that
+  transformers takes (`model_max_length` a number, `padding_side` left or right, and so on).
 
 ## Why it matters
 - `AutoTokenizer` of transformers stops at the start, and with it vLLM, SGLang and every trainer. The library names neither the file
@@ -31,6 +32,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.special_tokens import NAMES
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
+from ckptcheck.consumers.tokenizer_settings import list_refused_settings
 
 OTHER_RULES = ("lfs-pointer", "html-page")
 """Kinds of defects that ST014 and ST015 report."""
@@ -50,7 +52,15 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
                 if file_defects[0].kind == "not-json":
                     text += "; transformers, vLLM and SGLang go on without it and lose its ends and sampling settings"
             yield Problem(text, file=file, key=file_defects[0].key, hint=advice)
-    yield from _check_special_tokens(ckpt.tokenizer.tokenizer_config, hint)
+    settings = ckpt.tokenizer.tokenizer_config
+    yield from _check_special_tokens(settings, hint)
+    for key, reason in list_refused_settings(settings.value) if settings is not None else ():
+        yield Problem(
+            f"{key} {reason}: AutoTokenizer of transformers does not load the tokenizer, or stops at the first text",
+            file="tokenizer_config.json",
+            key=key,
+            hint=hint,
+        )
     vocabulary = ckpt.tokenizer.vocabulary
     if vocabulary is None or vocabulary.file != "tokenizer.json":
         return
@@ -72,9 +82,7 @@ def _check_special_tokens(config: Config | None, hint: str) -> Iterator[Problem]
     """Yield the special tokens of tokenizer_config.json that are neither a text nor an object with one."""
     for name in NAMES if config is not None else ():
         token = config.value.get(name)  # type: ignore[union-attr]
-        if (isinstance(token, dict) and "content" not in token) or (
-            isinstance(token, (list, int, float)) and not isinstance(token, bool)
-        ):
+        if (isinstance(token, dict) and "content" not in token) or (isinstance(token, (list, int, float))):
             yield Problem(
                 f"{name} is neither a text nor an object with `content`: AutoTokenizer of transformers stops with a TypeError",
                 file="tokenizer_config.json",
