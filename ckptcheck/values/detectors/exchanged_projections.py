@@ -252,7 +252,11 @@ def _raise_zeros(squares: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _correlate(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
-    """Return Pearson's correlation; 0 if one of the two is constant."""
+    """Return Pearson's correlation; 0 if one of the two is constant, or not finite."""
+    import numpy as np
+
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        return 0.0  # an absurd number, whose square is infinite: VAL006 reports it
     first, second = first - first.mean(), second - second.mean()
     scale = float((first @ first) * (second @ second)) ** 0.5
     return float(first @ second) / scale if scale else 0.0

@@ -87,6 +87,7 @@ class TensorGroup:
         return len(self.at_init) > self.trained_count
 
 
+@remembered
 def find_init_groups(ckpt: Checkpoint) -> list[TensorGroup]:
     """Return the groups with members at their initialisation if most groups of the model are trained; else nothing.
 

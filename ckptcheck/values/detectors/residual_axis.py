@@ -223,6 +223,10 @@ def _profile(squares: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _centre(profile: NDArray[np.float64]) -> NDArray[np.float64]:
+    import numpy as np
+
+    if not np.isfinite(profile).all():
+        return np.zeros_like(profile)  # an absurd number, whose square is infinite: VAL006 reports it
     centred: NDArray[np.float64] = profile - profile.mean()
     return centred
 

@@ -2,6 +2,9 @@
 
 The largest magnitude of every tensor is known from the pass over the values. Where it is out of line, some rows of the matrix and
 of its siblings are read, and the root mean square decides: one large number moves the maximum, and hardly the root mean square.
+
+The first and the last layers of trained models differ most from the others. Between them a matrix is held against its nearest
+neighbours as well, so that less is out of line there.
 """
 
 from __future__ import annotations
@@ -22,6 +25,12 @@ if TYPE_CHECKING:
 
 LARGE, SMALL = 8.0, 1 / 16
 """From which multiple of its siblings' median the root mean square of a matrix is out of line, and up to which."""
+INNER_FACTOR = 4.0
+"""The same for a layer that is none of the two first or last: against the median, and against the four nearest layers."""
+ENDS, NEIGHBOURS, MIN_LAYERS = 2, 4, 8
+"""How many layers are an end, how many are near another, and from how many on there is something between the ends."""
+MAX_SUSPECTS = 4
+"""Matrices of one role that are looked at between the ends: those whose largest magnitude is furthest from the median."""
 MIN_SIBLINGS = 4
 """Other layers that it takes to say what is usual."""
 GAP = 3.0
@@ -64,23 +73,72 @@ def _iter_stack(ckpt: Checkpoint, stack: Stack) -> Iterator[ScaleOutlier]:
         usual = median(stats.absmax for stats in by_layer.values())
         if len(by_layer) <= MIN_SIBLINGS or not usual:
             continue
-        suspects = {
-            layer: stats for layer, stats in by_layer.items() if not SMALL * 2 < stats.absmax / usual < LARGE / 2
-        }
-        # More than a quarter of the layers are no exception.
-        if not suspects or 4 * len(suspects) > len(by_layer):
+        found = [
+            ScaleOutlier(stats.name, layer, role, factor) for layer, stats, factor in _iter_far(ckpt, by_layer, usual)
+        ]
+        known = {outlier.layer for outlier in found}
+        found += [
+            ScaleOutlier(by_layer[layer].name, layer, role, factor)
+            for layer, factor in _find_between_ends(ckpt, by_layer, usual).items()
+            if layer not in known
+        ]
+        yield from sorted(found, key=lambda outlier: outlier.layer)
+
+
+def _iter_far(
+    ckpt: Checkpoint, by_layer: dict[int, TensorStats], usual: float
+) -> Iterator[tuple[int, TensorStats, float]]:
+    """Yield the layers that are out of line wherever they stand."""
+    suspects = {layer: stats for layer, stats in by_layer.items() if not SMALL * 2 < stats.absmax / usual < LARGE / 2}
+    # More than a quarter of the layers are no exception.
+    if not suspects or 4 * len(suspects) > len(by_layer):
+        return
+    others = sorted(
+        (stats for layer, stats in by_layer.items() if layer not in suspects),
+        key=lambda stats: abs(stats.absmax - usual),
+    )
+    references = [_estimate_rms(ckpt, stats) for stats in others[:MAX_REFERENCES]]
+    typical = median(references)
+    spread = max(max(typical / rms, rms / typical) for rms in references) if min(references) else float("inf")
+    for layer, stats in suspects.items():
+        factor = _estimate_rms(ckpt, stats) / typical if typical else 1.0
+        if (factor >= LARGE or 0 < factor <= SMALL) and max(factor, 1 / factor) >= GAP * spread:
+            yield layer, stats, factor
+
+
+def _find_between_ends(ckpt: Checkpoint, by_layer: dict[int, TensorStats], usual: float) -> dict[int, float]:
+    """Return the layers between the ends that are out of line with the median and with their neighbours, and by which factor.
+
+    Empty where that holds of more than an eighth of the layers: another kind of layer in between is no fault (Gemma 3).
+    """
+    layers = sorted(by_layer)
+    if len(layers) < MIN_LAYERS:
+        return {}
+    distances = {
+        layer: max(by_layer[layer].absmax / usual, usual / by_layer[layer].absmax) for layer in layers[ENDS:-ENDS]
+    }
+    suspects = sorted(
+        (layer for layer in distances if distances[layer] > INNER_FACTOR / 2), key=lambda layer: -distances[layer]
+    )
+    found: dict[int, float] = {}
+    rms: dict[int, float] = {}
+
+    def typical_of(chosen: list[int]) -> float:
+        for layer in chosen:
+            if layer not in rms:
+                rms[layer] = _estimate_rms(ckpt, by_layer[layer])
+        return median(rms[layer] for layer in chosen)
+
+    for layer in suspects[:MAX_SUSPECTS]:
+        others = [other for other in layers if other != layer]
+        near = sorted(others, key=lambda other: abs(other - layer))[:NEIGHBOURS]
+        usual_ones = sorted(others, key=lambda other: abs(by_layer[other].absmax - usual))[:MAX_REFERENCES]
+        own, local, overall = typical_of([layer]), typical_of(near), typical_of(usual_ones)
+        if not own or not local or not overall:
             continue
-        others = sorted(
-            (stats for layer, stats in by_layer.items() if layer not in suspects),
-            key=lambda stats: abs(stats.absmax - usual),
-        )
-        references = [_estimate_rms(ckpt, stats) for stats in others[:MAX_REFERENCES]]
-        typical = median(references)
-        spread = max(max(typical / rms, rms / typical) for rms in references) if min(references) else float("inf")
-        for layer, stats in suspects.items():
-            factor = _estimate_rms(ckpt, stats) / typical if typical else 1.0
-            if (factor >= LARGE or 0 < factor <= SMALL) and max(factor, 1 / factor) >= GAP * spread:
-                yield ScaleOutlier(stats.name, layer, role, factor)
+        if min(own / local, own / overall) >= INNER_FACTOR or max(own / local, own / overall) <= 1 / INNER_FACTOR:
+            found[layer] = own / overall
+    return found if len(found) <= max(1, len(layers) // 8) else {}
 
 
 def _is_judged(stats: TensorStats) -> bool:

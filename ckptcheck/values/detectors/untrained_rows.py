@@ -105,7 +105,10 @@ class UntrainedRows:
         """Return the rows without a token, of placeholders, and of a padding token without another role."""
         tokenizer, config = self.ckpt.tokenizer, self.ckpt.config
         pad = config.integer("pad_token_id") if config is not None else None
-        ignorable = find_placeholder_tokens(self.ckpt) | self._zero_padding_row | self.tail_rows
+        # Inkling 2 pads its vocabulary, and computes no logits of the padding.
+        unpadded = config.integer("unpadded_vocab_size") if config is not None else None
+        padded = frozenset(range(unpadded, len(self.stats.std))) if unpadded else frozenset()
+        ignorable = find_placeholder_tokens(self.ckpt) | self._zero_padding_row | self.tail_rows | padded
         eos_rows = {row for row, reason in find_config_tokens(self.ckpt).items() if "eos" in reason}
 
         def may_be(row: int) -> bool:

@@ -42,15 +42,22 @@ def test_a_shard_that_was_half_written(smollm2: Path, tmp_path: Path) -> None:
     assert findings[0].message.startswith(
         f"{end - 35_000_000:,} consecutive bytes are zero, from byte 35,000,000 of the data to the end, "
     )
-    assert findings[0].message.endswith("; 36 matrices are zero as a whole")
+    zero = [
+        name
+        for name, entry in ckpt.shards[shard].tensors.items()
+        if len(entry.shape) == 2 and entry.data_offsets[0] >= 35_000_000
+    ]
+    assert findings[0].message.endswith(f"; {len(zero)} matrices are zero as a whole")
 
 
 def test_a_shard_of_nothing_but_zeros(smollm2: Path, tmp_path: Path) -> None:
-    findings = run_value_rules(
-        copy_with_zeroed_tail(smollm2, tmp_path / "empty", "model-00002-of-00003.safetensors", 0)
-    )
+    shard = "model-00002-of-00003.safetensors"
+    findings = run_value_rules(copy_with_zeroed_tail(smollm2, tmp_path / "empty", shard, 0))
     assert [finding.code for finding in findings] == ["VAL005", "VAL013"]
-    assert findings[0].message.endswith("; 98 matrices are zero as a whole")
+    matrices = [
+        entry for entry in open_checkpoint(str(smollm2)).shards[shard].tensors.values() if len(entry.shape) == 2
+    ]
+    assert findings[0].message.endswith(f"; {len(matrices)} matrices are zero as a whole")
 
 
 POSITIONS = "embeddings.position_embeddings.weight"
