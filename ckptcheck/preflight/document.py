@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.budget import WorkBudget, current_budget
-from ckptcheck.text.file_io import path_exists, read_regular_file
+from ckptcheck.text.file_io import path_exists, read_regular_file, real_path
 from ckptcheck.text.formatting import format_bytes
 
 LARGEST = 1_000_000
@@ -49,6 +49,16 @@ class Refusal:
     """Whether it is an override of a command line; else it is in a configuration file."""
     missing: str = ""
     """The key that the configuration does not have, where that is why."""
+
+
+@dataclass(frozen=True)
+class AmbiguousMerge:
+    """A key of several mappings that one ``<<`` merges, of which versions of PyYAML take another (yaml/pyyaml#953)."""
+
+    leaf: Leaf
+    """The value that YAML asks for, and PyYAML takes up to 6.0.3."""
+    other: object
+    """The value that PyYAML 6.0.4 takes."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,8 @@ class Document:
     """What of the configuration could not be read → why, and what to give; while there is one, no rule passes."""
     lost: LostArguments | None = None
     """The arguments after the end of a launch line that ends too early."""
+    ambiguous: list[AmbiguousMerge] = field(default_factory=list)
+    """Values that depend on the version of PyYAML."""
     replaced: dict[str, Leaf] = field(default_factory=dict)
     """Key of a value that replaced one of another file, as it is written → the replaced value."""
     budget: WorkBudget = field(default_factory=current_budget, repr=False, compare=False)
@@ -170,6 +182,7 @@ class Document:
         self.is_incomplete |= other.is_incomplete
         self.is_composed |= other.is_composed
         self.refusals += other.refusals
+        self.ambiguous += other.ambiguous
         self.gaps |= other.gaps
         self.lost = other.lost or self.lost
 
@@ -192,6 +205,11 @@ class Document:
         leaf = self.leaves.get(path)
         return path in self._children or (leaf is not None and leaf.value == {})
 
+    def takes_from(self, leaf: Leaf) -> bool:
+        """Return whether the document has this value of a file, or some of it where it is a section: nothing replaced it."""
+        below = f"{leaf.key}."
+        return any(own.file == leaf.file and f"{own.key}.".startswith(below) for own in self.leaves.values())
+
     def has(self, path: str) -> bool:
         """Return whether the document has a leaf or a section at this path."""
         return path in self.leaves or path in self._children
@@ -212,7 +230,7 @@ def read_text_file(path: Path, name: str) -> str:
             raise CkptcheckError(f"{name} is a folder", hint="name the job's configuration: a .yaml, .toml or .sh file")
         if not path.is_file():
             raise CkptcheckError(f"{name} does not exist" if not path_exists(path) else f"{name} is not a file")
-        raw = read_regular_file(path.resolve(), LARGEST + 1)
+        raw = read_regular_file(real_path(path), LARGEST + 1)
         if len(raw) > LARGEST:
             raise CkptcheckError(
                 f"{name} has {format_bytes(path.stat().st_size)}; no job's configuration has more than 1 MB"

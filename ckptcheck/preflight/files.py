@@ -19,6 +19,7 @@ from ckptcheck.preflight.hydra.override import Override
 from ckptcheck.preflight.model_arguments import print_model_arguments
 from ckptcheck.preflight.shell import script as shell_script
 from ckptcheck.preflight.shell.script import Script, Word
+from ckptcheck.text.file_io import real_path
 
 YAML, TOML, SHELL = (".yaml", ".yml"), (".toml",), (".sh", ".bash", ".slurm", ".sbatch", ".txt", "")
 DEEPEST, MOST = 8, 100
@@ -111,9 +112,9 @@ class JobFiles:
         primary = self.config(path, shown, standards)
         listed = primary.document.leaves.get("hydra.searchpath")
         searched = [folder for entry in _as_list(listed) if (folder := self.search_folder(entry, path.parent))]
-        if standard is not None and standard in path.resolve().parents:
+        if standard is not None and standard in real_path(path).parents:
             # What a program's own configuration searches is the program's too.
-            standards = (standard, *(folder.resolve() for folder in searched))
+            standards = (standard, *(real_path(folder) for folder in searched))
         known = {path: primary}
         groups = ConfigFolders(
             [root, *folders, *searched],
@@ -138,7 +139,7 @@ class JobFiles:
             shown: Its name in error messages.
             standards: The folders of the program's own configurations; the values of their files are defaults.
         """
-        is_standard = not set(standards).isdisjoint(path.resolve().parents)
+        is_standard = not set(standards).isdisjoint(real_path(path).parents)
         text = read_text_file(path, shown) if is_standard else self.text(path, shown)
         name = self.name(path)
         is_empty = all(line.strip() in ("", "---") or line.lstrip().startswith("#") for line in text.splitlines())
@@ -164,7 +165,7 @@ class JobFiles:
         """
         scheme, _, name = str(entry).rpartition("://")
         name = name.replace(".", "/") if scheme == "pkg" else name
-        for folder in (start, *list(start.resolve().parents)[:HIGHEST], Path.cwd()):
+        for folder in (start, *list(real_path(start).parents)[:HIGHEST], Path.cwd()):
             try:
                 if name and (folder / name).is_dir():
                     return folder / name
@@ -201,7 +202,7 @@ class JobFiles:
             shell_script.read(
                 text,
                 self.name(file),
-                file.parent.resolve(),
+                real_path(file.parent),
                 follow=follow,
                 run=self.output_of,
                 into=into,
@@ -209,7 +210,7 @@ class JobFiles:
                 is_whole=depth == 0,
             )
 
-        script = Script(given=self.given, program=str(path.resolve()))
+        script = Script(given=self.given, program=str(real_path(path)))
         read_script(path, shown, script, 0)
         return script, notes, versions
 
@@ -230,7 +231,7 @@ class JobFiles:
         Tries the name itself, then the name with ``.yaml``. start: the folder of the script.
         """
         self.budget.spend(LOOK_STEPS, clip(name, 60))
-        folders: Sequence[Path] = [start, *list(start.resolve().parents)[:4], Path.cwd()]
+        folders: Sequence[Path] = [start, *list(real_path(start).parents)[:4], Path.cwd()]
         for suffix in ("", ".yaml"):
             for folder in folders:
                 try:

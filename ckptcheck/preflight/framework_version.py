@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from ckptcheck.preflight.dated_defaults import FrameworkVersion, Table
+from ckptcheck.text.file_io import read_regular_file, real_path
 
 LARGEST = 8_000_000
 """Largest file that is searched, in bytes; the lock file of a large project has about two megabytes."""
@@ -94,7 +95,7 @@ def _list_candidates(table: Table, files: Sequence[Path], folder: Path) -> Itera
     """Yield (file, its name in the report): the job's files, the framework's own checkout, files that pin packages."""
     for file in files:
         yield file, file.name
-    above = [folder, *folder.resolve().parents][: HIGHEST + 1]
+    above = [folder, *real_path(folder).parents][: HIGHEST + 1]
     for place in above:
         for own in table.version_files:
             # A setup.py or pyproject.toml is the framework's own only where it names the framework, which its pattern asks.
@@ -111,8 +112,7 @@ def _list_candidates(table: Table, files: Sequence[Path], folder: Path) -> Itera
 def _read(file: Path) -> str:
     """Return the text of a file; "" where it is none, is too large or cannot be read."""
     try:
-        if not file.is_file() or file.stat().st_size > LARGEST:
-            return ""
-        return file.read_text(encoding="utf-8", errors="replace")
+        raw = read_regular_file(real_path(file), LARGEST + 1)
+        return "" if len(raw) > LARGEST else raw.decode("utf-8", "replace")
     except (OSError, ValueError):
         return ""

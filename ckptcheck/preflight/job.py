@@ -12,7 +12,7 @@ from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Reading, Section
 from ckptcheck.linter.rule import Problem, Severity, Skip
 from ckptcheck.preflight.dated_defaults import describe_version
-from ckptcheck.preflight.document import Leaf, LostArguments, Refusal
+from ckptcheck.preflight.document import AmbiguousMerge, Leaf, LostArguments, Refusal
 from ckptcheck.preflight.fields import FIELDS, Kind
 from ckptcheck.preflight.machine import Machine
 
@@ -146,6 +146,8 @@ class Job(EvidenceDefaults):
     """What of the configuration could not be read → why, and what to give."""
     lost: LostArguments | None = None
     """The arguments after the end of a launch line that ends too early."""
+    ambiguous: list[AmbiguousMerge] = field(default_factory=list)
+    """Values that depend on the version of PyYAML, as far as nothing else sets them."""
     replaced: Mapping[str, Leaf] = field(default_factory=dict)
     """Key of a value that replaced one of another file, as it is written → the replaced value."""
     checkpoints: Mapping[str, NamedCheckpoint] = field(default_factory=dict)

@@ -130,6 +130,7 @@ def _read_job(
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
     job.is_incomplete, job.replaced = document.is_incomplete, document.replaced
     job.refusals = [refusal for refusal in document.refusals if refusal.leaf.file] if reader.is_hydra else []
+    job.ambiguous = [merge for merge in document.ambiguous if document.takes_from(merge.leaf)]
     _set_defaults(job, document, reader, framework_version, paths[0].parent)
     fill_job(job, document, reader)
     _set_versions(job, document, engine_version, te_version)
@@ -233,6 +234,7 @@ def _read_document(
             whole.is_incomplete |= part.is_incomplete
             whole.gaps |= part.gaps
             whole.refusals += part.refusals
+            whole.ambiguous += part.ambiguous
         elif path.suffix in SHELL:
             part, reader = read_launch_script(files, path, name, FRAMEWORKS, reader, paths)
             whole.update(part)

@@ -11,6 +11,7 @@ findings stand.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -18,7 +19,7 @@ import yaml
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.budget import VALUE_STEPS, WorkBudget, current_budget
-from ckptcheck.preflight.document import Document, Leaf
+from ckptcheck.preflight.document import AmbiguousMerge, Document, Leaf
 
 DEEPEST = 60
 """Largest nesting depth."""
@@ -87,6 +88,7 @@ class _NodeFlattener:
     def section(self, node: yaml.MappingNode, path: str, into: Document, depth: int) -> None:
         """Put the values of a mapping and its submappings into a document as leaves."""
         pairs = self.pairs(node, depth)
+        into.ambiguous += self.find_ambiguous(node, dict(pairs), path, depth)
         if not pairs and path:
             into.put(path, Leaf({}, path, self.name, node.start_mark.line + 1))
         for key, value in pairs:
@@ -123,6 +125,40 @@ class _NodeFlattener:
                 self.budget.spend(VALUE_STEPS, self.name)
                 pairs.setdefault(name, value)
         return pairs
+
+    def find_ambiguous(
+        self, node: yaml.MappingNode, pairs: dict[str, yaml.Node], path: str, depth: int
+    ) -> Iterator[AmbiguousMerge]:
+        """Yield the keys of a mapping to which PyYAML 6.0.4 gives another value. pairs: what `pairs` returns for it."""
+        if all(key.tag != MERGE for key, _ in node.value):
+            return
+        later = {str(key.value): value for key, value in self.pairs_in_later_order(node, depth)}
+        for name, value in pairs.items():
+            if later[name] is value:
+                continue
+            ours, theirs = self.plain(value, depth + 1), self.plain(later[name], depth + 1)
+            if ours != theirs:
+                key = f"{path}.{name}" if path else name
+                yield AmbiguousMerge(Leaf(ours, key, self.name, value.start_mark.line + 1), theirs)
+
+    def pairs_in_later_order(self, node: yaml.MappingNode, depth: int) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+        """Return the pairs of a mapping in the order of PyYAML 6.0.4: of those with one key the last counts.
+
+        It leaves out a pair whose key it has, by the identity of the key's text (yaml/constructor.py, `flatten_mapping`). That
+        finds what two aliases share, and every key of one letter, of which Python keeps one text.
+        """
+        self.spend(node, depth)
+        merged: dict[object, tuple[yaml.ScalarNode, yaml.Node]] = {}
+        own = []
+        for key, value in node.value:
+            if key.tag != MERGE:
+                own.append((key, value))
+                continue
+            for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                for pair in self.pairs_in_later_order(source, depth + 1):
+                    self.budget.spend(VALUE_STEPS, self.name)
+                    merged.setdefault(pair[0].value if len(pair[0].value) == 1 else id(pair[0]), pair)
+        return [*merged.values(), *own]
 
     def key(self, node: yaml.Node) -> str:
         """Return the name of a key; refuses one that is no plain text."""

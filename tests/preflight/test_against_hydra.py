@@ -38,18 +38,48 @@ def test_a_scalar_of_yaml(scalar: str) -> None:
 
 
 MERGES = """
-one: &one {a: 1, b: 2, c: {x: 1}}
+one: &one {a: 1, b: 2, both: 2, c: {x: 1}}
 two: &two {b: 3, d: 4}
+also: &also {both: 3, d: 4}
 first: {<<: [*one, *two], e: 5}
 second: {<<: [*two, *one], b: 9}
-nested: &nested {<<: *first_alias_is_not_needed}
+third: {d: 0, <<: *also, <<: *one}
 """
+"""PyYAML 6.0.4 takes the last of several mappings in a list for keys of two letters or more, and the first of several merges for
+keys of one letter (yaml/pyyaml#953); what stands here is read alike by all versions."""
+
+
+@st.composite
+def merging_mappings(draw: st.DrawFn) -> str:
+    """Mappings, each of which may merge some before it."""
+    lines: list[str] = []
+    for number in range(draw(st.integers(2, 5))):
+        sources = draw(st.lists(st.sampled_from([f"*m{one}" for one in range(number)]), max_size=3)) if number else []
+        merged = draw(
+            st.sampled_from([[f"<<: [{', '.join(sources)}]"], [f"<<: {one}" for one in sources]])
+            if sources
+            else st.just([])
+        )
+        own = draw(st.dictionaries(st.sampled_from(["n", "k", "lr", "top_p"]), st.integers(0, 2), max_size=3))
+        pairs = draw(st.permutations([*merged, *(f"{key}: {value}" for key, value in own.items())]))
+        lines.append(f"m{number}: &m{number} {{{', '.join(pairs)}}}")
+    return "\n".join(lines)
+
+
+@THOROUGH
+@given(text=merging_mappings())
+def test_what_versions_of_pyyaml_merge(text: str) -> None:
+    document = yaml_file.read(text, "x")
+    ours = {path: leaf.value for path, leaf in document.leaves.items() if leaf.value != {}}
+    if tuple(map(int, yaml.__version__.split(".")[:3])) >= (6, 0, 4):
+        ours |= {merge.leaf.key: merge.other for merge in document.ambiguous}
+    theirs = yaml.safe_load(text)
+    assert ours == {f"{name}.{key}": value for name, values in theirs.items() for key, value in values.items()}
 
 
 def test_merges_of_yaml() -> None:
-    text = MERGES.replace("nested: &nested {<<: *first_alias_is_not_needed}", "third: {d: 0, <<: *two, <<: *one}")
-    document = yaml_file.read(text, "x")
-    theirs = OmegaConf.to_container(OmegaConf.create(text))
+    document = yaml_file.read(MERGES, "x")
+    theirs = OmegaConf.to_container(OmegaConf.create(MERGES))
     assert isinstance(theirs, dict)
     for section, values in theirs.items():
         found = {rest: leaf.value for rest, leaf in document.iter_section(str(section))}

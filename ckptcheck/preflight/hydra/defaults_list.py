@@ -325,6 +325,7 @@ def merge_values(into: Document, values: Document, package: str = "") -> None:
         into.put(full_path, replace(leaf, key=full_path) if leaf.is_default else leaf)
     into.environment |= values.environment
     into.versions |= values.versions
+    into.ambiguous += values.ambiguous
 
 
 def find_list_conflict(document: Document, path: str, value: object) -> str:

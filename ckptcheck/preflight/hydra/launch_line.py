@@ -19,6 +19,7 @@ from ckptcheck.preflight.document import Document, read_text_file
 from ckptcheck.preflight.files import HIGHEST, JobFiles
 from ckptcheck.preflight.python_source.script import parse_python
 from ckptcheck.preflight.shell.word import Word
+from ckptcheck.text.file_io import real_path
 
 CONFIG_NAME = ("--config-name", "--config_name", "-cn")
 CONFIG_PATH = ("--config-path", "--config_path", "-cp")
@@ -99,9 +100,9 @@ def find_primary(words: Sequence[Word], files: JobFiles, script: Path) -> Primar
         return None
     program = find_program_source(words, script)
     if not name and program is not None and (default := read_default_file(program, files.name(program))) is not None:
-        return PrimaryConfiguration(default, default.parent, (), default.parent.resolve())
+        return PrimaryConfiguration(default, default.parent, (), real_path(default.parent))
     own = read_decorator(program, files.name(program)) if program is not None else None
-    standard = (program.parent / own[0]).resolve() if program is not None and own is not None else None
+    standard = real_path(program.parent / own[0]) if program is not None and own is not None else None
     folders = tuple(folder for folder in [_find_folder(further, script)] if folder is not None)
     if own is not None and not name:
         name = own[1]
@@ -212,5 +213,5 @@ def _find_folder(name: str, beside: Path) -> Path | None:
 def _folders_above(file: Path) -> Iterator[Path]:
     """Yield the folder of a file, those above it, and the working folder."""
     yield file.parent
-    yield from list(file.parent.resolve().parents)[:HIGHEST]
+    yield from list(real_path(file.parent).parents)[:HIGHEST]
     yield Path.cwd()

@@ -22,6 +22,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.preflight.python_source.evaluator import Evaluator
 from ckptcheck.preflight.python_source.script import Find, PythonCall, PythonScript, parse_python
 from ckptcheck.preflight.python_source.values import Value
+from ckptcheck.text.file_io import real_path
 
 __all__ = ["Find", "PythonCall", "PythonScript", "find_modules_beside", "read_python_file"]
 
@@ -60,7 +61,7 @@ def find_modules_beside(folder: Path, shown: Callable[[Path], str], read: Callab
         shown: Returns the name of a file for the report.
         read: Returns the text of a file.
     """
-    folders = [folder, *list(folder.resolve().parents)[:4]]
+    folders = [folder, *list(real_path(folder).parents)[:4]]
 
     def find(module: str) -> tuple[str, str] | None:
         parts = module.split(".")

@@ -24,6 +24,7 @@ from ckptcheck.preflight.framework import (
 from ckptcheck.preflight.interpolation import ResolvedValue, resolve
 from ckptcheck.preflight.job import Job, Setting, UnknownKey
 from ckptcheck.preflight.readers.slime_flags import find_meant_flag
+from ckptcheck.text.file_io import real_path
 
 SLIME, MEGATRON = "slime", "Megatron"
 
@@ -211,7 +212,7 @@ def _fork(document: Document, folder: Path) -> str:
     )
     if any(MILES.search(text) for text in texts):
         return "miles"
-    for place in [folder, *folder.resolve().parents][:8]:
+    for place in [folder, *real_path(folder).parents][:8]:
         if (place / "slime").is_dir():
             return ""
         if (place / "miles" / "utils").is_dir():
