@@ -24,15 +24,22 @@ class EnginePart:
     """The parameter's name there."""
     geometry: tuple[Any, Any]
     """Shape and strides of the parameter: with others, the part lies elsewhere."""
-    view: tuple[Any, Any, int] | None
-    """Shape, strides and offset of the part within the parameter, None where it is all of it."""
+    view: tuple[Any, Any, int]
+    """Shape, strides and offset of the part within the parameter."""
+    is_contiguous: bool
+    """Whether the part lies in one piece."""
 
-    def find_tensor(self) -> Any:
-        """Return the part as the engine has it now, None where the parameter is gone or has another form."""
+    def find_parameter(self) -> Any:
+        """Return the parameter as the engine has it now, None where it is gone or has another form."""
         tensor = self.owner._parameters.get(self.parameter)
         if tensor is None or (tensor.shape, tensor.stride()) != self.geometry:
             return None
-        if self.view is None:
+        return tensor
+
+    def find_tensor(self) -> Any:
+        """Return the part as the engine has it now, None where the parameter is gone or has another form."""
+        tensor = self.find_parameter()
+        if tensor is None or self.view == (*self.geometry, 0):
             return tensor
         shape, strides, offset = self.view
         return tensor.as_strided(shape, strides, tensor.storage_offset() + offset)
@@ -62,9 +69,8 @@ class EngineLayout:
         geometry = (tensor.shape, tensor.stride())
         for part, view in split_fused(name, tensor, owner, self.names):
             sources = (part,) if part in self.names else tuple(find_source_tensors(part, self.names))
-            is_all = view is tensor
-            place = None if is_all else (view.shape, view.stride(), view.storage_offset() - tensor.storage_offset())
-            yield EnginePart(part, sources, owner, last, geometry, place)
+            place = (view.shape, view.stride(), view.storage_offset() - tensor.storage_offset())
+            yield EnginePart(part, sources, owner, last, geometry, place, view.is_contiguous())
 
     def list_parts(self, group: tuple[int, int], includes: Callable[[str], bool]) -> Sequence[EnginePart]:
         """Return the parts that are built from what a group includes, or from nothing that is sent.

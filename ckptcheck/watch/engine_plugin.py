@@ -20,6 +20,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.text.file_io import open_lock_file
 from ckptcheck.watch.adapter_syncs import AdapterSyncs
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _claim_record(path: Path) -> Path:
         return path
     for number in range(1, MOST_ENGINES + 1):
         own = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
-        file = open(own.with_name(f".{own.name}.lock"), "a", encoding="utf-8")  # noqa: SIM115 - held until the process ends
+        file = os.fdopen(open_lock_file(own.with_name(f".{own.name}.lock")), "a")  # open until the process ends
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit.history.record import NO_BYTES
+from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import without_functions_of_classes
 from ckptcheck.watch.engine_layout import EngineLayout
 from ckptcheck.watch.engine_parts import split_fused
 from ckptcheck.watch.tensor_digests import SyncDigests
@@ -50,8 +51,8 @@ class EngineSelection:
     """The group of tensors and the number of groups: what `includes` answers is the same wherever they are."""
     includes: Callable[[str], bool] = lambda name: True
     """Whether a tensor that the trainer sends by this name is looked at."""
-    choose_rows: Callable[[str, Any], slice | None] = lambda name, tensor: None
-    """By its name and itself, the rows of a tensor to look at, None for all."""
+    choose_rows: Callable[[str, Any, Any], slice | None] = lambda name, shape, tensor: None
+    """By its name, its shape and the parameter that it is a part of, the rows of a tensor to look at, None for all."""
     stops: Callable[[], bool] = lambda: False
     """Whether the time for this sync is over; what was looked at is then dropped."""
     defers: bool = False
@@ -121,14 +122,15 @@ class _ModuleSide:
 
         A parameter that the engine emptied is read by what its layer computes; its digest then never equals what was sent.
         """
-        names, layout = frozenset(sent), self._layout
+        layout = self._layout
+        names = sent.keys() if isinstance(sent, dict) else frozenset(sent)
         if (
             layout is None
             or layout.names != names
             or not (selection.defers or layout.fits())
             or not self._read_parts(layout, digests, selection)
         ):
-            layout = self._layout = EngineLayout(self._model, names)
+            layout = self._layout = EngineLayout(self._model, frozenset(names))
             if not self._read_parts(layout, digests, selection):
                 raise CkptcheckError("its parameters change while they are read")
         return self._read_empty(layout, digests, selection)
@@ -143,13 +145,25 @@ class _ModuleSide:
 
     def _read_parts(self, layout: EngineLayout, digests: SyncDigests, selection: EngineSelection) -> bool:
         """Digest the parts of a layout that are included, and return whether all are where it says."""
-        for part in layout.list_parts(selection.group, selection.includes):
+        others = []
+        # each question to a parameter of a subclass, as vLLM's are, would otherwise pass through a function of that class
+        with without_functions_of_classes():
+            for part in layout.list_parts(selection.group, selection.includes):
+                if selection.stops():
+                    return True
+                parameter = part.find_parameter()
+                if parameter is None:
+                    return False
+                shape, _, offset = part.view
+                rows = selection.choose_rows(part.name, shape, parameter) if part.name in layout.names else None
+                if not (part.is_contiguous and digests.copy_rows(f"0/{part.name}", parameter, rows, (shape, offset))):
+                    others.append((part, rows))
+        for part, rows in others:
             if selection.stops():
                 return True
             tensor = part.find_tensor()
             if tensor is None:
                 return False
-            rows = selection.choose_rows(part.name, tensor) if part.name in layout.names else None
             digests.add(f"0/{part.name}", tensor, rows)
         return True
 
@@ -222,7 +236,12 @@ class _ServersSide:
 
 
 def module(model: Any, name: str = "engine") -> WatchedEngine:
-    """Watch a torch module in this process, for an engine that runs in the trainer's process. name: for the record."""
+    """Watch a torch module in this process, for an engine that runs in the trainer's process. name: for the record.
+
+    Raises CkptcheckError for what is no module.
+    """
+    if not hasattr(model, "named_parameters"):
+        raise CkptcheckError(f"module(…) takes the engine's torch module, and {type(model).__name__} is none")
     return _ModuleSide(model, name)
 
 
@@ -232,6 +251,8 @@ def servers(*urls: str, allow_remote: bool = False, seconds: float = 30.0) -> Wa
     allow_remote: whether they may be on other machines. seconds: time limit for the checksums of one server, which hashes
     every weight; a large model needs more. The API key comes from the environment variable CKPTCHECK_API_KEY. vLLM has
     checksums from 0.32 on, in dev mode. The hash is the engine's own, so it shows that a weight changed, and not whether it
-    equals the trainer's.
+    equals the trainer's. Raises CkptcheckError where no address is given.
     """
+    if not urls:
+        raise CkptcheckError("servers(…) takes the address of one server at least", "servers('http://127.0.0.1:30000')")
     return _ServersSide(urls, allow_remote, seconds)

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ckptcheck.text.file_io import open_lock_file
+
 MOST = 4096
 """Names that are tried for one record: as many as a large job has ranks."""
 _claimed: dict[tuple[int, Path], int] = {}
@@ -48,7 +50,7 @@ def _claim(path: Path) -> bool:
     if (os.getpid(), path) in _claimed:
         return True
     try:
-        handle = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        handle = open_lock_file(path.with_name(f".{path.name}.lock"))
     except OSError:  # the record cannot be written either, which its own error says better
         return True
     try:

@@ -29,6 +29,8 @@ MANY = 16
 TALL = 8
 """How many times as many rows as columns a vocabulary has at least."""
 MOST_PARTS = 1024
+CORRECTIONS = 2
+"""How often the parts become smaller because a group of them still takes more than the share."""
 SLOWER = 3.0
 """How many times as long the digest of a few rows takes, byte for byte, as that of a whole tensor."""
 
@@ -45,15 +47,26 @@ class Schedule:
         self._number = -1
         self._group = 0
         """The group of the sync that has begun."""
-        self._is_corrected = False
+        self._corrections = 0
         self._costs: list[tuple[float, float]] = []
-        self._numbers: dict[str, int] = {}
-        """The number of each name, which decides on its group."""
+        self._names: dict[tuple[int, int], tuple[set[str], set[str]]] = {}
+        """Group and number of groups → the names that were found to belong to it, and those that were found not to."""
+        self._chosen: set[str] = set()
+        self.left_out: set[str] = set()
+        """Names that were found not to belong to the group of this sync. It grows as `includes` is asked."""
+        self._rows: dict[tuple[Sequence[int], int | None], slice | None] = {}
+        """Shape and least elements → the rows of the part of this sync."""
+        self._rows_of = (0, 1)
+        """The part that these rows are of, and the number of parts."""
 
     def begin(self) -> None:
         """Begin a sync at which tensors are looked at."""
         self._number += 1
         self._group = self.group
+        self._chosen, self.left_out = self._names.setdefault((self._group, self.groups), (set(), set()))
+        if self._rows_of != (self.part, self.parts):
+            self._rows_of = (self.part, self.parts)
+            self._rows.clear()
 
     @property
     def group(self) -> int:
@@ -73,12 +86,13 @@ class Schedule:
 
     def includes(self, name: str) -> bool:
         """Return whether a tensor belongs to the group of this sync."""
-        if self.groups == 1:
+        if self.groups == 1 or name in self._chosen:
             return True
-        number = self._numbers.get(name)
-        if number is None:
-            number = self._numbers[name] = zlib.crc32(name.encode())
-        return number % self.groups == self._group
+        if name in self.left_out:
+            return False
+        is_chosen = zlib.crc32(name.encode()) % self.groups == self._group
+        (self._chosen if is_chosen else self.left_out).add(name)
+        return is_chosen
 
     def choose_rows(self, shape: Sequence[int], least: int | None = None) -> slice | None:
         """Return the rows of a tensor of this shape to look at, None for all. Tensors of equal shape have equal rows.
@@ -87,6 +101,13 @@ class Schedule:
         """
         if self.parts == 1 or not shape:
             return None
+        try:
+            return self._rows[shape, least]
+        except KeyError:
+            rows = self._rows[shape, least] = self._find_rows(shape, least)
+            return rows
+
+    def _find_rows(self, shape: Sequence[int], least: int | None) -> slice | None:
         parts = min(self.parts, shape[0], math.prod(shape) // (least or LEAST_ELEMENTS))
         if parts < 2:
             return None
@@ -128,10 +149,15 @@ class Schedule:
         if self.groups == 1:
             if spent > max(negligible, allowed):
                 self._divide(GROUPS, math.ceil(SLOWER * spent / GROUPS / allowed))
-        elif spent > 2 * allowed and not self._is_corrected:
-            # once: what is left then is the cost of so many tensors, whatever their size
-            self._is_corrected = True
-            self._divide(self.groups, math.ceil(self.parts * spent / allowed))
+        elif spent > allowed and self._corrections < CORRECTIONS:
+            # what is left after these is the cost of so many tensors, whatever their size
+            self._corrections += 1
+            self._divide(self.groups, math.ceil(SLOWER * self.parts * spent / allowed))
 
     def _divide(self, groups: int, parts: int) -> None:
         self.groups, self.parts, self._number, self._costs = groups, min(MOST_PARTS, parts), -1, []
+
+
+def least_elements(itemsize: int) -> int:
+    """Return how many elements of a tensor are looked at in any case. itemsize: bytes of one; a step changes more of large ones."""
+    return LEAST_ELEMENTS if itemsize <= 2 else max(1, 2 * LEAST_ELEMENTS // itemsize)

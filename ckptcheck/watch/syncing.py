@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, overload
@@ -17,7 +17,8 @@ from ckptcheck.linter.report import Report
 from ckptcheck.refit.history.record import SyncRecord, run_id
 from ckptcheck.watch.engine_side import EngineSelection, read_engine, read_parts
 from ckptcheck.watch.payload import find_tensors
-from ckptcheck.watch.schedule import CAST_SAMPLE, LEAST_SECONDS, NEGLIGIBLE
+from ckptcheck.watch.planned_copies import PlannedCopy
+from ckptcheck.watch.schedule import LEAST_SECONDS, NEGLIGIBLE
 from ckptcheck.watch.set_identity import SetIdentity
 from ckptcheck.watch.sync_check import SyncCheck
 from ckptcheck.watch.tensor_digests import SyncDigests, Weights
@@ -37,8 +38,12 @@ class Syncing:
         self._given = self._taken = 0
         self._shapes: dict[str, Sequence[int]] = {}
         """Name of each tensor that was sent → its shape, () where the tensor was not looked at."""
-        self._rows_of_cast: dict[str, slice | None] = {}
-        """Name of a tensor that the engine casts → the rows that were looked at, None for all, as in the engine."""
+        self._rows: dict[str, slice | None] = {}
+        """Name of each tensor that was looked at as it was sent → the rows that were, None for all."""
+        self._copies: Mapping[str, PlannedCopy] = {}
+        """What to copy of the tensors that are looked at, as far as they were seen before."""
+        self._left_out: Collection[str] = ()
+        """Names of tensors of which nothing but that they were sent is noted."""
         self._asked = self._reading = 0.0
         self._is_over_budget = False
         self._is_in_background = watch.is_in_background
@@ -49,6 +54,10 @@ class Syncing:
         if whole:
             watch.schedule.begin()
             self._sync.group = watch.schedule.label
+            if not watch.names_sets:
+                self._left_out = watch.schedule.left_out
+            if self._is_in_background:
+                self._copies = watch.copy_plan.list_copies(watch.schedule, watch.choose_sent_rows)
         self._added: dict[str, float] = {}
         self._checked: SyncCheck | None = None
 
@@ -103,18 +112,20 @@ class Syncing:
 
     def _walk(self, weights: Iterable[Any]) -> Iterator[Any]:
         self._taken += 1
+        handed: list[Any] = []
         for item in weights:
             self._see(item)
-            handed = [item]
+            handed.append(item)
             del item
             # nothing here keeps it while the caller works with it, or while the next one is made
             yield handed.pop()
 
     async def _stream(self, weights: AsyncIterable[Any]) -> AsyncIterator[Any]:
         self._taken += 1
+        handed: list[Any] = []
         async for item in weights:
             self._see(item)
-            handed = [item]
+            handed.append(item)
             del item
             yield handed.pop()
 
@@ -221,22 +232,34 @@ class Syncing:
             self._checked.run(error)
 
     def _see(self, item: Any) -> None:
+        """Look at what is sent, if it is its turn. The job waits meanwhile: of most tensors only the name is noted."""
         if not self._whole or self._unseen or self._over:
             return
         if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str)):
             self._see_payload(item)
             return
-        name, tensor = item
+        name = item[0]
         self._shapes[name] = ()
-        if self._watch.names_sets:
+        if name in self._left_out:
+            return
+        watch, tensor = self._watch, item[1]
+        if watch.names_sets:
             began = time.monotonic()
-            self._watch.attempt(f"sum {name}", partial(self._add_to_set, name, tensor), once=True)
+            watch.attempt(f"sum {name}", partial(self._add_to_set, name, tensor), once=True)
             self._naming += time.monotonic() - began
-        if not self._watch.schedule.includes(name) or self._stops():
+        plan = self._copies.get(name)
+        if (plan is None and not watch.schedule.includes(name)) or self._stops():
             return
         # the time of the thread would tell it better on a busy machine, but asking for it may take longer than the digest
         began = time.monotonic()
-        self._unseen = not self._watch.attempt(f"digest {name}", partial(self._digest, name, tensor))
+        try:
+            if plan is not None and self._sent.copy_planned(name, tensor, plan):
+                self._shapes[name], self._rows[name] = plan.shape, plan.rows
+            else:
+                self._digest(name, tensor)
+        except Exception as error:
+            self._unseen = True
+            watch.warn_of(f"digest {name}", error)
         self._checking += time.monotonic() - began
 
     def _add_to_set(self, name: str, tensor: Any) -> None:
@@ -271,19 +294,15 @@ class Syncing:
         if isinstance(tensor, str):
             self._sent.add_digests({name: tensor})
             return
-        if hasattr(tensor, "full_tensor"):
+        if hasattr(type(tensor), "full_tensor"):
             raise CkptcheckError("it is sharded over ranks; gather it (full_tensor) before it passes through")
-        watch, shape = self._watch, tensor.shape
+        watch, shape, dtype = self._watch, tensor.shape, tensor.dtype
         self._shapes[name] = shape
-        if name in watch.reshaped:
-            self._sent.add(name, tensor)
-            return
-        dtype = watch.casts.get(name)
-        if dtype is None or tensor.dtype == dtype or not watch.schedule.parts > 1:
-            self._sent.add(name, tensor, watch.schedule.choose_rows(shape))
-            return
-        rows = self._rows_of_cast[name] = watch.schedule.choose_rows(shape, CAST_SAMPLE)
-        self._sent.add(name, tensor, rows, cast=dtype)
+        rows, cast = watch.choose_sent_rows(name, shape, dtype)
+        self._rows[name] = rows
+        self._sent.add(name, tensor, rows, cast=cast)
+        if self._is_in_background and getattr(tensor, "is_cpu", False):
+            watch.copy_plan.note(name, tensor)
 
     def _expect(self) -> None:
         assert self._watch.expected is not None
@@ -330,25 +349,26 @@ class Syncing:
         """Return whether the digests of this sync have taken their time while the engine was read."""
         return self._stops(time.monotonic() - self._asked)
 
-    def _choose_rows(self, name: str, tensor: Any) -> slice | None:
+    def _choose_rows(self, name: str, shape: Sequence[int], parameter: Any) -> slice | None:
         """Return the rows to look at of a tensor of the engine, None for all: those that were looked at of what was sent.
+
+        shape: of the tensor, which may be a part of the parameter.
 
         A few rows of a tensor that the engine casts may stay as they are at a small step, so more of it are looked at; and a
         tensor in another shape is looked at whole.
         """
-        watch, shape = self._watch, tensor.shape
+        watch = self._watch
         if self._shapes.get(name) != shape:
             watch.reshaped.add(name)
         if name in watch.reshaped:
             return None
         schedule = watch.schedule
-        if name not in watch.unlike:
-            return schedule.choose_rows(shape)
-        if name in self._rows_of_cast:
-            return self._rows_of_cast[name]
-        if name not in watch.otherwise and tensor.dtype.is_floating_point and tensor.dtype.itemsize > 1:
-            watch.casts[name] = tensor.dtype
-        return schedule.choose_rows_of_cast(shape, tensor.element_size())
+        if name not in watch.unlike or self._sent.casts_too(name):
+            return self._rows[name] if name in self._rows else schedule.choose_rows(shape)
+        dtype = parameter.dtype
+        if name not in watch.otherwise and dtype.is_floating_point and dtype.itemsize > 1:
+            watch.casts[name] = dtype
+        return schedule.choose_rows_of_cast(shape, dtype.itemsize)
 
     def _version(self, *, before: bool = False) -> bool:
         """Ask the engine for its version, and return whether it answered."""

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import (
+    cast_pieces,
+    copy_from_host,
+    copy_tensor,
+    has_plain_memory,
+    move_to_host,
+    view_bytes,
+)
+from ckptcheck.watch.planned_copies import PlannedCopy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,12 +71,10 @@ class SyncDigests:
     """
 
     def __init__(self, *, defers: bool) -> None:
-        from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import copy_tensor
-
-        self._defers, self._copy_tensor = defers, copy_tensor
+        self._defers = defers
         self._digests: dict[str, str] = {}
         self._copies: list[tuple[str, bool, Any]] = []
-        """Name, whether the copy has some rows only, and the copy."""
+        """Name, whether the copy has some rows only, and the copy: bytes, or a tensor on its own device."""
         self._to_cast: dict[str, tuple[Any, Any]] = {}
         """Name of a tensor that the engine casts → its dtype, and that in which the engine holds it."""
         self.casts: dict[str, str] = {}
@@ -83,6 +92,8 @@ class SyncDigests:
         prefix: of its digest; it is then digested at once. cast: the torch dtype to which to cast these rows for a second digest.
         """
         self.nbytes += tensor.nbytes
+        if not prefix and self.copy_rows(name, tensor, rows, cast=cast):
+            return
         if self._defers and not prefix and hasattr(tensor, "data_ptr") and (device := tensor.device.type) != "meta":
             part = tensor if rows is None else tensor.narrow(0, rows.start, rows.stop - rows.start)
             nbytes = part.nbytes
@@ -100,6 +111,75 @@ class SyncDigests:
         if cast is not None and rows is not None:
             self.casts[name] = digest_rows(tensor[rows].to(cast), slice(None))
 
+    def copy_rows(
+        self,
+        name: str,
+        tensor: Any,
+        rows: slice | None,
+        place: tuple[Sequence[int], int] | None = None,
+        *,
+        cast: Any = None,
+    ) -> bool:
+        """Copy some rows of a tensor in the host's memory, to be digested later; return whether that could be done.
+
+        It is `add` in few steps, for what lies in one piece. place: shape of a part of the tensor that lies in one piece, and the
+        elements before it; None for all of it, which counts for `nbytes` in `add` already.
+        """
+        kind: Any = type(tensor)
+        if not self._defers or not has_plain_memory(kind):
+            return False
+        if place is None:
+            if not tensor.is_contiguous():
+                return False
+            shape, offset = tensor.shape, 0
+        else:
+            shape, offset = place
+        itemsize = tensor.element_size()
+        nbytes = whole = math.prod(shape) * itemsize
+        begin = offset * itemsize
+        if rows is not None:
+            row = whole // shape[0]
+            begin, nbytes = begin + rows.start * row, (rows.stop - rows.start) * row
+        if not self._keep(name, tensor, begin, nbytes, has_rows=rows is not None):
+            return False
+        if place is not None:
+            self.nbytes += whole
+        if cast is not None and rows is not None:
+            self._to_cast[name] = (tensor.dtype, cast)
+        return True
+
+    def copy_planned(self, name: str, tensor: Any, plan: PlannedCopy) -> bool:
+        """Copy what was planned of a tensor; return whether it is as it was planned. It counts for `nbytes`, as in `add`."""
+        if (
+            type(tensor) is not plan.kind
+            or tensor.shape != plan.shape
+            or tensor.dtype is not plan.dtype
+            or not tensor.is_contiguous()
+            or not self._keep(name, tensor, plan.begin, plan.nbytes, has_rows=plan.rows is not None)
+        ):
+            return False
+        self.nbytes += plan.whole
+        if plan.cast is not None and plan.rows is not None:
+            self._to_cast[name] = (plan.dtype, plan.cast)
+        return True
+
+    def casts_too(self, name: str) -> bool:
+        """Return whether the rows of a tensor are digested a second time as the engine casts them."""
+        return name in self._to_cast or name in self.casts
+
+    def _keep(self, name: str, tensor: Any, begin: int, nbytes: int, *, has_rows: bool) -> bool:
+        """Copy bytes of a tensor from the host's memory, unless they are too many or not there; return whether that is done."""
+        if nbytes > COPIED or self._copied + nbytes > MOST_COPIED:
+            return False
+        copy = copy_from_host(tensor, begin, nbytes)
+        if copy is None:
+            return False
+        # the name keeps its place among those that are digested at once
+        self._digests[name] = ""
+        self._copies.append((name, has_rows, copy))
+        self._copied += nbytes
+        return True
+
     def add_digests(self, digests: Mapping[str, str]) -> None:
         """Add what is digested already."""
         self._digests.update(digests)
@@ -111,17 +191,16 @@ class SyncDigests:
     def _copy(self, name: str, part: Any, has_rows: bool) -> None:
         # the name keeps its place among those that are digested at once
         self._digests[name] = ""
-        self._copies.append((name, has_rows, self._copy_tensor(part)))
+        self._copies.append((name, has_rows, copy_tensor(part)))
 
     def move_to_host(self) -> None:
         """Move copies from their devices into the host's memory, in one transfer a device. Call it before `compute`."""
         if not self._on_device:
             return
-        from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import move_to_host
-
         self._on_device = 0
-        for device in {copy.device for *_, copy in self._copies if copy.device.type != "cpu"}:
-            places = [place for place, (*_, copy) in enumerate(self._copies) if copy.device == device]
+        tensors = [(place, copy) for place, (*_, copy) in enumerate(self._copies) if not isinstance(copy, bytes)]
+        for device in {copy.device for _, copy in tensors if copy.device.type != "cpu"}:
+            places = [place for place, copy in tensors if copy.device == device]
             moved = move_to_host([self._copies[place][2] for place in places])
             for place, copy in zip(places, moved, strict=True):
                 self._copies[place] = (*self._copies[place][:2], copy)
@@ -139,7 +218,6 @@ class SyncDigests:
 def _digest_copy(copy: Any, has_rows: bool) -> str:
     """Return the digest that `digest_rows` or `digest_tensor` gives these bytes."""
     from ckptcheck.runtime.engines.digest import digest
-    from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import view_bytes
 
     array = view_bytes(copy)
     return _digest_bytes(array) if has_rows else digest(array)
@@ -147,8 +225,6 @@ def _digest_copy(copy: Any, has_rows: bool) -> str:
 
 def _digest_cast(copy: Any, dtype: Any, cast: Any) -> str:
     """Return the digest that `digest_rows` gives what an engine holds that casts the elements of a copy."""
-    from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import cast_pieces
-
     state = hashlib.blake2b(digest_size=16)
     for piece in cast_pieces(copy, dtype, cast):
         state.update(piece.data)

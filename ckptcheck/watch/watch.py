@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ckptcheck.watch.syncing import Syncing
+from ckptcheck.watch.watch_arguments import convert_number
 from ckptcheck.watch.watch_state import WatchState
 
 
@@ -36,8 +37,14 @@ class Watch(WatchState):
     def __call__(self, *, step: int | None = None, loss: float | None = None, version: str | None = None) -> Syncing:
         """Return the watch of one sync.
 
-        step: optimizer steps that the trainer has taken. loss: its last loss. version: the weight version that the sync gives
-        the engine, for an engine that does not report it.
+        step: optimizer steps that the trainer has taken. loss: its last loss, a number or a tensor of one. version: the weight
+        version that the sync gives the engine, for an engine that does not report it.
         """
         self.number += 1
+        if self.enabled:
+            for name, value, convert in (("step", step, int), ("loss", loss, float)):
+                if value is not None and convert_number(value, convert) is None:
+                    self.say(f"{name} is no number but {type(value).__name__}, and is not recorded")
+            step, loss = convert_number(step, int), convert_number(loss, float)
+            version = None if version is None else str(version)
         return Syncing(self, step, loss, version, whole=self.enabled and (self.number - 1) % self.every == 0)

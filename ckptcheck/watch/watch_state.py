@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,10 +22,12 @@ from ckptcheck.refit.history.record import KEEP, Record, SyncRecord
 from ckptcheck.watch.background_thread import BackgroundThread
 from ckptcheck.watch.engine_side import WatchedEngine
 from ckptcheck.watch.metrics import Metrics, open_sinks
+from ckptcheck.watch.planned_copies import CopyPlan
 from ckptcheck.watch.probe import Probe
 from ckptcheck.watch.record_claim import claim_record
-from ckptcheck.watch.schedule import Schedule
+from ckptcheck.watch.schedule import CAST_SAMPLE, Schedule, least_elements
 from ckptcheck.watch.tensor_digests import Weights
+from ckptcheck.watch.watch_arguments import check_arguments, find_record_path
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -67,12 +69,12 @@ class WatchState:
         background: bool | None = None,
         identity: bool | Path | str = False,
     ) -> None:
+        check_arguments(engine, on, {"every": every, "share": share, "budget": budget})
         self.engine, self.expected, self.trainer, self.enabled, self.on = engine, expected, trainer, enabled, on
         self.every, self.probe = max(1, every), probe
         self.names_sets, self._like = bool(identity), None if isinstance(identity, bool) else str(identity)
-        self.schedule = Schedule(share, budget)
-        # a job may change its folder
-        self.record = Record(Path(record).absolute(), keep=keep) if record is not None and enabled else None
+        self.schedule, self.copy_plan = Schedule(share, budget), CopyPlan()
+        self.record = Record(find_record_path(record), keep=keep) if record is not None and enabled else None
         self.sinks = open_sinks(metrics) if enabled else []
         self._keep, self._maker, self._has_claimed = keep, os.getpid(), False
         self.background, self.nbytes = background, 0
@@ -128,6 +130,17 @@ class WatchState:
         except CkptcheckError as error:
             return error
 
+    def choose_sent_rows(self, name: str, shape: Sequence[int], dtype: Any) -> tuple[slice | None, Any]:
+        """Return the rows to look at of a tensor that is sent, None for all; and the dtype to which to cast them too, or None."""
+        if name in self.reshaped or self.schedule.parts == 1:
+            return None, None
+        cast = self.casts.get(name)
+        if cast is not None and cast != dtype:
+            return self.schedule.choose_rows(shape, CAST_SAMPLE), cast
+        # the engine holds the same bytes, so that a large element tells as much as two small ones
+        itemsize = dtype.itemsize if name in self.stored_as_sent else 2
+        return self.schedule.choose_rows(shape, least_elements(itemsize)), None
+
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until all syncs so far are checked and recorded, and their numbers sent; return whether they are.
 
@@ -165,11 +178,15 @@ class WatchState:
             action()
             return True
         except Exception as error:
-            message = error.message if isinstance(error, CkptcheckError) else f"{type(error).__name__}: {error}"
             if not once or task not in self.said:
-                self.said.add(task)
-                warnings.warn(f"ckptcheck.watch could not {task}: {message}", SyncWarning, stacklevel=4)
+                self.warn_of(task, error)
             return False
+
+    def warn_of(self, task: str, error: Exception) -> None:
+        """Warn that a task of the watch failed."""
+        self.said.add(task)
+        message = error.message if isinstance(error, CkptcheckError) else f"{type(error).__name__}: {error}"
+        warnings.warn(f"ckptcheck.watch could not {task}: {message}", SyncWarning, stacklevel=5)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the rules, which were loaded from files, and the threads: neither can be pickled."""

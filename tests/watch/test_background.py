@@ -236,6 +236,73 @@ def test_a_digest_of_a_copy_is_that_of_the_tensor(dtype: Any, rows: slice | None
     assert found[0] == found[1]
 
 
+def test_rows_are_copied_as_planned_only_where_the_tensor_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan is of bytes in memory: of another dtype, shape or layout they would be other elements."""
+    monkeypatch.setattr(schedule, "LEAST_ELEMENTS", 1)
+    torch.manual_seed(0)
+    watch = Watch(background=True)
+    watch.schedule.groups, watch.schedule.parts = 1, 4
+    plain = torch.randn(8, 6)
+    watch.copy_plan.note("w", plain)
+    watch.schedule.begin()
+    plan = watch.copy_plan.list_copies(watch.schedule, watch.choose_sent_rows)["w"]
+    planned, others = tensor_digests.SyncDigests(defers=True), tensor_digests.SyncDigests(defers=True)
+    assert planned.copy_planned("w", plain, plan)
+    others.add("w", plain, plan.rows)
+    expected = others.compute()
+    plain.zero_()
+    assert planned.compute() == expected
+    for other in (
+        plain.double(),
+        plain[:4],
+        torch.zeros(6, 8).t(),
+        torch.zeros(8, 6, device="meta"),
+        "00",
+        plain.numpy(),
+    ):
+        assert not planned.copy_planned("w", other, plan)
+    emptied = torch.zeros(8, 6)
+    emptied.untyped_storage().resize_(0)
+    assert not planned.copy_planned("w", emptied, plan)
+
+
+def test_most_tensors_are_copied_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = list[bool]()
+    copy_planned = tensor_digests.SyncDigests.copy_planned
+    monkeypatch.setattr(
+        tensor_digests.SyncDigests,
+        "copy_planned",
+        lambda *arguments: (planned.append(copy_planned(*arguments)), planned[-1])[1],
+    )
+    engine = Engine()
+    run_syncs(Watch(module(engine), background=True), engine, range(4))
+    assert planned == [True] * 3 * len(names())
+
+
+def test_what_is_asked_of_a_parameter_passes_through_no_function_of_its_class() -> None:
+    """Those of vLLM have one that adds nothing and takes microseconds for each shape that is read."""
+    asked = list[Any]()
+
+    class Parameter(torch.nn.Parameter):  # type: ignore[misc]
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    model = torch.nn.Linear(4, 4, bias=False)
+    model.weight = Parameter(torch.zeros(4, 4), requires_grad=False)
+    watch = Watch(module(model), background=True)
+    for step in range(3):
+        with watch(step=step) as sync:
+            list(sync.sent([("weight", torch.full((4, 4), step + 1.0))]))
+            model.weight.data.fill_(step + 1.0)
+            if step:
+                asked.clear()
+    assert asked == []
+    assert watch.wait(60)
+    assert [list(last.held.values()) == list(last.sent.values()) for last in watch.last] == [True] * 3
+
+
 def test_copies_are_moved_from_a_device_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for a GPU: the copies say that they lie on one."""
     moved = list[int]()
@@ -244,6 +311,10 @@ def test_copies_are_moved_from_a_device_in_one_transfer(monkeypatch: pytest.Monk
         @property
         def device(self) -> Any:  # type: ignore[override]
             return torch.device("cuda", 0)
+
+        @property
+        def is_cpu(self) -> bool:  # type: ignore[override]
+            return False
 
         def cpu(self) -> Any:  # type: ignore[override]
             moved.append(len(self))

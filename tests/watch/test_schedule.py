@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckptcheck.watch import SyncWarning, Watch, module, schedule, syncing
+from ckptcheck.watch import SyncWarning, Watch, module, schedule, watch_state
 from ckptcheck.watch.schedule import Schedule
 from ckptcheck.watch.tensor_digests import digest_rows
 
@@ -132,6 +132,31 @@ def test_small_tensors_are_looked_at_whole() -> None:
     assert own.choose_rows((64, 256)) == slice(0, 32), "a part has 8,192 elements at least"
 
 
+def test_of_elements_of_four_bytes_half_as_many_are_looked_at_where_the_engine_holds_the_same() -> None:
+    watch = Watch()
+    watch.schedule.parts = 1024
+    watch.schedule.begin()
+    shape = torch.Size((1024, 64))
+    assert watch.choose_sent_rows("w", shape, torch.float32) == (slice(0, 128), None), "not known: it may cast them"
+    watch.stored_as_sent = {"w"}
+    assert watch.choose_sent_rows("w", shape, torch.float32) == (slice(0, 64), None)
+    assert watch.choose_sent_rows("w", shape, torch.bfloat16) == (slice(0, 128), None)
+
+
+def test_both_sides_look_at_the_same_rows_whatever_becomes_known_between_them(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check of the sync before may end in its thread while this one runs."""
+    watch, weights = start(engine, [])
+    watch.stored_as_sent = set()
+    with watch(step=2) as sync:
+        engine.load(sync.sent(iter(weights.items())))
+        watch.stored_as_sent = set(NAMES)
+        monkeypatch.setattr(schedule, "LEAST_ELEMENTS", 100)
+    last = watch.last[-1]
+    assert {place.partition("/")[2]: value for place, value in last.held.items()} == last.sent
+
+
 def test_parts_become_as_small_as_the_share_asks() -> None:
     own = Schedule(0.02, 1.0)
     for spent in (0.5, 0.39):
@@ -139,14 +164,18 @@ def test_parts_become_as_small_as_the_share_asks() -> None:
         own.note(spent, 0.2)
     # 0.39 s for all, 4 ms are allowed
     assert (own.groups, own.parts) == (5, 59)
-    for spent in (0.0119, 0.0119):
+    for spent in (0.0039, 0.0039):
         own.begin()
         own.note(spent, 0.2)
-    assert (own.groups, own.parts) == (5, 176), "they cost more than was expected"
-    for spent in (0.0119, 0.0119):
+    assert (own.groups, own.parts) == (5, 59), "this is within the share"
+    parts = []
+    for spent in (0.0044, 0.0044) * 3:
         own.begin()
         own.note(spent, 0.2)
-    assert own.parts == 176, "what is left is the number of tensors"
+        parts.append(own.parts)
+    assert parts[1::2] == [195, 644, 644], (
+        "they cost more than was expected; then what is left is the number of tensors"
+    )
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -188,7 +217,7 @@ def test_an_engine_that_casts_is_quiet_where_steps_round_to_nothing_and_a_lost_t
     engine: Engine, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
     """What was sent is cast as the engine does, which tells whether it had to change."""
-    monkeypatch.setattr(syncing, "CAST_SAMPLE", 4 * WIDTH)
+    monkeypatch.setattr(watch_state, "CAST_SAMPLE", 4 * WIDTH)
     found: list[str] = []
     engine.to(torch.bfloat16)
     watch, weights = start(engine, found)
@@ -210,7 +239,7 @@ def test_an_engine_that_casts_is_quiet_where_steps_round_to_nothing_and_a_lost_t
 
 
 def test_an_engine_that_holds_other_rows_is_not_held_to_a_cast(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(syncing, "CAST_SAMPLE", 4 * WIDTH)
+    monkeypatch.setattr(watch_state, "CAST_SAMPLE", 4 * WIDTH)
     load = engine.load
     engine.load = lambda weights: load((name, value.flip(0)) for name, value in weights)
     found: list[str] = []

@@ -125,7 +125,7 @@ def test_the_engine_is_found() -> None:
     found = find_engine(SimpleNamespace(mode="server", vllm_client=SimpleNamespace(base_url="http://localhost:8000")))
     assert found is not None
     assert found.name == "http://localhost:8000"
-    llm: Any = object()
+    llm: Any = SimpleNamespace(named_parameters=dict)
     for name in ("model", "model_runner", "driver_worker", "model_executor", "llm_engine"):
         llm = SimpleNamespace(**{name: llm})
     colocated = find_engine(SimpleNamespace(mode="colocate", llm=llm))

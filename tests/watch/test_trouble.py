@@ -18,7 +18,8 @@ import pytest
 from ckptcheck.refit.history import record as record_module
 from ckptcheck.refit.history.history import open_history
 from ckptcheck.refit.history.record import Record, SyncRecord, read_record
-from ckptcheck.watch import SyncWarning, Watch
+from ckptcheck.watch import SyncWarning, Watch, engine_plugin
+from ckptcheck.watch.record_claim import claim_record
 from tests.paths import ROOT
 from tests.watch.toy import Trainer
 
@@ -184,3 +185,33 @@ def test_a_file_system_without_locks_has_records_too(
         warnings.simplefilter("error", SyncWarning)
         sync_once(watch, Trainer())
     assert len(read_record(tmp_path / "syncs.jsonl")[0]) == 1
+
+
+def test_a_disk_that_fills_up_within_a_line_is_said_and_leaves_no_half_of_it(tmp_path: Path) -> None:
+    """A system writes what fits, without an error. A limit on the size of files stands in for the disk."""
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "syncs.jsonl"
+    watch, trainer = Watch(record=path), Trainer()
+    sync_once(watch, trainer)
+    whole = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 50, limits[1]))
+    try:
+        with pytest.warns(SyncWarning, match="cannot write the record"):
+            sync_once(watch, trainer)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == whole
+    sync_once(watch, trainer)
+    assert [sync.step for sync in open_history(path).syncs] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "put", [os.mkfifo, lambda path: path.symlink_to(path.with_name("elsewhere"))], ids=["pipe", "link"]
+)
+def test_a_lock_that_is_no_file_holds_nothing_up_and_writes_nowhere(put: Any, tmp_path: Path) -> None:
+    put(tmp_path / ".syncs.jsonl.lock")
+    assert claim_record(tmp_path / "syncs.jsonl") == tmp_path / "syncs.jsonl"
+    with pytest.raises(OSError, match=r"regular file|symbolic link"):
+        engine_plugin._claim_record(tmp_path / "syncs.jsonl")
+    assert not (tmp_path / "elsewhere").exists()

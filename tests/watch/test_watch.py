@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.rule import Finding
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.refit.history.history import open_history
 from ckptcheck.runtime.engines.digest import digest
-from ckptcheck.watch import SyncError, SyncWarning, Watch, digests, module
+from ckptcheck.watch import SyncError, SyncWarning, Watch, digests, module, servers
 from tests.conftest import needs
 from tests.paths import ROOT
 from tests.watch.toy import NAMES, Engine, Trainer
@@ -303,3 +304,55 @@ def test_a_file_that_is_no_record_is_left_as_it_is(tmp_path: Path) -> None:
     with pytest.warns(SyncWarning, match="train.log is not a record of syncs, and is left as it is"):
         synced(Trainer(), Engine(), Watch(record=path))
     assert path.read_text(encoding="utf-8") == "step 1\n" * 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"engine": "syncs.jsonl"}, "takes an engine first, and 'syncs.jsonl' is none"),
+        ({"engine": Trainer()}, "takes an engine first, and a Trainer is none"),
+        ({"on": "rais"}, "on='rais' is neither"),
+        ({"every": "5"}, "every='5' is no whole number"),
+        ({"every": 2.5}, "every=2.5 is no whole number"),
+        ({"share": "0.1"}, "share='0.1' is no number"),
+        ({"budget": -1}, "budget=-1 is no number from 0 on"),
+        ({"budget": float("nan")}, "budget=nan is no number"),
+        ({"record": "s3://bucket/syncs.jsonl"}, "is an address"),
+        ({"record": "/"}, "is a folder"),
+        ({"record": ""}, "is a folder"),
+    ],
+)
+def test_what_no_sync_could_work_with_is_refused_before_the_first_one(arguments: Any, message: str) -> None:
+    """At a sync, hours later, it would end the job, or find nothing without a word."""
+    with pytest.raises(CkptcheckError, match=re.escape(message)):
+        Watch(**arguments)
+
+
+def test_an_engine_that_is_none_is_refused() -> None:
+    with pytest.raises(CkptcheckError, match="takes the engine's torch module, and NoneType is none"):
+        module(None)
+    with pytest.raises(CkptcheckError, match="address of one server at least"):
+        servers()
+
+
+def test_a_step_and_a_loss_may_be_tensors_and_a_version_a_number(tmp_path: Path) -> None:
+    """A training loop has its loss as a tensor: the record has to be written all the same."""
+    watch = Watch(record=tmp_path / "syncs.jsonl")
+    for number in range(2):
+        with watch(step=np.int64(number), loss=np.array(0.5), version=number) as sync:  # type: ignore[arg-type]
+            list(sync.sent([("w", f"{number:032x}")]))
+    syncs = open_history(tmp_path / "syncs.jsonl").syncs
+    assert [(sync.step, sync.loss, sync.version) for sync in syncs] == [(0, 0.5, "0"), (1, 0.5, "1")]
+    with (
+        pytest.warns(SyncWarning, match="loss is no number but list, and is not recorded"),
+        watch(step=2, loss=[1.0, 2.0]),
+    ):  # type: ignore[arg-type]
+        pass
+    assert watch.last[-1].loss is None
+
+
+def test_a_record_may_lie_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with Watch(record="~/syncs.jsonl")(step=0) as sync:
+        list(sync.sent([("w", "0" * 31 + "1")]))
+    assert (tmp_path / "syncs.jsonl").is_file()
