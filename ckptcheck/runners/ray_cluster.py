@@ -8,6 +8,8 @@ these (`Work.find_nodes`).
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -37,6 +39,8 @@ TASKS_AHEAD = 3
 """Tasks for each processor of the cluster that are begun and not yet joined."""
 MOST_AHEAD = 4096
 """Tasks that may be done before the first unfinished one: while the files of one node are read, others read theirs."""
+CONNECT_SECONDS = 60.0
+"""Seconds in which a cluster accepts this process. Ray itself waits for half of them, or without end, and ends the process then."""
 NODE_SECONDS = 120.0
 """Seconds in which a node answers what it is asked before the work."""
 REMOTE_THREADS = 4
@@ -110,14 +114,60 @@ class Ray:
         import ray
 
         if not ray.is_initialized():
+            try_to_connect(self._address)
             try:
                 ray.init(address=self._address, log_to_driver=False, logging_level="error")
             except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-                raise CkptcheckError(
-                    f"there is no Ray cluster at {self._address}: {' '.join(str(error).split())[:200]}",
-                    hint="start one with `ray start --head`, or name one: --on ray://HOST:10001",
-                ) from error
+                raise _explain_no_cluster(self._address, str(error)) from error
         return ray
+
+
+def try_to_connect(address: str) -> None:
+    """Connect to a cluster in a process of its own, since ray.init may hang, or end the process, where a raylet has died.
+
+    Raises CkptcheckError where there is no cluster, or where it does not answer within CONNECT_SECONDS.
+    """
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", TRY, address],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=CONNECT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        why = f"it did not accept a driver within {CONNECT_SECONDS:g} seconds"
+    else:
+        if tried.returncode == 0:
+            return
+        if tried.returncode == NO_CLUSTER:
+            raise _explain_no_cluster(address, tried.stdout.decode("utf-8", "replace"))
+        said = tried.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        why = f"Ray gave up: {said[:300]}" if said else f"Ray ended with exit code {tried.returncode}"
+    raise CkptcheckError(
+        f"the Ray cluster at {address} does not answer: {why}",
+        hint="look at `ray status`; where a raylet has died, `ray stop` and `ray start` on that machine begin anew",
+    )
+
+
+NO_CLUSTER = 3
+TRY = f"""
+import os, sys, ray
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+    print(error, flush=True)
+    os._exit({NO_CLUSTER})
+ray.shutdown()
+"""
+"""What the process runs that connects first: it ends with NO_CLUSTER and a message where there is none."""
+
+
+def _explain_no_cluster(address: str, said: str) -> CkptcheckError:
+    return CkptcheckError(
+        f"there is no Ray cluster at {address}: {' '.join(said.split())[:200]}",
+        hint="start one with `ray start --head`, or name one: --on ray://HOST:10001",
+    )
 
 
 def compute_units(work: Work[Any, Any], units: Sequence[Any], version: str) -> list[bytes]:

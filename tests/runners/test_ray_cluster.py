@@ -38,6 +38,47 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.hint == "pip install 'ckptcheck[ray]'"
 
 
+STAND_INS = {
+    "hangs": (
+        "import threading\ndef init(**options):\n    threading.Event().wait()",
+        "it did not accept a driver within 0.5 seconds",
+    ),
+    "ends the process": (
+        "import os\ndef init(**options):\n    os.write(2, b'the raylet is dead')\n    os._exit(1)",
+        "Ray gave up: the raylet is dead",
+    ),
+    "is killed": ("import os\ndef init(**options):\n    os.kill(os.getpid(), 9)", "Ray ended with exit code -9"),
+}
+"""What ray.init does where a raylet has stopped or died → a package in place of ray, and what the message says."""
+
+
+def stand_in_for_ray(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a package in place of ray, for this process and its children. source: its `init`."""
+    (folder / "ray.py").write_text(f"{source}\ndef is_initialized():\n    return False\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
+
+
+@pytest.mark.parametrize("what", STAND_INS)
+def test_a_cluster_that_does_not_answer(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the real ray 2.60, a stopped raylet ends the process after 30 seconds with exit code 1 and a line of its log."""
+    source, said = STAND_INS[what]
+    stand_in_for_ray(source, tmp_path, monkeypatch)
+    if what == "hangs":
+        monkeypatch.setattr(ray_cluster, "CONNECT_SECONDS", 0.5)
+    with pytest.raises(CkptcheckError) as caught:
+        ckptcheck.manifest(MOE, runner=Ray())
+    assert caught.value.message == f"the Ray cluster at auto does not answer: {said}"
+    assert "ray stop" in (caught.value.hint or "")
+
+
+def test_no_cluster_at_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in_for_ray("def init(**options):\n    raise ConnectionError('none runs')", tmp_path, monkeypatch)
+    with pytest.raises(CkptcheckError, match="there is no Ray cluster at auto: none runs"):
+        ckptcheck.manifest(MOE, runner=Ray())
+
+
 @dataclass(frozen=True)
 class Wait:
     """Work that notes in a folder which node begins a unit, and is done with the first at once, with others when it may go on."""
