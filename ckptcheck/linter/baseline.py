@@ -10,7 +10,7 @@ from pathlib import Path
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding
-from ckptcheck.text.file_io import read_regular_file, replace_file
+from ckptcheck.text.file_io import read_regular_file, real_path, replace_file
 
 SCHEMA = "ckptcheck-baseline/1"
 Identity = tuple[str, str, str, str]
@@ -37,7 +37,7 @@ LARGEST = 100_000_000
 def read_baseline(path: Path) -> frozenset[Identity]:
     """Read a baseline. Raises CkptcheckError if the file is missing or malformed."""
     try:
-        value = json.loads(read_regular_file(path.resolve(), LARGEST).decode("utf-8", "surrogatepass"))
+        value = json.loads(read_regular_file(real_path(path), LARGEST).decode("utf-8", "surrogatepass"))
         if value["schema"] != SCHEMA:
             raise ValueError(f"its schema is {value['schema']!r}")
         return frozenset((str(e["code"]), str(e["file"]), str(e["key"]), str(e["message"])) for e in value["findings"])

@@ -70,6 +70,13 @@ class Skip(Exception):
     """Raised by a check that applies but cannot look; the report gives the reason, and a skipped rule has not passed."""
 
 
+class SkipForDamage(Skip):
+    """Raised where a file that is missing or broken keeps a rule from looking; the report of the file is another rule's.
+
+    Where that one did not run, the report is incomplete.
+    """
+
+
 @dataclass(frozen=True)
 class Rule(Generic[E]):
     """One check of one kind of evidence."""

@@ -11,7 +11,7 @@ from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import Evidence
 from ckptcheck.linter.pictures import make_pictures
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.rule import SEVERITIES, Finding, Problem, Rule, Severity, Skip
+from ckptcheck.linter.rule import SEVERITIES, Finding, Problem, Rule, Severity, Skip, SkipForDamage
 from ckptcheck.text.formatting import join_truncated
 
 
@@ -28,6 +28,8 @@ class RuleRun:
     passed: bool = False
     skipped: str | None = None
     """Why the rule could not check; None where it could."""
+    skipped_for_damage: bool = False
+    """Whether a file that is missing or broken is why."""
     crashed: str | None = None
     """Why the rule failed, or could not read its evidence; None where it ran to its end."""
 
@@ -62,6 +64,7 @@ class RuleRun:
             # A rule has one outcome: its findings say more than the place where it could not look.
             if not self.findings:
                 self.skipped = str(skip)
+                self.skipped_for_damage = isinstance(skip, SkipForDamage)
         except EvidenceError as error:
             self.crashed = error.message
         except Exception as error:
@@ -102,6 +105,8 @@ def run_rules(
     skipped = [(run.rule.code, run.skipped) for run in runs if run.skipped is not None]
     crashed = [(run.rule.code, run.crashed) for run in runs if run.crashed is not None]
     error = None if passed or findings or crashed else "no selected rule looked at this target"
+    if error is None and not _tells_damage(runs, ignored or {}):
+        error = next((run.skipped for run in runs if run.skipped_for_damage), None)
     if evidence.unread:
         by_reason: dict[str, list[str]] = {}
         for name, reason in evidence.unread.items():
@@ -130,6 +135,13 @@ def run_rules(
         identities=evidence.identities,
         headline=evidence.headline if not findings else "",
         pictures=make_pictures(evidence.list_picture_makers),
+    )
+
+
+def _tells_damage(runs: Iterable[RuleRun], ignored: Mapping[str, str]) -> bool:
+    """Whether a rule on errors has findings, which may be of the damage that others were skipped for, or the user ignores one."""
+    return any(
+        run.rule.severity == "error" and (run.findings or (run.applies and run.rule.code in ignored)) for run in runs
     )
 
 

@@ -1,14 +1,17 @@
 """Reads the settings of a team: ``ckptcheck.toml``, or ``[tool.ckptcheck]`` in pyproject.toml.
 
-They are searched from the working directory upwards, never in the checkpoint that is scanned: settings can name rule
-folders, and rules are code.
+They are searched from the working directory upwards, never in a folder with weights, nor where anybody may have left them: settings
+can name rule folders, and rules are code.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
+import re
+import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -18,7 +21,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import FailOn
 from ckptcheck.linter.rule import SEVERITIES, Rule, Severity
 from ckptcheck.linter.selection import match_rules
-from ckptcheck.text.file_io import expand_home
+from ckptcheck.text.file_io import expand_home, real_path
 from ckptcheck.text.toml_text import read_toml_file
 
 Choice = TypeVar("Choice", bound=str)
@@ -66,6 +69,8 @@ class Settings:
     """Folders with further rules."""
     file: Path | None = None
     """The file that the settings were read from; None where there is none."""
+    passed_over: tuple[Path, ...] = ()
+    """Nearer files that do not count: they lie in a target, or beside weights."""
 
     def ignored_codes(self, rules: Sequence[Rule]) -> dict[str, str]:
         """Return code → reason. Raises CkptcheckError for a pattern that names no rule."""
@@ -78,28 +83,68 @@ class Settings:
 
 
 def find_settings(start: Path, targets: Sequence[str] = ()) -> Settings:
-    """Return the nearest settings from `start` upwards, passing over any that lie inside a target.
+    """Return the nearest settings from `start` upwards, passing over any inside a target or beside weights.
 
-    Raises CkptcheckError when the file found is malformed.
+    A checkpoint may have been downloaded with settings in it; they count only when they are named (``--config``).
+
+    Raises CkptcheckError when the file found is malformed, or is another user's in a folder that everybody may write to.
     """
-    scanned = [Path(target).resolve() for target in targets if Path(target).is_dir()]
+    named = [Path(expand_home(target)) for target in targets]
+    scanned = [real_path(path if path.is_dir() else path.parent) for path in named if path.exists()]
+    passed_over: list[Path] = []
     for folder in (start, *start.parents):
-        if any(folder.resolve().is_relative_to(path) for path in scanned):
-            continue
-        own = folder / "ckptcheck.toml"
-        if own.is_file():
-            return load_settings(own)
-        project = folder / "pyproject.toml"
-        if project.is_file() and "ckptcheck" in read_toml_file(project).get("tool", {}):
-            return load_settings(project)
-    return Settings()
+        is_target = any(real_path(folder).is_relative_to(path) for path in scanned)
+        for path in (folder / "ckptcheck.toml", folder / "pyproject.toml"):
+            if not path.is_file():
+                continue
+            if is_target or _holds_weights(folder):
+                if path.name == "ckptcheck.toml":
+                    passed_over.append(path)
+                continue
+            if path.name == "pyproject.toml":
+                tools = read_toml_file(path).get("tool")
+                if not isinstance(tools, dict) or "ckptcheck" not in tools:
+                    continue
+            _require_trusted(path)
+            return replace(load_settings(path), passed_over=tuple(passed_over))
+    return Settings(passed_over=tuple(passed_over))
+
+
+WEIGHTS = re.compile(
+    r"(model|adapter_model|consolidated|pytorch_model)\b[^/]*\.(safetensors|bin)|.*\.safetensors\.index\.json|.*\.distcp|\.metadata",
+    re.DOTALL,
+)
+"""Names of files beside which settings may have come with a checkpoint. Rollouts are no such files, and lie where people work."""
+
+
+def _holds_weights(folder: Path) -> bool:
+    try:
+        return any(WEIGHTS.fullmatch(name) for name in os.listdir(folder))
+    except OSError:
+        return False
+
+
+def _require_trusted(path: Path) -> None:
+    """Raise CkptcheckError for a file of another user in a folder that everybody may write to, such as /tmp.
+
+    Whoever works below such a folder did not ask for it. A colleague's file in a folder of the team is as good as one's own.
+    """
+    if not hasattr(os, "getuid"):  # Windows
+        return
+    is_foreign = path.stat().st_uid not in (0, os.getuid())
+    if is_foreign and path.parent.stat().st_mode & stat.S_IWOTH:
+        raise CkptcheckError(
+            f"{path} belongs to another user, in a folder that everybody may write to, and was not read",
+            hint=f"--config {path} uses it all the same; work in another folder to be without it",
+        )
 
 
 def load_settings(path: Path) -> Settings:
     """Read settings from a ckptcheck.toml or a pyproject.toml. Raises CkptcheckError when they are malformed."""
     document = read_toml_file(path)
     if path.name == "pyproject.toml":
-        document = document.get("tool", {}).get("ckptcheck", {})
+        tools = document.get("tool", {})
+        document = tools.get("ckptcheck", {}) if isinstance(tools, dict) else {}
     table = _convert(path, document)
     for code, reason in table.ignore.items():
         if not reason.strip():

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import SCHEMA, Report, Section
@@ -15,6 +17,61 @@ from ckptcheck.text.file_io import read_json_file
 HINT = "--format json -o FILE writes one, --format json-with-pictures one with its pictures"
 WITH_PICTURES = "ckptcheck-report-with-pictures/1"
 """The schema of an object with a report and its pictures, as ``--format json-with-pictures`` writes them."""
+
+
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class SkippedRule(msgspec.Struct):
+    """A rule that could not look."""
+
+    code: str
+    reason: str
+
+
+class CrashedRule(msgspec.Struct):
+    """A rule that failed."""
+
+    code: str
+    error: str
+
+
+class StoredConsumer(msgspec.Struct):
+    """How a consumer loads the checkpoint."""
+
+    consumer: str
+    version: str
+    files: Number | None
+    quantized: Number | None
+    plain: Number | None
+    agrees: str
+
+
+class StoredSection(msgspec.Struct):
+    """Measurements."""
+
+    title: str
+    columns: list[str] = []
+    rows: list[list[str | int | float | bool | None]] = []
+    lines: list[str] = []
+
+
+class StoredReport(msgspec.Struct):
+    """The JSON form of a report: a file is anybody's, so each value is what reporters can write, or it is no report."""
+
+    target: str
+    findings: list[Finding]
+    passed: list[str]
+    skipped: list[SkippedRule]
+    crashed: list[CrashedRule]
+    known: Number
+    counts: dict[str, Number]
+    subject: str = ""
+    error: str | None = None
+    consumers: list[StoredConsumer] = []
+    sections: list[StoredSection] = []
+    read: dict[str, str | int | list[str]] = {}
+    identity: dict[str, str] = {}
 
 
 def read_reports(path: Path) -> list[Report]:
@@ -38,28 +95,30 @@ def load_report(form: Mapping[str, Any]) -> Report:
     """Return the report that `Report.to_dict` wrote, or one with its pictures. Raises CkptcheckError for anything else."""
     if form.get("schema") == WITH_PICTURES:
         return _load_with_pictures(form)
+    if form.get("schema") != SCHEMA:
+        raise CkptcheckError(f"it is no report of ckptcheck ({SCHEMA})")
     try:
-        if form["schema"] != SCHEMA:
-            raise KeyError(form["schema"])
-        return Report(
-            target=form["target"],
-            subject=form.get("subject", ""),
-            findings=tuple(
-                Finding(**{**finding, "names": tuple(finding.get("names", ()))}) for finding in form["findings"]
-            ),
-            passed=tuple(form["passed"]),
-            skipped=tuple((row["code"], row["reason"]) for row in form["skipped"]),
-            crashed=tuple((row["code"], row["error"]) for row in form["crashed"]),
-            error=form.get("error"),
-            known=form["known"],
-            counts={name: number for name, number in form["counts"].items() if name not in SEVERITIES},
-            consumers=tuple(form.get("consumers", ())),
-            sections=tuple(_load_section(section) for section in form.get("sections", ())),
-            read=form.get("read", {}),
-            identities=form.get("identity", {}),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
+        stored = msgspec.convert(form, StoredReport)
+    except (msgspec.ValidationError, UnicodeEncodeError, RecursionError) as error:
         raise CkptcheckError(f"it is no report of ckptcheck ({SCHEMA}): {error}") from error
+    return Report(
+        target=stored.target,
+        subject=stored.subject,
+        findings=tuple(stored.findings),
+        passed=tuple(stored.passed),
+        skipped=tuple((row.code, row.reason) for row in stored.skipped),
+        crashed=tuple((row.code, row.error) for row in stored.crashed),
+        error=stored.error,
+        known=stored.known,
+        counts={name: number for name, number in stored.counts.items() if name not in SEVERITIES},
+        consumers=tuple(map(msgspec.structs.asdict, stored.consumers)),
+        sections=tuple(
+            Section(one.title, tuple(one.columns), tuple(map(tuple, one.rows)), tuple(one.lines))
+            for one in stored.sections
+        ),
+        read=stored.read,
+        identities=stored.identity,
+    )
 
 
 def _load_with_pictures(form: Mapping[str, Any]) -> Report:
@@ -72,12 +131,3 @@ def _load_with_pictures(form: Mapping[str, Any]) -> Report:
     if not isinstance(headline, str):
         raise CkptcheckError(f"it is no report of ckptcheck with pictures ({WITH_PICTURES}): its headline is no text")
     return replace(load_report(report), headline=headline, pictures=tuple(map(load_picture, pictures)))
-
-
-def _load_section(form: Mapping[str, Any]) -> Section:
-    return Section(
-        form["title"],
-        tuple(form.get("columns", ())),
-        tuple(tuple(row) for row in form.get("rows", ())),
-        tuple(form.get("lines", ())),
-    )

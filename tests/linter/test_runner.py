@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ckptcheck
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.open import open_checkpoint, open_target
 from ckptcheck.errors import EvidenceError
@@ -129,3 +132,14 @@ def test_a_problem_may_be_graver_than_its_rule_and_the_settings_win() -> None:
 
     assert severities() == [("for certain", "error"), ("perhaps", "warning")]
     assert severities(severities={"PLY001": "info"}) == [("perhaps", "info"), ("for certain", "info")]
+
+
+def test_rules_that_damage_kept_from_looking_have_not_passed(tmp_path: Path) -> None:
+    """IDX001 names the missing shard. Where it is not selected, nothing does."""
+    folder = Path(shutil.copytree(FIXTURES / "checkpoints" / "tiny-llama-sharded", tmp_path / "model"))
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    report = ckptcheck.scan(folder, select=["CFG00"])
+    assert (report.verdict, report.exit_code()) == ("incomplete", 2)
+    assert report.error == "needs every tensor, but model-00002-of-00003.safetensors could not be read"
+    assert ckptcheck.scan(folder).verdict == "findings"
+    assert ckptcheck.scan(folder, ignore=["IDX001"]).verdict == "clean"

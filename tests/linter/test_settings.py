@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+import ckptcheck
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_loader, settings
 from ckptcheck.linter.selection import match_rules, select_rules
+from tests.factories.checkpoint_cases import CHECKPOINTS
 
 RULES = rule_loader.load_rules()
 
@@ -79,6 +83,84 @@ def test_what_lies_in_the_target_is_passed_over(tmp_path: Path) -> None:
     write(target, 'fail-on = "never"')
     assert settings.find_settings(target, [str(target)]).fail_on == "info"
     assert settings.find_settings(target).fail_on == "never"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "model-00001-of-00002.safetensors",
+        "adapter_model.safetensors",
+        "model.safetensors.index.json",
+        "__0_0.distcp",
+        ".metadata",
+        "pytorch_model.bin",
+    ],
+)
+def test_what_came_with_weights_is_passed_over(name: str, tmp_path: Path) -> None:
+    """However the target is named: `cd downloaded; ckptcheck scan model.safetensors` once ran the rules of that folder."""
+    write(tmp_path, 'fail-on = "info"')
+    target = tmp_path / "ckpt"
+    write(target, 'fail-on = "never"\nrules = ["evil"]')
+    (target / name).touch()
+    assert settings.find_settings(target).fail_on == "info"
+    assert settings.find_settings(target, [name]).rule_folders == ()
+    assert settings.load_settings(target / "ckptcheck.toml").fail_on == "never"
+    assert settings.find_settings(target).passed_over == (target / "ckptcheck.toml",)
+
+
+def test_settings_beside_rollouts_count(tmp_path: Path) -> None:
+    """People work where their rollouts lie."""
+    write(tmp_path, 'fail-on = "info"')
+    (tmp_path / "step-0007.safetensors").touch()
+    assert settings.find_settings(tmp_path).fail_on == "info"
+
+
+def test_a_scan_says_which_settings_it_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "ckpt"
+    shutil.copytree(CHECKPOINTS / "tiny-llama", target)
+    file = write(target, 'fail-on = "never"')
+    monkeypatch.chdir(target)
+    observer, said = ckptcheck.Observer(), list[str]()
+    monkeypatch.setattr(observer, "log", said.append)
+    ckptcheck.scan("model.safetensors", headers_only=True, observer=observer)
+    assert said == [f"{file} was not read, since it may have come with the weights beside it; --config {file} uses it"]
+
+
+def test_what_lies_beside_a_target_that_is_a_file_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, 'rules = ["evil"]')
+    (tmp_path / "weights.pt").touch()
+    assert settings.find_settings(tmp_path, [str(tmp_path / "weights.pt")]).file is None
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="users as on Linux and macOS")
+def test_a_file_of_another_user_where_everybody_writes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody leaves settings in /tmp; whoever works below it would run their rules."""
+    path = write(tmp_path, 'rules = ["evil"]')
+    owner = 4711 if os.getuid() == 0 else os.getuid()
+    if os.getuid() == 0:
+        os.chown(path, owner, -1)
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    assert settings.find_settings(tmp_path).file == path, "a colleague's file in a folder of the team"
+    tmp_path.chmod(0o1777)
+    with pytest.raises(CkptcheckError, match="belongs to another user, in a folder that everybody may write to"):
+        settings.find_settings(tmp_path / "work")
+    assert settings.load_settings(path).file == path
+    monkeypatch.setattr(os, "getuid", lambda: owner)
+    assert settings.find_settings(tmp_path).file == path
+
+
+@pytest.mark.parametrize("tool", ["tool = 5", "tool = ['ckptcheck']", "[tool]\nckptcheck = 5"])
+def test_a_project_file_whose_tools_are_none(tool: str, tmp_path: Path) -> None:
+    write(tmp_path, tool, "pyproject.toml")
+    if "ckptcheck = 5" in tool:
+        with pytest.raises(CkptcheckError, match="not a table"):
+            settings.find_settings(tmp_path)
+    else:
+        assert settings.find_settings(tmp_path).file is None
+        assert settings.load_settings(tmp_path / "pyproject.toml").select == ()
 
 
 def test_selection_by_code_prefix_and_name() -> None:

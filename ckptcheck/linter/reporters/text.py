@@ -22,6 +22,8 @@ from ckptcheck.text.formatting import count
 STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 MOST_PER_RULE = 5
 """Findings of one rule that are shown in full; --format json has them all."""
+HEIGHT = 25
+"""Lines of what is no terminal: nothing that a report prints depends on it."""
 GROWTH = 4
 """Characters by which a line of ours may grow where its signs are written in ASCII."""
 
@@ -29,7 +31,9 @@ GROWTH = 4
 def write(reports: Sequence[Report], rules: Sequence[Rule], stream: IO[str], *, verbose: bool = False) -> None:
     """Write the reports to a stream, in colour where it is a terminal. `verbose` lists what passed as well."""
     safe = cast("IO[str]", CommandFreeStream(stream))
-    console = Console(file=safe, highlight=False, width=width_for(stream))
+    width = width_for(stream)
+    # rich asks the terminal for its size at each line, but for a size that is known
+    console = Console(file=safe, highlight=False, width=width, height=None if width is None else HEIGHT)
     names = {rule.code: rule.name for rule in rules}
     for number, report in enumerate(reports):
         if number:

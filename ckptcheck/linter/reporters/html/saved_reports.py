@@ -25,7 +25,8 @@ def render_saved_reports(paths: Sequence[Path]) -> str:
         loaded = read_reports(path)
         try:
             render_page(loaded)
-        except (TypeError, ValueError, AttributeError, KeyError) as error:
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
             raise CkptcheckError(f"{path} is no report of ckptcheck: {error}", hint=HINT) from error
         reports += (report if report.pictures else replace(report, pictures=(NOTHING_SAVED,)) for report in loaded)
-    return render_page(reports, rule_loader.load_rules())
+    page = render_page(reports, rule_loader.load_rules())
+    return page.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair, which a file may say, is no text
