@@ -68,9 +68,10 @@ def write_part(
         for name, value in options.items()
         if value not in (None, defaults[name].default) and value != []
     }
-    if given.get("headers_only") or given.get("fix"):
+    if given.get("headers_only") or given.get("fix") or given.get("dry_load"):
         raise UsageError(
-            "parts are of values: --headers-only and --fix have no effect on one", hint="scan without --part"
+            "parts are of values: --headers-only, --fix and --dry-load have no effect on one",
+            hint="scan without --part",
         )
     writer = PartWriter(open_part_folder(os.fspath(folder)), part, verb, {"*": names, **given}, jobs=jobs)
     with observer.progress(f"part {part}") as progress:
@@ -99,7 +100,7 @@ OF_THE_CALLER = frozenset(("jobs", "runner", "observer", "output"))
 FROM_TRUSTED_PARTS = frozenset(
     (
         "rules", "config", "fix", "stats", "baseline", "write_baseline", "signature", "public_key", "certificate_chain", "signer",
-        "oidc_issuer", "trust_config", "attach", "allow_remote", "engine_python",
+        "oidc_issuer", "trust_config", "attach", "allow_remote", "engine_python", "dry_load",
     )
 )  # fmt: skip
 """Arguments that run code, write files, ask servers, or say whom to trust: a folder of parts may be somebody else's."""

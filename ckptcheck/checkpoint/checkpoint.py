@@ -23,7 +23,7 @@ from ckptcheck.checkpoint.source import File, Source
 from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.value_reader import UnreadValues, ValueReader
 from ckptcheck.linter.evidence import EvidenceDefaults
-from ckptcheck.linter.rule import Problem, Skip
+from ckptcheck.linter.rule import Problem, Skip, SkipForDamage
 from ckptcheck.text.formatting import count, format_bytes, join_truncated
 
 if TYPE_CHECKING:
@@ -381,19 +381,19 @@ class Checkpoint(EvidenceDefaults):
         """Skip a rule that has looked at all headers there are while some could not be read: what is wrong there is said."""
         absent = [name for name, shard in self.shards.items() if not shard.readable]
         if absent:
-            raise Skip(f"could not look into {join_truncated(absent)}, whose header cannot be read")
+            raise SkipForDamage(f"could not look into {join_truncated(absent)}, whose header cannot be read")
 
     def require_values(self) -> None:
         """Skip a rule that has looked at all values there are while some files could not be looked into."""
         absent = [name for name in self.model_files if name in self.files and name not in self.values.complete_shards]
         if absent:
-            raise Skip(f"could not look at the values in {join_truncated(absent)}")
+            raise SkipForDamage(f"could not look at the values in {join_truncated(absent)}")
 
     def require_whole(self) -> None:
         """Skip a rule that would take a tensor for missing whose shard is missing or unreadable: that is said elsewhere."""
         absent = [name for name in self.model_files if name not in self.shards or not self.shards[name].readable]
         if absent:
-            raise Skip(f"needs every tensor, but {join_truncated(absent)} could not be read")
+            raise SkipForDamage(f"needs every tensor, but {join_truncated(absent)} could not be read")
 
     def defects(self, *kinds: str, files: Container[str] | None = None) -> Iterator[Problem]:
         """Yield one problem for each file (of `files`) with defects of these kinds: the first one whole, the others counted."""

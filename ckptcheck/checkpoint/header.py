@@ -70,8 +70,9 @@ def read_shard(source: Source, name: str) -> Shard:
         raw = source.read(name, 0, FIRST_READ)
         length = int.from_bytes(raw[:8], "little")
         due = min(size, FIRST_READ)
-        # A length that is not followed by a header is a trap or an accident: no reason to read 100 MB.
-        if FIRST_READ < 8 + length <= size and length <= MAX_HEADER and raw[8:9] == b"{":
+        # A length that is not followed by a header is a trap or an accident: no reason to read 100 MB. JSON has no NUL, and
+        # a sparse file, which costs its maker nothing, has little else.
+        if FIRST_READ < 8 + length <= size and length <= MAX_HEADER and raw[8:9] == b"{" and b"\0" not in raw[8:]:
             due = 8 + length
             # Read from the start again: joining two parts would hold both in memory twice.
             raw = source.read(name, 0, due)

@@ -13,6 +13,8 @@ from ckptcheck.checkpoint.document import Defect, parse_object
 from ckptcheck.checkpoint.source import Source
 
 MODEL_INDEX = "model.safetensors.index.json"
+PEEK = 1 << 20
+"""Bytes of an index that are read before the rest; most have less."""
 MAX_INDEX = 1 << 29
 """Longest index that is read, in bytes; one of a million tensors has about 100 MB."""
 
@@ -65,7 +67,9 @@ def read_index(source: Source, file: str) -> Index:
     size = source.files[file].size
     if size > MAX_INDEX:
         return Index(file, defects=(Defect("malformed-index", f"it has {size:,} bytes; no index is that long"),))
-    return parse_index(file, source.read(file, 0, size))
+    raw = source.read(file, 0, min(size, PEEK))
+    # JSON has no NUL, and a sparse file, which costs its maker nothing, has little else
+    return parse_index(file, raw if len(raw) == size or b"\0" in raw else source.read(file, 0, size))
 
 
 def parse_index(file: str, raw: bytes) -> Index:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.text.file_io import open_regular_file
+from ckptcheck.text.file_io import open_regular_file, real_path
 
 SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -105,7 +105,7 @@ class Folder:
         """
         self.target = target
         self.local: Path | None = path
-        self._path = path.resolve()
+        self._path = real_path(path)
         allowed = [self._path]
         if self._path.parent.name == "snapshots":
             allowed.append(self._path.parent.parent / "blobs")
@@ -120,7 +120,7 @@ class Folder:
             if (only is None or entry.name in only) and (file := _file(entry, allowed)) is not None:
                 self.files[entry.name] = file
         inner = self._path / CHAT_TEMPLATES
-        if templates and (follow_links or inner.resolve().is_relative_to(self._path)) and inner.is_dir():
+        if templates and (follow_links or real_path(inner).is_relative_to(self._path)) and inner.is_dir():
             for entry in sorted(os.scandir(inner), key=lambda entry: entry.name):
                 name = f"{CHAT_TEMPLATES}/{entry.name}"
                 if is_checkpoint_file(name) and (file := _file(entry, allowed)) is not None:
@@ -213,7 +213,7 @@ def blob_digests(source: Source) -> dict[str, str]:
     Small files are omitted: the cache names their blobs by git's hash.
     """
     folder = source.local
-    if folder is None or folder.resolve().parent.name != "snapshots":
+    if folder is None or real_path(folder).parent.name != "snapshots":
         return {}
     digests = {}
     for name, file in source.files.items():

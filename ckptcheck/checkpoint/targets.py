@@ -17,7 +17,7 @@ from ckptcheck.checkpoint.objects.address import is_object_address, strip_file_s
 from ckptcheck.checkpoint.shard_set import find_shard_sets, select_files_without_index
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.addresses import is_remote_address
-from ckptcheck.text.file_io import expand_home
+from ckptcheck.text.file_io import LARGEST_JSON, expand_home, read_regular_file, real_path
 from ckptcheck.text.formatting import count
 
 MODEL_FILES = ("config.json", "adapter_config.json")
@@ -89,7 +89,7 @@ def find_checkpoints(folder: Path, most: int | None = None, *, follow_links: boo
     Hidden folders and the inside of a Megatron run are left out. most: folders to look into; None: all. follow_links: look into
     folders that links lead to, too, each folder once.
     """
-    waiting, searched, known = deque([folder]), 0, {folder.resolve()}
+    waiting, searched, known = deque([folder]), 0, {real_path(folder)}
     while waiting and (most is None or searched < most):
         path, searched = waiting.popleft(), searched + 1
         try:
@@ -106,7 +106,7 @@ def find_checkpoints(folder: Path, most: int | None = None, *, follow_links: boo
         # a folder before the links to it: runs/latest is runs/step_9 again
         names.sort(key=lambda name: ((path / name).is_symlink(), natural_order(name)))
         for name in names:
-            if not follow_links or (real := (path / name).resolve()) not in known:
+            if not follow_links or (real := real_path(path / name)) not in known:
                 waiting.append(path / name)
                 known |= {real} if follow_links else set()
 
@@ -188,7 +188,7 @@ def _select_model_files(folder: str, named: set[str]) -> set[str]:
 def _read_index_files(path: Path) -> set[str]:
     """Return the names of the shards in an index; the empty set where it cannot be read, which the scan will say."""
     try:
-        document = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+        document = msgspec.json.decode(read_regular_file(real_path(path), LARGEST_JSON), type=dict[str, msgspec.Raw])
         return set(msgspec.json.decode(document["weight_map"], type=dict[str, str]).values())
     except (OSError, KeyError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError):
         return set()

@@ -270,9 +270,9 @@ def _walk(raw: bytes) -> None:
         elif op == 0x80:  # PROTO
             at += 2
         elif op == 0x63:  # GLOBAL: module and name, a line each
-            at = raw.find(b"\n", raw.find(b"\n", at) + 1) + 1
-            if at == 0:
+            if (line := raw.find(b"\n", at)) < 0 or (line := raw.find(b"\n", line + 1)) < 0:
                 raise UnreadablePickle("it ends before it is complete")
+            at = line + 1
         else:
             raise UnreadablePickle(f"it has the opcode {bytes([op])!r}, which no checkpoint needs")
         if at > end:

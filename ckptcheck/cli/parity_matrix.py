@@ -106,11 +106,11 @@ def matrix(
     Exit codes: 0 all cells are within the limits, 1 findings, 2 could not check.
     """
     from ckptcheck.cli import output as out
-    from ckptcheck.text.file_io import require_output_apart, require_writable
+    from ckptcheck.text.file_io import real_path, require_output_apart, require_writable
 
     require_output_apart(output, floor, Path(source))
     require_writable(output)
-    if output is not None and output.resolve() in [file.resolve() for file in (markdown, resume) if file is not None]:
+    if output is not None and real_path(output) in [real_path(file) for file in (markdown, resume) if file is not None]:
         raise UsageError("-o, --markdown and --resume are to be files of their own")
     reject_unused_matrix_options(
         WrittenOptions(ctx),

@@ -18,7 +18,7 @@ from ckptcheck.compare.manifest import LARGEST, read_manifest
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
-from ckptcheck.text.file_io import expand_home, read_whole_file
+from ckptcheck.text.file_io import expand_home, read_regular_file, read_whole_file, real_path
 from ckptcheck.text.formatting import count, natural_sort_key
 
 HEAD = re.compile(rb'\s*\{\s*"schema"\s*:\s*"ckptcheck-(manifest|identity)/')
@@ -148,8 +148,7 @@ def is_known_weights(target: str) -> bool:
         path = Path(expand_home(target))
         if not path.is_file():
             return False
-        with path.open("rb") as file:
-            return HEAD.match(file.read(256)) is not None
+        return HEAD.match(read_regular_file(real_path(path), 256)) is not None
     except OSError:
         return False
 

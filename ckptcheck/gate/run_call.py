@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.gate.plan import Call
@@ -48,6 +50,24 @@ class CallResult:
     """Whether the call wrote its output: a trial may find that there is nothing to write."""
 
 
+class Outcome(msgspec.Struct):
+    """What the process of a call writes."""
+
+    reports: list[dict[str, Any]] = []
+    error: str | None = None
+    hint: str | None = None
+
+
+class KeptResult(msgspec.Struct):
+    """What is kept of a call. A folder may be shared, so that anybody may have written it."""
+
+    fingerprint: str
+    time: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+    has_output: bool
+    reports: list[dict[str, Any]]
+
+
 def run_call(call: Call, file: Path, deadline: float | None) -> CallResult:
     """Run a call, or return its earlier result.
 
@@ -67,17 +87,18 @@ def run_call(call: Call, file: Path, deadline: float | None) -> CallResult:
     ended = _run_process(call, partial, deadline)
     seconds = time.monotonic() - began
     try:
-        outcome = read_json_file(partial)
-    except (OSError, ValueError):
-        outcome = {"error": f"its process ended with {_describe_exit(ended)}"}
+        outcome = msgspec.convert(read_json_file(partial), Outcome)
+        reports = tuple(map(load_report, outcome.reports))
+    except (OSError, ValueError, CkptcheckError):
+        outcome, reports = Outcome(error=f"its process ended with {_describe_exit(ended)}"), ()
     finally:
         partial.unlink(missing_ok=True)
-    if "error" in outcome:
-        hint = f" ({outcome['hint']})" if outcome.get("hint") else ""
-        return CallResult(error=outcome["error"] + hint, was_stopped=ended is None, seconds=seconds)
-    result = CallResult(tuple(map(load_report, outcome["reports"])), was_stopped=ended is None, seconds=seconds)
+    if outcome.error is not None:
+        hint = f" ({outcome.hint})" if outcome.hint else ""
+        return CallResult(error=outcome.error + hint, was_stopped=ended is None, seconds=seconds)
+    result = CallResult(reports, was_stopped=ended is None, seconds=seconds)
     if ended == 0 and all(report.verdict != "incomplete" for report in result.reports):
-        _keep(call, file, fingerprint, outcome["reports"], seconds)
+        _keep(call, file, fingerprint, outcome.reports, seconds)
     return result
 
 
@@ -121,29 +142,23 @@ def _describe_exit(code: int | None) -> str:
 
 def _keep(call: Call, file: Path, fingerprint: str, reports: list[Any], seconds: float) -> None:
     has_output = call.output is not None and call.output.is_file()
-    content = {
-        "fingerprint": fingerprint, "time": time.time(), "seconds": seconds, "has_output": has_output, "reports": reports,
-    }  # fmt: skip
-    replace_file(file, json.dumps(content).encode())
+    kept = KeptResult(fingerprint, time.time(), seconds, has_output, reports)
+    replace_file(file, json.dumps(msgspec.to_builtins(kept)).encode())
 
 
 def _read_kept(call: Call, file: Path, fingerprint: str) -> CallResult | None:
     """Return the result that an earlier gate kept, None where there is none, or not of this call, or without its output."""
     try:
-        content = read_json_file(file)
-        age = time.time() - content["time"]
-        if content["fingerprint"] != fingerprint or not 0 <= age < KEPT_SECONDS:
+        kept = msgspec.convert(read_json_file(file), KeptResult)
+        age = time.time() - kept.time
+        if kept.fingerprint != fingerprint or not 0 <= age < KEPT_SECONDS:
             return None
-        if content["has_output"] and not (call.output is not None and call.output.is_file()):
+        if kept.has_output and not (call.output is not None and call.output.is_file()):
             return None
-        return CallResult(
-            tuple(map(load_report, content["reports"])),
-            seconds=content["seconds"],
-            age=age,
-            has_output=content["has_output"],
-        )
-    except (OSError, ValueError, KeyError, TypeError, CkptcheckError):
+        reports = tuple(map(load_report, kept.reports))
+    except (OSError, ValueError, CkptcheckError):
         return None
+    return CallResult(reports, seconds=kept.seconds, age=age, has_output=kept.has_output)
 
 
 def _fingerprint(call: Call) -> str:

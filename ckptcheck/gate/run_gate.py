@@ -91,6 +91,8 @@ def run_gate(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot write {folder}: {error.strerror or error}") from error
+    if (folder / PAGE).exists() and not (folder / PAGE).is_file():  # a pipe would wait for a reader
+        raise OutputError(f"cannot write {folder / PAGE}: it is no regular file")
     results = [StageResult("preflight", left_out="it is left out")]
     if "preflight" in request.stages:
         results = [StageResult("preflight", [preflight], preflight.error or "", seconds=time.monotonic() - began)]

@@ -16,6 +16,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.runtime.trainers.critic_layout import CriticLayout
+from ckptcheck.text.file_io import real_path
 from ckptcheck.text.formatting import format_shape, join_truncated
 from ckptcheck.text.observer import SILENT, Observer
 
@@ -193,7 +194,7 @@ def compare_critic(
             left_out[str(layout)] = error.message
     assert source.config is not None
     assert source.source.local is not None
-    folder = str(source.source.local.resolve())
+    folder = str(real_path(source.source.local))
     batches = max(2, *(layout.pp for layout, _ in chosen))
     measure = {"batches": batches, "length": length, "seed": SEED}
     interpreter = find_interpreter("megatron", python)

@@ -6,9 +6,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
+LAST_STEP = 10**15 - 1
+"""The largest step that a folder's name can say (`find_saves.STEP`)."""
 MOMENT = re.compile(r"(^|[._/])((max_)?exp_avg(_sq)?|momentum_buffer|exp_inf)([._/]|$)")
 """The name of an optimizer's moment: Adam, AMSGrad, SGD with momentum."""
 
@@ -69,7 +72,7 @@ class Save(msgspec.Struct, kw_only=True, omit_defaults=True):
     """As a report calls it."""
     strand: str
     """Saves with the same strand are compared with each other."""
-    number: int
+    number: Annotated[int, msgspec.Meta(ge=0, le=LAST_STEP)]
     """The step in the folder's name."""
     word: str = ""
     """What the folder's name calls the step."""

@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import os
+import select
 import shutil
 import stat
 from collections.abc import Iterator
@@ -23,6 +24,14 @@ def expand_home(path: str) -> str:
     except ValueError:
         # Half a surrogate pair or a NUL, which no user's name contains.
         return path
+
+
+def real_path(path: str | Path) -> Path:
+    """Return a path without links, absolute; where a link leads to itself, as far as it can be followed.
+
+    `Path.resolve` raises RuntimeError there until Python 3.12, and every folder may hold such a link.
+    """
+    return Path(os.path.realpath(path))
 
 
 def path_exists(path: Path) -> bool:
@@ -54,6 +63,25 @@ def open_regular_file(path: str | Path) -> int:
         return file
     os.close(file)
     raise OSError(errno.EINVAL, "it has become a pipe, a device or a folder since it was listed")
+
+
+def open_lock_file(path: str | Path) -> int:
+    """Open or create the file of a lock and return its descriptor; never a link, nor a pipe, which would wait for a reader.
+
+    Raises OSError.
+    """
+    flags = (
+        os.O_RDWR
+        | os.O_CREAT
+        | getattr(os, "O_CLOEXEC", 0)
+        | getattr(os, "O_NOFOLLOW", 0)
+        | getattr(os, "O_NONBLOCK", 0)
+    )
+    file = os.open(path, flags, 0o666)
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    raise OSError(errno.EINVAL, "it is no regular file")
 
 
 PIECE = 1 << 20
@@ -88,9 +116,10 @@ def _read_up_to(file: BinaryIO, most: int) -> bytes:
 def read_whole_file(path: str | Path, most: int) -> bytes:
     """Return the content of a file that the user named, which may be a link or a pipe.
 
-    Raises OSError, also for one of more than `most` bytes: a device has no end, and a sparse file costs its maker nothing.
+    Raises OSError, also for one of more than `most` bytes: a device has no end, and a sparse file costs its maker nothing; and
+    for a pipe into which nobody writes.
     """
-    with open(path, "rb") as file:
+    with os.fdopen(_open_with_writer(path), "rb") as file:
         state = os.fstat(file.fileno())
         is_larger = stat.S_ISREG(state.st_mode) and state.st_size > most
         content = b"" if is_larger else _read_up_to(file, most + 1)
@@ -99,6 +128,26 @@ def read_whole_file(path: str | Path, most: int) -> bytes:
     return content
 
 
+def _open_with_writer(path: str | Path) -> int:
+    """Open a file for reading and return its descriptor; of a pipe only where somebody has it open for writing. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    try:
+        if stat.S_ISFIFO(os.fstat(file).st_mode):
+            waiting = select.poll()
+            waiting.register(file, select.POLLIN)
+            if not waiting.poll(WRITER_PATIENCE * 1000):
+                with contextlib.suppress(BlockingIOError):  # somebody has it open, and has written nothing yet
+                    os.read(file, 1)
+                    raise OSError(errno.EPIPE, "it is a pipe into which nobody writes")
+        os.set_blocking(file, True)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+WRITER_PATIENCE = 10.0
+"""Seconds in which somebody has to open a pipe for writing."""
 LARGEST_JSON = 1 << 28
 """Bytes of a JSON file that are read."""
 
@@ -144,7 +193,7 @@ def require_output_apart(output: Path | None, *inputs: Path | None) -> None:
     for path in inputs:
         if path is None or not path.exists():
             continue
-        if output.samefile(path) or (path.is_dir() and output.resolve().parent == path.resolve()):
+        if output.samefile(path) or (path.is_dir() and real_path(output).parent == real_path(path)):
             raise UsageError(
                 f"{output} is what the command reads, and would be overwritten", hint="give -o another name"
             )
@@ -156,7 +205,7 @@ def require_distinct_outputs(outputs: dict[str, Path | None]) -> None:
     for option, path in outputs.items():
         if path is None or (path.exists() and not path.is_file()):  # /dev/stdout takes both
             continue
-        if (other := seen.setdefault(path.resolve(), option)) is not option:
+        if (other := seen.setdefault(real_path(path), option)) is not option:
             raise UsageError(f"{other} and {option} would both write {path}", hint="give one of them another name")
 
 

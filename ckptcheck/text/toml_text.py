@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.text.file_io import read_regular_file
+from ckptcheck.text.file_io import read_regular_file, real_path
 
 LARGEST = 1_000_000
 """Largest file that is read, in bytes."""
@@ -35,7 +35,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 def read_toml_file(path: Path) -> dict[str, Any]:
     """Read a TOML file. Raises CkptcheckError for one that is no regular file, is too large, or is not TOML."""
     try:
-        raw = read_regular_file(path.resolve(), LARGEST + 1)
+        raw = read_regular_file(real_path(path), LARGEST + 1)
         if len(raw) > LARGEST:
             raise CkptcheckError(f"{path} has more than 1 MB, and no settings have that")
         return parse_toml(raw.decode("utf-8").replace("\r\n", "\n"))

@@ -48,4 +48,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
 
 
 def _tell(seconds: float | None) -> str:
-    return datetime.fromtimestamp(seconds or 0.0, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromtimestamp(seconds or 0.0, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):  # a kept save may say any time
+        return "at a time that no calendar has"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ import pytest
 from huggingface_hub import HfApi, constants
 from safetensors.numpy import save_file
 
+import ckptcheck
 from ckptcheck.checkpoint import hub as module
 from ckptcheck.checkpoint import hub_requests as requests
 from ckptcheck.checkpoint.header import FIRST_READ
 from ckptcheck.checkpoint.hub import Repository
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError, EvidenceError
+from ckptcheck.linter.reporters import FORMATS, render
 from tests.doubles.hub_server import HubServer, Way
 from tests.limited_child import run_limited
 
@@ -680,6 +683,7 @@ def test_what_is_not_looked_for_on_the_hub_is_skipped_and_not_passed(hub: HubSer
         "VAL021",
         "VAL024",
         "VAL025",
+        "VAL026",
     }
 
 
@@ -713,3 +717,22 @@ def test_a_next_page_at_an_address_that_is_none(hub: HubServer, link: str) -> No
     hub.fail("tree", 200, Link=link)
     with pytest.raises(CkptcheckError):
         open_checkpoint(TARGET)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", "../../../../api/whoami.safetensors", "/etc/passwd", "a/../../../../../b.safetensors", ".", "", "a\nb.safetensors",
+     "a\0.safetensors", "\x1b[2J.safetensors", "::error::x.safetensors", "x" * 5000 + ".safetensors", "%2e%2e%2f.safetensors",
+     "a?b#c.safetensors", "\\\\host\\x.safetensors", "http://elsewhere/x.safetensors", "additional_chat_templates/../x.jinja"],
+)  # fmt: skip
+def test_a_name_of_a_listing_leads_nowhere_else(name: str, hub: HubServer) -> None:
+    """Whatever a Hub lists, each request goes to the files of the repository, and no name is a command of a CI."""
+    hub.also_listed = [{"type": "file", "path": name, "size": 1000}]
+    with suppress(CkptcheckError):
+        report = ckptcheck.scan(TARGET)
+        for form in FORMATS:
+            if form != "text":
+                assert not any(line.startswith("::error::x") for line in render(form, [report], ()).splitlines())
+    allowed = (f"/api/models/{NAME}/", f"/{NAME}/resolve/")
+    assert [one.path for one in hub.seen(server="hub") if not one.path.startswith(allowed)] == []
+    assert not [one for one in hub.seen(server="hub") if "/../" in one.path]

@@ -14,6 +14,7 @@ from ckptcheck.checkpoint.targets import find_checkpoints, join_files
 from ckptcheck.errors import CkptcheckError
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.command_line import run
+from tests.limited_child import run_limited
 from tests.paths import ROOT
 
 SHARDED = CHECKPOINTS / "tiny-llama-sharded"
@@ -167,6 +168,30 @@ def test_a_link_is_followed_to_a_regular_file_only(tmp_path: Path) -> None:
         f"it is only a link, to {tmp_path}/m3/{SHARDS[1]}, which cannot be followed: Too many levels of symbolic links, "
         "and was not followed",
     ]
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a sparse file", "a link to itself"])
+def test_what_is_no_index_beside_named_files_is_not_read(tmp_path: Path, kind: str) -> None:
+    """Files that are named one by one are joined by the index beside them: a pipe was waited for, a device filled the memory."""
+    folder = Path(shutil.copytree(SHARDED, tmp_path / "m"))
+    index = folder / "model.safetensors.index.json"
+    index.unlink()
+    if kind == "a pipe":
+        os.mkfifo(index)
+    elif kind == "a sparse file":
+        index.touch()
+        os.truncate(index, 40 << 30)
+    else:
+        index.symlink_to("/dev/zero" if kind == "a device" else index.name)
+    targets = [str(path) for path in sorted(folder.glob("*.safetensors"))]
+    outcome = run_limited(lambda: " ".join(join_files(targets, lambda _: None)))
+    assert (outcome.fault, outcome.answer) == ("", str(folder))
+
+
+def test_templates_that_are_a_link_to_themselves_are_passed_over(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(SHARDED, tmp_path / "m"))
+    (folder / "additional_chat_templates").symlink_to("additional_chat_templates")
+    assert not ckptcheck.scan(folder, headers_only=True).crashed
 
 
 def test_links_of_a_megatron_run_are_followed_too(tmp_path: Path) -> None:

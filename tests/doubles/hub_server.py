@@ -89,6 +89,7 @@ class HubServer:
         self.deep = False
         self.endless = False
         self.listed_sizes: dict[str, int] = {}
+        self.also_listed: list[dict[str, object]] = []
         self.lock = threading.Lock()
         self.stopping = threading.Event()
         self.bugs: list[BaseException] = []
@@ -236,6 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
             size = self.hub.listed_sizes.get(name, path.stat().st_size)
             lfs = {"lfs": {"oid": "0" * 64, "size": size, "pointerSize": 134}} if name.endswith(LFS) else {}
             entries.append({"type": "file", "path": name, "oid": "0" * 40, "size": size, **lfs})
+        entries += self.hub.also_listed
         begin = int(query.get("cursor", 0))
         end = begin + self.hub.page
         link = f'<{self.hub.url}{self.request_.path}?recursive=false&expand=false&cursor={end}>; rel="next"'

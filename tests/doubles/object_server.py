@@ -44,6 +44,8 @@ class ObjectServer:
     page: int = 1000
     is_endless: bool = False
     """Whether each page of a list says that there is one more."""
+    answer_list: Callable[[str], str] | None = None
+    """What it answers to every request for a list, by its prefix; None: what the list is."""
     buckets: dict[str, dict[str, bytes]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     reads: list[tuple[str, str, str]] = field(default_factory=list)
@@ -163,6 +165,8 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.store.take_fault(f"list {query.get('prefix', '')}")
         if fault is not None:
             return self._send(fault.status, b"")
+        if self.store.answer_list is not None:
+            return self._send(200, self.store.answer_list(query.get("prefix", "")).encode())
         prefix, objects = query.get("prefix", ""), self.store.buckets[bucket]
         inner = sorted(key for key in objects if key.startswith(prefix))
         folders = sorted({key[: key.index("/", len(prefix)) + 1] for key in inner if "/" in key[len(prefix) :]})

@@ -40,8 +40,8 @@ class AddedTensor(StrictTable, kw_only=True):
 class DrawnTensor(StrictTable, kw_only=True):
     """Tensors of random F32 numbers."""
 
-    how: Literal["normal", "uniform", "trained"]
-    """trained: rows and columns have different norms."""
+    how: Literal["normal", "uniform", "trained", "positive"]
+    """trained: rows and columns have different norms; positive: magnitudes of normal numbers."""
     shape: list[int]
     number: int = 1
     """How many: ``*`` in the name of the tensor stands for 0 to number - 1."""
@@ -301,7 +301,9 @@ def _draw(path: Path, drawn: dict[str, Any]) -> None:
     for pattern, entry in drawn.items():
         for number in range(entry.get("number", 1)):
             shape = tuple(entry["shape"])
-            if entry["how"] == "uniform":  # as torch.nn.Linear starts
+            if entry["how"] == "positive":
+                value = np.abs(random.normal(0, 0.02, shape))
+            elif entry["how"] == "uniform":  # as torch.nn.Linear starts
                 bound = 1 / np.sqrt(shape[-1])
                 value = random.uniform(-bound, bound, shape)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,8 @@ def write_opcodes(value: Any) -> bytes:
     if isinstance(value, Instance):
         made = write_opcodes(value.what) + write_opcodes(value.arguments) + b"\x81"
         return made if value.state is None else made + write_opcodes(value.state) + b"b"
-    if value is None or isinstance(value, bool):
-        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
-    if isinstance(value, int):
-        raw = value.to_bytes((value.bit_length() + 8) // 8, "little", signed=True)
-        return b"\x8a" + bytes([len(raw)]) + raw
-    if isinstance(value, str):
-        raw = value.encode()
-        return b"X" + struct.pack("<I", len(raw)) + raw
+    if value is None or isinstance(value, (int, str)):
+        return _write_atom(type(value), value)
     if isinstance(value, tuple):
         return b"(" + b"".join(map(write_opcodes, value)) + b"t"
     if isinstance(value, list):
@@ -90,6 +85,18 @@ def write_opcodes(value: Any) -> bytes:
     if isinstance(value, dict):
         return b"}(" + b"".join(write_opcodes(key) + write_opcodes(item) for key, item in value.items()) + b"u"
     raise TypeError(value)
+
+
+@cache
+def _write_atom(kind: type, value: Any) -> bytes:
+    """Write a number, a text or None. kind: keeps True and 1 apart, which are equal; tables hold the same ones again and again."""
+    if value is None or kind is bool:
+        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
+    if kind is int:
+        raw = value.to_bytes((value.bit_length() + 8) // 8, "little", signed=True)
+        return b"\x8a" + bytes([len(raw)]) + raw
+    raw = value.encode()
+    return b"X" + struct.pack("<I", len(raw)) + raw
 
 
 @dataclass

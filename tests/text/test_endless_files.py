@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckptcheck.compare.manifest import read_manifest
+from ckptcheck.compare.signatures.keys import SigningKey, TrustedSigner
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.gate.gate_file import read_gate_request
 from ckptcheck.linter.baseline import read_baseline
@@ -17,8 +18,12 @@ from ckptcheck.linter.settings import load_settings
 from ckptcheck.parity.matrix.measurement_log import MeasurementLog
 from ckptcheck.parity.metrics.noise_floor import read_noise_floor
 from ckptcheck.parity.prompts import read_prompts_file
-from ckptcheck.text.file_io import read_regular_file, read_whole_file
+from ckptcheck.preflight.document import read_text_file
+from ckptcheck.refit.history.record import read_record
+from ckptcheck.text import file_io
+from ckptcheck.text.file_io import read_regular_file, read_whole_file, real_path
 from tests.limited_child import run_limited
+from tests.paths import ROOT
 
 READERS: dict[str, Callable[[Path], object]] = {
     "manifest": read_manifest,
@@ -29,6 +34,14 @@ READERS: dict[str, Callable[[Path], object]] = {
     "log": lambda path: MeasurementLog(path, {}),
     "prompts": lambda path: read_prompts_file(path, None),
 }
+OTHERS: dict[str, Callable[[Path], object]] = {
+    **READERS,
+    "job": lambda path: read_text_file(path, path.name),
+    "record": read_record,
+    "private key": lambda path: SigningKey(path).configure(None),
+    "public key": lambda path: TrustedSigner(path).configure(None),
+}
+"""Those, and readers that say their own sentence of deep lists and long numbers."""
 
 
 @pytest.mark.parametrize("kind", ["a device", "a sparse file", "deep lists", "a long number"])
@@ -55,6 +68,47 @@ def test_what_has_no_end_is_refused_in_a_sentence(tmp_path: Path, name: str, kin
     assert str(path) in outcome.answer
     assert "\n" not in outcome.answer
     assert len(outcome.answer) < 500
+
+
+@pytest.mark.parametrize("kind", ["a link to itself", "a pipe", "a device", "a sparse file"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_file_is_refused_in_a_sentence(
+    tmp_path: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link to itself raised RuntimeError, and a pipe that nobody writes to was waited for without end."""
+    monkeypatch.setattr(file_io, "WRITER_PATIENCE", 0)
+    path = tmp_path / "named.toml"
+    if kind == "a link to itself":
+        path.symlink_to(path.name)
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 40 << 30)
+
+    def say() -> str:
+        with pytest.raises(CkptcheckError) as caught:
+            OTHERS[name](path)
+        return caught.value.message
+
+    outcome = run_limited(say)
+    assert not outcome.fault, outcome.fault
+    assert "named.toml" in outcome.answer
+    assert "NoneType" not in outcome.answer
+    assert "\n" not in outcome.answer
+
+
+def test_a_link_to_itself_is_a_path(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert real_path(tmp_path / "loop") == real_path(tmp_path) / "loop"
+    resolving = [
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "ckptcheck").rglob("*.py")
+        if ".resolve()" in path.read_text(encoding="utf-8") and "worker" not in path.parts
+    ]
+    assert not resolving, "Path.resolve raises RuntimeError: take real_path"
 
 
 def test_a_file_is_read_up_to_the_limit(tmp_path: Path) -> None:
@@ -90,4 +144,29 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     writer = threading.Thread(target=path.write_bytes, args=(content,))
     writer.start()
     assert read_whole_file(path, 1 << 30) == content
+    writer.join()
+
+
+def test_a_pipe_whose_writer_takes_its_time_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_io, "WRITER_PATIENCE", 0)
+    os.mkfifo(path := tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is a pipe into which nobody writes"):
+        read_whole_file(path, 1 << 30)
+    held = os.open(path, os.O_RDWR)
+    opened = threading.Event()
+    is_there = file_io.os.set_blocking
+
+    def tell(file: int, blocking: bool) -> None:
+        is_there(file, blocking)
+        opened.set()
+
+    def write() -> None:
+        opened.wait()
+        os.write(held, b"12345")
+        os.close(held)
+
+    monkeypatch.setattr(file_io.os, "set_blocking", tell)
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert read_whole_file(path, 1 << 30) == b"12345"
     writer.join()

@@ -20,7 +20,7 @@ from ckptcheck.checkpoint.source import Folder, Source
 from ckptcheck.checkpoint.targets import natural_order
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.addresses import is_remote_address
-from ckptcheck.text.file_io import expand_home
+from ckptcheck.text.file_io import expand_home, read_regular_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,9 +156,7 @@ def _find_version(base: Checkpoint) -> str | None:
         return normalize_version(unquote(folder.name))
     path = folder.joinpath(*STATE)
     try:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_STATE:
-            return None
-        state = json.loads(path.read_bytes())
+        state = json.loads(read_regular_file(path, MAX_STATE))
     except (OSError, ValueError, RecursionError):
         return None
     return normalize_version(state.get("version")) if isinstance(state, dict) else None

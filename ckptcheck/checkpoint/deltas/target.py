@@ -11,7 +11,7 @@ from urllib.parse import quote
 from ckptcheck.checkpoint.index import MODEL_INDEX
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.text.addresses import is_remote_address
-from ckptcheck.text.file_io import expand_home
+from ckptcheck.text.file_io import expand_home, read_regular_file, real_path
 
 SIGN = "+"
 """What joins a base and its deltas in a target."""
@@ -64,8 +64,7 @@ def read_chain_file(path: Path) -> list[str] | None:
     if path.parent.name != CHAINS or not path.is_file():
         return None
     try:
-        with path.open("rb") as file:
-            chain = json.loads(file.read(MAX_CHAIN))
+        chain = json.loads(read_regular_file(real_path(path), MAX_CHAIN))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(chain, dict) or not isinstance(chain.get("full_version"), str):
@@ -80,7 +79,7 @@ def read_chain_file(path: Path) -> list[str] | None:
 
 def quote_version(version: str) -> str:
     """Return the name of a version's folder: one part of a path, whatever the version is."""
-    return version.replace(".", "%2E") if version in (".", "..") else quote(version, safe="")
+    return version.replace(".", "%2E") if version in (".", "..") else quote(version, safe="", errors="surrogatepass")
 
 
 def exists(part: str) -> bool:
@@ -120,7 +119,5 @@ def may_be_deltas(target: str) -> bool:
 
 
 def _read_beginning(path: Path) -> bytes:
-    if not path.is_file():  # a pipe would wait for ever
-        return b""
-    with path.open("rb") as file:
-        return file.read(PEEK)
+    """Return how a file begins. Raises OSError, also for a pipe, which would wait for ever."""
+    return read_regular_file(real_path(path), PEEK)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ckptcheck.checkpoint.source import File, Folder, Source
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.text.file_io import read_regular_file
+from ckptcheck.text.file_io import read_regular_file, real_path
 
 TRACKER = "latest_checkpointed_iteration.txt"
 BRIDGE_TRACKER = "latest_train_state.pt"
@@ -82,7 +82,7 @@ class DiskTree:
 
     def read_start(self, name: str, most: int) -> bytes:
         """Return the first bytes of a file. Raises OSError."""
-        return read_regular_file((self._path / name).resolve(), most)
+        return read_regular_file(real_path(self._path / name), most)
 
     def open_folders(self, folders: Iterable[str]) -> FolderTree:
         """Return the files directly in these folders, by their paths below the target. Raises CkptcheckError."""
@@ -97,7 +97,7 @@ class DiskTree:
 
     def _goal(self, entry: Path) -> str | None:
         """Return the target of a link that is not followed, since it leads out of its folder; None for anything else."""
-        if not entry.is_symlink() or entry.resolve().is_relative_to(entry.parent.resolve()):
+        if not entry.is_symlink() or real_path(entry).is_relative_to(real_path(entry.parent)):
             return None
         return None if self._follow_links and entry.exists() else str(entry.readlink())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 MAX_OBJECTS = 200_000
@@ -17,6 +17,8 @@ class StoredObject:
     size: int
     etag: str
     """What changes when the object is replaced; "" where the store does not say."""
+    second: str = field(default="", compare=False)
+    """When it was last changed, for a store that gives no ETag; "" where that is not known."""
 
 
 @dataclass(frozen=True)

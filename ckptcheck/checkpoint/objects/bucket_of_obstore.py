@@ -93,10 +93,12 @@ class ObstoreBucket:
         except Exception as error:
             raise explain_failure(error, self._root, is_listing=True) from error
         objects = [
-            StoredObject(one["path"], one["size"], _quote(one["e_tag"] or ""))
+            self._describe(one, one["path"])
             for one in answer["objects"]
             if one["path"] != folder  # the empty object by which some tools make a folder
         ]
+        if len({one.key for one in objects}) < len(objects):
+            raise RequestFailure(errno.EIO, f"{self._root}/{folder} lists an object twice", "ask who runs the store")
         if len(objects) > MAX_OBJECTS:
             raise RequestFailure(errno.EFBIG, f"{self._root}/{folder} holds more than {MAX_OBJECTS:,} objects")
         return Listing(tuple(objects), tuple(path.rpartition("/")[2] for path in answer["common_prefixes"]))
@@ -137,7 +139,16 @@ class ObstoreBucket:
             return None
         except Exception as error:
             raise explain_failure(error, self._root) from error
-        return StoredObject(key, found["size"], _quote(found["e_tag"] or ""))
+        return self._describe(found, key)
+
+    def _describe(self, found: Any, key: str) -> StoredObject:
+        """Describe an object as a list or an answer does. Raises RequestFailure for an ETag that no request can name."""
+        etag = found["e_tag"] or ""
+        if not (etag.isascii() and etag.isprintable()):  # obstore would panic
+            raise RequestFailure(
+                errno.EIO, f"{self._root} gives an object an ETag that is none", "ask who runs the store"
+            )
+        return StoredObject(key, found["size"], _quote(etag), _second(found))
 
     def read(self, stored: StoredObject, start: int, length: int) -> bytes:
         """Read a range of an object as it was listed. Raises RequestFailure, also where it was replaced since then."""
@@ -194,11 +205,19 @@ class ObstoreBucket:
         except Exception as error:
             raise explain_failure(error, self._root) from error
         # some servers and proxies in between ignore the condition
-        if meta["size"] != stored.size or (stored.etag and _quote(meta["e_tag"] or "") not in ("", stored.etag)):
+        is_other = (
+            _quote(meta["e_tag"] or "") not in ("", stored.etag) if stored.etag else _second(meta) != stored.second
+        )
+        if meta["size"] != stored.size or is_other:
             raise RequestFailure(errno.ESTALE, "it was replaced while it was being read")
         if len(content) != end - start:
             raise RequestFailure(errno.EIO, f"{self._root} broke off its answer", is_passing=True)
         return content
+
+
+def _second(found: Any) -> str:
+    """Return when an object was last changed: a list has milliseconds that the head of an answer has not."""
+    return str(found["last_modified"].replace(microsecond=0))
 
 
 def _quote(etag: str) -> str:

@@ -9,10 +9,13 @@ from fnmatch import fnmatchcase
 from ckptcheck.checkpoint.megatron.folders import ITERATION, are_megatron_names
 from ckptcheck.checkpoint.objects.address import ObjectAddress, parse_object_address
 from ckptcheck.checkpoint.objects.folder import ObjectTree
+from ckptcheck.errors import EvidenceError
 from ckptcheck.text.formatting import natural_sort_key
 
 TENSORS = (".safetensors", ".safetensors.index.json")
 """How the names of files end that show a Hugging Face checkpoint."""
+DEEPEST, MOST_FOLDERS = 64, 20_000
+"""Levels below the target, and folders, that are looked into: a store can say of each folder that it holds another one."""
 
 
 def find_object_checkpoints(target: str) -> Iterator[str]:
@@ -24,11 +27,12 @@ def find_object_checkpoints(target: str) -> Iterator[str]:
 def find_folders(tree: ObjectTree, most: int | None = None) -> Iterator[str]:
     """Yield the folders of a tree that hold checkpoints, "" for the whole, without the inside of Megatron runs.
 
-    most: folders to look into; None: all. Raises CkptcheckError, EvidenceError.
+    most: folders to look into; None: all. Raises EvidenceError where there are too many, CkptcheckError.
     """
     waiting, searched = deque([""]), 0
     while waiting and (most is None or searched < most):
         folder, searched = waiting.popleft(), searched + 1
+        _require_few(tree.target, searched, folder)
         names, folders = tree.list_names(folder), tree.list_subfolders(folder)
         is_model = any(name.endswith(TENSORS) for name in names)
         if is_model or (are_megatron_names([*names, *folders]) and not _holds_converted(tree, folder, folders)):
@@ -50,7 +54,10 @@ def _holds_converted(tree: ObjectTree, folder: str, folders: list[str]) -> bool:
 
 
 def match_folders(pattern: str) -> Iterator[str]:
-    """Yield the folders that a pattern with ``*`` and ``?`` matches, level by level. Raises CkptcheckError, EvidenceError."""
+    """Yield the folders that a pattern with ``*`` and ``?`` matches, level by level.
+
+    Raises EvidenceError where there are too many, CkptcheckError.
+    """
     address = parse_object_address(pattern)
     found = [""]
     tree = ObjectTree(pattern, ObjectAddress(address.scheme, address.bucket, ""))
@@ -60,10 +67,18 @@ def match_folders(pattern: str) -> Iterator[str]:
         else:
             deeper = [(at, word) for at in found]
         found = [f"{at}/{name}" if at else name for at, name in deeper]
+        _require_few(pattern, len(found))
     for folder in found:
         here = tree.list_folder(folder)
         if here.objects or here.folders:
             yield f"{address.root}/{folder}"
+
+
+def _require_few(target: str, number: int, folder: str = "") -> None:
+    """Raise EvidenceError where more folders are to be listed than a store with checkpoints has."""
+    if number > MOST_FOLDERS or folder.count("/") >= DEEPEST:
+        limit = f"{DEEPEST} levels of folders" if number <= MOST_FOLDERS else f"{MOST_FOLDERS:,} folders"
+        raise EvidenceError(f"{target} has more than {limit}", hint="name a folder further in")
 
 
 def join_folder(target: str, folder: str) -> str:

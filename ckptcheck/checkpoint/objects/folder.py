@@ -62,7 +62,7 @@ class ObjectFolder:
         self.target = target
         self.is_nearby = nodes is not None
         self._address, self._nodes = address, nodes
-        self._objects = dict(sorted(objects))
+        self._objects = dict(sorted(objects, key=lambda named: named[0]))
         self.files = {name: File(name, one.size, version=one.etag) for name, one in self._objects.items()}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ckptcheck.values.dtypes import FORMATS, decode
 
 ROUNDED = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
 """dtypes that `encode` can round to."""
@@ -31,27 +28,25 @@ def encode(dtype: str, values: NDArray[Any]) -> NDArray[Any]:
         return _round_to_8_bits(dtype, single)
 
 
+EIGHT_BITS = {"F8_E4M3": (3, 7, 0x7E), "F8_E5M2": (2, 15, 0x7C)}
+"""dtype → bits of its mantissa, bias of its exponent, and the pattern of what is too large: the largest number, or Inf."""
+
+
 def _round_to_8_bits(dtype: str, values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    numbers, borders = _number_grid(dtype)
-    size = np.abs(values)
-    index = np.searchsorted(borders, size, side="left")
-    on_border = index < len(borders)
-    on_border[on_border] &= borders[index[on_border]] == size[on_border]
-    # A tie goes to the even pattern.
-    index = np.where(on_border & (index % 2 == 1), index + 1, index)
-    limit = FORMATS[dtype].limit or 0
-    top = len(numbers) - 1 if dtype == "F8_E4M3" else limit
-    index = np.where(np.isnan(size), 0x7F, np.minimum(index, top)).astype(np.uint8)
-    return (index | np.where(np.signbit(values), np.uint8(0x80), np.uint8(0))).astype(np.uint8)
-
-
-@cache
-def _number_grid(dtype: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the finite numbers of an 8-bit float from zero up, and the midpoints between neighbours."""
-    limit = FORMATS[dtype].limit or 0
-    numbers = decode(dtype, np.arange(limit, dtype=np.uint8)).astype(np.float64)
-    borders = (numbers[1:] + numbers[:-1]) / 2
-    if dtype == "F8_E5M2":
-        # From here on the result is Inf.
-        borders = np.append(borders, 61440.0)
-    return numbers, borders
+    """Round by the bits of float32: the upper ones of a normal number are its pattern, but for the bias."""
+    mantissa, bias, top = EIGHT_BITS[dtype]
+    bits = values.view(np.uint32)
+    size = bits & np.uint32(0x7FFFFFFF)
+    dropped = np.uint32(23 - mantissa)
+    half = np.uint32((1 << (22 - mantissa)) - 1)
+    pattern = (size + half + ((size >> dropped) & np.uint32(1))) >> dropped
+    smallest = np.float32(2.0 ** (1 - bias)).view(np.uint32)
+    below = size < smallest
+    pattern = np.maximum(pattern, np.uint32((127 - bias) << mantissa)) - np.uint32((127 - bias) << mantissa)
+    if below.any():  # subnormal numbers have even steps
+        steps = np.rint(np.abs(values[below]) * np.float32(2.0 ** (bias - 1 + mantissa)))
+        pattern[below] = steps.astype(np.uint32)
+    pattern = np.minimum(pattern, np.uint32(top)).astype(np.uint8)
+    pattern[size > np.uint32(0x7F800000)] = 0x7F  # not a number
+    signed: NDArray[np.uint8] = pattern | (bits >> np.uint32(24)).astype(np.uint8) & np.uint8(0x80)
+    return signed

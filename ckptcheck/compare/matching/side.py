@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 BUFFER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|rotary_pos_emb\.inv_freq|masked_bias|position_ids)$")
 """Buffers that older releases saved beside the weights and every loader recomputes."""
 
+MOST_DIMENSIONS = 32
+"""Dimensions of an array of NumPy before 2.0; safetensors files may state any number."""
+
 
 @dataclass(frozen=True)
 class ComparisonSide:
@@ -107,6 +110,10 @@ def build_checkpoint_side(ckpt: Checkpoint) -> ComparisonSide:
             stored[name] = TensorLayout.contiguous(tensor.dtype, 1, (tensor.nbytes,), shard.name, begin)
         elif elements * itemsize != tensor.nbytes:
             strange[name] = "its bytes do not match its shape"
+        elif len(tensor.shape) > MOST_DIMENSIONS:
+            strange[name] = (
+                f"it has {len(tensor.shape):,} dimensions, and NumPy's arrays have at most {MOST_DIMENSIONS}"
+            )
         else:
             stored[name] = TensorLayout.contiguous(tensor.dtype, itemsize, tensor.shape, shard.name, begin)
     packed, consumed = find_quantized_weights(ckpt, stored)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.file_io import read_regular_file, real_path
+from ckptcheck.text.formatting import format_bytes
 
 if TYPE_CHECKING:
     from ckptcheck.compare.signatures.bundle import SignerKind
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 EXTRA_HINT = "pip install 'ckptcheck[sign]'"
 PASSWORD_VARIABLE = "CKPTCHECK_KEY_PASSWORD"
 """Environment variable with the password of a private key. An option would show in the list of processes."""
+LARGEST = 1 << 20
+"""Bytes of a key, a chain or a trust configuration that are read."""
 TOKEN_VARIABLE = "CKPTCHECK_IDENTITY_TOKEN"
 """Environment variable with an OpenID Connect token for a keyless signature."""
 
@@ -144,7 +148,10 @@ def _require_readable(*paths: Path | None) -> None:
     for path in paths:
         if path is not None:
             try:
-                path.open("rb").close()
+                if len(read_regular_file(real_path(path), LARGEST + 1)) > LARGEST:
+                    raise CkptcheckError(
+                        f"{path} has more than {format_bytes(LARGEST)}, and no key or certificate has that"
+                    )
             except OSError as error:
                 raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
 

@@ -14,7 +14,7 @@ from ckptcheck.compare.manifest import Manifest, build_manifest, read_manifest, 
 from ckptcheck.compare.signatures.bundle import DEFAULT_NAME
 from ckptcheck.compare.signatures.keys import SigningKey, describe_sigstore_failure, quiet, require_packages
 from ckptcheck.errors import CkptcheckError, EvidenceError
-from ckptcheck.text.file_io import replace_file, require_writable
+from ckptcheck.text.file_io import real_path, replace_file, require_writable
 from ckptcheck.text.formatting import join_truncated
 
 MANIFEST_NAME = "ckptcheck.manifest.json"
@@ -75,7 +75,7 @@ def sign_folder(
 def find_inside(path: Path, folder: Path) -> str | None:
     """Return the path of a file relative to a folder, None where it lies elsewhere."""
     try:
-        return path.resolve().relative_to(folder.resolve()).as_posix()
+        return real_path(path).relative_to(real_path(folder)).as_posix()
     except ValueError:
         return None
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ckptcheck.text.file_io import real_path
+
 CONFIG = "config.json"
 SILENT = {
     "_name_or_path", "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "initializer_range", "pad_token_id",
@@ -53,7 +55,7 @@ def link_checkpoint(weights: Path, config: Path, folder: Path) -> Path:
     folder.mkdir(parents=True)
     for path in sorted(weights.iterdir()):
         if path.is_file() and path.name != CONFIG:
-            (folder / path.name).symlink_to(path.resolve())
+            (folder / path.name).symlink_to(real_path(path))
     shutil.copyfile(config / CONFIG, folder / CONFIG)
     return folder
 

@@ -175,7 +175,8 @@ def _to_array(values: Any, noun: str, dtype: Any) -> NDArray[Any]:
 
     try:
         if dtype in (np.float32, np.float64):
-            array = np.asarray(values, dtype=np.float64)
+            with np.errstate(invalid="ignore"):  # a signalling NaN stays one, and is seen later
+                array = np.asarray(values, dtype=np.float64)
         else:
             array = np.asarray(values if len(values) else np.zeros(0, dtype))
             # only a mask may hold booleans

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit.history.history import History, open_history
+from ckptcheck.text.file_io import read_regular_file
 
 INTERVAL = 1.0
 """Seconds between two looks at the file."""
@@ -27,7 +30,7 @@ def follow_history(path: Path, wait: Callable[[], object] = lambda: time.sleep(I
             state = (status.st_ino, status.st_size, status.st_mtime_ns)
         except FileNotFoundError:
             state = None
-        if state is not None and state != known and state[1]:
+        if state is not None and state != known and (state[1] or not stat.S_ISREG(status.st_mode)):
             known = state
             history = _open_unless_begun(path)
             if history is not None:
@@ -40,7 +43,7 @@ def _open_unless_begun(path: Path) -> History | None:
     try:
         return open_history(path)
     except CkptcheckError:
-        with open(path, "rb") as file:
-            if b"\n" in file.read(1 << 20):
-                raise
-        return None
+        with suppress(OSError):
+            if b"\n" not in read_regular_file(os.path.realpath(path), 1 << 20):
+                return None
+        raise

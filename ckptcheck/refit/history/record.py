@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import itertools
 import os
 import re
@@ -22,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from ckptcheck.errors import CkptcheckError, OutputError
-from ckptcheck.text.file_io import replace_file
+from ckptcheck.text.file_io import open_regular_stream, replace_file
 
 SCHEMA = "ckptcheck-sync/1"
 BEGIN = f'{{"schema":"{SCHEMA}"'.encode()
@@ -33,6 +34,8 @@ KEEP = 100
 """Syncs that a record keeps by default. A sync of 700 tensors takes 70 kB."""
 LONGEST = 1 << 27
 """Bytes of the longest line that is read: a sync of 500,000 tensors, both sides, has 90 MB."""
+PIECE, MOST_PIECES = 1 << 20, 512
+"""Bytes and number of the pieces in which the end of a longer line is looked for."""
 NO_BYTES = frozenset({"0" * 32, hashlib.sha256(b"").hexdigest()})
 """Digests of a tensor without bytes, ckptcheck's own and that of vLLM's servers: they do not tell what the engine computes with."""
 RUN_ID = uuid.uuid4().hex[:12]
@@ -166,7 +169,7 @@ class Record:
                 # the last line was cut off
                 if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
                     line = b"\n" + line
-                file.write(line)
+                _write_whole(file, line, size)
         except OSError as error:
             raise self._unwritable(error) from error
         _flush_to_disk(self.path)
@@ -197,6 +200,19 @@ class Record:
             remaining = [line for place, line in enumerate(lines) if place not in dropped]
             replace_file(self.path, b"\n".join(remaining) + b"\n")
             self._syncs = len(places) - len(dropped)
+
+
+def _write_whole(file: io.FileIO, line: bytes, size: int) -> None:
+    """Append a line to an unbuffered file of so many bytes, or nothing. Raises OSError."""
+    rest = memoryview(line)
+    try:
+        # a disk that fills up takes what fits, and tells so only the next time
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(size)
+        raise
 
 
 def _flush_to_disk(path: Path) -> None:
@@ -260,20 +276,26 @@ def read_record(path: Path | str) -> tuple[tuple[SyncRecord, ...], dict[int, str
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield number and content of every line that is not blank. A line that is too long comes cut, so it counts as damaged."""
-    with path.open("rb") as file:
+    """Yield number and content of every line that is not blank. A line that is too long comes cut, so it counts as damaged.
+
+    Raises OSError, also for a pipe, a device, and a line that has no end as far as it is followed.
+    """
+    with open_regular_stream(path) as file:
         number = 0
         while line := file.readline(LONGEST):
             number += 1
             if not line.endswith(b"\n") and len(line) == LONGEST:
-                while (rest := file.readline(LONGEST)) and not rest.endswith(b"\n"):
-                    pass
+                for _ in range(MOST_PIECES):
+                    if not (rest := file.readline(PIECE)) or rest.endswith(b"\n"):
+                        break
+                else:  # a sparse file costs its maker nothing
+                    raise OSError(errno.EFBIG, f"line {number} has more than {LONGEST + MOST_PIECES * PIECE:,} bytes")
             if line.strip():
                 yield number, line.rstrip(b"\n")
 
 
 def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular_stream(path) as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
 

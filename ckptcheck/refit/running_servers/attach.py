@@ -15,6 +15,7 @@ from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.refit.timeouts import Timeouts
 from ckptcheck.runners.runner import run_in_threads
 from ckptcheck.runtime.engines.known_issues import traits_of_weights
+from ckptcheck.text.file_io import real_path
 from ckptcheck.text.formatting import join_truncated
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def attach_to_servers(source: Checkpoint | None, options: AttachOptions, log: Ca
             "--allow-write needs the servers' checksums, which show that everything was loaded",
             "leave out --no-check-weight-update-equal",
         )
-    folder = source.source.local.resolve() if source is not None and source.source.local is not None else None
+    folder = real_path(source.source.local) if source is not None and source.source.local is not None else None
     if source is not None and folder is None:
         raise CkptcheckError(f"{source.target} is not on this disk, and an engine loads from there")
     request_timeout = options.seconds("score", source)

@@ -22,6 +22,7 @@ from ckptcheck.runtime.servers.client import ServerClient
 from ckptcheck.runtime.servers.detect_engine import detect_engine
 from ckptcheck.runtime.servers.errors import Rejected, ServerError
 from ckptcheck.runtime.servers.layout import ServerLayout
+from ckptcheck.text.file_io import real_path
 
 MODULE = "ckptcheck_worker.http_server"
 START = 900.0
@@ -87,7 +88,7 @@ class ReferenceServer:
             raise CkptcheckError(f"no server of {engine} can be started", f"there are {' and '.join(VARIABLES)}")
         engine_python = find_interpreter(engine, python)
         self.port = _free()
-        self._folder = checkpoint.resolve()
+        self._folder = real_path(checkpoint)
         tokens = default_context_len(checkpoint) if length is None else length
         arguments = [*_command(engine, self._folder, dtype, layout, device, tokens, self.port), *more]
         if tokenizer:
@@ -124,7 +125,7 @@ class ReferenceServer:
 
     def _own(self, model: str) -> None:
         """Raise CkptcheckError if another server took the port first: it would be mistaken for the reference."""
-        if model and Path(model).resolve() != self._folder:
+        if model and real_path(model) != self._folder:
             raise CkptcheckError(f"at port {self.port}, which was free, another server answers: it serves {model}")
 
     def _ready(self, deadline: float) -> Server:

@@ -17,6 +17,7 @@ from ckptcheck.runtime.process.client import WorkerClient
 from ckptcheck.runtime.process.exchange import TensorExchange
 from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, TrainerInfo, UnlikeReplicas, Weight
 from ckptcheck.runtime.worker.ckptcheck_worker.buckets import split_into_buckets
+from ckptcheck.text.file_io import real_path
 
 if TYPE_CHECKING:
     from ckptcheck.values.tensor_part import TensorPart
@@ -78,7 +79,7 @@ class RemoteTrainer:
 
     def score_full_vocab(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
         """Write the logprobs of the whole vocabulary after each token but the last, and return the file."""
-        path = folder.resolve() / "full-trainer.safetensors"
+        path = real_path(folder) / "full-trainer.safetensors"
         self._ask("score_full_vocab", sequences=_as_lists(sequences), path=str(path))
         return path
 
@@ -111,7 +112,7 @@ class RemoteTrainer:
 
     def capture_activations(self, tokens: Sequence[int], folder: Path) -> Activations:
         """Return the output of every module for a prompt, assembled from all ranks. folder: for the files that the ranks write."""
-        path = folder.resolve() / "trainer"
+        path = real_path(folder) / "trainer"
         return assemble_activations(
             self._ask("capture_activations", tokens=list(map(int, tokens)), path=str(path)), len(tokens)
         )

@@ -11,6 +11,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.runtime.process.client import WorkerClient
 from ckptcheck.runtime.process.errors import RemoteError
 from ckptcheck.runtime.process.exchange import TensorExchange
+from ckptcheck.text.file_io import real_path
 
 BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attn.bias", ".attn.masked_bias")
 """Tensors that old checkpoints hold and no model loads."""
@@ -26,7 +27,7 @@ def tensor_files(ckpt: Checkpoint) -> dict[str, Path]:
     is quantized, or cannot be read.
     """
     # the worker runs in another folder, so the path is absolute
-    folder = ckpt.source.local.resolve() if ckpt.source.local is not None else None
+    folder = real_path(ckpt.source.local) if ckpt.source.local is not None else None
     if folder is None:
         raise CkptcheckError(f"{ckpt.target} is not on this disk, and a trainer loads from there")
     broken = [name for name in ckpt.model_files if name not in ckpt.shards or not ckpt.shards[name].readable]

@@ -15,6 +15,7 @@ from ckptcheck.runtime.trainers.base import TrainerInfo, Weight
 from ckptcheck.runtime.trainers.megatron_settings import DTYPES, refuse_critic
 from ckptcheck.runtime.trainers.remote import NAMES, RemoteTrainer
 from ckptcheck.runtime.trainers.spawn import device_facts, load_in_worker, tensor_files
+from ckptcheck.text.file_io import real_path
 
 MODULE = "ckptcheck_worker.transformers_trainer"
 
@@ -69,7 +70,7 @@ def start_transformers(
         python, variables = worker_python.python, {**worker_python.variables, **variables}
     # the worker runs in another folder, so the path is absolute
     request = {
-        "folder": str(folder.resolve()),
+        "folder": str(real_path(folder)),
         "dtype": dtype,
         "head_fp32": head_fp32,
         "device": device,

@@ -370,3 +370,12 @@ def test_dictionaries_of_a_rank_that_share_each_other_come_to_an_end(tmp_path: P
     assert any("this is not a readable checkpoint: it repeats its containers without end" in text for text in found), (
         found
     )
+
+
+@pytest.mark.parametrize("text", [b"\n", b"\n\n", b"\nc"])
+def test_a_global_that_is_cut_off_behind_a_line_end(text: bytes) -> None:
+    """The end of its lines was looked for from the beginning again: ten bytes were walked over without end."""
+    raw = b"\x80\x04X" + len(text).to_bytes(4, "little") + text + b"c"
+    for rest in (b"", b"torch", b"torch\nSize"):
+        with pytest.raises(UnreadablePickle):
+            unpickle(raw + rest, lambda module, name: None)
