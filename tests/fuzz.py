@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any
 
@@ -99,27 +100,29 @@ class Array(list[Any]):
 def draft(value: Any) -> Any:
     """Take a JSON value apart; what is neither list nor object becomes the text it is written as."""
     if isinstance(value, dict):
-        return Object((json.dumps(key)[1:-1], draft(item)) for key, item in value.items())
-    return Array(map(draft, value)) if isinstance(value, list) else json.dumps(value)
+        return Object([(encode_basestring_ascii(key)[1:-1], draft(item)) for key, item in value.items()])
+    if isinstance(value, list):
+        return Array([draft(item) for item in value])
+    return encode_basestring_ascii(value) if type(value) is str else json.dumps(value)
 
 
 def written(node: Any, comma: str = ",", colon: str = ":") -> str:
     """Write a draft."""
+    if type(node) is str:
+        return node
     if isinstance(node, Object):
-        return "{" + comma.join(f'"{key}"{colon}{written(item, comma, colon)}' for key, item in node) + "}"
-    return (
-        "[" + comma.join(written(item, comma, colon) for item in node) + "]" if isinstance(node, Array) else str(node)
-    )
+        return "{" + comma.join([f'"{key}"{colon}{written(item, comma, colon)}' for key, item in node]) + "}"
+    return "[" + comma.join([written(item, comma, colon) for item in node]) + "]"
 
 
 def containers(node: Any) -> list[Any]:
     """Every list and object of a draft."""
-    found, waiting = [], [node]
+    found, waiting = [], [node] if isinstance(node, list) else []
     while waiting:
         part = waiting.pop()
-        if isinstance(part, (Object, Array)):
-            found.append(part)
-            waiting += [item for _, item in part] if isinstance(part, Object) else part
+        found.append(part)
+        items = [item for _, item in part] if isinstance(part, Object) else part
+        waiting += [item for item in items if isinstance(item, list)]
     return found
 
 
@@ -146,14 +149,15 @@ def random_header(dice: random.Random) -> tuple[Any, int]:
 
 def mutate(node: Any, dice: random.Random) -> None:
     """Change one thing in a draft."""
-    numbers = [part for part in containers(node) if isinstance(part, Array) and any(map(str.isdecimal, map(str, part)))]
+    parts = containers(node)
+    numbers = [part for part in parts if isinstance(part, Array) and any(map(str.isdecimal, map(str, part)))]
     if numbers and dice.random() < 0.4:  # a shape or offsets: what remains is JSON, and often a layout that is wrong
         part = dice.choice(numbers)
         place = dice.randrange(len(part))
         old = int(part[place]) if str(part[place]).isdecimal() and len(part[place]) < 20 else 0
         part[place] = str(max(dice.choice([old - 8, old - 1, old + 1, old + 2, old + 8, old * 2, 0, 2**63, 2**64]), 0))
         return
-    part = dice.choice(containers(node) or [Array()])
+    part = dice.choice(parts or [Array()])
     if not part:
         part.append(("a", dice.choice(ODD)) if isinstance(part, Object) else dice.choice(ODD))
         return
@@ -179,7 +183,7 @@ def mutate(node: Any, dice: random.Random) -> None:
             dice.shuffle(part)
             return
         case _:
-            other = dice.choice(containers(node))
+            other = dice.choice(parts)
             extra = dice.choice(other) if other else dice.choice(ODD)
             extra = written(extra[1] if isinstance(other, Object) and other else extra)
             part.insert(place, (dice.choice(KEYS), extra) if isinstance(part, Object) else extra)
@@ -189,8 +193,10 @@ def mutate(node: Any, dice: random.Random) -> None:
 
 def damaged(raw: bytes, dice: random.Random) -> bytes:
     """Change some bytes."""
-    signs = [found.start() for found in SIGNS.finditer(raw, 0, 20_000)]
-    place = dice.choice(signs) if signs and dice.random() < 0.5 else dice.randrange(len(raw) + 1)
+    if SIGNS.search(raw, 0, 20_000) and dice.random() < 0.5:
+        place = dice.choice([found.start() for found in SIGNS.finditer(raw, 0, 20_000)])
+    else:
+        place = dice.randrange(len(raw) + 1)
     some = dice.choice([1, 1, 2, 8, 100])
     match dice.randrange(8):
         case 0:

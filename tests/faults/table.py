@@ -33,6 +33,8 @@ VERBS: dict[str, tuple[str, ...]] = {
     "identity": ("identity", "sound", "--format", "json"),
     "join": ("join", "parts", "--format", "json"),
     "report": ("report", "stored.json", "-o", "report.jsonl"),
+    "scan of deltas": ("scan", "sound+delta", "--values", "--format", "json"),
+    "diff of deltas": ("diff", "sound+delta", "stepped", "--format", "json"),
 }
 """Verb → the command."""
 QUICK = ("scan", "manifest", "preflight")
@@ -106,6 +108,7 @@ MORE_FAULTS: dict[str, Fault] = {
     },
 }
 """Faults that only `make matrix` makes."""
+DELTA = "delta/model-00000-of-00001.safetensors"
 INPUTS = {
     "preflight": "job.yaml",
     "parity judge": "rollouts.jsonl",
@@ -114,6 +117,8 @@ INPUTS = {
     "series": "saves/checkpoint-20/model.safetensors",
     "join": "parts/part-0-of-2.ckptcheck-part",
     "report": "stored.json",
+    "scan of deltas": DELTA,
+    "diff of deltas": DELTA,
 }
 """Verb → the file that is replaced; a shard for the others."""
 SHARD = "sound/model-00002-of-00003.safetensors"

@@ -18,6 +18,7 @@ import pytest
 
 from ckptcheck import api
 from tests.factories.checkpoint_cases import CHECKPOINTS, MEGATRON
+from tests.factories.deltas import read_weights, take_step, write_disk_delta, write_weights
 from tests.factories.saved_runs import write_trainer_save
 from tests.factories.signatures import NEEDED, write_key
 from tests.faults.table import FAULTS, MORE_FAULTS, OLD, QUICK, VERBS, Fault, find_wrong, run_with_fault
@@ -47,6 +48,11 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", folder / "sound")
     shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", folder / "other")
     shutil.copytree(MEGATRON / "dense", folder / "run")
+    before = read_weights(folder / "sound")
+    after = take_step(before, seed=1)
+    write_disk_delta(folder / "delta", before, after)
+    shutil.copytree(folder / "sound", folder / "stepped")
+    write_weights(folder / "stepped", after)
     (folder / "job.yaml").write_text(JOB)
     shutil.copy(DATA / "rollouts" / "verl-0.9.1.pkl", folder / "batch.pkl")
     api.manifest(folder / "sound", folder / "manifest.json")

@@ -9,6 +9,7 @@ from tests.fuzzing.documents import check_config, check_tokenizer
 from tests.fuzzing.headers import check_safetensors, check_weight_map
 from tests.fuzzing.kept_files import check_kept_saves, check_lineage, check_parts, check_saves, check_signature
 from tests.fuzzing.megatron import check_legacy, check_table
+from tests.fuzzing.pages import check_page
 from tests.fuzzing.pickles import read_everywhere
 from tests.fuzzing.rollout_files import check_batch
 from tests.fuzzing.servers import check_engine_server, check_hub
@@ -30,5 +31,6 @@ DOORS: dict[str, Check] = {
     "parts": check_parts,
     "saves": check_saves,
     "kept-saves": check_kept_saves,
+    "page": check_page,
     **{name: door.check for name, door in DOCUMENTS.items()},
 }

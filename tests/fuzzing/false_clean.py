@@ -66,6 +66,9 @@ def main() -> int:
         nargs="+",
         help="checkpoints that transformers loads, or folders of them; else the small ones in fixtures/",
     )
+    parser.add_argument(
+        "--dry-load", action="store_true", help="say which false cleans scan --dry-load transformers would name"
+    )
     options = parser.parse_args()
     given = options.model or SMALL
     models = [
@@ -80,6 +83,9 @@ def main() -> int:
             outcomes[kind] += 1
             if kind == "false clean":
                 print(f"--seed {seed}: {edit}\n  {outcome}", flush=True)
+                if options.dry_load and (named := dry_load(Path(work) / "edited")):
+                    outcomes["of which a dry load names"] += 1
+                    print(f"  with --dry-load: {named[0]}", flush=True)
             elif kind == "another model":
                 keys[edit.partition(" of ")[0]] += 1
     print("; ".join(f"{number} {kind}" for kind, number in outcomes.most_common()))
@@ -125,6 +131,14 @@ def check_edit(seed: int, folder: Path, models: Sequence[Path] = SMALL) -> tuple
         if after.failure
         else "another model",
     )
+
+
+def dry_load(folder: Path) -> list[str]:
+    """Return the errors and warnings of scan --dry-load transformers alone."""
+    import ckptcheck
+
+    report = ckptcheck.scan(folder, headers_only=True, select=["DRY"], dry_load="transformers")
+    return [finding.message for finding in report.findings]
 
 
 def have_same_logits(before: Loaded, after: Loaded) -> bool:

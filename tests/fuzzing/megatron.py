@@ -106,7 +106,7 @@ def change_table(table: dcp.Table, dice: random.Random) -> None:
                 part[new] = part.pop(key)  # type: ignore[attr-defined]
         case 5:
             most = 500 if len(table.chunks[key]) < 500 else 1  # more take the writer longer than the reader
-            table.chunks[key] = table.chunks[key] * dice.choice([0, 0, 2, 2, 2, most])
+            table.chunks[key] = table.chunks[key] * dice.choice([0, 0, 2, 2, 2, 2, min(most, 20), most])
         case 6:
             table.dtypes[key] = dice.choice(sorted(dcp.NAMES))
         case 7 if table.objects:

@@ -33,10 +33,14 @@ SHORT = {
     "saves": 40,
     "kept-saves": 40,
     "parts": 80,
+    "page": 40,
 }
 """Seeds of doors whose inputs take longer than a thousandth of a second each."""
 OTHERS = 200
 FOUND = {
+    "batch": [502873],  # a global that is cut off behind the end of a line
+    "page": [126, 549, 709, 500518, 5002879],  # marks and keys of curves that no value has; half a surrogate pair
+    "kept-saves": [5008528, 7043145],  # a time that no calendar has; a step of hundreds of digits
     "hub": [20, 24, 34, 58],  # a Link to an address that is none
     "saves": [1817, 1954],  # a learning rate of hundreds of digits
     "prompts": [9, 17, 33, 56, 133, 178],  # JSON nested too deep
