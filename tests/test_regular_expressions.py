@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
@@ -49,12 +50,14 @@ def list_expressions() -> list[Expression]:
     found = []
     paths = [path for room in ("ckptcheck", "rules") for path in (ROOT / room).rglob("*.py")]
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
-    called: dict[str, set[str]] = {}
-    for tree in trees.values():
+    called: dict[tuple[Path | None, str], set[str]] = {}  # None: in a file that has the expression from another
+    for path, tree in trees.items():
+        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in METHODS:
+                is_far = isinstance(node.value, ast.Attribute)
                 name = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
-                called.setdefault(name, set()).add(node.attr)
+                called.setdefault((None if is_far or name in imported else path, name), set()).add(node.attr)
     for path, tree in sorted(trees.items()):
         names = {
             id(node.value): target.id
@@ -70,7 +73,9 @@ def list_expressions() -> list[Expression]:
             if getattr(node.func.value, "id", "") != "re" or node.func.attr not in METHODS | {"compile"}:
                 continue
             if isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, (str, bytes)):
-                methods = {node.func.attr} - {"compile"} or called.get(names.get(id(node), "?"), {"search"}) - {"split"}
+                name = names.get(id(node), "?")
+                methods = called.get((path, name), set()) | called.get((None, name), set())
+                methods = {node.func.attr} - {"compile"} or (methods or {"search"}) - {"split"}
                 given = [*node.args[1:], *(word.value for word in node.keywords if word.arg == "flags")]
                 flags = 0
                 for part in (inner for argument in given for inner in ast.walk(argument)):

@@ -21,7 +21,7 @@ from ckptcheck.linter.report import Section
 from ckptcheck.text.file_io import expand_home, read_regular_file, read_whole_file, real_path
 from ckptcheck.text.formatting import count, natural_sort_key
 
-HEAD = re.compile(rb'\s*\{\s*"schema"\s*:\s*"ckptcheck-(manifest|identity)/')
+HEAD = re.compile(rb'\s{0,99}\{\s{0,99}"schema"\s{0,9}:\s{0,9}"ckptcheck-(manifest|identity)/')
 """How both kinds of files begin."""
 
 
