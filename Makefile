@@ -46,7 +46,7 @@ demo: .venv/torch.done
 test quick: .venv/tools.done
 	$(BIN)/python -m pytest -n $(or $(JOBS),3) --dist loadgroup -q -m 'not engine and not zoo and not slow'
 
-test-all: .venv/torch.done .venv/tools.done .venv/package.done .venv/docs.done
+test-all: .venv/torch.done .venv/tools.done .venv/package.done .venv/docs.done .venv/trackers.done
 	$(BIN)/python -m pytest -n $(or $(JOBS),2) --dist loadgroup --durations=20
 
 docs: .venv/docs.done
@@ -132,6 +132,10 @@ clean:
 
 .venv/docs.done: pyproject.toml .venv/tools.done
 	$(BIN)/pip install --quiet --editable '.[docs]'
+	@touch $@
+
+.venv/trackers.done: pyproject.toml .venv/tools.done
+	$(BIN)/pip install --quiet --editable '.[trackers]'
 	@touch $@
 
 .venv/torch.done: pyproject.toml fixtures/install_torch.py .venv/bin/python
