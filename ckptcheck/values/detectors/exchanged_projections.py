@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layout import Stack
 from ckptcheck.values.channel_sample import choose_channels
+from ckptcheck.values.detectors.channel_profiles import correlate_profiles
 from ckptcheck.values.detectors.matrix_samples import FLOATS, compute_mean_squares, read_rows
 from ckptcheck.values.stats import TensorStats
 
@@ -208,7 +209,7 @@ def measure_agreement(ckpt: Checkpoint, block: Block) -> Agreement:
 
     samples = ckpt.values.samples
     first, second = (np.log(_raise_zeros(samples[stats.name].rows)) for stats in (block.first, block.second))
-    outer = _expand_heads(ckpt, block, choose_channels(block.first.shape[0]))
+    outer = expand_heads(ckpt, block, choose_channels(block.first.shape[0]))
     if len(outer) == 1:
         squares = samples[block.last.name].columns
     else:
@@ -216,7 +217,7 @@ def measure_agreement(ckpt: Checkpoint, block: Block) -> Agreement:
         squares = compute_mean_squares(values, 0)
     last = np.log(_raise_zeros(squares).reshape(outer.shape).mean(0))
     if block.query is None:
-        return Agreement((_correlate(first, last),), (_correlate(second, last),))
+        return Agreement((correlate_profiles(first, last),), (correlate_profiles(second, last),))
     if len(outer) == 1:
         squares = samples[block.query.name].rows
     else:
@@ -224,11 +225,12 @@ def measure_agreement(ckpt: Checkpoint, block: Block) -> Agreement:
         squares = compute_mean_squares(values, 1)
     query = np.log(_raise_zeros(squares).reshape(outer.shape).mean(0))
     return Agreement(
-        (_correlate(second, last), _correlate(first, query)), (_correlate(first, last), _correlate(second, query))
+        (correlate_profiles(second, last), correlate_profiles(first, query)),
+        (correlate_profiles(first, last), correlate_profiles(second, query)),
     )
 
 
-def _expand_heads(ckpt: Checkpoint, block: Block, channels: NDArray[np.intp]) -> NDArray[np.intp]:
+def expand_heads(ckpt: Checkpoint, block: Block, channels: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return [group, channel]: the channels of the query heads that share each channel of a key head."""
     import numpy as np
 
@@ -249,14 +251,3 @@ def _raise_zeros(squares: NDArray[np.float64]) -> NDArray[np.float64]:
 
     raised: NDArray[np.float64] = np.maximum(squares, 1e-6 * squares.max() + 1e-300)
     return raised
-
-
-def _correlate(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
-    """Return Pearson's correlation; 0 if one of the two is constant, or not finite."""
-    import numpy as np
-
-    if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        return 0.0  # an absurd number, whose square is infinite: VAL006 reports it
-    first, second = first - first.mean(), second - second.mean()
-    scale = float((first @ first) * (second @ second)) ** 0.5
-    return float(first @ second) / scale if scale else 0.0

@@ -17,7 +17,14 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layout import Stack
+from ckptcheck.linter.evidence import remembered
 from ckptcheck.values.channel_sample import choose_channels
+from ckptcheck.values.detectors.channel_profiles import (
+    centre_profile,
+    compute_adjusted_r2,
+    count_stream_channels,
+    take_profile,
+)
 from ckptcheck.values.detectors.matrix_samples import FLOATS, read_rows
 from ckptcheck.values.detectors.roles import NORM
 from ckptcheck.values.stats import TensorStats
@@ -82,6 +89,7 @@ class AxisFit:
         return None
 
 
+@remembered
 def find_transposed_matrices(ckpt: Checkpoint) -> list[TransposedMatrix]:
     """Return the square matrices of the layers that are stored transposed.
 
@@ -90,7 +98,7 @@ def find_transposed_matrices(ckpt: Checkpoint) -> list[TransposedMatrix]:
     """
     transposed: list[TransposedMatrix] = []
     for stack in ckpt.layout.stacks.values():
-        channels = _count_channels(ckpt, stack)
+        channels = count_stream_channels(ckpt, stack)
         if channels >= MIN_CHANNELS:
             transposed += _find_in_stack(ckpt, stack, channels)
     return transposed
@@ -105,26 +113,14 @@ def _find_in_stack(ckpt: Checkpoint, stack: Stack, channels: int) -> Iterator[Tr
         usual, number = votes.most_common(1)[0] if votes else (None, 0)
         for layer, fit in fits:
             axis = fit.axis
-            expected = _axis_of_name(ckpt, stack, layer, role, channels)
+            expected = find_stream_axis(ckpt, stack, layer, role, channels)
             if expected is None and number >= MIN_VOTES and 4 * number >= 3 * votes.total():
                 expected = usual
             if axis is not None and expected is not None and axis != expected:
                 yield TransposedMatrix(fit.name, axis, fit.r2)
 
 
-def _count_channels(ckpt: Checkpoint, stack: Stack) -> int:
-    """Return the width of the residual stream, the most common length of the norms in the layers; 0 without norms."""
-    lengths = Counter(
-        ckpt.tensors[name].shape[0]
-        for layer, roles in stack.layers.items()
-        for role in roles
-        if NORM.search(role) and (name := stack.full_name(layer, role)) in ckpt.tensors
-        and len(ckpt.tensors[name].shape) == 1
-    )  # fmt: skip
-    return max(lengths, key=lambda length: (lengths[length], length), default=0)
-
-
-def _axis_of_name(ckpt: Checkpoint, stack: Stack, layer: int, role: str, channels: int) -> int | None:
+def find_stream_axis(ckpt: Checkpoint, stack: Stack, layer: int, role: str, channels: int) -> int | None:
     """Return the axis of the residual stream by the name of a matrix and the layout of its layer; None where they do not say."""
     reads = bool(READERS.search(role))
     if not reads and not WRITERS.search(role):
@@ -170,7 +166,7 @@ def _fit_layer(
     for role in roles:
         stats = ckpt.values.tensors[stack.full_name(layer, role)]
         values = ckpt.values.samples[stats.name]
-        rows, columns = (_adjusted_r2(_profile(squares), basis) for squares in (values.rows, values.columns))
+        rows, columns = (compute_adjusted_r2(take_profile(squares), basis) for squares in (values.rows, values.columns))
         fits.append((layer, role, AxisFit(stats.name, (rows, columns))))
     return fits
 
@@ -179,10 +175,11 @@ def _is_square(ckpt: Checkpoint, name: str, channels: int) -> bool:
     if name not in ckpt.values.samples:
         return False
     stats = ckpt.values.tensors[name]
-    return stats.shape == (channels, channels) and _can_judge(ckpt, stats)
+    return stats.shape == (channels, channels) and can_judge_channels(ckpt, stats)
 
 
-def _can_judge(ckpt: Checkpoint, stats: TensorStats) -> bool:
+def can_judge_channels(ckpt: Checkpoint, stats: TensorStats) -> bool:
+    """Whether the norms of a matrix's channels, as it is stored, say something about its values."""
     return (
         stats.name in ckpt.tensor_to_file
         and (stats.dtype in FLOATS or (stats.dtype in SCALED and _has_plain_scale(ckpt, stats)))
@@ -205,38 +202,11 @@ def _reference_profiles(
     profiles = []
     for role in sorted(stack.layers[layer]):
         stats = ckpt.values.tensors.get(stack.full_name(layer, role))
-        if stats is None or not _can_judge(ckpt, stats):
+        if stats is None or not can_judge_channels(ckpt, stats):
             continue
         if stats.shape == (channels,) and NORM.search(role):
             weights = read_rows(ckpt, stats, np.arange(channels), np.arange(1))[sample, 0]
-            profiles.append(_centre(np.log(np.abs(weights) + 1e-3 * stats.absmax)))
+            profiles.append(centre_profile(np.log(np.abs(weights) + 1e-3 * stats.absmax)))
         elif (values := ckpt.values.samples.get(stats.name)) is not None and stats.shape.count(channels) == 1:
-            profiles.append(_profile(values.rows if stats.shape[0] == channels else values.columns))
+            profiles.append(take_profile(values.rows if stats.shape[0] == channels else values.columns))
     return [profile for profile in profiles if profile.any()]
-
-
-def _profile(squares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the logarithms of the mean squares of some channels, less their mean."""
-    import numpy as np
-
-    return _centre(np.log(np.maximum(squares, 1e-6 * squares.max() + 1e-300)))
-
-
-def _centre(profile: NDArray[np.float64]) -> NDArray[np.float64]:
-    import numpy as np
-
-    if not np.isfinite(profile).all():
-        return np.zeros_like(profile)  # an absurd number, whose square is infinite: VAL006 reports it
-    centred: NDArray[np.float64] = profile - profile.mean()
-    return centred
-
-
-def _adjusted_r2(profile: NDArray[np.float64], basis: NDArray[np.float64]) -> float:
-    """Return the share of a profile's variance that the basis explains beyond what as many random vectors would explain."""
-    number, references = basis.shape
-    total = float(profile @ profile)
-    if not total or number <= references + 1:
-        return 0.0
-    explained = basis.T @ profile
-    unexplained = 1 - float(explained @ explained) / total
-    return float(1 - unexplained * (number - 1) / (number - references - 1))

@@ -1,0 +1,315 @@
+"""Finds matrices whose channels are not in the order of those around them: shuffled, rolled, or of another layer.
+
+A matrix of a layer shares each of its axes with others. Along the residual stream it follows the norms of its layer and the
+matrices of the layers beside it. Along the inner axis of a feed-forward block, the rows of up follow the columns of down: unit j
+computes act(…) × (up_j · x), and column j of down carries it on, so training changes both together. A matrix whose rows or columns
+are in another order, or that belongs to another layer, has the right shape and the right statistics, and follows nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.layout import Stack
+from ckptcheck.values.channel_sample import choose_channels
+from ckptcheck.values.detectors.channel_profiles import (
+    clip_profile,
+    compute_adjusted_r2,
+    correlate_profiles,
+    count_stream_channels,
+    take_profile,
+)
+from ckptcheck.values.detectors.init_detection import find_init_groups
+from ckptcheck.values.detectors.matrix_samples import FLOATS, compute_mean_squares, read_rows
+from ckptcheck.values.detectors.residual_axis import (
+    MIN_CHANNELS,
+    can_judge_channels,
+    find_stream_axis,
+    find_transposed_matrices,
+)
+from ckptcheck.values.detectors.roles import NORM
+from ckptcheck.values.stats import TensorStats
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+UP_AND_DOWN = (
+    ("up_proj", "down_proj"),
+    ("w3", "w2"),
+    ("fc1", "fc2"),
+    ("fc_in", "fc_out"),
+    ("c_fc", "c_proj"),
+    ("lin1", "lin2"),
+    ("linear1", "linear2"),
+    ("wi_1", "wo"),
+    ("wi", "wo"),
+    ("dense_h_to_4h", "dense_4h_to_h"),
+    ("intermediate.dense", "output.dense"),
+    ("intermediate_dense", "output_dense"),
+)
+"""Names of the matrix that computes the units of a feed-forward block, without its activation where there is a gate, and of the one
+that carries them on."""
+GATES = {"up_proj": "gate_proj", "w3": "w1", "wi_1": "wi_0"}
+MIN_LAYERS = 6
+"""Layers that it takes to say what is usual."""
+MAX_SHARE = 0.25
+"""Share of the layers that may differ from the others: more are another kind of layer."""
+MAX_REFERENCES = 24
+"""Profiles that a matrix is compared with: the norms of its layer first, then those of the layers beside it."""
+USUALLY_FOLLOWS, HARDLY_FOLLOWS = 0.5, 0.1
+"""R² along the residual stream: the least in the median of the layers, and the most in a layer that stands out."""
+USUALLY_AGREES, HARDLY_AGREES = 0.6, 0.25
+"""Correlation inside a block: the least in the median of the layers, and the most in a layer that stands out."""
+PARTS = 8
+"""Parts of a block whose order is looked at: ranks of a tensor-parallel trainer, or pairs of them."""
+BETTER = 0.1
+"""By how much more an order of more parts has to agree than one of fewer."""
+MIN_PART = 32
+"""Channels that are read of each part."""
+
+
+@dataclass(frozen=True)
+class ScatteredMatrix:
+    """A matrix that does not follow the residual stream, as it does in other layers."""
+
+    name: str
+    r2: float
+    usual: float
+    """R² in the median of the layers."""
+
+
+@dataclass(frozen=True)
+class MismatchedBlock:
+    """Two matrices of a feed-forward block whose units do not belong together."""
+
+    up: str
+    down: str
+    correlation: float
+    usual: float
+    """The correlation in the median of the layers."""
+    belongs: tuple[int, int] | None = None
+    """The layers of the down that up agrees with, and of the up that down agrees with, if both are others."""
+    order: tuple[int, ...] = ()
+    """The order of up's parts in which it agrees with down, counted from 0; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    layer: int
+    up: TensorStats
+    down: TensorStats
+    axis: int
+    """The axis of up that counts units: 0 for torch.nn.Linear, 1 for Conv1D."""
+    units: tuple[NDArray[np.float64], NDArray[np.float64]]
+    """The profiles of up and of down along their units."""
+    gate: NDArray[np.float64] | None
+    """The same of the gate, if there is one."""
+
+
+def find_scattered_matrices(ckpt: Checkpoint) -> list[ScatteredMatrix]:
+    """Return the matrices and norms that do not follow the residual stream where the same of other layers do.
+
+    It rests on the samples of the value pass, and reads the norms again. The first and the last layer of a stack are not judged:
+    the stream differs there. Raises Skip if a file shrank since its values were read, OSError if reading fails.
+    """
+    scattered: list[ScatteredMatrix] = []
+    excused = {matrix.name for matrix in find_transposed_matrices(ckpt)} | _find_drawn(ckpt)
+    for stack in ckpt.layout.stacks.values():
+        channels = count_stream_channels(ckpt, stack)
+        if channels < MIN_CHANNELS or len(stack.layers) < MIN_LAYERS:
+            continue
+        profiles = {layer: _read_profiles(ckpt, stack, layer, channels) for layer in sorted(stack.layers)}
+        r2_by_role: dict[str, dict[int, float]] = {}
+        for layer, own in profiles.items():
+            bases: dict[str | None, NDArray[np.float64]] = {}
+            for role, profile in own.items():
+                without = role if NORM.search(role) else None
+                if without not in bases:
+                    bases[without] = _join_references(layer, profiles, without)
+                r2_by_role.setdefault(role, {})[layer] = compute_adjusted_r2(profile, bases[without])
+        for role, r2 in r2_by_role.items():
+            usual = median(r2.values())
+            low = _choose_low(r2, USUALLY_FOLLOWS, HARDLY_FOLLOWS)
+            for layer in low:
+                name = stack.full_name(layer, role)
+                if name not in excused:
+                    scattered.append(ScatteredMatrix(name, r2[layer], usual))
+    return scattered
+
+
+def _choose_low(values: dict[int, float], usual: float, low: float) -> list[int]:
+    """Return the layers with a low value where it is usually high, without the first and the last."""
+    layers = sorted(values)
+    if len(layers) < MIN_LAYERS or median(values.values()) < usual:
+        return []
+    chosen = [layer for layer in layers if values[layer] <= low]
+    return (
+        [layer for layer in chosen if layer not in (layers[0], layers[-1])]
+        if len(chosen) <= MAX_SHARE * len(layers)
+        else []
+    )
+
+
+def _read_profiles(ckpt: Checkpoint, stack: Stack, layer: int, channels: int) -> dict[str, NDArray[np.float64]]:
+    """Return what each norm and matrix of a layer shows of the residual stream."""
+    import numpy as np
+
+    profiles: dict[str, NDArray[np.float64]] = {}
+    for role in sorted(stack.layers[layer]):
+        stats = ckpt.values.tensors.get(stack.full_name(layer, role))
+        if stats is None or not can_judge_channels(ckpt, stats):
+            continue
+        if stats.shape == (channels,) and NORM.search(role):
+            weights = read_rows(ckpt, stats, np.arange(channels), np.arange(1))[choose_channels(channels), 0]
+            profile = np.log(np.abs(weights) + 1e-3 * stats.absmax)
+        elif (sample := ckpt.values.samples.get(stats.name)) is not None and stats.shape.count(channels) == 1:
+            profile = take_profile(sample.rows if stats.shape[0] == channels else sample.columns)
+        elif sample is not None and (axis := find_stream_axis(ckpt, stack, layer, role, channels)) is not None:
+            profile = take_profile(sample.columns if axis else sample.rows)
+        else:
+            continue
+        if profile.any():
+            profiles[role] = clip_profile(profile)
+    return profiles
+
+
+def _join_references(
+    layer: int, profiles: dict[int, dict[str, NDArray[np.float64]]], without: str | None
+) -> NDArray[np.float64]:
+    """Return an orthonormal basis of the norms of a layer, but for one, and of all profiles of the layers beside it."""
+    import numpy as np
+
+    references = [profile for role, profile in profiles[layer].items() if role != without and NORM.search(role)]
+    for near in (layer - 1, layer + 1, layer - 2, layer + 2):
+        references += profiles.get(near, {}).values()
+    return np.linalg.qr(np.column_stack(references[:MAX_REFERENCES]))[0] if references else np.zeros((0, 0))
+
+
+def _find_drawn(ckpt: Checkpoint) -> set[str]:
+    """Return the matrices that look freshly drawn: they follow nothing either, and VAL012 reports them."""
+    return {sample.name for group in find_init_groups(ckpt) for sample in group.at_init}
+
+
+def find_mismatched_blocks(ckpt: Checkpoint) -> list[MismatchedBlock]:
+    """Return the feed-forward blocks whose up and down do not agree where those of other layers do.
+
+    It rests on the samples of the value pass; of a block that stands out it reads 256 rows and columns again. Raises Skip if a
+    file shrank since its values were read, OSError if reading fails.
+    """
+    found: list[MismatchedBlock] = []
+    drawn = _find_drawn(ckpt)
+    for stack in ckpt.layout.stacks.values():
+        kinds: dict[str, list[_Block]] = {}
+        for layer in sorted(stack.layers):
+            for kind, block in _iter_blocks(ckpt, stack, layer):
+                kinds.setdefault(kind, []).append(block)
+        for blocks in kinds.values():
+            agreements = {block.layer: correlate_profiles(*block.units) for block in blocks}
+            usual = median(agreements.values())
+            by_layer = {block.layer: block for block in blocks}
+            for layer in _choose_low(agreements, USUALLY_AGREES, HARDLY_AGREES):
+                block = by_layer[layer]
+                if not drawn.isdisjoint((block.up.name, block.down.name)):
+                    continue
+                if block.gate is not None and 2 * correlate_profiles(block.gate, block.units[1]) > usual:
+                    continue  # gate and up are exchanged: VAL019 reports it
+                found.append(
+                    MismatchedBlock(
+                        block.up.name,
+                        block.down.name,
+                        agreements[layer],
+                        usual,
+                        _find_layers(block, by_layer, usual),
+                        _find_order(ckpt, block, usual),
+                    )
+                )
+    return found
+
+
+def _iter_blocks(ckpt: Checkpoint, stack: Stack, layer: int) -> Iterator[tuple[str, _Block]]:
+    """Yield the feed-forward blocks of a layer, each with the role of its up."""
+    names = stack.layers[layer]
+    for role in sorted(names):
+        for up, down in UP_AND_DOWN:
+            prefix = role.removesuffix(f"{up}.weight")
+            if prefix == role or (prefix and not prefix.endswith(".")) or f"{prefix}{down}.weight" not in names:
+                continue
+            if up == "wi" and f"{prefix}wi_1.weight" in names:
+                continue
+            pair = [ckpt.values.tensors.get(stack.full_name(layer, f"{prefix}{part}.weight")) for part in (up, down)]
+            first, last = pair
+            if first is None or last is None or not all(_can_judge(ckpt, stats) for stats in (first, last)):
+                continue
+            if first.shape != last.shape[::-1] or first.shape[0] == first.shape[1] or min(first.shape) < MIN_CHANNELS:
+                continue
+            axis = 0 if first.shape[0] > first.shape[1] else 1
+            gate = ckpt.values.tensors.get(stack.full_name(layer, f"{prefix}{GATES.get(up, '')}.weight"))
+            is_gated = gate is not None and gate.shape == first.shape and _can_judge(ckpt, gate)
+            yield (
+                role,
+                _Block(
+                    layer,
+                    first,
+                    last,
+                    axis,
+                    (_take_units(ckpt, first, axis), _take_units(ckpt, last, 1 - axis)),
+                    _take_units(ckpt, gate, axis) if gate is not None and is_gated else None,
+                ),
+            )
+            break
+
+
+def _can_judge(ckpt: Checkpoint, stats: TensorStats) -> bool:
+    return stats.name in ckpt.values.samples and stats.dtype in FLOATS and can_judge_channels(ckpt, stats)
+
+
+def _take_units(ckpt: Checkpoint, stats: TensorStats, axis: int) -> NDArray[np.float64]:
+    sample = ckpt.values.samples[stats.name]
+    return clip_profile(take_profile(sample.columns if axis else sample.rows))
+
+
+def _find_layers(block: _Block, blocks: dict[int, _Block], usual: float) -> tuple[int, int] | None:
+    """Return the layers of the down and of the up that the block's up and down agree with, if both are others."""
+    downs = {layer: correlate_profiles(block.units[0], other.units[1]) for layer, other in blocks.items()}
+    ups = {layer: correlate_profiles(other.units[0], block.units[1]) for layer, other in blocks.items()}
+    down, up = max(downs, key=downs.__getitem__), max(ups, key=ups.__getitem__)
+    return (down, up) if min(downs[down], ups[up]) > max(usual / 2, HARDLY_AGREES) else None
+
+
+def _find_order(ckpt: Checkpoint, block: _Block, usual: float) -> tuple[int, ...]:
+    """Return the order in which up's parts agree with down's, in the fewest parts; empty if there is none but its own."""
+    import numpy as np
+
+    units = block.up.shape[block.axis]
+    if units % PARTS or units // PARTS < MIN_PART:
+        return ()
+    inside = np.arange(MIN_PART) * (units // PARTS // MIN_PART)
+    chosen = (np.arange(PARTS)[:, None] * (units // PARTS) + inside).ravel()
+    profiles = [
+        _measure_units(ckpt, stats, axis, chosen).reshape(PARTS, MIN_PART)
+        for stats, axis in ((block.up, block.axis), (block.down, 1 - block.axis))
+    ]
+    best = usual / 2
+    best_order: tuple[int, ...] = ()
+    for parts in (2, 4, PARTS):
+        up, down = (profile.reshape(parts, -1) for profile in profiles)
+        agreements = np.array([[correlate_profiles(first, last) for first in up] for last in down])
+        order = agreements.argmax(axis=1)
+        if len(set(order.tolist())) == parts and not (order == np.arange(parts)).all():
+            fit = correlate_profiles(up[order].ravel(), down.ravel())
+            if fit > best:
+                best, best_order = fit + BETTER, tuple(order.tolist())
+    return best_order
+
+
+def _measure_units(ckpt: Checkpoint, stats: TensorStats, axis: int, chosen: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Return the profile of some units of a matrix, over 256 channels of its other axis."""
+    others = choose_channels(stats.shape[1 - axis])
+    values = read_rows(ckpt, stats, others, chosen) if axis else read_rows(ckpt, stats, chosen, others)
+    return clip_profile(take_profile(compute_mean_squares(values, 1 - axis)))
