@@ -21,7 +21,7 @@ from ckptcheck.checkpoint.open_source import (
 )
 from ckptcheck.checkpoint.scan_options import DEFAULT_OPTIONS
 from ckptcheck.checkpoint.source import Folder
-from ckptcheck.checkpoint.targets import normalize_target, suggest_checkpoints
+from ckptcheck.checkpoint.targets import is_path_pattern, normalize_target, suggest_checkpoints
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.file_io import expand_home, path_exists
@@ -109,9 +109,10 @@ def open_checkpoint(target: str, **settings: Unpack[EvidenceSettings]) -> Checkp
         raise CkptcheckError(f"cannot open {target}: {error.strerror or error}") from error
     if REPOSITORY.fullmatch(target):
         return _remote(target, target, settings)
-    raise CkptcheckError(
-        f"{target} does not exist", hint="name a folder, a .safetensors file, its index, or hf://org/name for the Hub"
-    )
+    hint = "name a folder, a .safetensors file, its index, or hf://org/name for the Hub"
+    if is_path_pattern(target):
+        hint = "this command takes one target and no pattern: name a folder, or one file"
+    raise CkptcheckError(f"{target} does not exist", hint=hint)
 
 
 def _folder(target: str, path: Path, settings: EvidenceSettings) -> Checkpoint:

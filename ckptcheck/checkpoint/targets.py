@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections import deque
@@ -144,18 +145,30 @@ def _expand_folder(target: str, follow_links: bool) -> list[str]:
 
 
 def expand_pattern(target: str) -> list[str]:
-    """Return the folders that a pattern in an object store matches; [target] for what is none. A shell expands paths, not these.
+    """Return what a pattern matches: folders in an object store, or what a shell makes of it on this disk, where quotes kept it.
 
-    Raises CkptcheckError where nothing matches.
+    [target] for what is none. Raises CkptcheckError where nothing matches.
     """
-    if not is_object_address(target) or not re.search(r"[*?]", target):
-        return [target]
-    from ckptcheck.checkpoint.objects.find import match_folders
+    if is_object_address(target) and re.search(r"[*?]", target):
+        from ckptcheck.checkpoint.objects.find import match_folders
 
-    found = sorted(match_folders(target), key=natural_order)
+        found, what = sorted(match_folders(target), key=natural_order), "folder"
+    elif is_path_pattern(target):
+        found, what = sorted(glob.glob(expand_home(target)), key=natural_order), "file or folder"
+    else:
+        return [target]
     if not found:
-        raise CkptcheckError(f"{target} matches no folder", hint="name one, or the folder above it with --recursive")
+        raise CkptcheckError(f"{target} matches no {what}", hint="name one, or the folder above it with --recursive")
     return found
+
+
+def is_path_pattern(target: str) -> bool:
+    """Return whether a target is a pattern of paths on this disk, and no file that is called so."""
+    return (
+        not is_remote_address(target)
+        and re.search(r"[*?[]", target) is not None
+        and not os.path.lexists(expand_home(target))
+    )
 
 
 def _split_file(target: str) -> tuple[str, str] | None:

@@ -38,7 +38,7 @@ def critic(
     from ckptcheck.cli import output as out
 
     report = api.critic(
-        source, layouts=split_list(layouts or []), length=length, trainer_python=trainer_python, timeout=timeout,
+        source, layouts=split_list("--layouts", layouts or []), length=length, trainer_python=trainer_python, timeout=timeout,
         observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)

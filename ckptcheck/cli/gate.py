@@ -61,7 +61,7 @@ def gate(
     from ckptcheck.cli import output as out
 
     report = api.gate(
-        *job, deadline=deadline, stages=split_list(stages), go_on=go_on or None, folder=folder, model=model, fail_on=fail_on,
-        observer=out.TERMINAL,
+        *job, deadline=deadline, stages=split_list("--stages", stages), go_on=go_on or None, folder=folder, model=model,
+        fail_on=fail_on, observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)

@@ -48,13 +48,19 @@ def gpus(value: str | None) -> str | None:
         raise typer.BadParameter(error.message) from None
 
 
-def split_list(values: Sequence[str]) -> list[str]:
-    """Split the values of a repeatable option at their commas.
+def split_list(option: str, values: Sequence[str]) -> list[str]:
+    """Split the values of a repeatable option at their commas. Raises UsageError for a name that is empty.
 
-    >>> split_list(["IDX,CFG003", " MOE"])
+    >>> split_list("--select", ["IDX,CFG003", " MOE"])
     ['IDX', 'CFG003', 'MOE']
     """
-    return [part.strip() for value in values for part in value.split(",") if part.strip()]
+    names = []
+    for value in values:
+        parts = [part.strip() for part in value.split(",")]
+        if "" in parts:
+            raise UsageError(f"{option} {value!r} has an empty name", hint="write names with one comma between two")
+        names += parts
+    return names
 
 
 # The report: every verb that runs rules has these.

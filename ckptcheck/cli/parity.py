@@ -123,7 +123,7 @@ def judge(
     out.finish(reports, format, output, fail_on, verbose=verbose)
 
 
-@parity.command()
+@parity.command(cls=ReportCommand)
 def convert(
     sources: Annotated[
         list[Path], typer.Argument(metavar="IN…", help="Files of one framework, or a folder of .jsonl files.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,9 @@ from ckptcheck.cli.options import (
 )
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.unused_options import reject_unused_matrix_options
+
+WHOLE_NUMBER = re.compile(r"0*[1-9][0-9]{0,17}")
+"""A whole number from 1 on; Python converts no more than some thousand digits."""
 
 
 def matrix(
@@ -112,18 +116,20 @@ def matrix(
     require_writable(output)
     if output is not None and real_path(output) in [real_path(file) for file in (markdown, resume) if file is not None]:
         raise UsageError("-o, --markdown and --resume are to be files of their own")
+    pair_list, layout_list = split_list("--pairs", [pairs]), split_list("--layouts", [layouts] if layouts else [])
+    decoding_list = split_list("--decoding", [decoding])
     reject_unused_matrix_options(
         WrittenOptions(ctx),
         has_floor=calibrate or floor is not None,
-        pairs=split_list([pairs]),
-        decoding=split_list([decoding]),
-        layouts=split_list([layouts]),
+        pairs=pair_list,
+        decoding=decoding_list,
+        layouts=layout_list,
     )
     report = api.parity_matrix(
         source, lengths=None if lengths is None else _parse_numbers(lengths, "--lengths"),
-        data=split_list([data]), decoding=split_list([decoding]),
-        batch=_parse_numbers(batch, "--batch"), pairs=split_list([pairs]), layouts=split_list([layouts]),
-        directions=split_list([directions]),
+        data=split_list("--data", [data]), decoding=decoding_list,
+        batch=_parse_numbers(batch, "--batch"), pairs=pair_list, layouts=layout_list,
+        directions=split_list("--directions", [directions]),
         repeats=repeats, response=response, sequences=sequences, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed,
         calibrate=calibrate, floor=floor, tp=tp, pp=pp, ep=ep, engine_tp=engine_tp, dtype=dtype, head_fp32=head_fp32,
         switch=switch or (), engine_mode=engine_mode, engine_python=engine_python, trainer_python=trainer_python,
@@ -135,8 +141,8 @@ def matrix(
 
 def _parse_numbers(text: str, option: str) -> list[int]:
     """Split a comma-separated list of whole numbers from 1 on. Raises CkptcheckError."""
-    numbers = split_list([text])
+    numbers = split_list(option, [text])
     for number in numbers:
-        if not (number.isascii() and number.isdigit() and int(number)):
+        if not WHOLE_NUMBER.fullmatch(number):
             raise CkptcheckError(f"{option} takes whole numbers, not {number}")
     return [int(number) for number in numbers]

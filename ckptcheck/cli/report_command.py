@@ -9,6 +9,7 @@ from typing import Any
 import typer
 import typer.core
 
+from ckptcheck.cli.empty_values import refuse_empty_values
 from ckptcheck.cli.examples import write_examples
 from ckptcheck.errors import CkptcheckError, OutputError, UsageError
 from ckptcheck.linter.pictures import ask_for_pictures
@@ -26,6 +27,13 @@ class ReportCommand(typer.core.TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples of the command."""
         write_examples(ctx, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words behind the command. Raises UsageError for an option without a value."""
+        rest: list[str] = super().parse_args(ctx, list(args))
+        if not ctx.resilient_parsing:
+            refuse_empty_values(self, ctx, args)
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Raises what the command raises, and UsageError where -o names one of its inputs."""

@@ -140,14 +140,16 @@ def scan(
     from ckptcheck.text.file_io import require_distinct_outputs
 
     written = WrittenOptions(ctx)
+    asked = split_list("--consumers", consumers)
+    chosen, left_out = split_list("--select", select), split_list("--ignore", ignore)
     if part is not None:
         write_part(
             written, "scan", targets, part, output, jobs,
             ("headers_only", "fix", "diff", "dry_load", "format", "fail_on", "verbose"),
             recursive=recursive, follow_links=follow_links, values=values, verify_blobs=verify_blobs,
             near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, base=base, stats=stats,
-            consumers=split_list(consumers), no_mmap=no_mmap, device=device, select=split_list(select),
-            ignore=split_list(ignore), rules=rules, baseline=baseline, write_baseline=write_baseline, config=config,
+            consumers=asked, no_mmap=no_mmap, device=device, select=chosen,
+            ignore=left_out, rules=rules, baseline=baseline, write_baseline=write_baseline, config=config,
         )  # fmt: skip
     file = require_file(output)
     if fix and diff:
@@ -162,7 +164,7 @@ def scan(
     )  # fmt: skip
     if diff:
         diffs = api.preview_repairs(
-            targets, recursive=recursive, follow_links=follow_links, consumers=split_list(consumers), rules=rules, jobs=jobs,
+            targets, recursive=recursive, follow_links=follow_links, consumers=asked, rules=rules, jobs=jobs,
             config=config, observer=out.TERMINAL,
         )  # fmt: skip
         sys.stdout.write(break_commands(diffs) if not sys.stdout.isatty() else diffs)
@@ -170,8 +172,8 @@ def scan(
     reports = api.scan_all(
         targets, recursive=recursive, follow_links=follow_links, headers_only=headers_only, values=values,
         verify_blobs=verify_blobs, near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, base=base,
-        stats=stats, consumers=split_list(consumers), dry_load=split_list(dry_load), no_mmap=no_mmap, device=device,
-        select=split_list(select), ignore=split_list(ignore), rules=rules, jobs=jobs, runner=find_runner(on), fix=fix,
+        stats=stats, consumers=asked, dry_load=split_list("--dry-load", dry_load), no_mmap=no_mmap, device=device,
+        select=chosen, ignore=left_out, rules=rules, jobs=jobs, runner=find_runner(on), fix=fix,
         baseline=baseline, write_baseline=write_baseline, config=config, observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(reports, format, file, fail_on, verbose=verbose)

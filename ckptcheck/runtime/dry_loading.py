@@ -28,6 +28,7 @@ from ckptcheck.runtime.environments.interpreter import find_interpreter
 from ckptcheck.runtime.environments.probe import probe_python
 from ckptcheck.runtime.process.client import WorkerClient
 from ckptcheck.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
+from ckptcheck.text.file_io import expand_home
 from ckptcheck.text.formatting import format_bytes
 
 if TYPE_CHECKING:
@@ -128,17 +129,19 @@ def create_dry_loaders(
     """Return the loaders that ``--dry-load`` names; `stack` closes them.
 
     wanted: ``NAME`` or ``NAME=PYTHON``. loads: how many checkpoints each will be asked about.
-    Raises CkptcheckError for an unknown name, and where no Python has the consumer.
+    Raises CkptcheckError for an unknown name, for one that is there twice, and where no Python has the consumer.
     """
-    loaders: dict[str, WorkerDryLoader] = {}
+    pythons: dict[str, Path | None] = {}
     for each in wanted:
         name, given, python = each.partition("=")
         if name not in NAMES:
             raise CkptcheckError(f"{name!r} cannot be asked for a dry load", f"there are {', '.join(NAMES)}")
         if given and not python:
             raise CkptcheckError(f"{each!r} names no Python", f"write {name}=/path/to/python, or {name}")
-        loaders[name] = stack.enter_context(WorkerDryLoader(name, Path(python).expanduser() if python else None, loads))
-    return tuple(loaders.values())
+        if name in pythons:
+            raise CkptcheckError(f"--dry-load names {name} twice, and it is asked once", "name it with one Python")
+        pythons[name] = Path(expand_home(python)) if python else None
+    return tuple(stack.enter_context(WorkerDryLoader(name, python, loads)) for name, python in pythons.items())
 
 
 def copy_without_values(ckpt: Checkpoint, folder: Path) -> None:

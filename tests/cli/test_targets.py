@@ -223,3 +223,27 @@ def test_the_command_and_the_api_give_the_same_json(tmp_path: Path, monkeypatch:
     with pytest.raises(CkptcheckError, match="holds 2 checkpoints"):
         ckptcheck.scan("runs", recursive=True)
     assert ckptcheck.scan("runs/step_5", recursive=True, headers_only=True).verdict == "clean"
+
+
+def test_a_quoted_pattern_is_what_a_shell_makes_of_it(tmp_path: Path) -> None:
+    for name in ("step_10", "step_9", "other"):
+        shutil.copytree(SHARDED, tmp_path / name)
+    result = run(tmp_path, "scan", "step_*", "--headers-only", "--format", "json")
+    assert (result.returncode, targets_of(result.stdout)) == (0, ["step_9", "step_10"])
+    result = run(tmp_path, "scan", "other/*.safetensors", "--headers-only", "--format", "json")
+    assert (result.returncode, targets_of(result.stdout)) == (0, ["other"])
+    nothing = run(tmp_path, "scan", "steps/*")
+    assert (nothing.returncode, nothing.stdout) == (2, "")
+    assert nothing.stderr.startswith("ckptcheck: steps/* matches no file or folder\n")
+    one = run(tmp_path, "diff", "step_*", "other")
+    assert (one.returncode, one.stderr.splitlines()[1].strip()) == (
+        2,
+        "this command takes one target and no pattern: name a folder, or one file",
+    )
+
+
+def test_a_folder_whose_name_looks_like_a_pattern_is_no_pattern(tmp_path: Path) -> None:
+    shutil.copytree(SHARDED, tmp_path / "run[1]")
+    shutil.copytree(SHARDED, tmp_path / "run1")
+    result = run(tmp_path, "scan", "run[1]", "--headers-only", "--format", "json")
+    assert targets_of(result.stdout) == ["run[1]"]
