@@ -7,15 +7,15 @@ a session of their own, as a job does that trains its draft: vLLM's start_draft_
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from ckptcheck.checkpoint.files_beside import copy_files_beside
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runtime.engines.base import Bucket, UpdateResult
-from ckptcheck.runtime.trainers.remote import BESIDE, BYTES, INDEX, NAMES
+from ckptcheck.runtime.trainers.remote import BYTES, INDEX, NAMES
 from ckptcheck.runtime.worker.ckptcheck_worker.buckets import split_into_buckets
 
 if TYPE_CHECKING:
@@ -112,9 +112,7 @@ class DraftWeights:
             own = folder / FOLDER
             own.mkdir()
             write_tensors(own / "model.safetensors", self._stored(self._names))
-            for path in sorted(self.source.source.local.iterdir()):
-                if path.suffix in BESIDE and path.is_file() and not path.name.endswith(".index.json"):
-                    shutil.copyfile(path, own / path.name)
+            copy_files_beside(self.source.source.local, own, lambda name: not name.endswith(".index.json"))
 
     def _export(self, bucket_bytes: int) -> list[Bucket]:
         assert self._exchange is not None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.files_beside import copy_files_beside, list_files_beside
 from ckptcheck.checkpoint.open import open_target
 from ckptcheck.checkpoint.source import Folder
 from ckptcheck.checkpoint.value_reader import UnreadValues
@@ -18,7 +18,7 @@ from ckptcheck.linter.report import Report, Section
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.runtime.trainers.megatron_settings import refuse_critic
 from ckptcheck.runtime.trainers.megatron_source import write_hf_checkpoint
-from ckptcheck.runtime.trainers.remote import BESIDE, OWN
+from ckptcheck.runtime.trainers.remote import OWN
 from ckptcheck.text.file_io import read_json_file
 from ckptcheck.text.formatting import count
 
@@ -48,9 +48,8 @@ def open_source(
     _check_source(source, target, tolerated)
     config = None if config_folder is None else _read_config(config_folder)
     refuse_critic(write_hf_checkpoint(source, folder, config).config, target)
-    for path in sorted(config_folder.iterdir()) if config_folder is not None else ():
-        if path.suffix in BESIDE and path.name not in OWN and path.is_file():
-            shutil.copyfile(path, folder / path.name)
+    if config_folder is not None:
+        copy_files_beside(config_folder, folder, lambda name: name not in OWN)
     return Checkpoint(Folder(folder, target))
 
 
@@ -63,6 +62,8 @@ def add_source_errors(report: Report, tolerated: Sequence[str] | None) -> Report
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
+    if folder.is_dir():
+        list_files_beside(folder, lambda name: name not in OWN or name == CONFIG)
     try:
         config = read_json_file(folder / CONFIG)
     except (OSError, ValueError) as error:

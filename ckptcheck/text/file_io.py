@@ -65,18 +65,21 @@ def open_regular_file(path: str | Path) -> int:
     raise OSError(errno.EINVAL, "it has become a pipe, a device or a folder since it was listed")
 
 
+def open_regular_file_to_append(path: str | Path) -> int:
+    """Open or create a file whose end is written to and return its descriptor; never a link, a pipe or a device. Raises OSError."""
+    return _open_or_create(path, os.O_WRONLY | os.O_APPEND)
+
+
 def open_lock_file(path: str | Path) -> int:
     """Open or create the file of a lock and return its descriptor; never a link, nor a pipe, which would wait for a reader.
 
     Raises OSError.
     """
-    flags = (
-        os.O_RDWR
-        | os.O_CREAT
-        | getattr(os, "O_CLOEXEC", 0)
-        | getattr(os, "O_NOFOLLOW", 0)
-        | getattr(os, "O_NONBLOCK", 0)
-    )
+    return _open_or_create(path, os.O_RDWR)
+
+
+def _open_or_create(path: str | Path, flags: int) -> int:
+    flags |= os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     file = os.open(path, flags, 0o666)
     if stat.S_ISREG(os.fstat(file).st_mode):
         return file

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptcheck.text.file_io import real_path
+from ckptcheck.checkpoint.files_beside import copy_files_beside
+from ckptcheck.checkpoint.source import Folder
 
 CONFIG = "config.json"
 SILENT = {
@@ -53,10 +54,10 @@ def link_checkpoint(weights: Path, config: Path, folder: Path) -> Path:
     """Create a checkpoint in `folder` from links to one folder's weights and another's config.json, and return `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for path in sorted(weights.iterdir()):
-        if path.is_file() and path.name != CONFIG:
-            (folder / path.name).symlink_to(real_path(path))
-    shutil.copyfile(config / CONFIG, folder / CONFIG)
+    for name, file in Folder(weights, str(weights)).files.items():
+        if name != CONFIG and file.outside_link is None:
+            (folder / name).symlink_to(file.path)
+    copy_files_beside(config, folder, lambda name: name == CONFIG)
     return folder
 
 

@@ -14,7 +14,7 @@ import msgspec
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.parity.gap_summary import GapSummary
 from ckptcheck.parity.matrix.cells import Cell
-from ckptcheck.text.file_io import read_whole_file
+from ckptcheck.text.file_io import open_regular_file_to_append, read_whole_file
 
 LARGEST = 1 << 26
 """Bytes of the largest log that is read; a measurement has less than 1 kB."""
@@ -36,6 +36,10 @@ class MeasurementLog:
         head = {"format": FORMAT, **json.loads(json.dumps(about))}
         if path is None:
             return
+        if path.is_symlink():
+            raise CkptcheckError(
+                f"{path} is a link, and measurements are not written through one", "name the file itself"
+            )
         if path.exists():
             self._read(path, head)
         else:
@@ -81,12 +85,23 @@ class MeasurementLog:
                 # an unreadable measurement is repeated
                 continue
         if len(complete) != len(raw):
-            os.truncate(path, len(complete))
+            self._cut_off(len(complete))
+
+    def _cut_off(self, length: int) -> None:
+        assert self._path is not None
+        try:
+            file = open_regular_file_to_append(self._path)
+            try:
+                os.ftruncate(file, length)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise CkptcheckError(f"cannot write {self._path}: {error.strerror or error}") from error
 
     def _write(self, line: Mapping[str, Any]) -> None:
         assert self._path is not None
         try:
-            with self._path.open("a", encoding="utf-8") as file:
+            with os.fdopen(open_regular_file_to_append(self._path), "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())

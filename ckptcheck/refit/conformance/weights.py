@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptcheck.checkpoint.files_beside import copy_files_beside
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.refit.tensor_bits import read_bits
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 MOVED_BITS = {"F64": 48, "F32": 19, "F16": 6, "BF16": 3}
 """Float dtype → the bit of its mantissa that is turned over: a sixteenth of the value's power of two. Of others the lowest is."""
-BESIDE = (".json", ".jinja", ".txt", ".model")
-"""Files beside the weights that an engine needs."""
 
 
 def read_weights(ckpt: Checkpoint) -> dict[str, TensorBits]:
@@ -63,8 +61,6 @@ def write_safetensors(weights: Mapping[str, TensorBits], path: Path) -> int:
 def write_checkpoint(weights: Mapping[str, TensorBits], like: Path, folder: Path) -> Path:
     """Write a checkpoint of one file with the configuration and the tokenizer of another folder; return its folder."""
     folder.mkdir()
-    for path in sorted(like.iterdir()):
-        if path.suffix in BESIDE and not path.name.endswith(".index.json") and path.is_file():
-            shutil.copyfile(path, folder / path.name)
+    copy_files_beside(like, folder, lambda name: not name.endswith(".index.json"))
     write_safetensors(weights, folder / "model.safetensors")
     return folder

@@ -46,6 +46,7 @@ def run_live_lora_trial(
 
     Raises CkptcheckError for a source or an adapter that cannot be opened, and for an engine that is not installed.
     """
+    from ckptcheck.checkpoint.files_beside import list_files_beside
     from ckptcheck.refit.lora.trial import LoraEngine, LoraTrial
     from ckptcheck.refit.source import open_source
     from ckptcheck.runtime.engines import registry
@@ -62,6 +63,7 @@ def run_live_lora_trial(
         base, embedding = ckpt.source.local, ckpt.components.embedding
         if base is None or embedding is None:
             raise CkptcheckError(f"{source} is no checkpoint on this disk with a token embedding")
+        list_files_beside(base)  # the worker copies them for the merged weights
         arguments = registry.CLASSES[engine.name]().lora_arguments(SLOTS, shape.rank, shape.modules)
 
         def start(checkpoint: Path, serves_adapters: bool, replaces: LoraEngine | None) -> LoraEngine:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.checkpoint.files_beside import copy_files_beside
 from ckptcheck.runtime.engines import codec
 from ckptcheck.runtime.engines.activations import Activations, assemble_activations
 from ckptcheck.runtime.engines.base import Bucket
@@ -31,8 +31,6 @@ SHARD = 1 << 30
 """Bytes of one file of a saved checkpoint."""
 INDEX = "model.safetensors.index.json"
 OWN = ("config.json", INDEX)
-BESIDE = (".json", ".jinja", ".txt", ".model")
-"""Suffixes of the files of a tokenizer."""
 
 
 class RemoteTrainer:
@@ -222,9 +220,8 @@ class RemoteTrainer:
         total = sum(bucket.nbytes for bucket in plan)
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": index})
         _write_json(folder / "config.json", {**self._config, "dtype": self.info.dtype})
-        for path in sorted(self._source.iterdir()) if self._source else []:
-            if path.suffix in BESIDE and path.name not in OWN and path.is_file():
-                shutil.copyfile(path, folder / path.name)
+        if self._source is not None:
+            copy_files_beside(self._source, folder, lambda name: name not in OWN)
 
     def save_torch_dist(self, folder: Path) -> None:
         """Write a torch_dist checkpoint by Megatron's own saver. Raises RemoteError for a trainer without one."""
