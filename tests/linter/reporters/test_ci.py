@@ -154,7 +154,7 @@ def test_github_commands_cannot_be_injected() -> None:
             "error",
             {"file": "a/a,title=b::c%0A.json", "title": "IDX001 missing-shard"},
             r"lm_head\n::error title=x::owned\x1b[2K\u2028::notice::: 50% of a::b\r\n::stop-commands::x"
-            "\n" + r"run\n##[error]owned",
+            "\n" + r"run\n# #[error]owned",
         )
     ]
     render_workflow_commands([Report("\n::error::##[error]owned", passed=("IDX001",))])
@@ -169,7 +169,7 @@ def test_a_page_on_stdout_holds_no_command() -> None:
     assert "&#58;:stop-commands&#58;:x" in page
 
 
-@pytest.mark.parametrize("form", ["json", "json-with-pictures", "sarif", "junit", "html"])
+@pytest.mark.parametrize("form", ["json", "json-with-pictures", "sarif", "junit", "html", "github"])
 def test_no_format_on_stdout_holds_the_old_form_of_a_command(form: ReportFormat) -> None:
     """The runner obeys ##[…] anywhere in a line, Azure's ##vso[…]; marks of direction would show a name from its end."""
     name = "##[error]x ##vso[task.complete]y \u202etxt.exe\u2066"
