@@ -218,6 +218,7 @@ def prepare_scan(
     from ckptcheck.checkpoint.targets import normalize_target, resolve_targets
     from ckptcheck.text.addresses import is_remote_address
     from ckptcheck.text.file_io import require_distinct_outputs
+    from ckptcheck.text.model_files import refuse_model_file
     from ckptcheck.unused_options import Arguments, reject_unused_scan_options
 
     runner = check_runner(runner, device)
@@ -235,6 +236,8 @@ def prepare_scan(
     if headers_only and values:
         raise UsageError("--headers-only leaves the values out and --values reads them; choose one")
     require_distinct_outputs({"--stats": to_path(stats), "--write-baseline": to_path(write_baseline)})
+    for written in (stats, write_baseline):
+        refuse_model_file(to_path(written))
     names = resolve_targets(names, recursive=recursive, follow_links=follow_links, log=observer.log)
     options = ScanOptions(
         verify_blobs, near_zero_threshold, identical_threshold, None if base is None else os.fspath(base),

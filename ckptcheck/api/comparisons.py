@@ -237,10 +237,13 @@ def manifest(
     from ckptcheck.compare.lineage import state_origin
     from ckptcheck.compare.manifest import build_manifest, write_manifest
     from ckptcheck.text.formatting import count
+    from ckptcheck.text.model_files import refuse_model_file
 
     name, runner = os.fspath(target), check_runner(runner)
     written = os.fspath(output) if output is not None else ""
     stored = StoredOutput(written) if is_object_address(written) else None
+    if stored is None and output is not None:
+        refuse_model_file(Path(output))
     options = ScanOptions(follow_links=follow_links)
     reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
     with observer.progress(name) as progress:

@@ -9,7 +9,7 @@ from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.text.file_io import read_regular_file, replace_file
 
 SUFFIX = ".ckptcheck-part"
-LARGEST = 1 << 30
+LARGEST = 1 << 28
 """Bytes of the largest part that is read."""
 
 

@@ -10,11 +10,13 @@ import os
 import select
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ckptcheck.errors import CkptcheckError, OutputError, UsageError
+from ckptcheck.text.model_files import refuse_model_file
 
 
 def expand_home(path: str) -> str:
@@ -190,7 +192,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def require_output_apart(output: Path | None, *inputs: Path | None) -> None:
-    """Raise UsageError if the output would overwrite an input: a file, or one in a checkpoint's folder."""
+    """Raise UsageError if the output would overwrite an input: a file, or one in a checkpoint's folder; and for a model's file."""
     if output is None or not output.is_file():
         return
     for path in inputs:
@@ -200,6 +202,7 @@ def require_output_apart(output: Path | None, *inputs: Path | None) -> None:
             raise UsageError(
                 f"{output} is what the command reads, and would be overwritten", hint="give -o another name"
             )
+    refuse_model_file(output)
 
 
 def require_distinct_outputs(outputs: dict[str, Path | None]) -> None:
@@ -213,7 +216,8 @@ def require_distinct_outputs(outputs: dict[str, Path | None]) -> None:
 
 
 def require_writable(output: Path | None) -> None:
-    """Raise OutputError if a file cannot be written, before the work that produces its content."""
+    """Raise OutputError if a file cannot be written, before the work that produces its content; UsageError for a model's file."""
+    refuse_model_file(output)
     if output is None or (_is_stream(output) and not output.is_dir()):
         return
     if output.is_dir():
@@ -245,7 +249,7 @@ def open_for_replace(path: Path) -> Iterator[Path]:
         os.close(handle)
         yield Path(temporary)
         if is_stream:
-            with open(temporary, "rb") as file, open(path, "wb") as stream:
+            with open(temporary, "rb") as file, os.fdopen(_open_with_reader(path), "wb") as stream:
                 shutil.copyfileobj(file, stream)
             return
         with open(temporary, "rb") as file:
@@ -259,6 +263,29 @@ def open_for_replace(path: Path) -> Iterator[Path]:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+
+
+def _open_with_reader(path: Path) -> int:
+    """Open a stream for writing and return its descriptor; a pipe only where somebody opens it for reading. Raises OSError."""
+    if not stat.S_ISFIFO(path.stat().st_mode):
+        return os.open(path, os.O_WRONLY | os.O_TRUNC)
+    end = time.monotonic() + READER_PATIENCE
+    while True:
+        try:
+            file = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() > end:
+                raise OSError(errno.EPIPE, "it is a pipe from which nobody reads") from error
+            time.sleep(0.05)
+            continue
+        os.set_blocking(file, True)
+        return file
+
+
+READER_PATIENCE = 10.0
+"""Seconds in which somebody has to open a pipe for reading."""
 
 
 def _umask() -> int:

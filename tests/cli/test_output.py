@@ -281,3 +281,30 @@ def test_a_person_at_a_terminal_is_told_the_verdict_and_the_file(
     assert f"{len(one.passed)} rules passed" in said[0]
     assert "tensors are equal bit for bit" in said[1]
     assert said[2] == f"2 reports (2 clean) are in {here / 'report.json'}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["scan", "sound", "-o", "sound/config.json"],
+        ["scan", "sound", "-o", "sound/model-00001-of-00003.safetensors"],
+        ["scan", "sound", "--format", "json", "-o", "broken/model.safetensors.index.json"],
+        ["scan", "sound", "--stats", "sound/config.json"],
+        ["scan", "broken", "--write-baseline", "sound/config.json"],
+        ["diff", "sound", "sound", "-o", "sound/config.json"],
+        ["manifest", "sound", "-o", "sound/config.json"],
+        ["parity", "calibrate", "sound", "-o", "broken/config.json"],
+    ],
+    ids=" ".join,
+)
+def test_no_report_takes_the_place_of_a_models_file(here: Path, words: list[str]) -> None:
+    before = {path: path.read_bytes() for path in sorted(here.rglob("*.*")) if path.is_file()}
+    result = run(here, *words)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"ckptcheck: {words[-1]} is a file of a model, and would be overwritten\n")
+    assert {path: path.read_bytes() for path in sorted(here.rglob("*.*")) if path.is_file()} == before
+
+
+def test_a_report_beside_the_weights_is_written_again(here: Path) -> None:
+    for _ in range(2):
+        assert run(here, "scan", "sound", "-o", "sound/report.txt").returncode == 0

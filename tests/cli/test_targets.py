@@ -247,3 +247,18 @@ def test_a_folder_whose_name_looks_like_a_pattern_is_no_pattern(tmp_path: Path) 
     shutil.copytree(SHARDED, tmp_path / "run1")
     result = run(tmp_path, "scan", "run[1]", "--headers-only", "--format", "json")
     assert targets_of(result.stdout) == ["run[1]"]
+
+
+@pytest.mark.parametrize("target", ["file:///tmp/%00", "file://[", "file://\u2100/x", "file://"])
+@pytest.mark.parametrize("verb", ["scan", "join"])
+def test_an_address_of_no_file_is_one_sentence(tmp_path: Path, verb: str, target: str) -> None:
+    result = run(tmp_path, verb, target)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"ckptcheck: {target} ")
+    assert "Traceback" not in result.stderr
+
+
+def test_an_address_may_name_what_is_no_text(tmp_path: Path) -> None:
+    shutil.copytree(SHARDED, os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    result = run(tmp_path, "scan", f"file://{tmp_path}/%ff", "--headers-only", "--format", "json")
+    assert (result.returncode, json.loads(result.stdout)["verdict"]) == (0, "clean")

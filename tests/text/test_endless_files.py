@@ -170,3 +170,36 @@ def test_a_pipe_whose_writer_takes_its_time_is_waited_for(tmp_path: Path, monkey
     writer.start()
     assert read_whole_file(path, 1 << 30) == b"12345"
     writer.join()
+
+
+def test_a_part_of_nothing_is_no_gigabyte(tmp_path: Path) -> None:
+    from ckptcheck.runners.parts import read_parts
+
+    with (tmp_path / "part-0-of-1.ckptcheck-part").open("wb") as file:
+        file.truncate(1 << 30)
+
+    def say() -> str:
+        with pytest.raises(CkptcheckError) as caught:
+            read_parts(tmp_path)
+        return caught.value.message
+
+    outcome = run_limited(say)
+    assert not outcome.fault, outcome.fault
+    assert "is no part of ckptcheck" in outcome.answer
+
+
+def test_a_pipe_from_which_nobody_reads_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_io, "READER_PATIENCE", 0.1)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(CkptcheckError, match="it is a pipe from which nobody reads"):
+        file_io.replace_file(pipe, b"report")
+    assert os.listdir(tmp_path) == ["pipe"]
+
+    monkeypatch.setattr(file_io, "READER_PATIENCE", 10.0)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    file_io.replace_file(pipe, b"report" * 50_000)
+    reader.join()
+    assert read == [b"report" * 50_000]

@@ -114,7 +114,7 @@ def may_be_deltas(target: str) -> bool:
             return SPEC.encode() in _read_beginning(path / tensors[0])
         indexes = [path / name / MODEL_INDEX for name in names[:MOST_FOLDERS]]
         return any(_MARK.search(_read_beginning(index)) for index in indexes if index.is_file())
-    except OSError:
+    except (OSError, ValueError):  # a name with a NUL is none
         return False
 
 

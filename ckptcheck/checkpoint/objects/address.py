@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 
@@ -55,18 +56,22 @@ def parse_object_address(target: str) -> ObjectAddress:
 
 
 def strip_file_scheme(target: str) -> str:
-    """Return the path of a ``file://`` address, any other target as it is.
+    """Return the path of a ``file://`` address, any other target as it is. Raises CkptcheckError for an address of no path.
 
     >>> strip_file_scheme("file:///data/my%20model"), strip_file_scheme("./model")
     ('/data/my model', './model')
     """
     if not target.lower().startswith(FILE):
         return target
-    from urllib.parse import unquote, urlsplit
+    from urllib.parse import unquote_to_bytes
 
-    parts = urlsplit(target)
-    if parts.netloc not in ("", "localhost"):
+    machine, slash, path = target[len(FILE) :].partition("/")
+    if machine.lower() not in ("", "localhost"):
         raise CkptcheckError(
             f"{target} names a file of another machine", hint="write it with three slashes: file:///folder"
         )
-    return unquote(target[len(FILE) + len(parts.netloc) :])
+    # a name need not be UTF-8
+    name = os.fsdecode(unquote_to_bytes((slash + path).encode("utf-8", "surrogateescape")))
+    if "\0" in name or not name:
+        raise CkptcheckError(f"{target} is the address of no file", hint="write it as file:///folder")
+    return name

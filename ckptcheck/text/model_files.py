@@ -1,0 +1,27 @@
+"""Names that only files of a model have: no report is written over one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ckptcheck.errors import UsageError
+
+ENDINGS = (".safetensors", ".index.json", ".bin", ".gguf", ".distcp", ".jinja")
+"""Of weights, of their index, and of chat templates."""
+NAMES = frozenset(
+    {
+        "adapter_config.json", "added_tokens.json", "chat_template.json", "config.json", "generation_config.json",
+        "hf_quant_config.json", "merges.txt", "preprocessor_config.json", "processor_config.json", "quantize_config.json",
+        "special_tokens_map.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
+    }
+)  # fmt: skip
+
+
+def refuse_model_file(output: Path | None) -> None:
+    """Raise UsageError for a file that is there already, and whose name only a model's file has."""
+    if output is None or not (output.name in NAMES or output.name.endswith(ENDINGS)):
+        return
+    if output.is_file():
+        raise UsageError(
+            f"{output} is a file of a model, and would be overwritten", hint="give the output another name"
+        )
