@@ -136,6 +136,7 @@ def scan(
     """
     from ckptcheck.checkpoint.targets import normalize_target
     from ckptcheck.cli import output as out
+    from ckptcheck.linter.reporters.printable import printable_lines
     from ckptcheck.linter.reporters.runner_commands import break_commands
     from ckptcheck.text.file_io import require_distinct_outputs
 
@@ -167,7 +168,8 @@ def scan(
             targets, recursive=recursive, follow_links=follow_links, consumers=asked, rules=rules, jobs=jobs,
             config=config, observer=out.TERMINAL,
         )  # fmt: skip
-        sys.stdout.write(break_commands(diffs) if not sys.stdout.isatty() else diffs)
+        shown = printable_lines(diffs)
+        sys.stdout.write(break_commands(shown) if not sys.stdout.isatty() else shown)
         raise typer.Exit(1 if diffs else 0)
     reports = api.scan_all(
         targets, recursive=recursive, follow_links=follow_links, headers_only=headers_only, values=values,

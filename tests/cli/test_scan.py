@@ -134,6 +134,17 @@ def test_fix_and_diff(here: Path) -> None:
     assert run(here, "scan", "sound", "--diff").returncode == 0
 
 
+def test_the_diff_shows_what_a_terminal_would_hide(here: Path) -> None:
+    index = here / "sound/model.safetensors.index.json"
+    document = json.loads(index.read_text(encoding="utf-8"))
+    document["metadata"] = {"total_size": 1, "note": "\u202etxt\x9b31m ##[error]x"}
+    index.write_text(json.dumps(document, indent="\t", ensure_ascii=False), encoding="utf-8")
+    shown = run(here, "scan", "sound", "--diff").stdout
+    assert '-\t\t"total_size": 1' in shown
+    assert r"\u202etxt\x9b31m # #[error]x" in shown
+    assert not {"\u202e", "\x9b"} & set(shown)
+
+
 def test_fix_refuses_where_a_new_index_would_hide_a_loss(here: Path) -> None:
     result = run(here, "scan", "broken", "--fix")
     assert result.returncode == 1

@@ -15,3 +15,13 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
+
+
+def printable_lines(text: str) -> str:
+    r"""Write the lines of a text so that each is `printable`; tabs stay what they are.
+
+    >>> printable_lines("-\ta\n+\tb\x9b31m\n")
+    '-\ta\n+\tb\\x9b31m\n'
+    """
+    lines = text.split("\n")
+    return "\n".join("\t".join(printable(part) for part in line.split("\t")) for line in lines)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import ckptcheck
+from ckptcheck.linter.pictures import TextCell, TextTable
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.reporters import ReportFormat, render
 from ckptcheck.linter.rule import Finding
@@ -174,7 +175,8 @@ def test_no_format_on_stdout_holds_the_old_form_of_a_command(form: ReportFormat)
     """The runner obeys ##[…] anywhere in a line, Azure's ##vso[…]; marks of direction would show a name from its end."""
     name = "##[error]x ##vso[task.complete]y \u202etxt.exe\u2066"
     finding = Finding("IDX001", "missing-shard", "error", name, file=name, key=name, hint=name)
-    report = Report(name, findings=(finding,), skipped=(("VAL001", name),))
+    table = TextTable(name, name, (name,), ((TextCell(name, note=name, name=name),),))
+    report = Report(name, findings=(finding,), skipped=(("VAL001", name),), pictures=(table,))
     written = render(form, [report], RULES)
     assert not [sign for sign in ("##[", "##vso[", "\u202e", "\u2066") if sign in written]
     if form == "json":

@@ -24,6 +24,7 @@ from ckptcheck.text.formatting import count, format_bytes
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 SCRIPTS = ("base.js", "heat_map.js", "byte_map.js", "charts.js", "lines.js", "small_multiples.js", "start.js")
 """In the order in which the browser reads them, as one script."""
@@ -177,7 +178,7 @@ def _encode_data(reports: Sequence[Report]) -> str:
     written = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
         written = written.replace(sign, f"\\u{ord(sign):04x}")
-    return written
+    return HASHES.sub(r"\\u0023", written)
 
 
 @cache
@@ -204,7 +205,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _show_text(text: object) -> str:
+def _show_text(text: object) -> Markup:
     """Return a text as markup without control characters; it keeps its lines.
 
     A page that goes to stdout passes by the runner of a CI, which takes a line that begins with ``::`` for a command.
@@ -220,7 +221,7 @@ def _show_cell(value: Cell) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else printable(str(value))
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _show_text(printable(str(value)))
 
 
 def _list_column_classes(rows: Sequence[Sequence[Cell]], columns: int) -> list[str]:
