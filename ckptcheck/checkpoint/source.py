@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +30,12 @@ class File:
     """Where a file on disk lies, its links resolved when it was listed: no later link leads elsewhere. "" for a remote file."""
     version: str = field(default="", compare=False)
     """What changes when the file is replaced: its ETag in an object store, its number and time on disk; "" on the Hub."""
+
+    @property
+    def state(self) -> tuple[int, int] | None:
+        """Size and time of the last change of a file on disk, when it was listed; None for others."""
+        _, _, time = self.version.partition(" ")
+        return (self.size, int(time)) if self.path and time else None
 
 
 class Source(Protocol):
@@ -199,6 +205,18 @@ def describe_version(source: Source, name: str) -> str:
     except OSError:
         return ""
     return f"{status.st_size} {status.st_mtime_ns}"
+
+
+def list_rewritten(source: Source, names: Iterable[str]) -> list[str]:
+    """Return those of these files that are on this disk and no longer as they were listed: written to, replaced, or gone."""
+    if source.local is None:
+        return []
+    states = {name: source.files[name].state for name in names if name in source.files}
+    return [
+        name
+        for name, state in states.items()
+        if state is not None and describe_version(source, name) != f"{state[0]} {state[1]}"
+    ]
 
 
 def find_nodes(source: Source, *names: str) -> frozenset[str]:

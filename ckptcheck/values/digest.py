@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from ckptcheck.checkpoint.source import Source, describe_version, find_nodes
+from ckptcheck.checkpoint.source import Source, describe_version, find_nodes, list_rewritten
 from ckptcheck.errors import EvidenceError
 from ckptcheck.runners.runner import Runner
+from ckptcheck.text.formatting import join_truncated
 from ckptcheck.values.tensor_part import PartSums, Sums, TensorPart
 from ckptcheck.values.tensor_stream import BrokenTensor, TensorStream
 
@@ -134,6 +135,9 @@ def digest_tensors(
         done += streams[name].nbytes
         if progress is not None:
             progress(done, total)
+    if changed := list_rewritten(source, (stream.file for stream in streams.values())):
+        # its header may be that of another tensor
+        raise EvidenceError(f"{join_truncated(changed)} was replaced or written to while it was being read")
     return digests
 
 

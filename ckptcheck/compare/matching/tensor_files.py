@@ -38,7 +38,7 @@ class TensorFiles:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._descriptors: dict[str, int] = {}
-        self._state_at_open: dict[str, tuple[int, int]] = {}
+        self._state_at_listing: dict[str, tuple[int, int]] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[TensorFiles], tuple[Source]]:
@@ -71,8 +71,8 @@ class TensorFiles:
         self._descriptors.clear()
 
     def list_changed(self) -> list[str]:
-        """Return the files that were written to since they were opened."""
-        return [file for file, state in self._state_at_open.items() if _file_state(self._descriptors[file]) != state]
+        """Return the files that were written to, or replaced, since they were listed."""
+        return [file for file, state in self._state_at_listing.items() if _file_state(self._descriptors[file]) != state]
 
     def note_state(self, file: str) -> None:
         """Note the state of a file that another process reads, for `list_changed`. Raises UnreadableFile."""
@@ -135,7 +135,8 @@ class TensorFiles:
             if file not in self._descriptors:
                 descriptor = open_regular_file(self._source.files[file].path)
                 self._descriptors[file] = descriptor
-                self._state_at_open[file] = _file_state(descriptor)
+                # since it was listed, for its header was read then
+                self._state_at_listing[file] = self._source.files[file].state or _file_state(descriptor)
             return self._descriptors[file]
 
 
