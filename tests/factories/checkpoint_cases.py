@@ -49,6 +49,8 @@ class DrawnTensor(StrictTable, kw_only=True):
     """The axis with the channels of the residual stream: along it all such tensors have the same norms."""
     scale: float = 1.0
     """By what the numbers are multiplied."""
+    fresh: tuple[int, int, int] | None = None
+    """Axis, begin and end of a part of trained ones that is drawn anew."""
 
 
 class WordRows(StrictTable, kw_only=True):
@@ -313,6 +315,10 @@ def _draw(path: Path, drawn: dict[str, Any]) -> None:
                     own = random if axis != entry.get("stream") else np.random.default_rng(length)
                     scale = np.exp(own.normal(0, 0.5, length))
                     value *= scale.reshape([-1 if other == axis else 1 for other in range(len(shape))])
+            if "fresh" in entry:
+                axis, begin, end = entry["fresh"]
+                part = value[begin:end] if axis == 0 else value[:, begin:end]
+                part[:] = random.normal(0, 0.02, part.shape)
             tensors[pattern.replace("*", str(number))] = (value * entry.get("scale", 1.0)).astype(np.float32)
     save_file(tensors, path, {"format": "pt"})
 

@@ -104,7 +104,7 @@ def find_init_groups(ckpt: Checkpoint) -> list[TensorGroup]:
 def _find_init_groups(ckpt: Checkpoint) -> list[TensorGroup]:
     groups: dict[str, list[TensorStats]] = {}
     for name, stats in ckpt.values.tensors.items():
-        if name in ckpt.tensor_to_file and _can_judge(ckpt, stats):
+        if name in ckpt.tensor_to_file and can_look_fresh(ckpt, stats):
             groups.setdefault(name_pattern(name), []).append(stats)
     examined = [sorted(members, key=lambda stats: stats.absmax)[:MAX_GROUP_MEMBERS] for members in groups.values()]
     answers = map_pieces(ckpt, partial(_is_suspect, ckpt), [stats for some in examined for stats in some])
@@ -159,7 +159,9 @@ def looks_untrained(ckpt: Checkpoint) -> bool:
     import numpy as np
 
     matrices = [
-        stats for name, stats in ckpt.values.tensors.items() if name in ckpt.tensor_to_file and _can_judge(ckpt, stats)
+        stats
+        for name, stats in ckpt.values.tensors.items()
+        if name in ckpt.tensor_to_file and can_look_fresh(ckpt, stats)
     ]
     sampled = matrices[:: max(1, -(-len(matrices) // SAMPLED_MATRICES))] if ckpt.can_sample else []
     with np.errstate(all="ignore"):
@@ -244,7 +246,7 @@ def find_constant_norms(ckpt: Checkpoint) -> dict[str, tuple[TensorStats, ...]]:
     return constant_norms
 
 
-def _can_judge(ckpt: Checkpoint, stats: TensorStats) -> bool:
+def can_look_fresh(ckpt: Checkpoint, stats: TensorStats) -> bool:
     """Whether a tensor is a large enough matrix of plain numbers that training should have changed."""
     rows, columns = _matrix_shape(stats)
     return (
@@ -297,12 +299,21 @@ def _is_suspect(ckpt: Checkpoint, stats: TensorStats) -> bool:
 
 def _test_for_init(ckpt: Checkpoint, stats: TensorStats) -> InitSample | None:
     """Judge a suspect by a sample of its rows. Returns None for a trained matrix."""
+    match = match_initialiser(_read_sample_rows(ckpt, stats), stats.absmax)
+    return None if match is None else InitSample(stats.name, *match)
+
+
+def match_initialiser(values: NDArray[Any], absmax: float) -> tuple[str, float] | None:
+    """Return the distribution of rows of a matrix, and the spread of their norms, if they look drawn; None else.
+
+    values: float32 [rows, columns]; they are changed.
+    absmax: the largest magnitude of the matrix that the rows are of.
+    """
     import numpy as np
 
-    values = _read_sample_rows(ckpt, stats)
     rows, columns = values.shape
     deviation = float(values.std())
-    if not isfinite(deviation) or deviation == 0 or stats.absmax > MAX_DEVIATIONS * deviation:
+    if not isfinite(deviation) or deviation == 0 or absmax > MAX_DEVIATIONS * deviation:
         return None
     values /= deviation
     squares = values * values
@@ -318,7 +329,7 @@ def _test_for_init(ckpt: Checkpoint, stats: TensorStats) -> InitSample | None:
             return None
     norms = np.sqrt(squares.mean(1))
     kind = "uniform" if kurtosis < 2 else "normal" if kurtosis > 2.8 else "truncated normal"
-    return InitSample(stats.name, kind, float(norms.std() / norms.mean()))
+    return kind, float(norms.std() / norms.mean())
 
 
 def _kurtosis(values: NDArray[Any]) -> float:

@@ -1,0 +1,213 @@
+"""Finds the part of one rank that was drawn anew in a matrix whose other parts are trained.
+
+Training makes some channels large and others small, and the parts of all tensor-parallel ranks show the same ones: the rows of gate
+that one of eight ranks held have large columns where the rows of the other ranks have them. A part that was drawn is flat along
+both axes, and independent of the others. A single head that training never used looks so too (three BERTs of rxnfp have some), so
+that a part of an attention matrix counts from two heads on.
+
+The value pass sums the sampled channels of each eighth apart. Only a part that looks drawn is read again.
+The variance of a mean of squares is textbook statistics.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.config import HEADS
+from ckptcheck.values.channel_sample import RUNS, ChannelSample, choose_channels
+from ckptcheck.values.detectors.init_detection import can_look_fresh, match_initialiser
+from ckptcheck.values.detectors.matrix_samples import FLOATS, read_rows
+from ckptcheck.values.stats import TensorStats
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+FEED_FORWARD = re.compile(
+    r"(^|[._])(gate_proj|up_proj|down_proj|gate_up_proj|fc1|fc2|fc_in|fc_out|lin1|lin2|w1|w2|w3|wi|wi_0|wi_1|dense_h_to_4h"
+    r"|dense_4h_to_h|mlp\.c_fc|mlp\.c_proj|intermediate\.dense|(layer|h|block)s?\.\{\}\.output\.dense)\.weight$"
+)
+"""Names of the matrices of a feed-forward block."""
+QUERIES = re.compile(
+    r"(^|[._])(q|query|q_proj|wq|q_lin|query_proj|o_proj|out_proj|wo|out_lin|attn_out|attention\.output\.dense|attention\.dense"
+    r"|attn\.c_proj)\.weight$"
+)
+"""Names of matrices with a row or a column for each channel of a query head."""
+KEYS = re.compile(r"(^|[._])(k|v|key|value|k_proj|v_proj|wk|wv|k_lin|v_lin|key_proj|value_proj)\.weight$")
+"""Names of matrices with a row for each channel of a key-value head. Matrices of attention that fuse several are not judged: their
+parts differ."""
+MIN_LENGTH, MIN_CHANNELS = 128, 192
+"""Channels that are cut into parts, and channels along which the parts are compared, below which chance may look like training."""
+CHANCE_DEVIATIONS = 4.0
+"""Standard deviations that a statistic may be off by chance."""
+MIN_AGREEMENT, MIN_AGREEMENT_FOR_EIGHTH = 0.4, 0.5
+"""Correlation with the mean of the other trained parts that the median trained part has to have, and where one eighth is drawn."""
+MAX_CORRELATION = 0.2
+"""Correlation with the mean of the trained parts that a part which was drawn may have by chance: three standard deviations. Of nine
+trained models, single heads aside, the flat eighth that is nearest has 0.33, and the nearest pair of neighbours 0.40."""
+MIN_TRAINED = 3
+"""Eighths that have to be trained."""
+MIN_HEADS = 2
+"""Heads that a part of an attention matrix has to have: training may leave one as it was."""
+MAX_ROWS = 128
+"""Rows that are read of a part that looks drawn."""
+
+
+@dataclass(frozen=True)
+class FreshShare:
+    """Neighbouring rows, or columns, of a matrix that look drawn."""
+
+    name: str
+    axis: int
+    """0 for rows, 1 for columns."""
+    begin: int
+    end: int
+    """The first of them, and the one after the last."""
+    length: int
+    """How many the matrix has."""
+    distribution: str
+    """As `InitSample` names it."""
+    correlation: float
+    """The largest correlation of one of its eighths with the trained ones."""
+    usual: float
+    """The correlation of the median trained eighth with the other trained ones."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A matrix that is cut into eighths along one axis."""
+
+    stats: TensorStats
+    sample: ChannelSample
+    axis: int
+    """0 if its rows are cut, 1 if its columns are."""
+    heads: float
+    """Heads along that axis."""
+
+    @property
+    def along(self) -> NDArray[np.float64]:
+        """The mean squares of the sampled channels of the axis."""
+        return self.sample.columns if self.axis else self.sample.rows
+
+    @property
+    def profiles(self) -> NDArray[np.float64]:
+        """[eighths, channels of the other axis]: the mean squares of these in each eighth."""
+        return self.sample.rows_by_run.T if self.axis else self.sample.columns_by_run
+
+
+def find_fresh_shares(ckpt: Checkpoint) -> list[FreshShare]:
+    """Return the parts of the layers' matrices, eighths to halves and more, that look drawn while the rest is trained.
+
+    It rests on the samples of the value pass, and reads up to 128 rows of a part that looks drawn. Raises Skip if a file shrank
+    since its values were read, OSError if reading fails.
+    """
+    import numpy as np
+
+    shares = []
+    with np.errstate(all="ignore"):
+        for cut, flat in _iter_flat(list(_iter_cuts(ckpt))):
+            if (share := _find_drawn(ckpt, cut, flat)) is not None:
+                shares.append(share)
+    return shares
+
+
+def _iter_cuts(ckpt: Checkpoint) -> Iterator[Cut]:
+    """Yield the matrices of the layers that can be judged, along either axis."""
+    for stack in ckpt.layout.stacks.values():
+        heads_by_role: dict[str, float] = {}
+        for layer, roles in sorted(stack.layers.items()):
+            for role in sorted(roles):
+                if role not in heads_by_role:
+                    heads_by_role[role] = _count_heads(ckpt, f"layer.{{}}.{role}")
+                name = stack.full_name(layer, role)
+                stats, sample = ckpt.values.tensors.get(name), ckpt.values.samples.get(name)
+                if not heads_by_role[role] or stats is None or sample is None or stats.dtype not in FLOATS:
+                    continue
+                for axis in (0, 1):
+                    length, channels = stats.shape[axis], stats.shape[1 - axis]
+                    if length % RUNS == 0 and length >= MIN_LENGTH and channels >= MIN_CHANNELS:
+                        yield Cut(stats, sample, axis, heads_by_role[role])
+
+
+def _iter_flat(cuts: list[Cut]) -> Iterator[tuple[Cut, NDArray[np.bool_]]]:
+    """Yield the matrices of which the channels in some eighth, not in all, are of one size; and in which.
+
+    All are compared at once: one by one that would take longer than the samples did.
+    """
+    import numpy as np
+
+    cuts_by_size: dict[tuple[int, int], list[Cut]] = {}
+    for cut in cuts:
+        cuts_by_size.setdefault((len(cut.along), cut.profiles.shape[1]), []).append(cut)
+    for (number, channels), some in cuts_by_size.items():
+        parts = np.stack([cut.along for cut in some]).reshape(len(some), RUNS, -1)
+        flat = _is_chance(parts, channels)
+        for index in np.flatnonzero(flat.any(axis=1)):
+            cut = some[index]
+            # A part that was drawn is flat along the other axis too.
+            is_flat = flat[index] & _is_chance(cut.profiles, number // RUNS)
+            if is_flat.any() and RUNS - is_flat.sum() >= MIN_TRAINED:
+                yield cut, is_flat
+
+
+def _is_chance(squares: NDArray[np.float64], length: int) -> NDArray[np.bool_]:
+    """Whether mean squares, along the last axis, differ no more than those of `length` normal numbers each."""
+    limit = 2 / length * (1 + CHANCE_DEVIATIONS * sqrt(2 / squares.shape[-1]))
+    is_chance: NDArray[np.bool_] = squares.var(axis=-1) <= limit * squares.mean(axis=-1) ** 2
+    return is_chance
+
+
+def _count_heads(ckpt: Checkpoint, role: str) -> float:
+    """Return how many heads the channels of a matrix belong to: infinitely many in a feed-forward block, 0 where unknown."""
+    if KEYS.search(role) or QUERIES.search(role):
+        names = ("num_key_value_heads", *HEADS) if KEYS.search(role) else HEADS
+        return (ckpt.config.integer(*names) if ckpt.config is not None else None) or 0
+    return float("inf") if FEED_FORWARD.search(role) else 0
+
+
+def _find_drawn(ckpt: Checkpoint, cut: Cut, flat: NDArray[np.bool_]) -> FreshShare | None:
+    """Return the part that looks drawn, of a matrix with flat eighths."""
+    import numpy as np
+
+    drawn, trained = np.flatnonzero(flat), np.flatnonzero(~flat)
+    if drawn[-1] - drawn[0] != len(drawn) - 1 or cut.heads * len(drawn) < MIN_HEADS * RUNS:
+        return None
+    profiles = np.log(np.maximum(cut.profiles, 1e-6 * cut.profiles.max(1, keepdims=True) + 1e-300))
+    profiles -= profiles.mean(1, keepdims=True)
+    usual = float(np.median([_correlate(profiles, int(share), trained) for share in trained]))
+    correlation = max((_correlate(profiles, int(share), trained) for share in drawn), key=abs)
+    least = MIN_AGREEMENT_FOR_EIGHTH if len(drawn) == 1 else MIN_AGREEMENT
+    if not (usual >= least and abs(correlation) <= MAX_CORRELATION) or not can_look_fresh(ckpt, cut.stats):
+        return None
+    length = cut.stats.shape[cut.axis]
+    begin, end = (int(share) * length // RUNS for share in (drawn[0], drawn[-1] + 1))
+    values = _read_share(ckpt, cut.stats, cut.axis, begin, end)
+    match = match_initialiser(values, float(np.abs(values).max()))
+    if match is None:
+        return None
+    return FreshShare(cut.stats.name, cut.axis, begin, end, length, match[0], correlation, usual)
+
+
+def _correlate(profiles: NDArray[np.float64], share: int, trained: NDArray[np.intp]) -> float:
+    """Return the correlation of the profile of one part with the mean of the trained others."""
+    import numpy as np
+
+    first, second = profiles[share], profiles[trained[trained != share]].mean(0)
+    scale = float(np.sqrt((first @ first) * (second @ second)))
+    return float(first @ second) / scale if scale else 0.0
+
+
+def _read_share(ckpt: Checkpoint, stats: TensorStats, axis: int, begin: int, end: int) -> NDArray[np.float32]:
+    """Read some rows of the rows `begin` to `end` of a matrix, or of all rows the columns `begin` to `end`."""
+    import numpy as np
+
+    if axis == 0:
+        return read_rows(ckpt, stats, begin + choose_channels(end - begin, MAX_ROWS)).astype(np.float32)
+    rows = choose_channels(stats.shape[0], MAX_ROWS)
+    return read_rows(ckpt, stats, rows, np.arange(begin, end)).astype(np.float32)
