@@ -40,8 +40,8 @@ class AddedTensor(StrictTable, kw_only=True):
 class DrawnTensor(StrictTable, kw_only=True):
     """Tensors of random F32 numbers."""
 
-    how: Literal["normal", "uniform", "trained", "positive"]
-    """trained: rows and columns have different norms; positive: magnitudes of normal numbers."""
+    how: Literal["normal", "uniform", "trained", "positive", "signs"]
+    """trained: rows and columns have different norms; positive: magnitudes of normal numbers; signs: these alone, times 0.02."""
     shape: list[int]
     number: int = 1
     """How many: ``*`` in the name of the tensor stands for 0 to number - 1."""
@@ -305,6 +305,8 @@ def _draw(path: Path, drawn: dict[str, Any]) -> None:
             shape = tuple(entry["shape"])
             if entry["how"] == "positive":
                 value = np.abs(random.normal(0, 0.02, shape))
+            elif entry["how"] == "signs":
+                value = np.where(random.normal(size=shape) < 0, -0.02, 0.02)
             elif entry["how"] == "uniform":  # as torch.nn.Linear starts
                 bound = 1 / np.sqrt(shape[-1])
                 value = random.uniform(-bound, bound, shape)
