@@ -1,4 +1,4 @@
-"""A half, a quarter or an eighth of a matrix repeats another one.
+"""A half, a quarter, an eighth or a head of a matrix repeats another one.
 
 ## What it checks
 - No weight matrix has two equal halves, quarters or eighths of its rows or of its columns, byte for byte. Packed integers and
@@ -6,6 +6,7 @@
 - In a matrix that joins several projections it compares each by itself: gate and up (`gate_up_proj`, Megatron's `linear_fc1`), the
   queries of `qkv_proj`, `query_key_value` and `linear_qkv`, stacked plainly or by group, and the two halves of Mamba's `in_proj`.
   Quarters and eighths are compared in gate and up, where these lie one after the other.
+- No two heads of keys or values are equal in at most a quarter of the layers, where those of the others differ (a warning).
 - Where one tensor holds the experts of a layer it compares up to 16 of them, each by itself.
 - Constant matrices are left out, and state-space tables such as `A_log`, which start with equal rows.
 
@@ -20,6 +21,8 @@ Merge again from all tensor-parallel ranks.
 - A model with a single key and value head (MQA) that was repeated to serve it on two ranks has equal halves in `k_proj` and
   `v_proj`. In fused matrices the rule leaves out keys and values for that reason.
 - Keys and values whose quarters or eighths all have twins are left out, for such heads were repeated to serve them on more ranks.
+- Keys and values whose heads repeat in more than a quarter of the layers are left out for the same reason. A model in which single
+  layers have fewer heads, repeated to make all layers alike, is reported.
 - A layer that was widened by copying its neurons has equal halves until it is trained further.
 - It misses a matrix that repeats in other shares, such as thirds, or whose shares differ in a single byte; gate or up alone where
   their columns alternate (gpt-oss); the single members of the joined inputs of linear attention and Mamba-2; quarters of the
@@ -39,6 +42,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.compare.bridge.repeated_halves import find_repeated_half
 from ckptcheck.text.formatting import count, join_truncated
 from ckptcheck.values.detectors.byte_compare import map_pieces
+from ckptcheck.values.detectors.repeated_heads import find_repeated_heads
 from ckptcheck.values.detectors.repeated_shares import RepeatedShare, find_repeated_share
 from ckptcheck.values.detectors.roles import find_vocabulary_tensors, is_matrix, is_packed, is_router, is_scale
 from ckptcheck.values.stats import TensorStats
@@ -73,6 +77,17 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             repeated.setdefault((stats.shard, found), []).append(stats.name)
         elif found is not None:
             shares.setdefault((stats.shard, found), []).append(stats.name)
+    reported = {name for names in (*repeated.values(), *shares.values()) for name in names}
+    for head in find_repeated_heads(ckpt):
+        if head.name not in reported:
+            yield Problem(
+                f"heads {head.first} and {head.second} of {head.heads} hold the same rows, byte for byte; of the {head.layers} "
+                "layers with this projection, few have such copies",
+                file=ckpt.tensor_to_file[head.name],
+                key=head.name,
+                hint="convert the layer again: its other heads were lost, unless this layer had fewer on purpose",
+                severity="warning",
+            )
     for (shard, axis), names in repeated.items():
         yield Problem(
             f"{count(len(names), 'matrix repeats the first half of its', 'matrices repeat the first half of their')} "
