@@ -61,8 +61,10 @@ class WordRows(StrictTable, kw_only=True):
     """How many rows later the rows lie."""
     begin: int = 0
     """The first row of those that `by` or `how` changes."""
-    how: Literal["", "shuffled", "drawn"] = ""
-    """shuffled: in random order; drawn: from an initialiser."""
+    end: int | None = None
+    """The row after the last that `how` fills."""
+    how: Literal["", "shuffled", "drawn", "filled"] = ""
+    """shuffled: in random order; drawn: from an initialiser; filled: with the first of them."""
 
 
 class ValueChange(StrictTable, kw_only=True):
@@ -346,6 +348,8 @@ def _write_words(folder: Path, tables: dict[str, Any]) -> None:
         rows[begin:] = np.roll(rows[begin:], entry.get("by", 0), axis=0)
         if how == "shuffled":
             rows[begin:] = rows[begin:][random.permutation(len(rows) - begin)]
+        elif how == "filled":
+            rows[begin : entry.get("end")] = rows[begin]
         elif how == "drawn":
             rows[begin:] = random.normal(0, 0.1, rows[begin:].shape)
         tensors[name] = rows[: 4 * entry.get("words", 120)].astype(np.float32)
