@@ -1,7 +1,7 @@
 """A weight looks freshly initialised, and the rest of the model does not.
 
 ## What it checks
-Six things, each only if the rest of the model is trained:
+Seven things, each only if the rest of the model is trained:
 
 - A matrix looks freshly drawn: its values have a uniform or normal distribution without a single outlier, and the norms of its
   rows, and of its columns, differ no more than by chance. Its siblings (the same matrix in other layers or experts), or most
@@ -10,6 +10,7 @@ Six things, each only if the rest of the model is trained:
   ranks would hold it, while the rest is trained (below).
 - A norm is one number, as norms start, and at least eight times as many siblings are not. VAL013 reports a norm that is zero.
 - All norms of the layers are one number each, while the final norm is not and the matrices do not look drawn.
+- All norms of the layers are 1, in 32 bits, while the biases of at least half of them, and of at least four, are trained.
 - The final norm is one number, while at least half of the norms of the layers, and at least four, are not.
 - A reward, value or classification head is uniform exactly within ± 1 / sqrt(columns), as `torch.nn.Linear` starts it.
 
@@ -42,7 +43,8 @@ weight from that checkpoint, under the name that the loader expects, and save ag
   is not an error of saving.
 - Norms could not move while the final one did: steps of training that are small beside the precision of BF16 leave a 1 as it is.
   Where a method multiplies norms into the matrices that follow (QuaRot), all of them go, and the rule reports nothing. A tool that
-  multiplies only the final norm into the head leaves it one: that is sound.
+  multiplies only the final norm into the head leaves it one: that is sound. So it cannot be told whether all norms of a model
+  without biases were lost: `ckptcheck diff` against its source does.
 - The model was trained briefly and unevenly: some kinds of matrices moved, others hardly did. If most have not moved, the rule
   reports nothing.
 - A matrix was made wider by new rows or columns, which will be trained.
@@ -72,7 +74,12 @@ from ckptcheck.values.detectors.init_detection import (
     find_init_heads,
     looks_untrained,
 )
-from ckptcheck.values.detectors.norms import find_lost_final_norm, find_lost_norms, find_zero_norms
+from ckptcheck.values.detectors.norms import (
+    find_lost_final_norm,
+    find_lost_norms,
+    find_norms_without_scale,
+    find_zero_norms,
+)
 
 HINT = "look for newly initialized weights in the log of what loaded it before it was saved; if it is new on purpose, train it"
 
@@ -159,6 +166,14 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             "are trained",
             file=lost_norms[0].shard,
             key=lost_norms[0].name,
+            hint="take them from the checkpoint this one was converted from",
+        )
+    ones, biases = find_norms_without_scale(ckpt)
+    if ones and final_norm is None:
+        yield Problem(
+            f"all {len(ones)} norms of the layers are 1 everywhere, as before training, but {biases} of their biases are trained",
+            file=ones[0].shard,
+            key=ones[0].name,
             hint="take them from the checkpoint this one was converted from",
         )
     constant_final_norm, trained = find_lost_final_norm(ckpt)

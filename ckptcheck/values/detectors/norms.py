@@ -40,6 +40,8 @@ MIN_RAISED_NORMS, MIN_RAISED_SHARE, MAX_BELOW_ONE = 6, 3 / 4, 0.01
 of the layers of SmolLM2 and all-MiniLM-L6-v2 at least 98 % are below one."""
 FINAL_NORM = re.compile(r"(^|\.)(final_)?(norm|ln_f|norm_f|layer_?norm|final_norm)\.weight$")
 """Names of the norm behind the last layer."""
+PRECISE = ("F32", "F64")
+"""dtypes in which every step of training moves a 1."""
 HEAD_NORM = re.compile(r"(^|[._])[qk]_?(layer|ln|norm)")
 """Names of norms of queries and keys, which may have any sign: changed together, the signs of both cancel out."""
 
@@ -68,6 +70,23 @@ def find_lost_norms(ckpt: Checkpoint) -> tuple[list[TensorStats], str | None]:
     layers = [stats for stats in norms if stats.name.startswith(inside)]
     trained_final_norms = [stats.name for stats in norms if _parent(stats.name) == near and not stats.constant]
     return layers, trained_final_norms[0] if trained_final_norms and len(layers) >= MIN_NORMS else None
+
+
+def find_norms_without_scale(ckpt: Checkpoint) -> tuple[list[TensorStats], int]:
+    """Return the norms of the layers, if all hold 1 while their biases are trained, and how many biases are; ([], 0) else.
+
+    A method that multiplies norms into the matrices moves their biases too, and leaves these zero. 16 bits are not judged: in steps
+    that are small beside their precision a bias moves away from 0, and a 1 stays.
+    """
+    stack = ckpt.components.stack
+    if stack is None or not has_constant_norms(ckpt) or looks_untrained(ckpt):
+        return [], 0
+    tensors, inside = ckpt.values.tensors, stack.prefix + "."
+    norms = [stats for stats in tensors.values() if is_norm(stats) and stats.name.startswith(inside)]
+    biases = [tensors.get(f"{stats.name.removesuffix('weight')}bias") for stats in norms]
+    trained = sum(bias is not None and not bias.constant for bias in biases)
+    has_ones = all(stats.absmax == 1 and stats.dtype in PRECISE for stats in norms)
+    return (norms, trained) if has_ones and trained >= max(MIN_NORMS, len(norms) / 2) else ([], 0)
 
 
 def find_lost_final_norm(ckpt: Checkpoint) -> tuple[TensorStats | None, int]:
