@@ -7,6 +7,7 @@ of what reading those rows again would cost. The runs are summed apart, since ea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.dtypes import FORMATS, decode
@@ -32,12 +33,26 @@ MAX_ROW_BYTES = 1 << 20
 class ChannelSample:
     """The mean squares of the sampled rows and columns of a matrix, each over the sampled part of the other axis."""
 
-    rows: NDArray[np.float64]
-    columns: NDArray[np.float64]
-    rows_by_run: NDArray[np.float64]
-    """[rows, runs]: the mean squares of the sampled rows over each run of columns."""
-    columns_by_run: NDArray[np.float64]
-    """[runs, columns]: the mean squares of the sampled columns over each run of rows."""
+    row_sums: NDArray[np.float32]
+    """[rows, runs]: the sums of squares of the sampled rows over each run of columns."""
+    column_sums: NDArray[np.float32]
+    """[runs, columns]: those of the sampled columns over each run of rows."""
+
+    @cached_property
+    def rows(self) -> NDArray[np.float64]:
+        """The mean squares of the sampled rows."""
+        import numpy as np
+
+        means: NDArray[np.float64] = self.row_sums.sum(1, np.float64) / self.column_sums.shape[1]
+        return means
+
+    @cached_property
+    def columns(self) -> NDArray[np.float64]:
+        """The mean squares of the sampled columns."""
+        import numpy as np
+
+        means: NDArray[np.float64] = self.column_sums.sum(0, np.float64) / self.row_sums.shape[0]
+        return means
 
 
 def choose_channels(channels: int, most: int = MAX_CHANNELS) -> NDArray[np.intp]:
@@ -82,7 +97,7 @@ def find_run_starts(number: int) -> list[int]:
 
 def sum_squares(
     raw: NDArray[np.uint8], dtype: str, first_row: int, shape: tuple[int, int]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return what the sampled rows in a piece of a matrix add to the sums of squares: [rows, runs] and [runs, columns].
 
     raw: the bytes of a whole number of rows.
@@ -101,20 +116,23 @@ def sum_squares(
             parts.append(np.concatenate([run[:, first:last] for first, last in column_runs], axis=1))
         before += min(max(first_row - begin, 0), end - begin)
     if not parts:
-        return np.zeros(0), np.zeros(0)
+        return np.zeros(0, np.float32), np.zeros(0, np.float32)
     with np.errstate(all="ignore"):
         values = decode(dtype, np.concatenate(parts))
         # einsum multiplies and adds in one go: a third of the time of square and sum.
-        by_row = np.stack(
-            [
-                np.einsum("rc,rc->r", part, part)
-                for part in np.split(values, find_run_starts(values.shape[1])[1:], axis=1)
-            ],
-            axis=1,
-        )
-        inside = [max(start - before, 0) for start in find_run_starts(min(rows, MAX_CHANNELS))[1:]]
-        by_column = np.stack([np.einsum("rc,rc->c", part, part) for part in np.split(values, inside)])
-    return by_row.astype(np.float64), by_column.astype(np.float64)
+        if values.shape[1] % RUNS == 0:
+            cells = values.reshape(len(values), RUNS, -1)
+            by_row = np.einsum("rkc,rkc->rk", cells, cells)
+        else:
+            by_row = np.add.reduceat(values * values, find_run_starts(values.shape[1]), axis=1)
+        sampled = min(rows, MAX_CHANNELS)
+        if len(values) == sampled and sampled % RUNS == 0:
+            cells = values.reshape(RUNS, -1, values.shape[1])
+            by_column = np.einsum("krc,krc->kc", cells, cells)
+        else:
+            inside = [max(start - before, 0) for start in find_run_starts(sampled)[1:]]
+            by_column = np.stack([np.einsum("rc,rc->c", part, part) for part in np.split(values, inside)])
+        return by_row.astype(np.float32), by_column.astype(np.float32)
 
 
 def join_sums(pieces: list[tuple[bytes, bytes]], shape: tuple[int, ...]) -> ChannelSample | None:
@@ -125,19 +143,16 @@ def join_sums(pieces: list[tuple[bytes, bytes]], shape: tuple[int, ...]) -> Chan
     import numpy as np
 
     parts = [
-        (np.frombuffer(rows).reshape(-1, RUNS), np.frombuffer(columns).reshape(RUNS, -1))
+        (np.frombuffer(rows, np.float32).reshape(-1, RUNS), np.frombuffer(columns, np.float32).reshape(RUNS, -1))
         for rows, columns in pieces
         if rows
     ]
-    rows, columns = (sum(end - begin for begin, end in choose_runs(length)) for length in shape)
+    rows = sum(end - begin for begin, end in choose_runs(shape[0]))
     if sum(len(by_row) for by_row, _ in parts) != rows:
         return None
-    by_row = np.concatenate([by_row for by_row, _ in parts])
-    by_column = np.sum([by_column for _, by_column in parts], axis=0)
+    if len(parts) == 1:
+        return ChannelSample(*parts[0])
     with np.errstate(all="ignore"):
         return ChannelSample(
-            by_row.sum(1) / columns,
-            by_column.sum(0) / rows,
-            by_row / np.diff([*find_run_starts(columns), columns]),
-            by_column / np.diff([*find_run_starts(rows), rows])[:, None],
+            np.concatenate([by_row for by_row, _ in parts]), np.sum([by_column for _, by_column in parts], axis=0)
         )

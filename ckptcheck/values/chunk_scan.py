@@ -35,7 +35,7 @@ class ChunkStats(msgspec.Struct):
     row_fingerprints: bytes = b""
     """What `row_scan.row_fingerprints` returns, if the piece asks for rows."""
     row_squares: bytes = b""
-    """float64 [rows, runs]: what the piece adds to the sums of squares of the sampled rows (`channel_sample.sum_squares`)."""
+    """float32 [rows, runs]: what the piece adds to the sums of squares of the sampled rows (`channel_sample.sum_squares`)."""
     column_squares: bytes = b""
     """The same of the sampled columns, [runs, columns]."""
     elements: bytes = b""

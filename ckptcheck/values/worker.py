@@ -97,7 +97,7 @@ def fits_piece(stats: ChunkStats, piece: Piece) -> bool:
     positions = (stats.first_nan, stats.first_inf)
     patterns = (stats.max_pattern, stats.constant or 0)
     runs = choose_runs(piece.sampled[1]) if piece.sampled else []
-    columns = 8 * RUNS * sum(end - begin for begin, end in runs)
+    columns = 4 * RUNS * sum(end - begin for begin, end in runs)
     return (
         min(stats.nan, stats.inf) >= 0
         and stats.nan + stats.inf <= number
@@ -105,7 +105,7 @@ def fits_piece(stats: ChunkStats, piece: Piece) -> bool:
         and all(0 <= pattern < 1 << bits for pattern in patterns)
         and all(0 <= begin <= end <= piece.nbytes for begin, end in stats.zero_runs)
         and (len(stats.row_max), len(stats.row_fingerprints)) == (rows * width, rows * FINGERPRINT_BYTES)
-        and len(stats.row_squares) % (8 * RUNS) == 0
+        and len(stats.row_squares) % (4 * RUNS) == 0
         and len(stats.column_squares) == (columns if stats.row_squares else 0)
         and len(stats.elements) <= (piece.nbytes if piece.elements else 0)
         and len(stats.elements) % width == 0

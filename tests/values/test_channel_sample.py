@@ -52,9 +52,9 @@ def test_pieces_add_up_to_the_whole(dtype: str, shape: tuple[int, int], rows: in
     np.testing.assert_allclose(sample.columns, grid.mean(0), rtol=1e-5)
     eighths = [np.arange(8 + 1) * length // 8 for length in grid.shape]
     for run, (begin, end) in enumerate(pairwise(eighths[0])):
-        np.testing.assert_allclose(sample.columns_by_run[run], grid[begin:end].mean(0), rtol=1e-5)
+        np.testing.assert_allclose(sample.column_sums[run], grid[begin:end].sum(0), rtol=1e-5)
     for run, (begin, end) in enumerate(pairwise(eighths[1])):
-        np.testing.assert_allclose(sample.rows_by_run[:, run], grid[:, begin:end].mean(1), rtol=1e-5)
+        np.testing.assert_allclose(sample.row_sums[:, run], grid[:, begin:end].sum(1), rtol=1e-5)
     assert join_sums(pieces[:-1], shape) is None
 
 

@@ -123,7 +123,11 @@ def _find_magnitude(values: NDArray[Any]) -> float:
     """Return the magnitude that all numbers of a piece have, zeros aside; 0 if they have several, or most are zero."""
     import numpy as np
 
-    magnitudes = np.abs(values[values != 0])
+    magnitudes = np.abs(values)
+    # A few numbers rule out nearly every piece.
+    if len({*magnitudes[:4].tolist()} - {0.0}) > 1:
+        return 0.0
+    magnitudes = magnitudes[magnitudes != 0]
     if magnitudes.size < LEAST_NONZERO or not np.isfinite(magnitudes[0]):
         return 0.0
     return float(magnitudes[0]) if (magnitudes == magnitudes[0]).all() else 0.0
