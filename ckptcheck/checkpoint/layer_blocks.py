@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from ckptcheck.checkpoint.components import EMBEDDING, HEAD
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.decoder_families import QKVO, family_of
+from ckptcheck.checkpoint.parameters_table import ParametersTable
 from ckptcheck.checkpoint.siblings import OPTIONAL, SHARED
 from ckptcheck.checkpoint.weights_table import WeightsTable
 
@@ -53,7 +54,7 @@ def list_layer_tensors(config: Config | None, prefix: str) -> frozenset[str]:
     """
     found: set[str] = set()
     if (table := WeightsTable.of(config)) is not None:
-        for pattern in table.required:
+        for pattern in _list_required(config, table):
             head, inside, rest = pattern.partition(".{}.")
             if inside and (head == prefix or head.endswith(f".{prefix}")) and not _BIAS.search(rest):
                 found.add(rest)
@@ -83,10 +84,25 @@ def list_outer_tensors(config: Config | None, prefix: str) -> frozenset[str]:
     beside, parent = own.removesuffix(own.rpartition(".")[2]), prefix.removesuffix(prefix.rpartition(".")[2])
     return frozenset(
         parent + rest
-        for pattern in table.required
+        for pattern in _list_required(config, table)
         if pattern.startswith(beside) and (rest := pattern.removeprefix(beside)).count(".") == 1
         if rest.endswith(".weight") and not EMBEDDING.search(rest) and not HEAD.search(rest)
     )
+
+
+def _list_required(config: Config | None, table: WeightsTable) -> frozenset[str]:
+    """Return the patterns of tensors that the model of a config has.
+
+    A size of 0 leaves parts out (Gemma 4's large models have a `hidden_size_per_layer_input` of 0), and which ones is not known:
+    only what models of every config have counts then.
+    """
+    if config is None or config.resolved is None:
+        return table.required
+    sizes = [config.resolved.at(field) for field in table.sizes]
+    if not any(size is not None and type(size.value) is int and size.value == 0 for size in sizes):
+        return table.required
+    known = ParametersTable.of(config)
+    return table.required & known.needs if known is not None else frozenset()
 
 
 def find_lacking_layers(
