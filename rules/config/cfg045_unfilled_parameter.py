@@ -22,7 +22,7 @@ a family have is not checked; what siblings lack is CFG005's, the rest of the la
 No public report: edits of headers at random (`make false-clean`) showed that no rule saw it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.architecture import KnownModules
@@ -33,7 +33,7 @@ from ckptcheck.checkpoint.layer_blocks import find_lacking_layers, list_layer_te
 from ckptcheck.checkpoint.layout import ASIDE, INDEX
 from ckptcheck.checkpoint.packing import COMPANION, unquantized_name, unquantized_names
 from ckptcheck.checkpoint.parameters_table import ParametersTable, Places, list_samples
-from ckptcheck.checkpoint.siblings import find_incomplete_layers, layer_kinds
+from ckptcheck.checkpoint.siblings import SPARSE, find_incomplete_layers, layer_kinds
 from ckptcheck.text.formatting import count, format_layers, join_truncated
 
 
@@ -93,6 +93,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"{'it' if len(absent) == 1 else count(len(absent), 'parameter')} with ones or random numbers",
         )
     for (head, missing), names in lacking.items():
+        names = [name for name in names if not (SPARSE.search(name) and _is_kind(ckpt, head, missing))]
         if names := [name for name in names if not _is_told(f"{head}.{{}}.{name}", told)]:
             one = len(missing) == 1
             yield Problem(
@@ -102,6 +103,19 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 key=f"{head}.{missing[0]}.{names[0]}",
                 hint="export again; until then transformers initializes it with random numbers",
             )
+
+
+def _is_kind(ckpt: Checkpoint, head: str, layers: Collection[int]) -> bool:
+    """Whether these layers, and no others, are of kinds of their own by the lists in the config.
+
+    The first layers of DeepSeek-V4 Flash compress no keys: their `compress_ratios` are 0.
+    """
+    stack = ckpt.components.stack
+    if stack is None or ckpt.config is None or not (head == stack.prefix or head.endswith(f".{stack.prefix}")):
+        return False
+    kinds = layer_kinds(ckpt.config.text, len(ckpt.components.layers))
+    own = {kinds.get(layer) for layer in layers}
+    return own.isdisjoint(kind for layer, kind in kinds.items() if layer not in layers)
 
 
 def _packed_module(name: str) -> str | None:
