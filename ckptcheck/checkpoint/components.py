@@ -108,6 +108,8 @@ class Components:
             return (
                 None  # stages and blocks of an encoder of images; what its settings count differs from class to class
             )
+        if self.is_sequential:
+            return None
         declared = self.config.number(*self.depth_names) if self.config is not None else None
         if declared is not None and self._joins_declared_blocks:
             declared //= 2
@@ -145,7 +147,30 @@ class Components:
     @cached_property
     def has_mtp(self) -> bool:
         """Whether any tensor belongs to multi-token prediction."""
-        return bool(self.mtp_layers) or any(MTP.search(name) for name in (*self.layout.stacks, *self.layout.outside))
+        return (
+            bool(self.mtp_layers)
+            or self._holds_mtp_alone
+            or any(MTP.search(name) for name in (*self.layout.stacks, *self.layout.outside))
+        )
+
+    @property
+    def _holds_mtp_alone(self) -> bool:
+        """Whether every layer is one of multi-token prediction: a draft model in its own folder, as DeepSeek-V3's NextN."""
+        if self.stack is None or 0 not in self.stack.layers:
+            return False
+        return all(any(map(MTP.search, names)) for names in self.stack.layers.values())
+
+    @cached_property
+    def is_sequential(self) -> bool:
+        """Whether the embedding, the norm and the head are numbered among the layers, as in the first releases of Phi-1.5.
+
+        The numbers then say nothing about the depth that the config declares.
+        """
+        if self.stack is None or len(self.stack.layers) < 3:
+            return False
+        first, second, *_ = sorted(self.stack.layers)
+        names = self.stack.layers[first]
+        return any(map(EMBEDDING.search, names)) and names.isdisjoint(self.stack.layers[second])
 
     @cached_property
     def layers(self) -> dict[int, set[str]]:
@@ -178,15 +203,31 @@ class Components:
         """The names of the tensors of a reward, value or classification head."""
         inside = [f"{prefix}." for prefix in self.layout.stacks if SCORE.search(prefix) and not ASIDE.search(prefix)]
         deep = [name for name in self.tensors if name.startswith(tuple(inside))] if inside else []
-        return tuple(name for name in [*self.layout.outside, *deep] if SCORE.search(name) and not ASIDE.search(name))
+        return tuple(
+            name
+            for name in [*self.layout.outside, *deep]
+            if SCORE.search(name) and not ASIDE.search(name) and not self._has_keys_beside(name)
+        )
+
+    def _has_keys_beside(self, name: str) -> bool:
+        """Whether a `v_proj` is one of an attention, whose keys lie beside it, and no head."""
+        return any(
+            name.replace(value, keys) in self.tensors
+            for value, keys in (("v_proj", "k_proj"), ("value_proj", "key_proj"))
+            if value in name
+        )
 
     @cached_property
     def is_draft(self) -> bool:
-        """Whether this is an EAGLE draft model: a layer or two after a matrix that joins hidden states and embeddings."""
+        """Whether this is a draft model, which takes embedding and head from the model that it drafts for.
+
+        EAGLE and DFlash have a few layers after a matrix that joins several hidden states, or hidden states and embeddings.
+        """
         joint = self.tensors.get("fc.weight") or self.tensors.get("model.fc.weight")
-        return (
-            joint is not None and len(joint.shape) == 2 and joint.shape[1] in (2 * joint.shape[0], 3 * joint.shape[0])
-        )
+        if joint is None or len(joint.shape) != 2:
+            return self._holds_mtp_alone
+        rows, columns = joint.shape
+        return rows > 0 and columns >= 2 * rows and columns % rows == 0
 
     @cached_property
     def is_tied(self) -> bool | None:

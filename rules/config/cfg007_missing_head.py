@@ -48,6 +48,7 @@ WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
         and ckpt.components.is_tied is False
         and not always_ties(ckpt.config.architecture)
         and ckpt.components.embedding is not None
+        and not ckpt.components.is_draft
         and not ckpt.is_partial
     ),
 )

@@ -48,7 +48,7 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     if anatomy.embedding is not None or (anatomy.is_tied and anatomy.lm_head is not None):
         return
     # Packed by a quantization it is no matrix; with several codebooks (MusicGen) there is a table for each.
-    if anatomy.is_draft:
+    if anatomy.is_draft or anatomy.is_sequential:
         return
     named = [
         *(PACKED.sub("weight", name) for name in anatomy.layout.outside),
