@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from ckptcheck.checkpoint.config_class import ConfigClass, find_config_class, find_nested_class
+from ckptcheck.checkpoint.config_class import ConfigClass, find_config_class, find_nested_class, is_model_class
 
 LANGUAGE_PARTS = (
     "text_config", "language_config", "llm_config", "thinker_config", "language_model_config", "decoder",
@@ -144,12 +144,25 @@ def resolve_config(value: Mapping[str, Any]) -> ResolvedConfig | None:
             break
         inner = _nested_part(text, name)
         given = text.settings.get(name)
+        if given is None and name not in text.config_class.flat and _is_of_another_class(value):
+            return None
         if inner is None and given is not None:
             break  # no class accepts it: what the top says is all there is
         if inner is None:
             return None
         text = inner
     return ResolvedConfig(top, text)
+
+
+def _is_of_another_class(value: Mapping[str, Any]) -> bool:
+    """Whether code that is not transformers' reads a config: its class is unknown, and the sizes of its layers are not nested.
+
+    The first LLaVA, and all that build on its code, have `model_type` llava and the settings of a Llama beside those of the
+    images, where transformers has both nested.
+    """
+    architectures = value.get("architectures")
+    named = architectures[0] if isinstance(architectures, list) and architectures else None
+    return isinstance(named, str) and not is_model_class(named) and "hidden_size" in value
 
 
 def _nested_part(part: ResolvedPart, name: str) -> ResolvedPart | None:

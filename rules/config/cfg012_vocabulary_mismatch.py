@@ -53,12 +53,22 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
 def _by_design(ckpt: ConfiguredCheckpoint, name: str, rows: int) -> bool:
     """Architectures whose table is larger by a number that their config gives: extra tokens for audio, padding, a mask.
 
-    ImageGPT never predicts the token that begins an image, so that its head has a row less.
+    The code of a model that is not transformers' may pad the table, to a number of rows or to a multiple of one (the first OLMo,
+    Mamba). ImageGPT never predicts the token that begins an image, so that its head has a row less.
     """
     declared = ckpt.config.number("vocab_size") or 0
+    if ckpt.config.resolved is None and rows > declared:
+        multiples = [size for key in MULTIPLES if (size := ckpt.config.integer(key))]
+        if rows in map(ckpt.config.integer, PADDED) or any(
+            rows == -(-declared // multiple) * multiple for multiple in multiples
+        ):
+            return True
     if ckpt.config.get("model_type") == "imagegpt" and name == ckpt.components.lm_head:
         return rows == declared - 1
     return ckpt.config.get("model_type") in _EXTRA and rows >= declared
 
 
+PADDED = ("padded_vocab_size", "embedding_size")
+"""Settings that give the number of rows with padding."""
+MULTIPLES = ("pad_vocab_size_multiple", "make_vocab_size_divisible_by")
 _EXTRA = ("moshi", "cpmant", "csm", "kyutai_speech_to_text", "mllama", "mllama_text_model", "parakeet_tdt")
