@@ -1,8 +1,8 @@
 """An output head is stored although the config ties it to the embedding.
 
 ## What it checks
-With `tie_word_embeddings: true` there is no separate `lm_head.weight`. The headers do not show whether it equals the
-embedding. Where a composite config has the flag on both levels, the upper one counts, as for transformers 5 and vLLM; for Llama 4,
+With `tie_word_embeddings: true` there is no separate `lm_head.weight`. One that equals the embedding, as in Qwen3-0.6B and
+Falcon, is only an info: sixteen pieces of both are compared where the files can be read. Where a composite config has the flag on both levels, the upper one counts, as for transformers 5 and vLLM; for Llama 4,
 BLIP-2 and their like it is that of the text model.
 
 ## Why it matters
@@ -13,8 +13,7 @@ head that training untied is lost. transformers 5 compares the two, and keeps a 
 If head and embedding are equal, drop the head. If they differ, set `tie_word_embeddings` to false.
 
 ## When it can be wrong
-Many exporters store the tied head as well, equal to the embedding; then it only wastes space. The values are not compared.
-Only a tensor named `lm_head.weight` counts; the rule does not find a packed head or one with another name.
+On the Hub nothing is compared, so that a head equal to the embedding is a warning there too. Only a tensor named `lm_head.weight` counts; the rule does not find a packed head or one with another name.
 
 ## Seen in
 ml-explore/mlx-lm#1298 (granite-4.1-8b), vllm-project/vllm#6758
@@ -24,6 +23,10 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
+
+SAMPLES, SAMPLE = 16, 4096
+"""How many pieces of a table are compared, and their bytes."""
 
 
 @rule(
@@ -33,11 +36,32 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
     when=lambda ckpt: ckpt.components.is_tied is True and not ckpt.is_partial,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    head = ckpt.components.lm_head
-    if head is not None and ckpt.components.embedding is not None and head.endswith("lm_head.weight"):
+    head, embedding = ckpt.components.lm_head, ckpt.components.embedding
+    if head is None or embedding is None or not head.endswith("lm_head.weight"):
+        return
+    if _are_alike(ckpt, head, embedding):
+        yield Problem(
+            "the output head is stored although the config ties it to the embedding, and is the same: it only takes space",
+            file=ckpt.tensor_to_file[head],
+            key=head,
+            severity="info",
+            hint="drop the head",
+        )
+    else:
         yield Problem(
             "the config ties the output head to the embedding, but a head is stored: engines ignore it",
             file=ckpt.tensor_to_file[head],
             key=head,
             hint="drop the head if it equals the embedding, otherwise set tie_word_embeddings to false",
         )
+
+
+def _are_alike(ckpt: Checkpoint, head: str, embedding: str) -> bool:
+    """Whether samples of head and embedding are the same bytes, and not all zero; False where nothing can be read."""
+    own, other = ckpt.tensors[head], ckpt.tensors[embedding]
+    if not ckpt.can_sample or (own.dtype, own.shape) != (other.dtype, other.shape):
+        return False
+    starts = range(0, own.nbytes, max(own.nbytes // SAMPLES, SAMPLE))
+    spans = [(start, min(SAMPLE, own.nbytes - start)) for start in starts]
+    read = [[read_tensor_bytes(ckpt, name, *span) for span in spans] for name in (head, embedding)]
+    return read[0] == read[1] and any(map(any, read[0]))

@@ -21,6 +21,7 @@ silences it, whatever it holds.
 huggingface/transformers#34759 (MobileLLM-125M), huggingface/transformers#43159 (opt-125m)
 """
 
+import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
@@ -28,6 +29,9 @@ from ckptcheck.checkpoint.components import EMBEDDING
 from ckptcheck.checkpoint.layout import ASIDE
 from ckptcheck.checkpoint.packing import PACKED
 from ckptcheck.checkpoint.views import LayeredCheckpoint
+
+PARAMETRIZED = re.compile(r"\.parametrizations\.weight\.original$")
+"""What torch makes of a weight to which something is added, as the adapters in jina-embeddings-v3."""
 
 
 @rule(
@@ -51,7 +55,7 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     if anatomy.is_draft or anatomy.is_sequential:
         return
     named = [
-        *(PACKED.sub("weight", name) for name in anatomy.layout.outside),
+        *(PARAMETRIZED.sub(".weight", PACKED.sub("weight", name)) for name in anatomy.layout.outside),
         *anatomy.layout.outside,
         *(f"{prefix}.weight" for prefix in anatomy.layout.stacks),
     ]

@@ -21,7 +21,8 @@ Packed embeddings are not checked.
 NVIDIA-NeMo/Megatron-Bridge#5375, NVIDIA-NeMo/Megatron-Bridge#625, OpenHelix-Team/ReconVLA#7
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
@@ -53,10 +54,13 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
 def _by_design(ckpt: ConfiguredCheckpoint, name: str, rows: int) -> bool:
     """Architectures whose table is larger by a number that their config gives: extra tokens for audio, padding, a mask.
 
-    The code of a model that is not transformers' may pad the table, to a number of rows or to a multiple of one (the first OLMo,
+    A model with several vocabularies, whose class is not known, may have the table of any of them (Parler-TTS reads text and writes
+    sound). The code of a model that is not transformers' may pad the table, to a number of rows or to a multiple of one (the first OLMo,
     Mamba). ImageGPT never predicts the token that begins an image, so that its head has a row less.
     """
     declared = ckpt.config.number("vocab_size") or 0
+    if ckpt.config.resolved is None and rows in _list_vocabularies(ckpt.config.value):
+        return True
     if ckpt.config.resolved is None and rows > declared:
         multiples = [size for key in MULTIPLES if (size := ckpt.config.integer(key))]
         if rows in map(ckpt.config.integer, PADDED) or any(
@@ -66,6 +70,12 @@ def _by_design(ckpt: ConfiguredCheckpoint, name: str, rows: int) -> bool:
     if ckpt.config.get("model_type") == "imagegpt" and name == ckpt.components.lm_head:
         return rows == declared - 1
     return ckpt.config.get("model_type") in _EXTRA and rows >= declared
+
+
+def _list_vocabularies(value: Mapping[str, Any]) -> set[Any]:
+    """Return the sizes of the vocabularies that a config and the configs in it give."""
+    parts = [value, *(part for part in value.values() if isinstance(part, dict))]
+    return {part["vocab_size"] for part in parts if type(part.get("vocab_size")) is int}
 
 
 PADDED = ("padded_vocab_size", "embedding_size")

@@ -50,7 +50,9 @@ from ckptcheck.text.formatting import format_layers, join_truncated
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
     stack = ckpt.components.stack
-    if stack is None or ckpt.config is None or ckpt.components.is_draft:  # EAGLE's layer has no norm before its attention
+    if (
+        stack is None or ckpt.config is None or ckpt.components.is_draft
+    ):  # EAGLE's layer has no norm before its attention
         return
     layers = {layer: unquantized_names(names) for layer, names in ckpt.components.layers.items()}
     built = list_layer_tensors(ckpt.config, stack.prefix)

@@ -92,3 +92,21 @@ def test_a_model_that_kept_only_its_draft_layer_is_not_clean(tmp_path: Path) -> 
     write_checkpoint(Structure("made/up", "", config, []), tmp_path, entries)
     found = ckptcheck.scan(tmp_path, headers_only=True).findings
     assert {one.code for one in found if one.severity == "error"}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "files", "expected"),
+    [
+        ("", {"modules.json": {}}, []),
+        ("", {}, ["warning CFG007"]),
+        ("model.", {"modules.json": {}}, ["error CFG007"]),
+    ],
+)
+def test_an_embedder_has_no_head(prefix: str, files: dict[str, Any], expected: list[str], tmp_path: Path) -> None:
+    """Qwen3-Embedding-8B has the class of a language model, and the names of one without its head."""
+    shapes = number(f"{prefix}layers", 3, {**ATTENTION, **MLP, **NORMS})
+    shapes |= {f"{prefix}embed_tokens.weight": (512, 64), f"{prefix}norm.weight": (64,)}
+    entries: dict[str, Entry] = {name: ("BF16", shape) for name, shape in shapes.items()}
+    write_checkpoint(Structure("made/up", "", {**LLAMA, "num_hidden_layers": 3}, [], files=files), tmp_path, entries)
+    found = ckptcheck.scan(tmp_path, headers_only=True).findings
+    assert [f"{one.severity} {one.code}" for one in found if one.severity != "info"] == expected
