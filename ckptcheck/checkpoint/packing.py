@@ -11,7 +11,12 @@ from collections.abc import Iterable
 
 from ckptcheck.checkpoint.tensor import Tensor
 
-PACKED = re.compile(r"(?<=\.)(qweight|weight_packed)$")
+PACKED = re.compile(
+    r"(?<=\.)(qweight|weight_packed|compressed|codes|indices|W_q|q_weight|trellis|Qidxs|B|B_24|dense_weights"
+    r"|weight\._data|_?weight_qdata)$"
+)
+"""What stands for the weight: in GPTQ and AWQ, compressed-tensors (2:4 sparse: `compressed`), AQLM, VPTQ, HQQ, EXL2 and EXL3, QuIP#,
+Marlin, SpQR, Quanto and TorchAO."""
 COMPANION = re.compile(
     r"(?<!layer_)scale|zero_?point|^(scales|qzeros|g_idx|biases|SCB|weight_shape|weight_format|absmax|quant_map|quant_state)$"
 )
@@ -35,7 +40,7 @@ def unquantized_name(name: str) -> str | None:
 
     bitsandbytes puts companions below the weight (``weight.absmax``); gpt-oss packs a parameter into blocks and scales.
     """
-    if ".weight." in name or COMPANION.search(name.rpartition(".")[2]):
+    if (".weight." in name and not PACKED.search(name)) or COMPANION.search(name.rpartition(".")[2]):
         return None
     return PACKED.sub("weight", name).removesuffix("_blocks")
 

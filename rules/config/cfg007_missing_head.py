@@ -32,11 +32,10 @@ from ckptcheck.checkpoint.architecture import KnownModules
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.components import HEAD
 from ckptcheck.checkpoint.heads import always_ties
+from ckptcheck.checkpoint.packing import unquantized_names
 from ckptcheck.checkpoint.weights_table import WeightsTable
 
-PACKED_HEAD = re.compile(
-    r"(^|\.)(lm_head|embed_out|output|head|unembed)\.(qweight|weight_packed|weight|weight_blocks)$"
-)
+PACKED_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output|head|unembed)\.weight$")
 OF_EMBEDDERS = ("modules.json", "config_sentence_transformers.json")
 """Files beside a model from which sentence-transformers makes embeddings."""
 WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -66,7 +65,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     alike = not is_learned and any(
         name != anatomy.embedding and ckpt.tensors[name].shape == shape for name in anatomy.layout.outside
     )
-    packed = any(PACKED_HEAD.search(name) for name in anatomy.layout.outside)
+    packed = any(PACKED_HEAD.search(name) for name in unquantized_names(anatomy.layout.outside))
     numbered = [prefix for prefix in anatomy.layout.stacks if "head" in prefix]
     # A model of speech may have no head for text (Higgs Audio has an `audio_lm_head`).
     numbered += [name for name in anatomy.layout.outside if not is_learned and name.endswith("_lm_head.weight")]

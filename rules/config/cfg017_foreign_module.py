@@ -28,7 +28,7 @@ from ckptcheck.checkpoint.components import MTP, SCORE
 from ckptcheck.text.formatting import join_truncated
 
 LEGAL = re.compile(
-    r"rotary_emb|rotary_pos_emb|position_ids|scale|quant|zero_point|g_idx|observer|kv_cache|(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask)$"
+    r"rotary_emb|rotary_pos_emb|position_ids|scale|quant|zero_point|centroids|g_idx|observer|kv_cache|(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask)$"
 )
 
 

@@ -72,7 +72,13 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         )
         if not missing and is_whole:
             missing = sorted(pattern.replace("{}", "0") for pattern in wanted if pattern not in stored)
-        surplus = sorted(name for pattern in unwanted for name in stored.get(pattern, ()))
+        surplus = sorted(
+            name
+            for pattern in unwanted
+            for name in stored.get(pattern, ())
+            # AutoGPTQ writes a bias of zeros to every layer it packs; vLLM and transformers know that.
+            if not name.endswith(".bias") or name.removesuffix("bias") + "qweight" not in ckpt.tensors
+        )
         if missing:
             yield Problem(
                 f"{describe(setting)}, but {_list(missing)} {'is' if len(missing) == 1 else 'are'} not there, so transformers "
