@@ -292,6 +292,8 @@ def find_unused_entries(ckpt: Checkpoint) -> list[UnusedEntry]:
 def _suggest_entry(text: str, names: set[str]) -> str | None:
     """Return what an entry was probably meant to be: with ``re:``, without a wrapper's prefix or suffix, or the nearest name."""
     bare = text.removeprefix("re:")
+    if not text.startswith("re:") and re.search(r"(?<![.)\]])\*", text):
+        return None  # a pattern of file names, as ModelOpt writes: `layers.61*` is no regex for layer 6
     if not text.startswith("re:") and re.search(r"[\\*^$|]", text) and len(text) < MAX_PATTERN:
         return f"re:{text}" if _matches_any(f"re:{text}", names) else None
     if text.startswith("re:"):

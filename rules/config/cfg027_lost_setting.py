@@ -65,7 +65,9 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     for field, default in part.config_class.defaults.items():
         if NORM_EPSILON.fullmatch(field) and version >= FAMILIES and part.find(field) is not None:
             setting = part.find(field)
-            if setting is not None and setting.source == "default":
+            # MiMo-V2's own code has another name for it.
+            others = [value for key, value in part.settings.items() if NORM_EPSILON.fullmatch(key)]
+            if setting is not None and setting.source == "default" and others != [default]:
                 yield Problem(
                     f"config.json has no {field}, which transformers always writes; every consumer takes "
                     f"{part.config_class.name}'s default of {default}",
