@@ -16,9 +16,9 @@ Save the head too, or set `tie_word_embeddings` to true if it is tied.
 A model that is used only for embeddings or hidden states may keep the architecture of its language model without a head:
 `AutoModel` misses nothing. Where its tensors have the names of the model without a head (`layers.0.…`), it is only a warning, and
 nothing beside files of sentence-transformers. Write the class without a head into `architectures`, or use `--ignore CFG007`. The
-model's own code may tie the two whatever the config says. Where the architecture was not learned, another matrix of the embedding's shape
-outside the layers, such as a second table, counts as the head and hides the loss of the real one. transformers 4 does not tie an
-untied T5 that has lost its head.
+model's own code may tie the two whatever the config says. Where the architecture was not learned, another matrix of the
+embedding's shape outside the layers, such as a second table, counts as the head and hides the loss of the real one. transformers
+4 does not tie an untied T5 that has lost its head.
 
 ## Seen in
 QwenLM/Qwen3-VL-Embedding#89, NVIDIA/TensorRT-LLM#3324
@@ -82,8 +82,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             )
         elif not any(name in ckpt.files for name in OF_EMBEDDERS):
             yield Problem(
-                f"{missing}; as the tensors are named, a model without a head was saved. That is enough for embeddings (AutoModel), "
-                "but to write text transformers initializes the head with random numbers",
+                f"{missing}; as the tensors are named, a model without a head was saved. That is enough for embeddings "
+                "(AutoModel), but to write text transformers initializes the head with random numbers",
                 file="config.json",
                 key="architectures",
                 severity="warning",
@@ -92,7 +92,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 
 
 def _is_headless(ckpt: Checkpoint) -> bool:
-    """Whether the tensors have the names of the model without its head: `layers.0`, where the class with it has `model.layers.0`."""
+    """Whether the tensors have the names of the model without its head: `layers.0`, and not `model.layers.0`."""
     known, stack = KnownModules.of(ckpt.config), ckpt.components.stack
     if stack is None:
         return False

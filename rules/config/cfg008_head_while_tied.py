@@ -2,8 +2,8 @@
 
 ## What it checks
 With `tie_word_embeddings: true` there is no separate `lm_head.weight`. One that equals the embedding, as in Qwen3-0.6B and
-Falcon, is only an info: sixteen pieces of both are compared where the files can be read. Where a composite config has the flag on both levels, the upper one counts, as for transformers 5 and vLLM; for Llama 4,
-BLIP-2 and their like it is that of the text model.
+Falcon, is only an info: sixteen pieces of both are compared where the files can be read. Where a composite config has the flag on
+both levels, the upper one counts, as for transformers 5 and vLLM; for Llama 4, BLIP-2 and their like it is that of the text model.
 
 ## Why it matters
 Engines use the embedding and ignore the stored head, older vLLM stops with a KeyError, and transformers before 5 ignores it too: a
@@ -13,7 +13,8 @@ head that training untied is lost. transformers 5 compares the two, and keeps a 
 If head and embedding are equal, drop the head. If they differ, set `tie_word_embeddings` to false.
 
 ## When it can be wrong
-On the Hub nothing is compared, so that a head equal to the embedding is a warning there too. Only a tensor named `lm_head.weight` counts; the rule does not find a packed head or one with another name.
+On the Hub nothing is compared, so that a head equal to the embedding is a warning there too. Only a tensor named
+`lm_head.weight` counts; the rule does not find a packed head or one with another name.
 
 ## Seen in
 ml-explore/mlx-lm#1298 (granite-4.1-8b), vllm-project/vllm#6758

@@ -54,9 +54,9 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
 def _by_design(ckpt: ConfiguredCheckpoint, name: str, rows: int) -> bool:
     """Architectures whose table is larger by a number that their config gives: extra tokens for audio, padding, a mask.
 
-    A model with several vocabularies, whose class is not known, may have the table of any of them (Parler-TTS reads text and writes
-    sound). The code of a model that is not transformers' may pad the table, to a number of rows or to a multiple of one (the first OLMo,
-    Mamba). ImageGPT never predicts the token that begins an image, so that its head has a row less.
+    A model with several vocabularies, whose class is not known, may have the table of any of them (Parler-TTS reads text and
+    writes sound). The code of a model that is not transformers' may pad the table, to a number of rows or to a multiple of one
+    (the first OLMo, Mamba). ImageGPT never predicts the token that begins an image, so that its head has a row less.
     """
     declared = ckpt.config.number("vocab_size") or 0
     if ckpt.config.resolved is None and rows in _list_vocabularies(ckpt.config.value):

@@ -11,7 +11,8 @@ import ckptcheck
 from tests.factories.released_structures import Entry, Structure, write_checkpoint
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "head_dim": 16,
+    "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512,
+    "head_dim": 16,
 }  # fmt: skip
 LLAMA = {**SIZES, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False}
 ATTENTION = {f"self_attn.{part}_proj.weight": (64, 64) for part in "qkvo"}
