@@ -103,9 +103,9 @@ class ConfigClass:
         return bounds
 
     @property
-    def divisors(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of sizes; the class refuses a config in which the second does not divide the first."""
-        return tuple((whole, part) for whole, part in self.facts.get("divisors", ()))
+    def demands(self) -> tuple[str, ...]:
+        """Expressions of settings; the class refuses a config of which one is true (`config_demands`)."""
+        return tuple(self.facts.get("demands", ()))
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -18,11 +18,14 @@ from ckptcheck.checkpoint.config_class import (
     known_layer_types,
     required_rope_keys,
 )
+from ckptcheck.checkpoint.config_demands import UnknownValueError, is_refused, list_settings
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig, ResolvedPart, Setting
 from ckptcheck.checkpoint.weights_table import RefusedKind, WeightsTable
 
 ACTIVATION = re.compile(r"(^|_)(act|act_fn|activation|activation_function)$")
 """Names of fields that hold the name of an activation function."""
+DIVISOR = re.compile(r"(\w+) % (\w+)(?: != 0)?")
+"""What a class demands of two sizes of which the second divides the first."""
 NORM_EPSILON = re.compile(r"(rms_norm|layer_?norm|norm)_eps(ilon)?")
 """Names of fields that hold the epsilon of the norms."""
 NO_ACTIVATION = "and transformers has no such activation function"
@@ -161,15 +164,13 @@ def _is_attention(value: Any) -> bool:
 
 
 def iter_impossible_sizes(part: ResolvedPart) -> Iterator[Fault]:
-    """Yield sizes of zero or less, and sizes of which one must be a multiple of the other and is not."""
+    """Yield sizes of zero or less, and more chosen groups of experts than there are."""
     for name in SIZES:
         setting = part.find(name)
         if name == "head_dim" and part.find("kv_lora_rank") is not None:
             continue  # latent attention has widths of its own: here it is that of the rotated part, which may be none (GLM-5)
         if setting is not None and setting.source == "config" and _is_int(setting.value) and setting.value < 1:
             yield setting.key_path, f"{setting.key_path} is {setting.value}, but a model needs at least 1"
-    for whole_name, divisor_name in part.config_class.divisors:
-        yield from _check_divisor(part.find(whole_name), part.find(divisor_name))
     chosen, groups = part.find("topk_group"), part.find("n_group")
     if (
         chosen is not None
@@ -180,13 +181,33 @@ def iter_impossible_sizes(part: ResolvedPart) -> Iterator[Fault]:
         and chosen.value > groups.value > 0
     ):
         yield chosen.key_path, f"{describe(chosen)}, but the experts have fewer groups: {describe(groups)}"
-    for name in part.config_class.types:
-        offset, period = part.find(name), part.find(f"{name.removesuffix('_offset')}_period")
-        if not name.endswith("_offset") or offset is None or period is None:
+
+
+def iter_broken_demands(part: ResolvedPart, resolved: ResolvedConfig) -> Iterator[Fault]:
+    """Yield settings that the class of the config refuses together; defaults alone are the class's own."""
+
+    def find(path: str) -> Setting | None:
+        found = resolved.at(f"{part.path}{path}") if "." in path else part.find(path)
+        if (
+            found is None and path in part.settings
+        ):  # a class may keep what it does not declare (GPT-Neo's attention_layers)
+            return Setting(path, part.settings[path], "config", part.path)
+        return found
+
+    def value_of(path: str) -> Any:
+        if (setting := find(path)) is None:
+            raise UnknownValueError
+        return setting.value
+
+    for expression in part.config_class.demands:
+        if (pair := DIVISOR.fullmatch(expression)) is not None:
+            yield from _check_divisor(find(pair[1]), find(pair[2]))
             continue
-        given = "config" in (offset.source, period.source)
-        if given and _is_int(offset.value) and _is_int(period.value) and offset.value >= period.value:
-            yield period.key_path, f"{describe(offset)}, which must be less than the period: {describe(period)}"
+        settings = [setting for path in list_settings(expression) if (setting := find(path)) is not None]
+        given = [setting for setting in settings if setting.source == "config"]
+        if given and is_refused(expression, value_of):
+            said = "; ".join(map(describe, settings))
+            yield given[0].key_path, f"{said}, and {part.config_class.name} refuses a config where {expression}"
 
 
 def _check_divisor(whole: Setting | None, divisor: Setting | None) -> Iterator[Fault]:

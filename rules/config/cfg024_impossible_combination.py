@@ -3,7 +3,9 @@
 ## What it checks
 Where transformers knows the `model_type`, in the config and its nested configs:
 
-- sizes are at least 1, and where the config class or the model demands it, the heads divide the hidden size;
+- sizes are at least 1, and where the model demands it, the heads divide the hidden size;
+- what the config class checks of its settings when it is built, learned from its code: that a size divides another, or is the
+  product of others, that lists have one length, that a choice is one of a few;
 - the sliding window has a token, where layers attend through one;
 - nothing is null, 0, 1 or negative, and no list is shorter, where the model cannot be built, or cannot compute, with that: learned
   from transformers;
@@ -33,6 +35,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.config_refusals import (
+    iter_broken_demands,
     iter_empty_windows,
     iter_impossible_sizes,
     iter_lost_rope,
@@ -55,17 +58,20 @@ from ckptcheck.checkpoint.weights_table import WeightsTable
 def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     config = ckpt.config
     found: dict[str, str] = {}
-    for part in config.resolved.parts if config.resolved is not None else ():
+    if (resolved := config.resolved) is None:
+        return
+    for part in resolved.parts:
         for path, fault in (
             *iter_impossible_sizes(part),
+            *iter_broken_demands(part, resolved),
             *iter_wrong_layer_lists(part),
             *iter_empty_windows(part),
             *iter_wrong_rope(part),
             *iter_lost_rope(part, ParametersTable.find_needed_rope(part.config_class.models)),
         ):
             found.setdefault(path, fault)
-    if (table := WeightsTable.of(config)) is not None and config.resolved is not None:
-        for path, fault in iter_refused_by_model(table, config.resolved):
+    if (table := WeightsTable.of(config)) is not None:
+        for path, fault in iter_refused_by_model(table, resolved):
             found.setdefault(path, fault)
     for path, fault in found.items():
         if path not in config.malformed_counts:
