@@ -12,6 +12,21 @@ if TYPE_CHECKING:
 
 ORDINAL = re.compile(r"(?P<stem>.*?)-?(?P<number>\d{1,6})-of-(?P<total>\d{1,6})\.safetensors")
 """The name of a numbered shard."""
+VARIANT = re.compile(r"(?P<stem>[\w-]+)\.[A-Za-z]\w*(-\d{1,6}-of-\d{1,6})?\.safetensors")
+"""The name of a file that transformers and diffusers load where they are asked for a variant: ``model.fp16.safetensors``."""
+
+
+def is_variant_of(name: str, other: str) -> bool:
+    """Whether a file holds a variant of the model of which another file is, or is a shard.
+
+    >>> is_variant_of("model.fp16.safetensors", "model.safetensors"), is_variant_of("model-4bit.safetensors", "model.safetensors")
+    (True, False)
+    """
+    found = VARIANT.fullmatch(name)
+    return (
+        found is not None
+        and re.fullmatch(rf"{found['stem']}(-\d{{1,6}}-of-\d{{1,6}})?\.safetensors", other) is not None
+    )
 
 
 @dataclass(frozen=True)

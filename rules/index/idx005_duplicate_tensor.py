@@ -13,9 +13,8 @@ Find out which copy is right, and write the other shard without it. Delete a sha
 
 ## When it can be wrong
 Two copies with the same bytes affect only fastsafetensors; the headers do not say whether they are equal. A pipeline of
-several stages may store a tied embedding twice. Without an index, a second model in the folder that transformers loads by its
-`variant` (`model.fp16.safetensors`) fires too, and vLLM would indeed read both. Move it to another folder, or use `--ignore
-IDX005`.
+several stages may store a tied embedding twice. The same model with another dtype, which transformers and diffusers load by its
+`variant` (`model.fp16.safetensors`), is left out: SET004 warns that vLLM and SGLang read both.
 
 ## Seen in
 verl-project/verl#6259, eugr/spark-vllm-docker#134, syv-ai/qwen38-27b-rtx3090#123, mflux-community/mflux#603
@@ -25,6 +24,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.shard_set import is_variant_of
 from ckptcheck.text.formatting import count, join_truncated
 
 
@@ -41,6 +41,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         for tensor in first.keys() & tensors.keys():
             twice.setdefault(first[tensor], []).append(tensor)
         for other, names in sorted(twice.items()):
+            if is_variant_of(name, other) or is_variant_of(other, name):
+                continue  # SET004 warns of what engines make of it
             yield Problem(
                 f"{count(len(names), 'tensor')} of {other} {'is' if len(names) == 1 else 'are'} in this file too, "
                 f"and engines that read every file keep the one they read last: {join_truncated(names)}",
