@@ -22,14 +22,15 @@ does not: use `--ignore CFG029`.
 hiyouga/LlamaFactory#3721 (the biases of granite-8b-code were left out, for transformers did not know mlp_bias yet)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config_refusals import describe
 from ckptcheck.checkpoint.decoder_families import QKVO, family_of
+from ckptcheck.checkpoint.resolved_config import ResolvedConfig
 from ckptcheck.checkpoint.tensor import PLAIN
-from ckptcheck.checkpoint.weights_table import WeightsTable
+from ckptcheck.checkpoint.weights_table import Switch, WeightsTable
 from ckptcheck.text.formatting import count
 
 
@@ -54,6 +55,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         if any(dtype in PLAIN for dtype, _ in forms)
     }
     is_whole = all(pattern in stored for pattern in table.required)
+    # What several switches decide is there where all of them have it: OPT-350m and Galactica have no last norm.
+    elsewhere = {switch.name: _list_unwanted(switch, config.resolved) for switch in table.switches}
     for switch in table.switches:
         setting = config.resolved.at(switch.name)
         is_on = switch.is_on(setting) if setting is not None else None
@@ -66,12 +69,18 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         missing = sorted(
             name.removesuffix("weight") + "bias"
             for pattern in wanted
-            if pattern.endswith(".bias")
+            if pattern.endswith(".bias") and not _is_explained(pattern, switch, elsewhere)
             for name in stored.get(pattern.removesuffix("bias") + "weight", ())
             if name.removesuffix("weight") + "bias" not in ckpt.tensors
         )
         if not missing and is_whole:
-            missing = sorted(pattern.replace("{}", "0") for pattern in wanted if pattern not in stored)
+            missing = sorted(
+                pattern.replace("{}", "0")
+                for pattern in wanted
+                if pattern not in stored and not _is_explained(pattern, switch, elsewhere)
+            )
+        if missing and switch.on and switch.off and _sets_unknown_number(table, config.resolved):
+            continue
         surplus = sorted(
             name
             for pattern in unwanted
@@ -95,6 +104,31 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 key=setting.key_path,
                 hint="correct the setting if the model was trained with them",
             )
+
+
+def _list_unwanted(switch: Switch, resolved: ResolvedConfig) -> frozenset[str]:
+    """Return the patterns of tensors that a model does not have for this switch alone."""
+    setting = resolved.at(switch.name)
+    is_on = switch.is_on(setting) if setting is not None else None
+    return frozenset() if is_on is None else switch.off if is_on else switch.on
+
+
+def _is_explained(pattern: str, switch: Switch, unwanted: Mapping[str, frozenset[str]]) -> bool:
+    """Whether another switch is why the model does not have a tensor."""
+    return any(pattern in patterns for name, patterns in unwanted.items() if name != switch.name)
+
+
+def _sets_unknown_number(table: WeightsTable, resolved: ResolvedConfig) -> bool:
+    """Whether the config gives a number that is null by default, and of which nothing was learned.
+
+    It may choose between the two kinds of a layer, as Falcon-11B's `num_ln_in_parallel_attn` of 1.
+    """
+    part = resolved.text
+    return any(
+        default is None and type(part.settings.get(field)) is int
+        for field, default in part.config_class.defaults.items()
+        if not field.endswith("_token_id") and f"{part.path}{field}" not in table.sizes
+    )
 
 
 def _list(names: list[str]) -> str:
