@@ -59,6 +59,10 @@ class ClosedOutput(io.RawIOBase):
         raise OSError(errno.EBADF, "standard output is closed")
 
 
+KEPT_OPEN: list[object] = []
+"""Streams that nobody else refers to, and that would be closed without a reference."""
+
+
 def _open_closed_streams() -> None:
     """Open the null device for standard streams that are closed (``>&-``).
 
@@ -72,6 +76,8 @@ def _open_closed_streams() -> None:
                 os.dup2(stream.fileno(), number)
             setattr(sys, name, stream)
     if is_output_closed:
+        # the null device has to stay open as number 1
+        KEPT_OPEN.append(sys.stdout)
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(ClosedOutput()), encoding="utf-8")
 
 

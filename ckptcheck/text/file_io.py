@@ -185,10 +185,9 @@ def _is_stream(path: Path) -> bool:
 
     /dev/stdout is a link, and what it leads to is a regular file where the shell has redirected it.
     """
-    if not path.exists():
-        return False
-    of_process = path.is_symlink() and os.readlink(path).startswith(("/proc/", "fd/"))  # Linux; macOS
-    return of_process or not path.is_file()
+    if path.is_symlink() and os.readlink(path).startswith(("/proc/", "fd/")):  # Linux; macOS
+        return True  # also where the stream is closed: root would replace the link for every process
+    return path.exists() and not path.is_file()
 
 
 def require_output_apart(output: Path | None, *inputs: Path | None) -> None:

@@ -308,3 +308,12 @@ def test_no_report_takes_the_place_of_a_models_file(here: Path, words: list[str]
 def test_a_report_beside_the_weights_is_written_again(here: Path) -> None:
     for _ in range(2):
         assert run(here, "scan", "sound", "-o", "sound/report.txt").returncode == 0
+
+
+def test_the_link_to_a_closed_stream_is_not_replaced(here: Path) -> None:
+    """As root that link is /dev/stdout of every process."""
+    link = here / "stdout"
+    link.symlink_to("/proc/self/fd/1")
+    command = [sys.executable, "-m", "ckptcheck", "manifest", "sound", "-o", "stdout"]
+    subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], cwd=here, check=False, capture_output=True)
+    assert link.is_symlink()
