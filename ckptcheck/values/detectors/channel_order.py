@@ -17,6 +17,7 @@ from ckptcheck.checkpoint.layout import Stack
 from ckptcheck.values.channel_sample import choose_channels
 from ckptcheck.values.detectors.channel_profiles import (
     clip_profile,
+    clip_profiles,
     compute_adjusted_r2,
     correlate_profiles,
     count_stream_channels,
@@ -127,19 +128,16 @@ def find_scattered_matrices(ckpt: Checkpoint) -> list[ScatteredMatrix]:
         profiles = {layer: _read_profiles(ckpt, stack, layer, channels) for layer in sorted(stack.layers)}
         r2_by_role: dict[str, dict[int, float]] = {}
         for layer, own in profiles.items():
-            bases: dict[str | None, NDArray[np.float64]] = {}
-            for role, profile in own.items():
-                without = role if NORM.search(role) else None
-                if without not in bases:
-                    bases[without] = _join_references(layer, profiles, without)
-                r2_by_role.setdefault(role, {})[layer] = compute_adjusted_r2(profile, bases[without])
-        for role, r2 in r2_by_role.items():
-            usual = median(r2.values())
-            low = _choose_low(r2, USUALLY_FOLLOWS, HARDLY_FOLLOWS)
-            for layer in low:
+            matrices = [role for role in own if not NORM.search(role)]
+            for roles in (matrices, *([role] for role in own.keys() - matrices)):
+                for role, r2 in zip(roles, _measure_fits(profiles, layer, roles), strict=True):
+                    r2_by_role.setdefault(role, {})[layer] = r2
+        for role, by_layer in r2_by_role.items():
+            usual = median(by_layer.values())
+            for layer in _choose_low(by_layer, USUALLY_FOLLOWS, HARDLY_FOLLOWS):
                 name = stack.full_name(layer, role)
                 if name not in excused:
-                    scattered.append(ScatteredMatrix(name, r2[layer], usual))
+                    scattered.append(ScatteredMatrix(name, by_layer[layer], usual))
     return scattered
 
 
@@ -175,20 +173,22 @@ def _read_profiles(ckpt: Checkpoint, stack: Stack, layer: int, channels: int) ->
         else:
             continue
         if profile.any():
-            profiles[role] = clip_profile(profile)
-    return profiles
+            profiles[role] = profile
+    return dict(zip(profiles, clip_profiles(np.stack([*profiles.values()])), strict=True)) if profiles else {}
 
 
-def _join_references(
-    layer: int, profiles: dict[int, dict[str, NDArray[np.float64]]], without: str | None
-) -> NDArray[np.float64]:
-    """Return an orthonormal basis of the norms of a layer, but for one, and of all profiles of the layers beside it."""
+def _measure_fits(profiles: dict[int, dict[str, NDArray[np.float64]]], layer: int, roles: list[str]) -> list[float]:
+    """Return how well some profiles of a layer follow its norms, but for themselves, and all profiles of the layers beside it."""
     import numpy as np
 
-    references = [profile for role, profile in profiles[layer].items() if role != without and NORM.search(role)]
+    references = [profile for role, profile in profiles[layer].items() if NORM.search(role) and role not in roles]
     for near in (layer - 1, layer + 1, layer - 2, layer + 2):
         references += profiles.get(near, {}).values()
-    return np.linalg.qr(np.column_stack(references[:MAX_REFERENCES]))[0] if references else np.zeros((0, 0))
+    if not roles or not references:
+        return [0.0] * len(roles)
+    chosen = np.stack([profiles[layer][role] for role in roles])
+    fits: list[float] = compute_adjusted_r2(chosen, np.stack(references[:MAX_REFERENCES])).tolist()
+    return fits
 
 
 def _find_drawn(ckpt: Checkpoint) -> set[str]:

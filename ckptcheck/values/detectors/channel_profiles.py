@@ -53,21 +53,30 @@ def centre_profile(profile: NDArray[np.float64]) -> NDArray[np.float64]:
     return centred
 
 
+def clip_profiles(profiles: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return [profile, channel] in robust deviations from each one's median, none beyond MAX_DEVIATION, less its mean."""
+    import numpy as np
+
+    differences = profiles - _take_medians(profiles)
+    deviations = 1.4826 * _take_medians(np.abs(differences))  # that of a normal distribution
+    clipped = np.clip(differences / np.where(deviations, deviations, 1.0), -MAX_DEVIATION, MAX_DEVIATION)
+    centred: NDArray[np.float64] = clipped - clipped.mean(axis=1, keepdims=True)
+    return centred
+
+
 def clip_profile(profile: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a profile in robust deviations from its median, none beyond MAX_DEVIATION, less its mean."""
+    """Do to one profile what `clip_profiles` does to several."""
+    clipped: NDArray[np.float64] = clip_profiles(profile[None])[0]
+    return clipped
+
+
+def _take_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return [row, 1]: the median of each row. numpy.median loads numpy.ma, which takes longer than all profiles of a model."""
     import numpy as np
 
-    differences = profile - _median(profile)
-    deviation = 1.4826 * _median(np.abs(differences))  # that of a normal distribution
-    return centre_profile(np.clip(differences / (deviation or 1.0), -MAX_DEVIATION, MAX_DEVIATION))
-
-
-def _median(values: NDArray[np.float64]) -> float:
-    """Return the median. numpy.median loads numpy.ma, which takes longer than all profiles of a model."""
-    import numpy as np
-
-    ordered, number = np.sort(values), len(values)
-    return float(ordered[(number - 1) // 2] + ordered[number // 2]) / 2
+    ordered, number = np.sort(values, axis=1), values.shape[1]
+    medians: NDArray[np.float64] = (ordered[:, (number - 1) // 2, None] + ordered[:, number // 2, None]) / 2
+    return medians
 
 
 def correlate_profiles(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
@@ -77,15 +86,22 @@ def correlate_profiles(first: NDArray[np.float64], second: NDArray[np.float64]) 
     return float(first @ second) / scale if scale else 0.0
 
 
-def compute_adjusted_r2(profile: NDArray[np.float64], basis: NDArray[np.float64]) -> float:
-    """Return the share of a profile's variance that a basis explains beyond what as many random vectors would explain.
+def compute_adjusted_r2(profiles: NDArray[np.float64], references: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of each profile's variance that references explain beyond what as many random ones would explain.
 
-    profile: [channels], with mean zero. basis: [channels, references], orthonormal.
+    profiles: [profile, channel], each with mean zero. references: [reference, channel], with mean zero.
     """
-    number, references = basis.shape
-    total = float(profile @ profile)
-    if not total or number <= references + 1:
-        return 0.0
-    explained = basis.T @ profile
-    unexplained = 1 - float(explained @ explained) / total
-    return float(1 - unexplained * (number - 1) / (number - references - 1))
+    import numpy as np
+
+    number, channels = references.shape
+    totals = np.einsum("pc,pc->p", profiles, profiles)
+    if channels <= number + 1 or not number:
+        return np.zeros(len(profiles))
+    products = references @ references.T
+    # References that are multiples of each other leave nothing to divide by.
+    products += np.eye(number) * (1e-9 * np.trace(products) + 1e-300)
+    shares = references @ profiles.T
+    explained = (shares * np.linalg.solve(products, shares)).sum(axis=0)
+    unexplained = 1 - explained / np.where(totals, totals, 1.0)
+    adjusted: NDArray[np.float64] = 1 - unexplained * (channels - 1) / (channels - number - 1)
+    return np.where(totals > 0, adjusted, 0.0)

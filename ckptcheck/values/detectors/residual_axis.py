@@ -161,14 +161,14 @@ def _fit_layer(
     if not references[layer]:
         return []
     profiles = [part for other in (layer, layer - 1, layer + 1) for part in references.get(other, [])]
-    basis, _ = np.linalg.qr(np.column_stack(profiles[:MAX_REFERENCES]))
-    fits = []
-    for role in roles:
-        stats = ckpt.values.tensors[stack.full_name(layer, role)]
-        values = ckpt.values.samples[stats.name]
-        rows, columns = (compute_adjusted_r2(take_profile(squares), basis) for squares in (values.rows, values.columns))
-        fits.append((layer, role, AxisFit(stats.name, (rows, columns))))
-    return fits
+    names = [stack.full_name(layer, role) for role in roles]
+    samples = [ckpt.values.samples[name] for name in names]
+    axes = [take_profile(squares) for sample in samples for squares in (sample.rows, sample.columns)]
+    r2 = compute_adjusted_r2(np.stack(axes), np.stack(profiles[:MAX_REFERENCES])).reshape(-1, 2).tolist()
+    return [
+        (layer, role, AxisFit(name, (rows, columns)))
+        for role, name, (rows, columns) in zip(roles, names, r2, strict=True)
+    ]
 
 
 def _is_square(ckpt: Checkpoint, name: str, channels: int) -> bool:

@@ -107,8 +107,12 @@ def _measure_partner(ckpt: Checkpoint, block: Block) -> NDArray[np.float64]:
     """Return the profile of down's columns, or of the output projection's, over the sampled channels of up, or of the values."""
     channels = choose_channels(block.first.shape[0])
     columns = expand_heads(ckpt, block, channels)
-    values = read_rows(ckpt, block.last, choose_channels(block.last.shape[0]), columns.ravel())
-    return clip_profile(take_profile(compute_mean_squares(values, 0).reshape(columns.shape).mean(0)))
+    if len(columns) == 1:
+        squares = ckpt.values.samples[block.last.name].columns
+    else:
+        values = read_rows(ckpt, block.last, choose_channels(block.last.shape[0]), columns.ravel())
+        squares = compute_mean_squares(values, 0).reshape(columns.shape).mean(0)
+    return clip_profile(take_profile(squares))
 
 
 def _take_rows(ckpt: Checkpoint, block: Block) -> NDArray[np.float64]:
