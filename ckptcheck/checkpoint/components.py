@@ -28,7 +28,7 @@ ENCODER = re.compile(
     r"For(CTC|RNNT|TDT|Audio\w+|XVector|ImageClassification)$|(?<!Text)Encoder$|QFormerModel$|Timestamp"
 )
 """Architectures that read sound or images: some of them have a vocabulary, and no embedding of it."""
-ENCODER_KEYS = frozenset({"conv_stride", "image_size", "feature_projection_input_dim"})
+ENCODER_KEYS = frozenset({"conv_stride", "image_size", "feature_projection_input_dim", "backbone_config"})
 """Settings beside the vocabulary that say the same."""
 MTP = re.compile(r"(^|\.)(mtp\w*|nextn\w*|eh_proj|enorm|hnorm|shared_head)(\.|$)")
 """Names that only layers of multi-token prediction (MTP) contain (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo)."""
@@ -94,7 +94,17 @@ class Components:
             and not ASIDE.search(name)
         ]
         size = self.config.integer("vocab_size") if self.config is not None else None
-        return [name for name in names if self.tensors[name].shape[0] == size] or names
+        others = self._other_vocabularies
+        return [name for name in names if self.tensors[name].shape[0] == size] or [
+            name for name in names if self.tensors[name].shape[0] not in others
+        ]
+
+    @cached_property
+    def _other_vocabularies(self) -> frozenset[int]:
+        """The vocabularies of parts beside the language model that read text of their own (MusicGen's encoder, a Q-Former)."""
+        resolved = self.config.resolved if self.config is not None else None
+        found = [part.find("vocab_size") for part in resolved.parts if part is not resolved.text] if resolved else []
+        return frozenset(each.value for each in found if each is not None and type(each.value) is int)
 
     @cached_property
     def depth_names(self) -> tuple[str, ...]:

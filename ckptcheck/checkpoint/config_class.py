@@ -123,6 +123,11 @@ class ConfigClass:
         """Whether the class checks lists of layer kinds as most do, and not in its own way."""
         return not self.facts.get("own_layer_check", False)
 
+    @property
+    def has_layer_types(self) -> bool:
+        """Whether the class has a kind for each layer also where config.json lists none (Jamba's periods)."""
+        return bool(self.facts.get("has_layer_types"))
+
     def attribute(self, key: str) -> str:
         """Return the attribute that keeps the value of a key."""
         return self.aliases.get(key, key)

@@ -318,7 +318,8 @@ def iter_wrong_layer_lists(part: ResolvedPart) -> Iterator[Fault]:
     depth = part.find("num_hidden_layers")
     for name, known in known_layer_types().items():
         listed = part.settings.get(name)
-        if part.settings.get("layer_types") is None or not isinstance(listed, list) or depth is None:
+        has_kinds = part.settings.get("layer_types") is not None or part.config_class.has_layer_types
+        if not has_kinds or not isinstance(listed, list) or depth is None:
             continue
         path = f"{part.path}{name}"
         unknown = [entry for entry in listed if not isinstance(entry, str) or entry not in known]
@@ -371,7 +372,13 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
                 yield f"{path}.{key}", f"{path}.{key} is {write_value(value)}, but it must be a number"
             elif is_number and ((key in required and value <= 0) or (kind == "yarn" and key in BETAS and value <= 0)):
                 yield f"{path}.{key}", f"{path}.{key} is {write_value(value)}, but it must be more than 0"
-            elif is_number and key == PARTIAL and is_partial and not 0 <= value <= 1:
+            elif (
+                is_number
+                and key == PARTIAL
+                and is_partial
+                and not 0 <= value <= 1
+                and value != (default or {}).get(key)
+            ):
                 yield (
                     f"{path}.{key}",
                     f"{path}.{key} is {write_value(value)}, but the part of each head that is rotated is from 0 to 1",

@@ -96,6 +96,11 @@ def always_ties(architecture: str | None) -> bool:
     return architecture in _facts()["always_tied"]
 
 
+def never_ties(architecture: str | None) -> bool:
+    """Whether transformers 5 gives an architecture a head of its own whatever the config says (Pop2Piano)."""
+    return architecture in _facts()["never_tied"]
+
+
 def score_head_modules(architecture: str | None) -> tuple[str, ...]:
     """Return the modules with a row for each label in transformers' class of this name; () for a class that is not its own."""
     return tuple(head for head, names in _facts()["score_heads"].items() if architecture in names)

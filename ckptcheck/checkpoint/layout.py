@@ -83,7 +83,9 @@ class Layout:
         blocks = [stack for stack in candidates if max(map(len, stack.layers.values())) > 2]
         candidates = [stack for stack in blocks if not VOCODER.search(stack.prefix)] or blocks or candidates
         if any("decoder" in stack.prefix for stack in candidates):
-            candidates = [stack for stack in candidates if "encoder" not in stack.prefix]
+            # The text that Grounding DINO reads has a tower of its own; what decodes there are boxes.
+            towers = [stack for stack in candidates if "text_backbone" in stack.prefix]
+            candidates = towers or [stack for stack in candidates if "encoder" not in stack.prefix]
         return sorted(candidates, key=lambda stack: -sum(map(len, stack.layers.values())))
 
 

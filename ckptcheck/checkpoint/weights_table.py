@@ -25,6 +25,8 @@ _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 """How the classes end of which the table has one for a model type without any of the others."""
 _WITHOUT_HEADS = ("ForMaskedLM", *_CLASSIFIERS)
 """How the classes end of which releases store the heads in several ways, or which have as many outputs as labels."""
+_NOT_TEXT = re.compile(r"For(Image|OpticalFlow|Multimodal)")
+"""How classes are called that read something else than the language model of their model type."""
 RefusedKind = Literal["null", "zero", "negative", "one", "untyped"]
 """Kinds of values; untyped: a text or an object in place of a number that no class declares."""
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
@@ -90,6 +92,8 @@ class WeightsTable:
             if config.architecture.endswith("ForMaskedLM"):  # what is stored of the head fits
                 found = WeightsTable(own.architecture, {**found.facts, "shapes": own.shapes})
             return found.with_joining(config.resolved)
+        if _NOT_TEXT.search(config.architecture):  # it may read through other modules (Perceiver)
+            return None
         relative = _find_relative(models)
         return relative.without_heads() if relative is not None else None
 

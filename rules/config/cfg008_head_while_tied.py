@@ -4,6 +4,7 @@
 With `tie_word_embeddings: true` there is no separate `lm_head.weight`. One that equals the embedding, as in Qwen3-0.6B and
 Falcon, is only an info: sixteen pieces of both are compared where the files can be read. Where a composite config has the flag on
 both levels, the upper one counts, as for transformers 5 and vLLM; for Llama 4, BLIP-2 and their like it is that of the text model.
+Classes that have a head of their own whatever the config says (Pop2Piano) are left out: learned from transformers.
 
 ## Why it matters
 Engines use the embedding and ignore the stored head, older vLLM stops with a KeyError, and transformers before 5 ignores it too: a
@@ -24,6 +25,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.heads import never_ties
 from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
 
 SAMPLES, SAMPLE = 16, 4096
@@ -34,7 +36,11 @@ SAMPLES, SAMPLE = 16, 4096
     "CFG008",
     "head-while-tied",
     severity="warning",
-    when=lambda ckpt: ckpt.components.is_tied is True and not ckpt.is_partial,
+    when=lambda ckpt: (
+        ckpt.components.is_tied is True
+        and not never_ties(ckpt.config.architecture if ckpt.config is not None else None)
+        and not ckpt.is_partial
+    ),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     head, embedding = ckpt.components.lm_head, ckpt.components.embedding

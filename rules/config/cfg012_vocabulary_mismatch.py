@@ -69,6 +69,9 @@ def _by_design(ckpt: ConfiguredCheckpoint, name: str, rows: int) -> bool:
             return True
     if ckpt.config.get("model_type") == "imagegpt" and name == ckpt.components.lm_head:
         return rows == declared - 1
+    rest = f"{name.removesuffix('embedding')}new_embedding"
+    if name.endswith("wte.embedding") and rest in ckpt.tensors:  # transformers joins both parts of the table (Molmo 2)
+        return rows + ckpt.tensors[rest].shape[0] >= declared
     return ckpt.config.get("model_type") in _EXTRA and rows >= declared
 
 

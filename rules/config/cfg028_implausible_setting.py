@@ -43,7 +43,7 @@ from ckptcheck.checkpoint.weights_table import WeightsTable
 LEAST_BASE, LARGEST_BASE = 100.0, 1e15
 EPSILONS = (1e-13, 1e-2)
 DROPOUT = re.compile(r"dropout|_drop(_rate)?$|_pdrop$|drop_path_rate")
-HEADS = re.compile(r"((encoder|decoder)_)?(num_)?(attention_)?heads")
+HEADS = re.compile(r"((?:encoder|decoder)_)?(num_)?(attention_)?heads")
 WIDTH_OF_HEADS = re.compile(
     r"head_dim|head_size|d_kv|kv_channels|d_head|dim_head|_factor|expand|lora_rank|attention_hidden"
 )
@@ -90,7 +90,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
             path = f"{each.path}{key}"
             if not _is_number(value) or each.config_class.type_of(key) is None:
                 continue
-            size = _find_size(each)
+            size = _find_size(each, key)
             if type(value) is int and value >= HUGE and not UNBOUNDED.search(key):
                 odd[path] = f"{path} is {value:,}, and no released model has a number as large"
             elif DROPOUT.search(key) and not 0 <= value <= 1:
@@ -117,9 +117,12 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
         yield Problem(fault, file=ckpt.config.file, key=path, hint="copy it from the model's own config")
 
 
-def _find_size(part: ResolvedPart) -> int | None:
-    """Return the hidden size of a part; None where it is no number."""
-    setting = next((found for name in WIDTHS if (found := part.find(name)) is not None), None)
+def _find_size(part: ResolvedPart, key: str) -> int | None:
+    """Return the hidden size of a part, of its encoder or decoder where the key is theirs; None where it is no number."""
+    heads = HEADS.fullmatch(key)
+    half = heads[1] or "" if heads is not None else ""
+    names = [*(f"{half}{name}" for name in WIDTHS if half), *WIDTHS]
+    setting = next((found for name in names if (found := part.find(name)) is not None), None)
     return setting.value if setting is not None and type(setting.value) is int else None
 
 

@@ -118,3 +118,76 @@ def test_one_layer_of_an_encoder_may_see_the_whole_image(name: str, number: int,
     write_checkpoint(Structure("made/up", "", config, []), tmp_path, entries)
     found = ckptcheck.scan(tmp_path, headers_only=True, select=["CFG005"]).findings
     assert len(found) == number
+
+
+def scan_tables(folder: Path, config: dict[str, Any], entries: dict[str, Entry]) -> list[str]:
+    """Scan tensors beside the layers of a decoder, and return what is an error about them."""
+    layers: dict[str, Entry] = {f"decoder.layers.{at}.{part}": ("F32", (8, 8)) for at in range(3) for part in BLOCK}
+    write_checkpoint(Structure("made/up", "", config, []), folder, {**layers, **entries})
+    found = ckptcheck.scan(folder, headers_only=True, select=["CFG003", "CFG009", "CFG012", "CFG013"]).findings
+    return [f"{one.code} {one.key}" for one in found]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [(32128, []), (2000, ["CFG012 text_encoder.shared.weight", "CFG013 text_encoder.shared.weight"])],
+)
+def test_a_table_of_another_part_of_the_model(rows: int, expected: list[str], tmp_path: Path) -> None:
+    """MusicGen's T5 has a table of its own, and its decoder one for each codebook."""
+    config = {
+        "architectures": ["MusicgenForConditionalGeneration"],
+        "model_type": "musicgen",
+        "text_encoder": {"model_type": "t5", "vocab_size": 32128, "d_model": 8},
+        "audio_encoder": {"model_type": "encodec"},
+        "decoder": {"model_type": "musicgen_decoder", "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 3},
+    }
+    entries: dict[str, Entry] = {"text_encoder.shared.weight": ("F32", (rows, 8))}
+    entries |= {f"decoder.model.decoder.embed_tokens.{at}.weight": ("F32", (65, 16)) for at in range(4)}
+    assert scan_tables(tmp_path, config, entries) == expected
+
+
+def test_a_table_that_is_stored_in_two_parts(tmp_path: Path) -> None:
+    """Molmo 2 joins its tokens and the added ones, and saves them in halves."""
+    config: dict[str, Any] = {
+        "architectures": ["Molmo2TextModel"],
+        "model_type": "molmo2_text",
+        "vocab_size": 100,
+        "hidden_size": 8,
+    }
+    config["num_hidden_layers"] = 3
+    half: Entry = ("F32", (64, 8))
+    entries: dict[str, Entry] = {"decoder.wte.embedding": half, "decoder.wte.new_embedding": half}
+    assert scan_tables(tmp_path / "two", config, entries) == []
+    del entries["decoder.wte.new_embedding"]
+    assert scan_tables(tmp_path / "one", config, entries) == ["CFG012 decoder.wte.embedding"]
+
+
+def test_a_backbone_of_images_has_no_embedding(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["OneFormerModel"],
+        "model_type": "oneformer",
+        "text_encoder_vocab_size": 64,
+        "decoder_layers": 4,
+    }
+    backbone = {"backbone_config": {"model_type": "swin"}}
+    assert scan_tables(tmp_path / "images", {**config, **backbone}, {}) == []
+    assert "CFG009 None" in scan_tables(tmp_path / "text", config, {})
+
+
+def test_the_layers_that_read_text_beside_those_that_place_boxes() -> None:
+    tower = [f"text_backbone.encoder.layer.{layer}.{part}" for layer in range(4) for part in BLOCK]
+    boxes = [f"decoder.layers.{layer}.{part}" for layer in range(2) for part in BLOCK]
+    assert [stack.prefix for stack in parse_layout([*tower, *boxes]).candidates] == ["text_backbone.encoder.layer"]
+
+
+def test_a_model_of_images_is_not_held_against_its_relative_for_text(tmp_path: Path) -> None:
+    """Perceiver's encoder is as wide as what it reads."""
+    name = "perceiver.encoder.cross_attention.attention.self.layernorm2.weight"
+    for architecture, number in (
+        ("PerceiverForImageClassificationLearned", 0),
+        ("PerceiverForSequenceClassification", 1),
+    ):
+        config = {"architectures": [architecture], "model_type": "perceiver", "d_model": 768}
+        folder = tmp_path / architecture
+        write_checkpoint(Structure("made/up", "", config, []), folder, {name: ("F32", (512,))})
+        assert len(ckptcheck.scan(folder, headers_only=True, select=["CFG025"]).findings) == number
