@@ -80,32 +80,39 @@ WORDS = (
 )
 
 
+def build_base(**settings: Any) -> Any:
+    """Return a small Llama of random numbers, always the same."""
+    import torch
+    import transformers
+
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=128,
+        **settings,
+    )
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
 def build_adapters(folder: Path) -> list[Path]:
     """Write a folder for each adapter, with the base model beside it: ``NAME/base`` and ``NAME/adapter``."""
     import peft
     import torch
-    import transformers
 
     written = []
     for name, settings in ADAPTERS.items():
-        torch.manual_seed(1)
-        config = transformers.LlamaConfig(
-            hidden_size=64,
-            intermediate_size=96,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=128,
-            attention_bias=name == "bias",
-        )
-        base = transformers.AutoModelForCausalLM.from_config(config)
+        base = build_base(attention_bias=name == "bias")
         base.save_pretrained(folder / name / "base")
         model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **settings))
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.requires_grad:
                     parameter.add_(0.1 * torch.randn_like(parameter))
-        model.save_pretrained(folder / name / "adapter")
+        model.save_pretrained(str(folder / name / "adapter"))
         path = folder / name / "adapter" / "adapter_config.json"
         written_config = json.loads(path.read_text())
         path.write_text(json.dumps({**written_config, "base_model_name_or_path": "base"}))

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import ckptcheck
+from tests.fuzzing.adapter_edits import build_base
 
 peft = pytest.importorskip("peft", reason="PEFT writes the adapters; make test-all installs it")
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -53,16 +54,7 @@ def test_what_peft_saves_is_clean(name: str, tmp_path: Path) -> None:
                 pytest.skip(f"this PEFT has no {value[0]}")
             value = kind(**value[1])
         settings[key] = value
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=128,
-    )
-    base = transformers.AutoModelForCausalLM.from_config(config)
+    base = build_base()
     base.save_pretrained(tmp_path / "base")
     chosen = {"target_modules": ["q_proj", "v_proj"], "r": 4, **settings}
     model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **chosen))
