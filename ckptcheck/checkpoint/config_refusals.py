@@ -26,6 +26,8 @@ ACTIVATION = re.compile(r"(^|_)(act|act_fn|activation|activation_function)$")
 """Names of fields that hold the name of an activation function."""
 DIVISOR = re.compile(r"(\w+) % (\w+)(?: != 0)?")
 """What a class demands of two sizes of which the second divides the first."""
+INTEGER = re.compile(r"\s*[+-]?\d+(_\d+)*\s*")
+"""Texts that Python turns into integers."""
 NORM_EPSILON = re.compile(r"(rms_norm|layer_?norm|norm)_eps(ilon)?")
 """Names of fields that hold the epsilon of the norms."""
 NO_ACTIVATION = "and transformers has no such activation function"
@@ -94,6 +96,9 @@ def iter_wrong_layer_settings(part: ResolvedPart) -> Iterator[Fault]:
             f"{part.path}per_layer_config is {write_value(listed)}, but it must be an object",
         )
     for number, own in listed.items() if isinstance(listed, dict) else ():
+        if not INTEGER.fullmatch(number):
+            path = f"{part.path}per_layer_config"
+            yield path, f"{path} has the key {write_value(number)}, which is no number of a layer"
         if not isinstance(own, dict):
             path = f"{part.path}per_layer_config.{number}"
             yield path, f"{path} is {write_value(own)}, but it must be an object"
@@ -121,7 +126,7 @@ def iter_wrong_labels(part: ResolvedPart) -> Iterator[Fault]:
     """Yield labels whose numbers are none: every class turns the keys of ``id2label`` into integers."""
     labels = part.settings.get("id2label")
     for key in labels if isinstance(labels, dict) else ():
-        if not re.fullmatch(r"\s*[+-]?\d+(_\d+)*\s*", key):
+        if not INTEGER.fullmatch(key):
             path = f"{part.path}id2label"
             yield path, f"{path} has the key {write_value(key)}, which is no integer"
             return
@@ -363,7 +368,10 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
             yield path, f'{path} has the type "{kind}", but not {" and ".join(missing)}'
         # Where the type is "default", only some models rotate a part of each head.
         default = part.config_class.rope.get("default")
-        is_partial = kind != "default" or PARTIAL in part.config_class.types or PARTIAL in (default or {})
+        defaults = [default or {}, *(each for each in (default or {}).values() if isinstance(each, dict))]
+        is_partial = (
+            kind != "default" or PARTIAL in part.config_class.types or any(PARTIAL in each for each in defaults)
+        )
         for key in sorted(NUMBERS & parameters.keys()):
             value = parameters[key]
             needed = key == "rope_theta" or key in required or (key == PARTIAL and is_partial)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from ckptcheck.checkpoint.config_demands import UnknownValueError, is_refused, list_settings
+from ckptcheck.checkpoint.config_refusals import iter_wrong_rope
+from ckptcheck.checkpoint.resolved_config import resolve_config
 
 
 def read(settings: dict[str, Any]) -> Callable[[str], Any]:
@@ -104,3 +106,18 @@ def test_checks_of_a_class_become_expressions() -> None:
         "kind == 'y' and width // 2 != heads",
     ]
     assert learn_demands(Lamp, saved) == []  # the class refuses it as it is
+
+
+def find_wrong_rope(part: Any) -> list[str]:
+    kinds = {"full_attention": 0.5, "sliding_attention": part}
+    rope = {
+        kind: {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": own} for kind, own in kinds.items()
+    }
+    resolved = resolve_config({"model_type": "mimo_v2_flash", "layer_types": [*kinds], "rope_parameters": rope})
+    assert resolved is not None
+    return [path for path, _ in iter_wrong_rope(resolved.top)]
+
+
+def test_a_class_that_rotates_a_part_of_each_head_needs_its_number_for_each_kind_of_layer() -> None:
+    assert find_wrong_rope(None) == ["rope_parameters.sliding_attention.partial_rotary_factor"]
+    assert find_wrong_rope(0.25) == []
