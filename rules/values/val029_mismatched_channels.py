@@ -13,8 +13,9 @@ Training makes some channels large and others small, and the matrices that share
   puts their rows together as Megatron-LM, gpt-oss and GPT-NeoX join them (row by row, a piece for each rank, a group of heads),
   and reports the order in which they agree.
 
-It judges no first and no last layer, and no stack of fewer than six layers. It rests on the 256 rows and columns of each matrix
-that are sampled while the values are read, and on the norms.
+It judges no first and no last layer, no stack of fewer than six layers, and nothing that follows nothing for a reason of its own:
+transposed (VAL021), drawn anew (VAL012), copied (VAL008, VAL014), of another dtype (VAL006), or of signs alone (VAL007). It rests
+on the 256 rows and columns of each matrix that are sampled while the values are read, and on the norms.
 
 ## Why it matters
 A reshape in place of a transpose, shards of ranks that were joined in the order of their names (`rank10` before `rank2`), a fused

@@ -23,8 +23,11 @@ from ckptcheck.values.detectors.channel_profiles import (
     count_stream_channels,
     take_profile,
 )
+from ckptcheck.values.detectors.dtype_mislabel import find_mislabelled
+from ckptcheck.values.detectors.duplicate_tensors import find_equal_layers, find_equal_matrices
 from ckptcheck.values.detectors.init_detection import find_init_groups
 from ckptcheck.values.detectors.matrix_samples import FLOATS, compute_mean_squares, read_rows
+from ckptcheck.values.detectors.one_signed import find_single_magnitudes
 from ckptcheck.values.detectors.residual_axis import (
     MIN_CHANNELS,
     can_judge_channels,
@@ -120,7 +123,6 @@ def find_scattered_matrices(ckpt: Checkpoint) -> list[ScatteredMatrix]:
     the stream differs there. Raises Skip if a file shrank since its values were read, OSError if reading fails.
     """
     scattered: list[ScatteredMatrix] = []
-    excused = {matrix.name for matrix in find_transposed_matrices(ckpt)} | _find_drawn(ckpt)
     for stack in ckpt.layout.stacks.values():
         channels = count_stream_channels(ckpt, stack)
         if channels < MIN_CHANNELS or len(stack.layers) < MIN_LAYERS:
@@ -134,11 +136,12 @@ def find_scattered_matrices(ckpt: Checkpoint) -> list[ScatteredMatrix]:
                     r2_by_role.setdefault(role, {})[layer] = r2
         for role, by_layer in r2_by_role.items():
             usual = median(by_layer.values())
-            for layer in _choose_low(by_layer, USUALLY_FOLLOWS, HARDLY_FOLLOWS):
-                name = stack.full_name(layer, role)
-                if name not in excused:
-                    scattered.append(ScatteredMatrix(name, by_layer[layer], usual))
-    return scattered
+            scattered += [
+                ScatteredMatrix(stack.full_name(layer, role), by_layer[layer], usual)
+                for layer in _choose_low(by_layer, USUALLY_FOLLOWS, HARDLY_FOLLOWS)
+            ]
+    explained = _find_explained(ckpt) if scattered else set()
+    return [matrix for matrix in scattered if matrix.name not in explained]
 
 
 def _choose_low(values: dict[int, float], usual: float, low: float) -> list[int]:
@@ -191,9 +194,24 @@ def _measure_fits(profiles: dict[int, dict[str, NDArray[np.float64]]], layer: in
     return fits
 
 
-def _find_drawn(ckpt: Checkpoint) -> set[str]:
-    """Return the matrices that look freshly drawn: they follow nothing either, and VAL012 reports them."""
-    return {sample.name for group in find_init_groups(ckpt) for sample in group.at_init}
+def _find_explained(ckpt: Checkpoint) -> set[str]:
+    """Return the tensors that follow nothing for a reason that another rule reports."""
+    drawn = {sample.name for group in find_init_groups(ckpt) for sample in group.at_init}
+    copied = {name for copy in find_equal_matrices(ckpt) for name in copy.unit.names.values()}
+    of_equal_layers = {
+        stack.full_name(layer, role)
+        for stack in ckpt.layout.stacks.values()
+        if find_equal_layers(ckpt)
+        for layer, roles in stack.layers.items()
+        for role in roles
+    }
+    return drawn.union(
+        copied,
+        of_equal_layers,  # a block of layers that is there twice has other layers beside it
+        (matrix.name for matrix in find_transposed_matrices(ckpt)),
+        (stats.name for stats in find_mislabelled(ckpt)),
+        find_single_magnitudes(ckpt),
+    )
 
 
 def find_mismatched_blocks(ckpt: Checkpoint) -> list[MismatchedBlock]:
@@ -203,7 +221,6 @@ def find_mismatched_blocks(ckpt: Checkpoint) -> list[MismatchedBlock]:
     file shrank since its values were read, OSError if reading fails.
     """
     found: list[MismatchedBlock] = []
-    drawn = _find_drawn(ckpt)
     for stack in ckpt.layout.stacks.values():
         kinds: dict[str, list[_Block]] = {}
         for layer in sorted(stack.layers):
@@ -215,8 +232,6 @@ def find_mismatched_blocks(ckpt: Checkpoint) -> list[MismatchedBlock]:
             by_layer = {block.layer: block for block in blocks}
             for layer in _choose_low(agreements, USUALLY_AGREES, HARDLY_AGREES):
                 block = by_layer[layer]
-                if not drawn.isdisjoint((block.up.name, block.down.name)):
-                    continue
                 if block.gate is not None and 2 * correlate_profiles(block.gate, block.units[1]) > usual:
                     continue  # gate and up are exchanged: VAL019 reports it
                 found.append(
@@ -229,7 +244,8 @@ def find_mismatched_blocks(ckpt: Checkpoint) -> list[MismatchedBlock]:
                         _find_order(ckpt, block, usual),
                     )
                 )
-    return found
+    explained = _find_explained(ckpt) if found else set()
+    return [block for block in found if explained.isdisjoint((block.up, block.down))]
 
 
 def _iter_blocks(ckpt: Checkpoint, stack: Stack, layer: int) -> Iterator[tuple[str, _Block]]:
