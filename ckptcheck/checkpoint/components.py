@@ -243,17 +243,15 @@ class Components:
     def is_tied(self) -> bool | None:
         """Whether the input and the output embedding are one tensor; None where neither config nor architecture says.
 
-        Composite configs hold the flag on two levels. transformers 5 goes by the config of the class that has the head, which is
+        Composite configs hold the flag on each level. transformers 5 goes by the config of the class that has the head, which is
         the upper one (and vLLM by that since its #33359); but for a few older classes, whose text model has the head.
         """
         if self.config is None:
             return None
-        levels = [self.config.value, self.config.text]
+        levels = self.config.levels
         if can_tie(self.config.architecture) is False:
             return False
-        if self.config.model_type in HEADS_OF_TEXT_MODELS:
-            levels.reverse()
-        for part in levels:
+        for part in reversed(levels) if self.config.model_type in HEADS_OF_TEXT_MODELS else levels:
             if isinstance(flag := part.get("tie_word_embeddings"), bool):
                 return flag
         return tied_by_default(self.config.architecture)

@@ -53,19 +53,24 @@ class Config:
     """Whether the file holds a JSON object."""
 
     @cached_property
-    def text(self) -> dict[str, Any]:
-        """The language model's settings: the nested object where there is one, else the whole config."""
-        part = self.value
+    def levels(self) -> list[dict[str, Any]]:
+        """The objects from the whole config to the language model's settings: one, two, or three."""
+        levels = [self.value]
         # Qwen-Omni nests twice: thinker_config.text_config.
         for _ in range(2):
             for name in LANGUAGE_PARTS:
-                nested = part.get(name)
+                nested = levels[-1].get(name)
                 if isinstance(nested, dict) and nested:
-                    part = nested
+                    levels.append(nested)
                     break
             else:
                 break
-        return part
+        return levels
+
+    @property
+    def text(self) -> dict[str, Any]:
+        """The language model's settings: the nested object where there is one, else the whole config."""
+        return self.levels[-1]
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a setting of the language model: from the nested settings, else from the top level."""

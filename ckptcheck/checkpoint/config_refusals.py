@@ -402,7 +402,9 @@ def iter_lost_rope(part: ResolvedPart, needed: Mapping[str, tuple[str, ...]]) ->
     labels = {kind for kinds in needed.values() for kind in kinds}
     types = {entry for entry in listed if isinstance(entry, str)} if isinstance(listed, list) else set[str]()
     default = part.config_class.rope.get("default") or {}
-    if settings is None and needed.get("absent") and not any(isinstance(value, dict) for value in default.values()):
+    by_kind = any(isinstance(value, dict) for value in default.values())
+    # A config without rotary embeddings of its own may be around one that has them (Dots3 Note).
+    if settings is None and part.config_class.rope and needed.get("absent") and not by_kind:
         yield f"{part.path}rope_parameters", f"{part.path}rope_parameters has nothing for {needed['absent'][0]}"
     # a kind that the class has by default, and no layer of this model is of, tells that the settings are of one kind each
     kinds = {kind for kind, value in default.items() if isinstance(value, dict)}
