@@ -295,6 +295,9 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
         own = (resolved.text.config_class.rope.get("default") or {}).get("rope_type")
         if kind not in (*required_rope_keys(), *LEGACY_ROPE_TYPES, own):
             yield path, f"{path} has the type {write_value(kind)}, and transformers has no such rotary embedding"
+        elif own == "axial" and kind not in (own, "default"):
+            # Every class with such a tower refuses to build it with another (transformers 5.24, 33 of 33).
+            yield path, f'{path} has the type "{kind}", and transformers computes only "axial" there'
 
 
 def _find_given(resolved: ResolvedConfig, path: str) -> Setting | None:
@@ -362,6 +365,9 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
             kind is None or (is_tower and kind not in (*required_rope_keys(), *LEGACY_ROPE_TYPES, own))
         ):
             yield path, f"{path} has the type {write_value(kind)}, and transformers has no such rotary embedding"
+        elif own == "axial" and kind not in (own, "default"):
+            # Every class with such a tower refuses to build it with another (transformers 5.24, 33 of 33).
+            yield path, f'{path} has the type "{kind}", and transformers computes only "axial" there'
         required = required_rope_keys().get(kind, ()) if isinstance(kind, str) else ()
         missing = [key for key in required if key not in parameters and key not in filled]
         if missing:
