@@ -368,10 +368,12 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
         elif own == "axial" and kind not in (own, "default"):
             # Every class with such a tower refuses to build it with another (transformers 5.24, 33 of 33).
             yield path, f'{path} has the type "{kind}", and transformers computes only "axial" there'
-        required = required_rope_keys().get(kind, ()) if isinstance(kind, str) else ()
+        read = part.config_class.rope.get("translated", {}).get(kind, kind) if isinstance(kind, str) else None
+        required = required_rope_keys().get(read, []) if read is not None else []
         missing = [key for key in required if key not in parameters and key not in filled]
         if missing:
-            yield path, f'{path} has the type "{kind}", but not {" and ".join(missing)}'
+            named = f'"{kind}"' if read == kind else f'"{kind}", which {part.config_class.name} reads as "{read}"'
+            yield path, f"{path} has the type {named}, but not {' and '.join(missing)}"
         # Where the type is "default", only some models rotate a part of each head.
         default = part.config_class.rope.get("default")
         defaults = [default or {}, *(each for each in (default or {}).values() if isinstance(each, dict))]

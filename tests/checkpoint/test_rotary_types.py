@@ -1,4 +1,4 @@
-"""Towers of images that compute one type of rotary embedding, held against transformers itself."""
+"""Classes that read types of rotary embeddings in a way of their own, held against transformers itself."""
 
 from __future__ import annotations
 
@@ -33,6 +33,20 @@ def test_a_tower_that_computes_one_type_refuses_others(model_type: str, kind: st
 @pytest.mark.parametrize("kind", ["axial", "default"])
 def test_its_own_type_and_the_default_are_sound(model_type: str, kind: str) -> None:
     assert find_faults(model_type, {"rope_type": kind, "rope_theta": 10000.0}) == []
+
+
+@pytest.mark.parametrize("kind", ["yarn", "su"])
+def test_a_type_that_is_read_as_another_needs_the_keys_of_that(kind: str) -> None:
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 4096}
+    resolved = resolve_config({"model_type": "phi3", "rope_parameters": rope})
+    assert resolved is not None
+    assert [fault for _, fault in iter_wrong_rope(resolved.top)] == [
+        f'rope_parameters has the type "{kind}", which Phi3Config reads as "longrope", but not long_factor and short_factor'
+    ]
+    factors = {"short_factor": [1.0] * 48, "long_factor": [1.0] * 48}
+    resolved = resolve_config({"model_type": "phi3", "rope_parameters": rope | factors})
+    assert resolved is not None
+    assert list(iter_wrong_rope(resolved.top)) == []
 
 
 @pytest.mark.zoo
