@@ -17,11 +17,23 @@ NAMES = frozenset(
 )  # fmt: skip
 
 
+OWN = b'{"__metadata__":{"ckptcheck.'
+"""How the header of a safetensors file begins that ckptcheck wrote: rollouts."""
+
+
 def refuse_model_file(output: Path | None) -> None:
-    """Raise UsageError for a file that is there already, and whose name only a model's file has."""
+    """Raise UsageError for a file that is there already, and whose name only a model's file has; not for our own rollouts."""
     if output is None or not (output.name in NAMES or output.name.endswith(ENDINGS)):
         return
-    if output.is_file():
+    if output.is_file() and not _is_own(output):
         raise UsageError(
             f"{output} is a file of a model, and would be overwritten", hint="give the output another name"
         )
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(8 + len(OWN))[8:] == OWN
+    except OSError:  # what cannot be read is somebody's
+        return False

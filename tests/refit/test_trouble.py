@@ -251,7 +251,7 @@ def test_a_report_is_not_written_over_what_is_read(place: Path) -> None:
     source = shutil.copytree(CHECKPOINTS / "tiny-llama", place / "source")
     outcome = refit(place, "", "-o", str(source / "config.json"), source=source)
     assert (outcome.code, outcome.notes) == (2, [])
-    assert "is what the command reads, and would be overwritten" in outcome.err
+    assert "source/config.json is a file of a model, and would be overwritten" in outcome.err
 
 
 @pytest.mark.parametrize("flag", ["-o", "--record"])
