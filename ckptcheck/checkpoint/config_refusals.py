@@ -295,9 +295,6 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
         own = (resolved.text.config_class.rope.get("default") or {}).get("rope_type")
         if kind not in (*required_rope_keys(), *LEGACY_ROPE_TYPES, own):
             yield path, f"{path} has the type {write_value(kind)}, and transformers has no such rotary embedding"
-        elif own == "axial" and kind not in (own, "default"):
-            # Every class with such a tower refuses to build it with another (transformers 5.24, 33 of 33).
-            yield path, f'{path} has the type "{kind}", and transformers computes only "axial" there'
 
 
 def _find_given(resolved: ResolvedConfig, path: str) -> Setting | None:
