@@ -7,14 +7,12 @@ share of all numbers at the end of the range.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.rule import Skip
 from ckptcheck.values.detectors.byte_compare import map_pieces, read_tensor_bytes
-from ckptcheck.values.detectors.matrix_samples import FLOATS
-from ckptcheck.values.detectors.roles import is_matrix, is_scale
+from ckptcheck.values.detectors.one_signed import is_projection
 from ckptcheck.values.dtypes import FORMATS, decode
 
 if TYPE_CHECKING:
@@ -28,11 +26,8 @@ NEAR = 1e-3
 """How near a number has to be to the largest magnitude, as a share of it."""
 MIN_MAGNITUDES = 24
 """Different magnitudes below which the matrix may hold a few levels by design: ternary weights, or up to five bits, unpacked."""
-MIN_SIDE = 32
 MAX_OF_A_KIND = 256
 """Matrices of one kind that are looked at: of experts there are thousands."""
-TABLE = re.compile(r"embed|position|rel_pos|rope|rotary|A_log|inv_freq|filter|mask", re.I)
-"""Names of tables that are no projections: sines and cosines have many ones."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +57,7 @@ def find_clipped_matrices(ckpt: Checkpoint) -> list[ClippedMatrix]:
 
 def _can_judge(ckpt: Checkpoint, name: str) -> bool:
     stats = ckpt.values.tensors.get(name)
-    return (
-        stats is not None
-        and name in ckpt.tensor_to_file
-        and name.endswith(("weight", "proj"))
-        and stats.dtype in FLOATS
-        and is_matrix(stats)
-        and min(stats.shape[-2:]) >= MIN_SIDE
-        and not (stats.constant or stats.nan or stats.inf or is_scale(name) or TABLE.search(name))
-    )
+    return stats is not None and is_projection(ckpt, name) and not (stats.nan or stats.inf)
 
 
 def _look_at(ckpt: Checkpoint, name: str) -> ClippedMatrix | None:

@@ -80,12 +80,13 @@ def _read_middles(ckpt: Checkpoint) -> dict[str, NDArray[Any]]:
         name
         for layer, rests in sorted(stack.layers.items())
         for rest in sorted(rests)
-        if "{}" not in rest and _is_projection(ckpt, name := stack.full_name(layer, rest))
+        if "{}" not in rest and is_projection(ckpt, name := stack.full_name(layer, rest))
     ]
     return dict(zip(names, map_pieces(ckpt, lambda name: _read_piece(ckpt, name, 2), names), strict=True))
 
 
-def _is_projection(ckpt: Checkpoint, name: str) -> bool:
+def is_projection(ckpt: Checkpoint, name: str) -> bool:
+    """Whether a tensor is a matrix of plain numbers that a model multiplies by, and no table, scale or constant."""
     stats = ckpt.values.tensors.get(name)
     return (
         stats is not None
