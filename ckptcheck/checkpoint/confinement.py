@@ -305,7 +305,10 @@ def describe_confinement() -> tuple[bool, str]:
     except Ended as ended:
         return False, f"no confined process could run: {ended}"
     if answer == b"EPERM":
-        return True, "pickles are read in a process without files and network (seccomp, limits)"
+        return (
+            True,
+            "pickles, templates and tokenizers are read in processes without files and network (seccomp, limits)",
+        )
     if answer is None:
         return False, "no confined process could be started"
     return (

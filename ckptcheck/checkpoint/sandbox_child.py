@@ -1,20 +1,24 @@
 """The child process that sandbox.py starts: renders chat templates, or loads a tokenizer.json, under hard limits.
 
-It runs as a script and imports nothing of ckptcheck. Its job is one line of JSON on stdin, followed by raw bytes. Its answer
+It runs as a script and imports no package of ckptcheck. Its job is one line of JSON on stdin, followed by raw bytes. Its answer
 is lines of JSON on stdout, each flushed, so that lines written before a limit ends it are kept. The jinja environment is that
 of transformers 5.23 (utils/chat_template_utils.py, `_cached_compile_jinja_template`), except that the date is fixed.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import ctypes
 import datetime
+import importlib.util
 import json
 import os
 import re
 import resource
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NoReturn
 
 TOO_LONG = 3
@@ -28,6 +32,8 @@ MOST_NAMES, MOST_NAME = 64, 100
 DUNDER = re.compile(r"__\w+__")
 ROLE = re.compile(r"[A-Za-z][\w-]{0,30}")
 FORMAT_FIELD = re.compile(r"\{[^{}]*\}")
+ENCODINGS = ("unicode-escape", "raw-unicode-escape", "utf-16", "utf-32", "cp1252", "punycode", "base64")
+"""Codecs that Python loads when they are first used: jinja's lexer needs one, a template may ask for others."""
 TODAY = datetime.datetime(2025, 1, 1)
 
 
@@ -41,7 +47,10 @@ def say(**line: Any) -> None:
 
 
 def confine(seconds: int, memory: int, *, threads: bool) -> None:
-    """Limit processor time (seconds), memory (bytes), disk and, unless `threads`, processes, irrevocably."""
+    """Limit processor time (seconds), memory (bytes), disk and, unless `threads`, processes, irrevocably.
+
+    Where the kernel filters calls, nothing can be opened, connected or started from then on: libraries are loaded before.
+    """
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
@@ -53,6 +62,17 @@ def confine(seconds: int, memory: int, *, threads: bool) -> None:
     if not threads:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    load_confinement().filter_calls(ctypes.CDLL(None, use_errno=True))
+
+
+def load_confinement() -> Any:
+    """Return the module confinement.py, without its package: modules of that have the names of libraries."""
+    spec = importlib.util.spec_from_file_location("confinement", Path(__file__).with_name("confinement.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def words(error: BaseException) -> str:
@@ -62,7 +82,7 @@ def words(error: BaseException) -> str:
 
 def environment() -> tuple[Any, type[Exception]]:
     """Return the jinja sandbox in which transformers renders chat templates, and the exception of its `raise_exception`."""
-    from jinja2 import ext, nodes
+    from jinja2 import constants, debug, ext, nodes  # noqa: F401 - jinja itself would load the first two when it cannot
     from jinja2.exceptions import SecurityError, TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from jinja2.utils import Namespace
@@ -123,6 +143,8 @@ def environment() -> tuple[Any, type[Exception]]:
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
+    for encoding in ENCODINGS:
+        codecs.lookup(encoding)
     made.filters["tojson"] = tojson
     made.globals |= {
         "raise_exception": raise_exception,

@@ -24,6 +24,7 @@ def doctor() -> None:
     from ckptcheck import __version__
     from ckptcheck.checkpoint.confinement import describe_confinement
     from ckptcheck.linter import rule_loader, settings
+    from ckptcheck.runtime.worker.ckptcheck_worker.landlock import describe_landlock
 
     write = sys.stdout.write
     write(
@@ -43,6 +44,7 @@ def doctor() -> None:
         write(_format_line(version is not None, f"{name} {version}" if version else f"{name} is not installed: {use}"))
     write(_describe_kernel())
     write(_format_line(*describe_confinement()))
+    write(_format_line(*describe_landlock()))
     write("\nEngines and trainers\n")
     for line in _describe_environments():
         write(line)

@@ -6,13 +6,14 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ckptcheck.checkpoint import confinement
+from ckptcheck.checkpoint import confinement, sandbox
 from ckptcheck.checkpoint.confinement import Ended, describe_confinement, run_confined
 from ckptcheck.checkpoint.megatron import dcp
 from ckptcheck.checkpoint.megatron.dcp import read_contents
@@ -149,3 +150,36 @@ def test_where_nothing_can_be_forked_the_caller_reads_by_itself(monkeypatch: pyt
     monkeypatch.setattr(confinement.sys, "platform", "darwin")
     assert run_confined(lambda: b"x", seconds=5, memory=MEMORY) is None
     assert describe_confinement() == (False, "pickles are read without a confined process: it needs Linux")
+
+
+TRIES = """
+import os, runpy, socket, subprocess, sys
+child = runpy.run_path(sys.argv[1])
+environment, refusal = child["environment"]()
+child["confine"](5, 1 << 30, threads=sys.argv[2] == "threads")
+sys.stdin.close()
+
+for name, action in {
+    "read": lambda: open(sys.argv[1]), "list": lambda: os.listdir("/"), "write": lambda: open("made", "w"),
+    "delete": lambda: os.unlink("kept"), "connect": lambda: socket.socket(), "start": lambda: subprocess.run(["true"]),
+    "fork": os.fork, "signal": lambda: os.kill(os.getppid(), 0), "be longer": lambda: child["resource"].setrlimit(0, (9, 9)),
+}.items():
+    try:
+        action()
+        print("can", name)
+    except (OSError, ValueError):
+        pass
+print(environment.from_string("{{ 'sound'|upper }}").render())
+"""
+"""What the child for templates and tokenizers can do when it reads them."""
+
+
+@FILTERED
+@pytest.mark.parametrize("threads", ["threads", "none"])
+def test_the_child_of_templates_and_tokenizers_can_only_compute(threads: str, tmp_path: Path) -> None:
+    (tmp_path / "kept").touch()
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", TRIES, str(sandbox.CHILD), threads],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (ran.stdout, ran.stderr) == ("SOUND\n", "")

@@ -14,3 +14,4 @@ def test_doctor(here: Path) -> None:
     assert "✓ safetensors" in result.stdout
     assert "endpoint http://127.0.0.1:1" in result.stdout
     assert f"rules from {ROOT / 'rules'}" in result.stdout
+    assert "Landlock" in result.stdout

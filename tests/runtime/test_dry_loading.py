@@ -27,6 +27,7 @@ from ckptcheck.runtime.dry_loading import WorkerDryLoader, copy_without_values
 from ckptcheck.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
 from ckptcheck.runtime.process.process import WORKER_FOLDER
 from ckptcheck.runtime.worker.ckptcheck_worker.dry_load_answer import describe_failure
+from ckptcheck.runtime.worker.ckptcheck_worker.landlock import landlock_version
 from tests.conftest import needs_engine
 from tests.factories.checkpoint_cases import CHECKPOINTS
 
@@ -460,6 +461,45 @@ def test_a_dry_load_opens_nothing_outside_the_checkpoint(tmp_path: Path) -> None
     ]
     assert (ran.stdout.splitlines(), ran.stderr) == ([*expected, "192.0.2.1", "absent"], "")
     assert [path.name for path in outside.iterdir()] == ["secret.json"]
+
+
+OPENED_BY_C = """
+import ctypes, os, sys
+sys.path.insert(0, sys.argv[3])
+from ckptcheck_worker.outside_files import stay_inside
+
+inside, outside = sys.argv[1:3]
+stay_inside(inside)
+c = ctypes.CDLL(None)
+
+def opens(path, flags=os.O_RDONLY):
+    return c.open(os.fsencode(path), flags, 0o600) >= 0
+
+print(opens(inside + "/config.json"), opens("/dev/null", os.O_WRONLY), opens("/etc/passwd"))
+print(opens("scratch", os.O_WRONLY | os.O_CREAT))
+print(c.rename(b"scratch", b"moved") == 0, c.mkdir(b"folder", 0o700) == 0)
+print(opens(outside + "/secret.json"), opens(outside), opens(inside + "/config.json", os.O_WRONLY), opens("link"))
+print(opens(outside + "/new", os.O_WRONLY | os.O_CREAT), c.mkdir(os.fsencode(outside + "/folder"), 0o700) == 0)
+print(c.unlink(os.fsencode(outside + "/secret.json")) == 0, c.rename(os.fsencode(inside + "/config.json"), b"taken") == 0)
+"""
+"""What a library in C or Rust may open there: Python's audit events do not see it."""
+
+
+@pytest.mark.skipif(landlock_version() < 2, reason="needs Landlock in the kernel")
+def test_the_kernel_keeps_c_and_rust_inside_too(tmp_path: Path) -> None:
+    inside, outside, work = (tmp_path / name for name in ("inside", "outside", "work"))
+    for folder in (inside, outside, work):
+        folder.mkdir()
+    (inside / "config.json").write_text("own", encoding="utf-8")
+    (outside / "secret.json").write_text("secret", encoding="utf-8")
+    (work / "link").symlink_to(outside / "secret.json")
+    ran = subprocess.run(
+        [sys.executable, "-c", OPENED_BY_C, str(inside), str(outside), str(WORKER_FOLDER)],
+        cwd=work, env={**os.environ, "TMPDIR": str(work)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    allowed = ["True True True", "True", "True True"]
+    refused = ["False False False False", "False False", "False False"]
+    assert (ran.stdout.splitlines(), ran.stderr) == ([*allowed, *refused], "")
 
 
 def test_an_index_that_names_another_model_is_not_followed(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Keeps a dry load from files and addresses outside the checkpoint: a config, an index or an adapter may name any of this machine.
 
-A checkpoint runs no code here, so what its loader opens goes through Python, whose audit events cannot be turned off again. What
-reads files in Rust or C is handed their names by `valueless_files`, which asks `require_inside` itself.
+A checkpoint runs no code here, so what its loader opens goes through Python, whose audit events cannot be turned off again, and
+which says what was refused. What reads files in Rust or C is handed their names by `valueless_files`, which asks `require_inside`
+itself; whatever else they open the kernel refuses, where it has Landlock.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ import sysconfig
 import tempfile
 from typing import Any
 
+from .landlock import restrict_files
+
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt", "/proc", "/sys", "/dev", "/System", "/Library")
 """Folders of the machine that libraries ask which processor there is, and load further libraries from."""
+SETTINGS = "/etc"
+"""Where the C library looks for names of users, time zones and its own libraries; a loader of Python has nothing to read there."""
 WRITTEN = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 LISTED = ("os.listdir", "os.scandir")
 
@@ -36,6 +41,7 @@ def stay_inside(folder: str) -> None:
     _writable = tuple(map(_as_folder, own))
     _readable = (_as_folder(folder), *_writable, *map(_as_folder, filter(None, libraries)), *map(_as_folder, SYSTEM))
     if is_first:
+        restrict_files((*_readable, SETTINGS), _writable)
         sys.addaudithook(_watch)
 
 
