@@ -8,6 +8,7 @@ norms and of the matrices beside it whose shape says which axis is the stream, a
 explains (R², adjusted for the number of neighbours).
 
 It reports a matrix whose wrong axis has an R² of at least 0.2 while its right axis has at most a third of that, and at most 0.15.
+Where both matrices of one attention have the wrong axis, they may also hold each other's values, and the message says so.
 The right axis is the one that its name says (`q_proj` reads, `o_proj` writes), as the feed-forward matrices of the same layer are
 stored; where the name says nothing, the one of at least three in four layers.
 
@@ -50,8 +51,13 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     _ = ckpt.values
     if not ckpt.can_sample:
         raise Skip("matrices are read again only on disk, and in an object store with --values")
+    found = find_transposed_matrices(ckpt)
+    exchanged = _pair_exchanged(found)
+    in_pairs = {name for pair in exchanged for name in pair}
     matrices_by_shard: dict[str, list[TransposedMatrix]] = {}
-    for matrix in find_transposed_matrices(ckpt):
+    for matrix in found:
+        if matrix.name in in_pairs:
+            continue
         matrices_by_shard.setdefault(ckpt.tensor_to_file[matrix.name], []).append(matrix)
     for shard, matrices in matrices_by_shard.items():
         first = matrices[0]
@@ -65,4 +71,23 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=first.name,
             hint="transpose it, or convert again; ckptcheck diff against the source shows each such matrix",
         )
+    if exchanged:
+        reader, writer = min(exchanged)
+        more = f" ({count(len(exchanged), 'pair')} of this kind)" if len(exchanged) > 1 else ""
+        yield Problem(
+            f"{reader} and {writer} hold each other's values, or are both stored transposed{more}: the first writes to the "
+            "residual stream, and the second reads from it",
+            file=ckpt.tensor_to_file[reader],
+            key=reader,
+            hint="convert again; ckptcheck diff against the source says which of the two it is",
+        )
     ckpt.require_values()
+
+
+def _pair_exchanged(matrices: list[TransposedMatrix]) -> set[tuple[str, str]]:
+    """Return the pairs of a matrix that should read the stream and one that should write it, alone in their module."""
+    by_module: dict[str, list[TransposedMatrix]] = {}
+    for matrix in matrices:
+        by_module.setdefault(matrix.name.rsplit(".", 2)[0], []).append(matrix)
+    pairs = [sorted(pair, key=lambda matrix: matrix.axis) for pair in by_module.values() if len(pair) == 2]
+    return {(first.name, second.name) for first, second in pairs if first.axis != second.axis}
