@@ -37,7 +37,8 @@ Measured on trained models, difference of correlations in sound layers (exchange
 - These are few models. A family that names its matrices otherwise (up for what the activation is applied to) would be reported in
   most layers, and a layer whose keys follow the output projection, and whose values follow the queries, in this one.
 - It cannot see an exchange of queries and keys, for their product is the same. If query and output projection are exchanged,
-  VAL021 reports both as transposed. An exchange of the same projection of two layers needs a reference: `ckptcheck diff`.
+  VAL021 reports both as transposed. Values of two layers
+  are VAL029's; an exchange of their queries or keys needs a reference: `ckptcheck diff`.
 - It does not judge experts, fused projections (`qkv_proj`, `gate_up_proj`), quantized weights, multi-head latent attention, biases,
   and matrices of fewer than 128 rows or columns. Methods that rotate the channels of heads (QuaRot) leave nothing to see.
 - `--ignore VAL019`, or a reason under `[ignore]`, silences it.

@@ -17,6 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layout import Stack
+from ckptcheck.linter.evidence import remembered
 from ckptcheck.values.channel_sample import choose_channels
 from ckptcheck.values.detectors.channel_profiles import correlate_profiles
 from ckptcheck.values.detectors.matrix_samples import FLOATS, compute_mean_squares, read_rows
@@ -210,12 +211,7 @@ def measure_agreement(ckpt: Checkpoint, block: Block) -> Agreement:
     samples = ckpt.values.samples
     first, second = (np.log(_raise_zeros(samples[stats.name].rows)) for stats in (block.first, block.second))
     outer = expand_heads(ckpt, block, choose_channels(block.first.shape[0]))
-    if len(outer) == 1:
-        squares = samples[block.last.name].columns
-    else:
-        values = read_rows(ckpt, block.last, choose_channels(block.last.shape[0]), outer.ravel())
-        squares = compute_mean_squares(values, 0)
-    last = np.log(_raise_zeros(squares).reshape(outer.shape).mean(0))
+    last = np.log(measure_partner(ckpt, block))
     if block.query is None:
         return Agreement((correlate_profiles(first, last),), (correlate_profiles(second, last),))
     if len(outer) == 1:
@@ -230,6 +226,34 @@ def measure_agreement(ckpt: Checkpoint, block: Block) -> Agreement:
     )
 
 
+def measure_partner(ckpt: Checkpoint, block: Block) -> NDArray[np.float64]:
+    """Return the mean squares of the columns of down, or of the outputs, over the sampled channels of up, or of the values."""
+    measured = _remember_partners(ckpt)
+    if block.last.name not in measured:
+        columns = expand_heads(ckpt, block, choose_channels(block.first.shape[0]))
+        if len(columns) == 1:
+            squares = ckpt.values.samples[block.last.name].columns
+        else:
+            values = read_rows(ckpt, block.last, choose_channels(block.last.shape[0]), columns.ravel())
+            squares = compute_mean_squares(values, 0)
+        measured[block.last.name] = _raise_zeros(squares).reshape(columns.shape).mean(axis=0)
+    return measured[block.last.name]
+
+
+@remembered
+def _remember_partners(_: Checkpoint) -> dict[str, NDArray[np.float64]]:
+    """Return what `measure_partner` fills: a block cannot be a key, and several detectors ask for the same one."""
+    return {}
+
+
+def find_head_width(ckpt: Checkpoint, block: Block) -> int:
+    """Return the width of a head of an attention block, as the config says; of all of its keys where it does not."""
+    config = ckpt.config
+    width = config.integer("head_dim") if config is not None else None
+    heads = config.integer("num_key_value_heads", "num_kv_heads") if config is not None else None
+    return width or (block.first.shape[0] // heads if heads else block.first.shape[0])
+
+
 def expand_heads(ckpt: Checkpoint, block: Block, channels: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return [group, channel]: the channels of the query heads that share each channel of a key head."""
     import numpy as np
@@ -237,10 +261,7 @@ def expand_heads(ckpt: Checkpoint, block: Block, channels: NDArray[np.intp]) -> 
     if block.query is None or block.query.shape[0] == block.first.shape[0]:
         return channels[None]
     group = block.query.shape[0] // block.first.shape[0]
-    config = ckpt.config
-    width = config.integer("head_dim") if config is not None else None
-    heads = config.integer("num_key_value_heads", "num_kv_heads") if config is not None else None
-    width = width or (block.first.shape[0] // heads if heads else block.first.shape[0])
+    width = find_head_width(ckpt, block)
     head, channel = channels // width, channels % width
     return np.stack([(head * group + member) * width + channel for member in range(min(group, MAX_QUERY_HEADS))])
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.values.channel_sample import choose_channels
 from ckptcheck.values.detectors.channel_profiles import clip_profile, correlate_profiles, take_profile
-from ckptcheck.values.detectors.exchanged_projections import Block, expand_heads, iter_blocks
+from ckptcheck.values.detectors.exchanged_projections import Block, iter_blocks, measure_partner
 from ckptcheck.values.detectors.matrix_samples import compute_mean_squares, read_rows
 from ckptcheck.values.stats import TensorStats
 
@@ -77,7 +77,7 @@ def find_wrong_splits(ckpt: Checkpoint) -> list[WrongSplit]:
         examined = inner[:: max(1, -(-len(inner) // EXAMINED))]
         if len(examined) < EXAMINED:
             continue
-        partners = [_measure_partner(ckpt, block) for block in examined]
+        partners = [clip_profile(take_profile(measure_partner(ckpt, block))) for block in examined]
         stored = median(
             correlate_profiles(_take_rows(ckpt, block), partner)
             for block, partner in zip(examined, partners, strict=True)
@@ -101,18 +101,6 @@ def find_wrong_splits(ckpt: Checkpoint) -> list[WrongSplit]:
 def _list_parts(block: Block) -> tuple[TensorStats, ...]:
     """Return gate and up, or query, key and value: the matrices that may have been one, in their order."""
     return (block.second, block.first) if block.query is None else (block.query, block.first, block.second)
-
-
-def _measure_partner(ckpt: Checkpoint, block: Block) -> NDArray[np.float64]:
-    """Return the profile of down's columns, or of the output projection's, over the sampled channels of up, or of the values."""
-    channels = choose_channels(block.first.shape[0])
-    columns = expand_heads(ckpt, block, channels)
-    if len(columns) == 1:
-        squares = ckpt.values.samples[block.last.name].columns
-    else:
-        values = read_rows(ckpt, block.last, choose_channels(block.last.shape[0]), columns.ravel())
-        squares = compute_mean_squares(values, 0).reshape(columns.shape).mean(0)
-    return clip_profile(take_profile(squares))
 
 
 def _take_rows(ckpt: Checkpoint, block: Block) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.values.detectors.channel_order import find_mismatched_blocks, find_scattered_matrices
+from ckptcheck.values.detectors.foreign_values import find_exchanged_values
 from ckptcheck.values.detectors.split_order import find_wrong_splits
 from ckptcheck.values.value_pass import ValuePass
 from tests.conftest import needs
@@ -45,6 +46,7 @@ def test_no_matrix_of_a_real_model_is_doubted(smollm2: Path) -> None:
     assert find_mismatched_blocks(ckpt) == []
     assert find_scattered_matrices(ckpt) == []
     assert find_wrong_splits(ckpt) == []
+    assert find_exchanged_values(ckpt) == []
 
 
 @pytest.mark.slow
@@ -57,6 +59,7 @@ def test_no_matrix_of_a_trained_encoder_is_doubted() -> None:
     assert find_mismatched_blocks(ckpt) == []
     assert find_scattered_matrices(ckpt) == []
     assert find_wrong_splits(ckpt) == []
+    assert find_exchanged_values(ckpt) == []
 
 
 @pytest.mark.parametrize(
@@ -96,6 +99,17 @@ def test_data_of_a_transposed_matrix(smollm2: Path, tmp_path: Path) -> None:
     assert [matrix.name for matrix in find_scattered_matrices(ckpt)] == [name_of(5, "down")]
     (block,) = find_mismatched_blocks(ckpt)
     assert (block.down, block.order, block.belongs) == (name_of(5, "down"), (), None)
+
+
+@pytest.mark.parametrize("part", ["v", "o"])
+def test_values_or_outputs_of_two_layers(smollm2: Path, tmp_path: Path, part: str) -> None:
+    sound = open_checkpoint(str(smollm2))
+    (first,), (last,) = (read_layer(sound, layer, part) for layer in (2, 7))
+    ckpt = open_changed(smollm2, tmp_path / "changed", {name_of(2, part): last, name_of(7, part): first})
+    (pair,) = find_exchanged_values(ckpt)
+    assert pair.values == (name_of(2, "v"), name_of(7, "v"))
+    assert pair.outputs == (name_of(2, "o"), name_of(7, "o"))
+    assert pair.own < 0.1 < 0.6 < pair.crossed
 
 
 @pytest.mark.parametrize(("ranks", "order"), [(2, (1, 0)), (4, (2, 0, 3, 1)), (8, (0, 2, 4, 6, 1, 3, 5, 7))])
