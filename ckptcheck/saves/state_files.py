@@ -128,9 +128,9 @@ def is_number(value: Any) -> TypeGuard[int | float]:
 
 def note_number(path: str, value: Any, counters: dict[str, float], rates: dict[str, float]) -> None:
     """Add a number to the counters or to the learning rates, if its path ends as theirs do."""
-    last = path.rpartition(".")[2]
-    if last.isdecimal():  # an entry of a list, as `_last_lr` is
-        last = path.split(".")[-2] if "." in path else last
+    before, _, last = path.rpartition(".")
+    if before and last.isdecimal():  # an entry of a list, as `_last_lr` is
+        last = before.rpartition(".")[2]
     if last not in COUNTERS and last not in RATES:
         return
     if is_number(value) and not NO_COUNTER.search(path):
@@ -141,43 +141,55 @@ def note_number(path: str, value: Any, counters: dict[str, float], rates: dict[s
             rates[path] = float(value)
 
 
-def walk(value: Any, budget: WalkBudget, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+def walk(value: Any, budget: WalkBudget) -> Iterator[tuple[str, Any]]:
     """Yield the path of every tensor, part of a tensor and plain number of an unpickled object.
 
     Raises UnreadablePickle where it has no end.
     """
-    budget.spend()
-    value = find_typed_tensor(value)
-    if len(path) > LONGEST_PATH:
-        raise UnreadablePickle(f"it has keys that come to more than {LONGEST_PATH:,} characters")
-    if isinstance(value, (StoredTensor, int, float)):
-        yield path, value
-    elif depth > DEEP:
-        return
-    elif isinstance(value, dict):
+    # a stack, not recursion: each value would pass through a generator for every container around it
+    waiting = [iter([("", value)])]
+    while waiting:
+        for path, entry in waiting[-1]:
+            budget.spend()
+            if len(path) > LONGEST_PATH:
+                raise UnreadablePickle(f"it has keys that come to more than {LONGEST_PATH:,} characters")
+            found = find_typed_tensor(entry)
+            if isinstance(found, (StoredTensor, int, float)):
+                yield path, found
+            elif is_typed_tensor(found) and (shard := describe_shard(found)) is not None:
+                yield path, shard
+            elif isinstance(found, (dict, list, tuple, ObjectStub)) and len(waiting) <= DEEP + 1:
+                waiting.append(_iter_entries(found, path))
+                break
+        else:
+            waiting.pop()
+
+
+def is_typed_tensor(value: Any) -> TypeGuard[ObjectStub]:
+    """Whether a value stands for a tensor of a type of its own, such as a DTensor."""
+    return isinstance(value, ObjectStub) and value.name.endswith("._rebuild_from_type_v2")
+
+
+def _iter_entries(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield what a container or an object holds, each with its path."""
+    if isinstance(value, dict):
+        start = f"{path}." if path else ""
         for key, entry in value.items():
             if type(key) in (str, int):
-                yield from walk(entry, budget, f"{path}.{key}" if path else str(key), depth + 1)
+                yield f"{start}{key}", entry
     elif isinstance(value, (list, tuple)):
+        start = f"{path}." if path else ""
         if len(value) <= LONGEST_LIST:
             for place, entry in enumerate(value):
-                yield from walk(entry, budget, f"{path}.{place}" if path else str(place), depth + 1)
-    elif isinstance(value, ObjectStub):
-        if value.name.endswith("._rebuild_from_type_v2"):
-            yield from _walk_local(value, budget, path, depth)
-        elif isinstance(value.state, dict):
-            yield from walk(value.state, budget, path, depth + 1)
-
-
-def _walk_local(value: ObjectStub, budget: WalkBudget, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the part of a DTensor that a rank holds: what describes the mesh is no tensor of the model."""
-    if (shard := describe_shard(value)) is not None:
-        yield path, shard
-        return
-    state = value.arguments[-1] if value.arguments else None
-    for part in state if isinstance(state, tuple) else (state,):
-        if isinstance(part, dict) and "_local_tensor" in part:
-            yield from walk(part["_local_tensor"], budget, path, depth + 1)
+                yield f"{start}{place}", entry
+    elif is_typed_tensor(value):
+        # a DTensor: what describes its mesh is no tensor of the model
+        state = value.arguments[-1] if value.arguments else None
+        for part in state if isinstance(state, tuple) else (state,):
+            if isinstance(part, dict) and "_local_tensor" in part:
+                yield path, part["_local_tensor"]
+    elif isinstance(value.state, dict):
+        yield path, value.state
 
 
 def lay_out(archive: Archive, tensor: StoredTensor, file: str, begin: int) -> TensorLayout | None:
