@@ -21,6 +21,7 @@ from ckptcheck.values.detectors.channel_profiles import (
     compute_adjusted_r2,
     correlate_profiles,
     count_stream_channels,
+    read_norm_profile,
     take_profile,
 )
 from ckptcheck.values.detectors.dtype_mislabel import find_mislabelled
@@ -167,8 +168,7 @@ def _read_profiles(ckpt: Checkpoint, stack: Stack, layer: int, channels: int) ->
         if stats is None or not can_judge_channels(ckpt, stats):
             continue
         if stats.shape == (channels,) and NORM.search(role):
-            weights = read_rows(ckpt, stats, np.arange(channels), np.arange(1))[choose_channels(channels), 0]
-            profile = np.log(np.abs(weights) + 1e-3 * stats.absmax)
+            profile = read_norm_profile(ckpt, stats.name)
         elif (sample := ckpt.values.samples.get(stats.name)) is not None and stats.shape.count(channels) == 1:
             profile = take_profile(sample.rows if stats.shape[0] == channels else sample.columns)
         elif sample is not None and (axis := find_stream_axis(ckpt, stack, layer, role, channels)) is not None:

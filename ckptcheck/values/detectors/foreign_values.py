@@ -8,11 +8,10 @@ has nothing to do with each other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.channel_sample import choose_channels
-from ckptcheck.values.detectors.channel_profiles import clip_profile, correlate_profiles, take_profile
+from ckptcheck.values.detectors.channel_profiles import clip_profile, take_profile
 from ckptcheck.values.detectors.exchanged_projections import Block, find_head_width, iter_blocks, measure_partner
 
 if TYPE_CHECKING:
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
 
 AGREES, HARDLY_AGREES = 0.35, 0.2
 """Correlation of both values with the other layer's outputs, at least, and of both with their own, at most."""
-MIN_LAYERS = 4
+MIN_LAYERS, MAX_LAYERS = 4, 1024
+"""Layers that are compared with each other."""
 
 
 @dataclass(frozen=True)
@@ -44,34 +44,46 @@ def find_exchanged_values(ckpt: Checkpoint) -> list[ExchangedValues]:
     It rests on the samples of the value pass, and reads what `find_exchanged_projections` reads. Raises Skip if a file shrank since
     its values were read, OSError if reading fails.
     """
-    kinds: dict[tuple[str, str, str], list[Block]] = {}
+    import numpy as np
+
+    kinds: dict[tuple[str | int, ...], list[Block]] = {}
     for stack in ckpt.layout.stacks.values():
         for block in iter_blocks(ckpt, stack):
             if block.query is not None:
-                kinds.setdefault(block.kind, []).append(block)
+                kinds.setdefault((*block.kind, block.first.shape[0]), []).append(block)
     found = []
     for blocks in kinds.values():
-        if len(blocks) < MIN_LAYERS:
+        if not MIN_LAYERS <= len(blocks) <= MAX_LAYERS:
             continue
         values = [_centre_heads(ckpt, block, ckpt.values.samples[block.second.name].rows) for block in blocks]
         outputs = [_centre_heads(ckpt, block, measure_partner(ckpt, block)) for block in blocks]
-        own = [correlate_profiles(*pair) for pair in zip(values, outputs, strict=True)]
-        doubtful = [place for place in range(len(blocks)) if own[place] <= HARDLY_AGREES]
-        for first, second in combinations(doubtful, 2):
-            crossed = min(
-                correlate_profiles(values[first], outputs[second]), correlate_profiles(values[second], outputs[first])
-            )
-            if crossed >= AGREES:
-                pair = blocks[first], blocks[second]
-                found.append(
-                    ExchangedValues(
-                        (pair[0].second.name, pair[1].second.name),
-                        (pair[0].last.name, pair[1].last.name),
-                        crossed,
-                        max(own[first], own[second]),
-                    )
+        correlations = _scale_profiles(values) @ _scale_profiles(outputs).T
+        own = correlations.diagonal()
+        crossed = np.minimum(correlations, correlations.T)
+        doubtful = own <= HARDLY_AGREES
+        exchanged = np.triu(crossed >= AGREES, 1) & doubtful[:, None] & doubtful
+        for first, second in np.argwhere(exchanged).tolist():
+            pair = blocks[first], blocks[second]
+            found.append(
+                ExchangedValues(
+                    (pair[0].second.name, pair[1].second.name),
+                    (pair[0].last.name, pair[1].last.name),
+                    float(crossed[first, second]),
+                    float(max(own[first], own[second])),
                 )
+            )
     return found
+
+
+def _scale_profiles(profiles: list[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return [profile, channel], each of length one: their products are correlations. Zeros stay zeros."""
+    import numpy as np
+
+    stacked = np.stack(profiles)
+    stacked -= stacked.mean(axis=1, keepdims=True)
+    lengths = np.sqrt(np.einsum("pc,pc->p", stacked, stacked))
+    scaled: NDArray[np.float64] = stacked / np.where(lengths, lengths, 1.0)[:, None]
+    return scaled
 
 
 def _centre_heads(ckpt: Checkpoint, block: Block, squares: NDArray[np.float64]) -> NDArray[np.float64]:

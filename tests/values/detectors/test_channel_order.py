@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.values.detectors.channel_order import find_mismatched_blocks, find_scattered_matrices
+from ckptcheck.values.detectors.exchanged_norms import find_exchanged_norms
 from ckptcheck.values.detectors.foreign_values import find_exchanged_values
 from ckptcheck.values.detectors.split_order import find_wrong_splits
 from ckptcheck.values.value_pass import ValuePass
@@ -47,6 +48,7 @@ def test_no_matrix_of_a_real_model_is_doubted(smollm2: Path) -> None:
     assert find_scattered_matrices(ckpt) == []
     assert find_wrong_splits(ckpt) == []
     assert find_exchanged_values(ckpt) == []
+    assert find_exchanged_norms(ckpt) == []
 
 
 @pytest.mark.slow
@@ -60,6 +62,7 @@ def test_no_matrix_of_a_trained_encoder_is_doubted() -> None:
     assert find_scattered_matrices(ckpt) == []
     assert find_wrong_splits(ckpt) == []
     assert find_exchanged_values(ckpt) == []
+    assert find_exchanged_norms(ckpt) == []
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,20 @@ def test_data_of_a_transposed_matrix(smollm2: Path, tmp_path: Path) -> None:
     assert [matrix.name for matrix in find_scattered_matrices(ckpt)] == [name_of(5, "down")]
     (block,) = find_mismatched_blocks(ckpt)
     assert (block.down, block.order, block.belongs) == (name_of(5, "down"), (), None)
+
+
+def test_norms_of_a_layer_that_hold_each_others_weights(smollm2: Path, tmp_path: Path) -> None:
+    """The layers beside those two have an exchanged norm beside them, and are not named."""
+    sound = open_checkpoint(str(smollm2))
+    changed: dict[str, Any] = {}
+    for layer in (8, 24):
+        before, after = read_layer(sound, layer, "input_layernorm", "post_attention_layernorm")
+        changed |= {name_of(layer, "input_layernorm"): after, name_of(layer, "post_attention_layernorm"): before}
+    found = find_exchanged_norms(open_changed(smollm2, tmp_path / "changed", changed))
+    assert [norms.names for norms in found] == [
+        (name_of(layer, "input_layernorm"), name_of(layer, "post_attention_layernorm")) for layer in (8, 24)
+    ]
+    assert all(norms.difference < -0.5 < 0.2 < norms.usual for norms in found)
 
 
 @pytest.mark.parametrize("part", ["v", "o"])
