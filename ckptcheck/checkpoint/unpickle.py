@@ -66,7 +66,7 @@ _MAKERS = b"(]}R\x81\x85\x86\x87\x8f\x91"
 _MEMOIZE = b"\x94"
 
 
-SHARED = 4
+SHARED = 2
 """How often as many values a walk may meet as the pickle has bytes: a container may stand in several places."""
 LEAST_STEPS = 100_000
 """Values that a walk may meet however short the pickle is."""
