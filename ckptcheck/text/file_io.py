@@ -10,6 +10,7 @@ import os
 import select
 import shutil
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, BinaryIO
 
 from ckptcheck.errors import CkptcheckError, OutputError, UsageError
 from ckptcheck.text.model_files import refuse_model_file
+from ckptcheck.text.own_streams import explain_closed_stream, find_own_stream
 
 
 def expand_home(path: str) -> str:
@@ -185,7 +187,7 @@ def _is_stream(path: Path) -> bool:
 
     /dev/stdout is a link, and what it leads to is a regular file where the shell has redirected it.
     """
-    if path.is_symlink() and os.readlink(path).startswith(("/proc/", "fd/")):  # Linux; macOS
+    if find_own_stream(path) is not None:
         return True  # also where the stream is closed: root would replace the link for every process
     return path.exists() and not path.is_file()
 
@@ -217,7 +219,11 @@ def require_distinct_outputs(outputs: dict[str, Path | None]) -> None:
 def require_writable(output: Path | None) -> None:
     """Raise OutputError if a file cannot be written, before the work that produces its content; UsageError for a model's file."""
     refuse_model_file(output)
-    if output is None or (_is_stream(output) and not output.is_dir()):
+    if output is None:
+        return
+    if (closed := explain_closed_stream(output)) is not None:
+        raise OutputError(f"cannot write {output}: {closed}")
+    if _is_stream(output) and not output.is_dir():
         return
     if output.is_dir():
         raise OutputError(f"cannot write {output}: it is a folder")
@@ -242,12 +248,16 @@ def open_for_replace(path: Path) -> Iterator[Path]:
 
     temporary = None
     try:
+        if (closed := explain_closed_stream(path)) is not None:
+            raise OSError(errno.EBADF, closed)
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
         is_stream = _is_stream(path)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=None if is_stream else path.parent)
         os.close(handle)
         yield Path(temporary)
         if is_stream:
+            for stream_of_ours in filter(None, (sys.stdout, sys.stderr)):
+                stream_of_ours.flush()
             with open(temporary, "rb") as file, os.fdopen(_open_with_reader(path), "wb") as stream:
                 shutil.copyfileobj(file, stream)
             return
@@ -265,7 +275,12 @@ def open_for_replace(path: Path) -> Iterator[Path]:
 
 
 def _open_with_reader(path: Path) -> int:
-    """Open a stream for writing and return its descriptor; a pipe only where somebody opens it for reading. Raises OSError."""
+    """Open a stream for writing and return its descriptor; a pipe only where somebody opens it for reading. Raises OSError.
+
+    One of this process is written on where it stands: opened anew, a file that a shell redirected it to would begin from the start.
+    """
+    if (number := find_own_stream(path)) is not None:
+        return os.dup(number)
     if not stat.S_ISFIFO(path.stat().st_mode):
         return os.open(path, os.O_WRONLY | os.O_TRUNC)
     end = time.monotonic() + READER_PATIENCE

@@ -239,6 +239,26 @@ def test_a_report_that_cannot_be_printed_is_not_clean(here: Path, command: str, 
     assert (result.returncode, result.stderr) == (2, f"ckptcheck: the output: {reason}\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "path"),
+    [
+        ("scan broken --format html", "/dev/stdout"),
+        ("diff sound sound", "/dev/fd/1"),
+        ("manifest sound", "/proc/self/fd/1"),
+        ("manifest sound", "link"),
+    ],
+)
+def test_an_output_that_is_closed_standard_output_is_not_written(here: Path, command: str, path: str) -> None:
+    """Another file has taken its number, and would take what nobody reads."""
+    (here / "link").symlink_to("/dev/stdout")
+    result = run_in_shell(here, f"$CKPTCHECK {command} -o {path} >&-")
+    assert (result.returncode, result.stderr) == (2, f"ckptcheck: cannot write {path}: standard output is closed\n")
+
+
+def test_a_report_for_closed_standard_error_is_not_clean(here: Path) -> None:
+    assert run_in_shell(here, "$CKPTCHECK scan sound -o /dev/stderr 2>&-").returncode == 2
+
+
 def test_a_report_in_a_file_needs_no_standard_output(here: Path) -> None:
     result = run_in_shell(here, "$CKPTCHECK scan broken -o report >&-")
     assert (result.returncode, result.stderr) == (1, "")

@@ -91,3 +91,16 @@ def test_what_cannot_be_known_is_not_absent(tmp_path: Path) -> None:
     for name in ("loop", "a" * 5000):
         with pytest.raises(OSError, match=r"Too many levels|File name too long"):
             path_exists(tmp_path / name)
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_a_stream_of_the_process_is_written_on_where_it_stands(tmp_path: Path, path: str) -> None:
+    """A log that the shell appends to keeps what it has, and what is printed before and after lands around it."""
+    log = tmp_path / "log"
+    log.write_text("before, ")
+    program = (
+        "import sys; from pathlib import Path; from ckptcheck.text.file_io import replace_file\n"
+        f"print('first', end=', '); replace_file(Path({path!r}), b'written, '); print('last')"
+    )
+    subprocess.run(["sh", "-c", '"$0" -c "$1" >> "$2"', sys.executable, program, str(log)], check=True)
+    assert log.read_text() == "before, first, written, last\n"
