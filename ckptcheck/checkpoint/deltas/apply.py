@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptcheck.checkpoint.deltas.decompress import BrokenFrame, MissingPackage, decompress
+from ckptcheck.checkpoint.deltas.decompress import BrokenFrame, MissingPackage, decompress, share_windows
 from ckptcheck.checkpoint.deltas.delta import Change, Delta, Span
 from ckptcheck.checkpoint.tiling import BITS
 
@@ -61,10 +61,10 @@ def apply_change(delta: Delta, change: Change, state: NDArray[np.uint8], dtype: 
     Raises BrokenChange, after which some bytes may be changed, and OSError.
     """
     width = max(1, BITS.get(dtype, 8) // 8)
-    if change.encoding == "xor":
-        return _apply_xor(delta, change.data, state, width)
-    if change.encoding == "overwrite":
-        return _apply_overwrite(delta, change.data, state, width)
+    if change.encoding in ("xor", "overwrite"):
+        apply = _apply_xor if change.encoding == "xor" else _apply_overwrite
+        with share_windows(delta.source, change.data):
+            return apply(delta, change.data, state, width)
     if change.dtype != dtype or change.shape != shape:
         raise BrokenChange(
             "size",

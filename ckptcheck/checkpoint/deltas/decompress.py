@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 from ckptcheck.checkpoint.deltas.delta import Span
@@ -12,6 +14,14 @@ BLOCK = 1 << 21
 """Bytes that are decompressed at a time: they stay in the cache. A multiple of every dtype's size."""
 MAX_WINDOW = 1 << 27
 """The longest window that a frame may ask for, in bytes: what libzstd grants where nobody says otherwise."""
+COMMON_WINDOW = 1 << 23
+"""The longest window of zstd's levels up to 19, in bytes. Longer ones are filled one after another, as each core has a reader."""
+MAGIC = b"\x28\xb5\x2f\xfd"
+"""The first bytes of a frame."""
+SINGLE_SEGMENT = 1 << 5
+"""The bit of a frame's descriptor that says that the window is the whole content, whose size takes the window's place."""
+LONGEST_HEADER = 18
+"""Bytes of a frame's header at most."""
 READ = 1 << 20
 """Compressed bytes that are read at a time."""
 
@@ -64,6 +74,7 @@ def decompress(source: Source, span: Span, most: int) -> Iterator[bytearray]:
         raise MissingPackage("to decompress it needs the package zstandard: pip install 'ckptcheck[delta]'") from error
     left = most + 1
     try:
+        _require_window(_read_window(source, span))
         reader: _Reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(_SpanFile(source, span))
         while left > 0:
             block = bytearray(min(BLOCK, left))
@@ -75,6 +86,35 @@ def decompress(source: Source, span: Span, most: int) -> Iterator[bytearray]:
                 break
     except zstandard.ZstdError as error:
         raise BrokenFrame(f"it is no whole zstd frame: {error}") from error
+
+
+@contextmanager
+def share_windows(source: Source, span: Span) -> Iterator[None]:
+    """Run the block while no other thread holds a window beyond COMMON_WINDOW, where this frame asks for one. Raises OSError."""
+    with _LONG_WINDOW if _read_window(source, span) > COMMON_WINDOW else nullcontext():
+        yield
+
+
+_LONG_WINDOW = threading.Lock()
+
+
+def _read_window(source: Source, span: Span) -> int:
+    """Return the bytes of the window that a frame asks for (RFC 8878, 3.1.1.1); 0 where it is no frame. Raises OSError."""
+    header = source.read(span.file, span.begin, min(span.nbytes, LONGEST_HEADER))
+    if not header.startswith(MAGIC) or len(header) <= len(MAGIC) + 1:
+        return 0
+    descriptor, rest = header[len(MAGIC)], header[len(MAGIC) + 1 :]
+    if not descriptor & SINGLE_SEGMENT:
+        base = 1 << (10 + (rest[0] >> 3))
+        return base + base // 8 * (rest[0] & 7)
+    width, dictionary = 1 << (descriptor >> 6), (0, 1, 2, 4)[descriptor & 3]
+    content = int.from_bytes(rest[dictionary : dictionary + width], "little")
+    return content + 256 if width == 2 else content
+
+
+def _require_window(window: int) -> None:
+    if window > MAX_WINDOW:
+        raise BrokenFrame(f"its zstd frame asks for a window of {window:,} bytes, and gets {MAX_WINDOW:,} at most")
 
 
 def _fill(reader: _Reader, block: bytearray) -> int:
