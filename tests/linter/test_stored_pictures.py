@@ -10,8 +10,21 @@ from typing import Any
 import pytest
 
 from ckptcheck import CkptcheckError, api
-from ckptcheck.linter.pictures import HeatCell, HeatMap, NoPicture, Picture, SmallMultiples, ask_for_pictures
+from ckptcheck.linter.pictures import (
+    Curves,
+    HeatCell,
+    HeatMap,
+    NoPicture,
+    Picture,
+    Series,
+    SmallMultiples,
+    ask_for_pictures,
+)
+from ckptcheck.linter.report import Report
 from ckptcheck.linter.reporters import render
+from ckptcheck.linter.reporters.html import limit_cells, overview, tables
+from ckptcheck.linter.reporters.html.page import render_page
+from ckptcheck.linter.reporters.html.saved_reports import render_saved_reports
 from ckptcheck.linter.stored_pictures import load_picture, picture_to_json
 from ckptcheck.linter.stored_report import read_reports
 from tests.factories.checkpoint_cases import CHECKPOINTS
@@ -47,6 +60,57 @@ def test_numbers_that_are_not_finite_are_gaps() -> None:
 )
 def test_what_is_no_picture_says_so(form: Any) -> None:
     assert isinstance(load_picture(form), NoPicture)
+
+
+def test_a_page_has_room_for_so_many_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Absent cells take no bytes in a saved report, and are drawn one by one."""
+    monkeypatch.setattr(limit_cells, "MOST_CELLS", 100)
+    pictures = tuple(HeatMap(name, "", ("r",) * 8, ("0",) * 8, {}, ()) for name in "abc")
+    small = HeatMap("d", "", ("r",) * 4, ("0",) * 9, {}, ())
+    one, two = limit_cells.limit_cells(
+        [Report("x", pictures=pictures), Report("y", pictures=(small, NoPicture("e", "none"), small))]
+    )
+    assert [type(picture).__name__ for picture in (*one.pictures, *two.pictures)] == [
+        "HeatMap", "NoPicture", "NoPicture", "HeatMap", "NoPicture", "NoPicture",
+    ]  # fmt: skip
+    assert one.pictures[1].caption == "it has 64 cells, and the page has room for 36 more"
+    page = render_page([Report("x", pictures=pictures)])
+    assert page.count("it has 64 cells, and the page has room for 36 more") >= 2
+
+
+def test_each_line_and_finding_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of lines with thousands of marks, and of codes with thousands of findings, fit in a megabyte."""
+    described: list[int] = []
+    original = tables._describe_line
+
+    def describe(picture: Curves, number: int) -> Any:
+        described.append(number)
+        return original(picture, number)
+
+    monkeypatch.setattr(tables, "_describe_line", describe)
+    lines = Curves("t", "c", (0,), (Series("a", (1.0,)),) * 100)
+    table = tables.tabulate(lines)
+    assert table is not None
+    assert (len(table.rows), table.left_out, len(described)) == (tables.MOST_LINES, 100 - tables.MOST_LINES, 30)
+    findings = [replace(FOUND.findings[0], code=f"ABC{number % 3}", severity=severity)
+                for number, severity in enumerate(["info", "error", "warning", "warning"] * 2)]  # fmt: skip
+    states = overview._list_states(replace(FOUND, findings=tuple(findings)))
+    assert {code: state for code, (state, _) in states.items() if code.startswith("ABC")} == {
+        "ABC0": "warning", "ABC1": "error", "ABC2": "error",
+    }  # fmt: skip
+    assert states["ABC0"][1].startswith("3 findings: ")
+
+
+def test_a_file_that_makes_no_page_is_named(tmp_path: Path) -> None:
+    """The page of all files is drawn once; only where that fails is each file tried by itself."""
+    sound, broken = tmp_path / "sound.json", tmp_path / "broken.json"
+    with ask_for_pictures():
+        sound.write_text(render("json-with-pictures", [api.scan(SOUND)], ()), encoding="utf-8")
+    form = json.loads(sound.read_text(encoding="utf-8"))
+    form[0]["pictures"] = [picture_to_json(Curves("t", "c", (0,), (Series("a", (1.0, 2.0)),)))]
+    broken.write_text(json.dumps(form), encoding="utf-8")
+    with pytest.raises(CkptcheckError, match=r"broken\.json is no report of ckptcheck"):
+        render_saved_reports([sound, broken])
 
 
 def test_saved_scans_are_drawn_side_by_side(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Picture, SmallMultiples, State
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.rule import SEVERITIES
+from ckptcheck.linter.rule import SEVERITIES, Finding
 from ckptcheck.text.formatting import count
 
 STATES = (
@@ -80,8 +80,10 @@ def _list_states(report: Report) -> dict[str, tuple[str, str]]:
     states = {str(code): ("passed", "") for code in report.passed}
     states |= {str(code): ("skipped", str(reason)) for code, reason in report.skipped}
     states |= {str(code): ("could not check", str(reason)) for code, reason in report.crashed}
-    for severity in reversed(SEVERITIES):
-        for code in {finding.code for finding in report.findings if finding.severity == severity}:
-            found = [finding for finding in report.findings if finding.code == code]
-            states[str(code)] = (severity, f"{count(len(found), 'finding')}: {found[0].message}")
+    found: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        found.setdefault(str(finding.code), []).append(finding)
+    for code, findings in found.items():
+        gravest = min((finding.severity for finding in findings), key=SEVERITIES.index)
+        states[code] = (gravest, f"{count(len(findings), 'finding')}: {findings[0].message}")
     return states

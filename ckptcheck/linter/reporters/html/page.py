@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.linter.pictures import Curves, Histogram, Picture
 from ckptcheck.linter.report import Cell, Report, describe_reading
 from ckptcheck.linter.reporters.html.encode import encode_picture
+from ckptcheck.linter.reporters.html.limit_cells import limit_cells
 from ckptcheck.linter.reporters.html.names import NameTable
 from ckptcheck.linter.reporters.html.overview import draw_overview
 from ckptcheck.linter.reporters.html.tables import tabulate
@@ -50,6 +51,7 @@ def render_page(reports: Sequence[Report], rules: Sequence[Rule] = ()) -> str:
     """Return a page that opens from a disk or a mail: it has no address in it and asks for none."""
     from ckptcheck import __version__
 
+    reports = limit_cells(reports)
     overview = draw_overview(reports)
     has_curves = any(isinstance(picture, Curves | Histogram) for report in reports for picture in report.pictures)
     script, style = _read_script(has_curves), _read_style(has_curves)

@@ -18,15 +18,32 @@ NOTHING_SAVED = NoPicture(
 )
 
 
+NONSENSE = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
+"""What drawing raises where a stored report has values that no report of ckptcheck has."""
+
+
 def render_saved_reports(paths: Sequence[Path]) -> str:
     """Return the page. Raises CkptcheckError for a file that is no report, or none that a page can show."""
-    reports: list[Report] = []
-    for path in paths:
-        loaded = read_reports(path)
-        try:
-            render_page(loaded)
-        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
-            raise CkptcheckError(f"{path} is no report of ckptcheck: {error}", hint=HINT) from error
-        reports += (report if report.pictures else replace(report, pictures=(NOTHING_SAVED,)) for report in loaded)
-    page = render_page(reports, rule_loader.load_rules())
+    loaded = {path: read_reports(path) for path in paths}
+    try:
+        page = render_page(
+            [
+                report if report.pictures else replace(report, pictures=(NOTHING_SAVED,))
+                for reports in loaded.values()
+                for report in reports
+            ],
+            rule_loader.load_rules(),
+        )
+    except NONSENSE as error:
+        for path, reports in loaded.items():
+            _require_drawable(path, reports)
+        raise CkptcheckError(f"these reports make no page together: {error}", hint=HINT) from error
     return page.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair, which a file may say, is no text
+
+
+def _require_drawable(path: Path, reports: Sequence[Report]) -> None:
+    """Raise CkptcheckError where no page can show the reports of a file."""
+    try:
+        render_page(reports)
+    except NONSENSE as error:
+        raise CkptcheckError(f"{path} is no report of ckptcheck: {error}", hint=HINT) from error

@@ -50,9 +50,11 @@ def tabulate(picture: Picture) -> PictureTable | None:
             ]
             return _cut(("file", "bytes", "what is in it"), rows)
         case Curves():
-            return _cut(
+            shown = range(min(len(picture.series), MOST_LINES))
+            return PictureTable(
                 (picture.y_label or "value", "first", "least", "largest", "last", "marked"),
-                [_describe_line(picture, number) for number in range(len(picture.series))],
+                tuple(_describe_line(picture, number) for number in shown),
+                len(picture.series) - len(shown),
             )
         case Histogram():
             edges = picture.edges
