@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from ckptcheck.checkpoint.file_state import FileState, describe_state, is_rewritten
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.file_io import open_regular_file, real_path
 
@@ -30,12 +31,8 @@ class File:
     """Where a file on disk lies, its links resolved when it was listed: no later link leads elsewhere. "" for a remote file."""
     version: str = field(default="", compare=False)
     """What changes when the file is replaced: its ETag in an object store, its number and time on disk; "" on the Hub."""
-
-    @property
-    def state(self) -> tuple[int, int] | None:
-        """Size and time of the last change of a file on disk, when it was listed; None for others."""
-        _, _, time = self.version.partition(" ")
-        return (self.size, int(time)) if self.path and time else None
+    state: FileState | None = field(default=None, compare=False)
+    """What the system said of a file on disk when it was listed; None for others."""
 
 
 class Source(Protocol):
@@ -184,7 +181,8 @@ def _file(entry: os.DirEntry[str], allowed: list[Path]) -> File | None:
         dangles = "a file that does not exist" if isinstance(error, FileNotFoundError) else goal
         return File(entry.name, 0, outside_link or dangles)
     if stat.S_ISREG(status.st_mode):
-        return File(entry.name, status.st_size, outside_link, path, f"{status.st_ino} {status.st_mtime_ns}")
+        version = f"{status.st_ino} {status.st_mtime_ns}"
+        return File(entry.name, status.st_size, outside_link, path, version, describe_state(status))
     leads_out = entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(allowed[0])
     if leads_out and not stat.S_ISDIR(status.st_mode):
         # a pipe would wait for ever, and a device has no end
@@ -211,12 +209,16 @@ def list_rewritten(source: Source, names: Iterable[str]) -> list[str]:
     """Return those of these files that are on this disk and no longer as they were listed: written to, replaced, or gone."""
     if source.local is None:
         return []
-    states = {name: source.files[name].state for name in names if name in source.files}
-    return [
-        name
-        for name, state in states.items()
-        if state is not None and describe_version(source, name) != f"{state[0]} {state[1]}"
-    ]
+    return [name for name in dict.fromkeys(names) if name in source.files and _is_other(source.files[name])]
+
+
+def _is_other(listed: File) -> bool:
+    if listed.state is None:
+        return False
+    try:
+        return is_rewritten(listed.state, describe_state(os.stat(listed.path)))
+    except OSError:
+        return True
 
 
 def find_nodes(source: Source, *names: str) -> frozenset[str]:

@@ -247,6 +247,11 @@ def _read_run_numbers(run: Megatron, save: Save) -> None:
 
 def _note_files(source: Source, save: Save) -> None:
     save.files = {name: file.size for name, file in source.files.items() if file.outside_link is None}
+    save.defects += [
+        f"{name} is a link to {file.outside_link}, and was not followed"
+        for name, file in source.files.items()
+        if file.outside_link is not None and _holds_state(name.rpartition("/")[2])
+    ]
     if source.local is not None:
         times = [int(file.version.partition(" ")[2]) for file in source.files.values() if " " in file.version]
         save.written = max(times) / 1e9 if times else None
@@ -260,6 +265,8 @@ def _read_state_files(contents: SaveContents, save: Save) -> None:
     states: dict[str, list[FoundTensor]] = {}
     for name in save.files:
         base = name.rpartition("/")[2]
+        if not _holds_state(base):
+            continue
         if base in JSON_FILES and save.files[name] <= MOST_JSON:
             try:
                 counters, rates, logged = read_json_numbers(source.read(name, 0, MOST_JSON))
@@ -269,7 +276,7 @@ def _read_state_files(contents: SaveContents, save: Save) -> None:
             merge_numbers(name, counters, save.counters)
             merge_numbers(name, rates, save.rates)
             save.logged_rates |= logged
-        if not base.endswith(PICKLES) or base.startswith(NO_STATE):
+        if not base.endswith(PICKLES):
             continue
         try:
             content = read_state_file(source, name)
@@ -298,6 +305,11 @@ def _read_state_files(contents: SaveContents, save: Save) -> None:
             contents.state_copies[number] |= {f"{before}{path}": layout for path, layout in copy.items()}
     if takes_weights:
         _take_weights(weights, contents, save)
+
+
+def _holds_state(base: str) -> bool:
+    """Whether counters or tensors are looked for in a file of this name."""
+    return base in JSON_FILES or (base.endswith(PICKLES) and not base.startswith(NO_STATE))
 
 
 def _take_weights(found: list[FoundTensor], contents: SaveContents, save: Save) -> None:

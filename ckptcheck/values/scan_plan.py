@@ -31,7 +31,7 @@ class ScanPlan:
     rows: Mapping[str, int]
     """Matrix → bytes of a row, for the matrices whose rows get statistics of their own. The channels of others are sampled."""
     identities: Mapping[str, tuple[int, ...] | None]
-    """Shard → what changes if its file is replaced or written to (see `file_identity`)."""
+    """Shard → what changes if its file is replaced (see `file_identity`)."""
     nbytes: int
     """Bytes of all tensors."""
 
@@ -100,11 +100,11 @@ def _cut_batches(
 
 
 def file_identity(source: Source, name: str) -> tuple[int, ...] | None:
-    """Return what changes when a file is replaced or written to; None for files that are not on this machine."""
+    """Return what changes when a file is replaced; None for files that are not on this machine."""
     if source.local is None:
         return None
     try:
         status = os.stat(source.files[name].path)
     except OSError:
         return ()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    return status.st_dev, status.st_ino

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.source import Source, describe_version, find_nodes
+from ckptcheck.checkpoint.source import Source, describe_version, find_nodes, list_rewritten
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
@@ -86,8 +86,10 @@ def run_value_pass(
             accumulators[piece.tensor].add(chunk, piece.offset)
             start = piece.begin - plan.shards[batch.shard].data_start
             runs.setdefault(batch.shard, []).extend((start + begin, start + end) for begin, end in chunk.zero_runs)
+    rewritten = set(list_rewritten(source, plan.identities))  # since they were listed, for their headers were read then
     for name, identity in plan.identities.items():
-        if name not in values.shrunk and name not in values.unread and file_identity(source, name) != identity:
+        is_other = name in rewritten or file_identity(source, name) != identity
+        if name not in values.shrunk and name not in values.unread and is_other:
             values.unread[name] = "it was replaced or written to while it was being read"
     values.zero_runs.update({name: merge_runs(pieces) for name, pieces in runs.items()})
     values.complete_shards.update(plan.shards.keys() - values.shrunk.keys() - values.unread.keys())

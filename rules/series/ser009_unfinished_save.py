@@ -3,7 +3,7 @@
 ## What it checks
 - Each folder that is called like a save of the run holds one.
 - All files that hold the weights are there and can be read: shards, the table of contents, the files of ranks. So are the files
-  beside them that hold the optimizer and the counters.
+  beside them that hold the optimizer and the counters. A link out of the save is not followed, unless `--follow-links` says so.
 
 ## Why it matters
 - A trainer cannot resume from the last save, or resumes without a part of it. An earlier save that is not whole cannot be compared,

@@ -15,6 +15,8 @@ from ckptcheck.errors import EvidenceError
 from tests.factories.checkpoint_cases import CHECKPOINTS
 
 SHARD = "model-00002-of-00003.safetensors"
+OLD = 10**18
+"""When the file was written, in nanoseconds."""
 
 
 def turn_bytes(path: Path) -> None:
@@ -29,13 +31,38 @@ def replace_by_another(path: Path) -> None:
     path.write_bytes(b"\x01" * (size + 8))
 
 
-@pytest.fixture(params=[turn_bytes, replace_by_another])
+def turn_bytes_and_set_time_back(path: Path) -> None:
+    """As ``cp -p`` does of a file of the same time, or ``rsync --inplace --times``."""
+    turn_bytes(path)
+    os.utime(path, ns=(OLD, OLD))
+
+
+def replace_by_one_of_its_time(path: Path) -> None:
+    new = path.with_name("new")
+    shutil.copyfile(path, new)
+    turn_bytes_and_set_time_back(new)
+    new.rename(path)
+
+
+def give_another_name(path: Path) -> None:
+    """As ``cp -l`` does."""
+    os.link(path, path.with_name("backup"))
+
+
+def take_rights(path: Path) -> None:
+    path.chmod(0o600)
+
+
+@pytest.fixture(params=[turn_bytes, replace_by_another, turn_bytes_and_set_time_back, replace_by_one_of_its_time])
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint one of whose files changes as soon as its header was read."""
+    return change_while_reading(request.param, tmp_path, monkeypatch)
+
+
+def change_while_reading(change: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     made = tmp_path / "made"
     shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", made)
-    os.utime(made / SHARD, ns=(10**18, 10**18))
-    change: Callable[[Path], None] = request.param
+    os.utime(made / SHARD, ns=(OLD, OLD))
     read, headers = Folder.read, []
 
     def read_and_change(self: Folder, name: str, start: int, length: int) -> bytes:
@@ -64,3 +91,30 @@ def test_no_comparison_of_two_states_is_clean(folder: Path) -> None:
     report = ckptcheck.diff(CHECKPOINTS / "tiny-llama-sharded", folder)
     assert report.verdict != "clean"
     assert SHARD in str(report.to_dict())
+
+
+def test_no_scan_of_two_states_is_clean(folder: Path) -> None:
+    report = ckptcheck.scan(folder)
+    assert (report.verdict, report.error) == (
+        "incomplete", f"could not read {SHARD}: it was replaced or written to while it was being read",
+    )  # fmt: skip
+
+
+def test_nothing_is_signed_that_is_of_two_states(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("model_signing")
+    from tests.factories.signatures import write_key
+
+    with pytest.raises(EvidenceError, match=SHARD):
+        ckptcheck.sign(folder, private_key=write_key(tmp_path)[0])
+    assert not (folder / "model.sig").exists()
+
+
+@pytest.mark.parametrize("change", [give_another_name, take_rights])
+def test_a_file_whose_bytes_stay_is_read_to_the_end(
+    change: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = change_while_reading(change, tmp_path, monkeypatch)
+    assert ckptcheck.scan(changed).verdict == "clean"
+    assert ckptcheck.identity(changed) is not None
+    assert ckptcheck.diff(CHECKPOINTS / "tiny-llama-sharded", changed).verdict == "clean"
+    ckptcheck.manifest(changed, tmp_path / "manifest.json")

@@ -427,3 +427,23 @@ def test_a_number_in_the_log_of_a_trainer_that_no_float_holds(number: str) -> No
     )
     assert (counters, rates) == ({}, {})
     assert logged in ({"7": 0.1}, {})  # msgspec refuses 1e400
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "trainer_state.json"])
+@pytest.mark.parametrize("goal", ["outside", "nowhere", "{}"], ids=["outside", "dangling", "to itself"])
+def test_a_link_that_is_not_followed_is_no_whole_save(run: Path, tmp_path: Path, name: str, goal: str) -> None:
+    """What it leads to was not read, so the counters of that save agree with nothing."""
+    path = run / "checkpoint-20" / name
+    path.rename(tmp_path / "outside")
+    path.symlink_to(name if goal == "{}" else tmp_path / goal)
+    report = api.series(run)
+    assert [(one.code, one.severity) for one in report.findings] == [("SER009", "warning")]
+    assert f"{name} is a link to " in report.findings[0].message
+    if goal == "outside":
+        assert api.series(run, follow_links=True).verdict == "clean"
+
+
+def test_a_link_beside_the_state_is_no_matter(run: Path, tmp_path: Path) -> None:
+    (run / "checkpoint-20" / "tokenizer.json").symlink_to(tmp_path / "nowhere")
+    (run / "checkpoint-20" / "rng_state.pth").symlink_to(tmp_path / "nowhere")
+    assert api.series(run).verdict == "clean"

@@ -61,11 +61,13 @@ class DiskTree:
 
     def list_names(self, folder: str) -> list[str]:
         """Return the names of everything directly in a folder that is no folder. Raises CkptcheckError."""
-        return [entry.name for entry in self._list(folder) if not entry.is_dir()]
+        return [entry.name for entry in self._list(folder) if not _is_folder(entry)]
 
     def list_subfolders(self, folder: str) -> list[str]:
         """Return the names of the folders directly in a folder, without links that are not followed. Raises CkptcheckError."""
-        return [entry.name for entry in self._list(folder) if entry.is_dir() and self._goal(Path(entry.path)) is None]
+        return [
+            entry.name for entry in self._list(folder) if _is_folder(entry) and self._goal(Path(entry.path)) is None
+        ]
 
     def list_outside_links(self, folder: str) -> dict[str, str]:
         """Map the links in a folder that are not followed to their targets; {} where it cannot be listed."""
@@ -100,6 +102,14 @@ class DiskTree:
         if not entry.is_symlink() or real_path(entry).is_relative_to(real_path(entry.parent)):
             return None
         return None if self._follow_links and entry.exists() else str(entry.readlink())
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder, or a link to one; a link to itself is none, nor one to what is not ours to see."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 class FolderTree:

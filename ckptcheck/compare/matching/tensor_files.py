@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptcheck.checkpoint.file_state import FileState, describe_state, is_rewritten
 from ckptcheck.checkpoint.source import Source, describe_version, find_nodes
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.text.file_io import open_regular_file
@@ -38,7 +39,7 @@ class TensorFiles:
     def __init__(self, source: Source) -> None:
         self._source = source
         self._descriptors: dict[str, int] = {}
-        self._state_at_listing: dict[str, tuple[int, int]] = {}
+        self._state_at_listing: dict[str, FileState] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[TensorFiles], tuple[Source]]:
@@ -72,7 +73,10 @@ class TensorFiles:
 
     def list_changed(self) -> list[str]:
         """Return the files that were written to, or replaced, since they were listed."""
-        return [file for file, state in self._state_at_listing.items() if _file_state(self._descriptors[file]) != state]
+        states = self._state_at_listing.items()
+        return [
+            file for file, state in states if is_rewritten(state, describe_state(os.fstat(self._descriptors[file])))
+        ]
 
     def note_state(self, file: str) -> None:
         """Note the state of a file that another process reads, for `list_changed`. Raises UnreadableFile."""
@@ -136,7 +140,7 @@ class TensorFiles:
                 descriptor = open_regular_file(self._source.files[file].path)
                 self._descriptors[file] = descriptor
                 # since it was listed, for its header was read then
-                self._state_at_listing[file] = self._source.files[file].state or _file_state(descriptor)
+                self._state_at_listing[file] = self._source.files[file].state or describe_state(os.fstat(descriptor))
             return self._descriptors[file]
 
 
@@ -155,11 +159,6 @@ def find_common_nodes(
     """
     ours, theirs = sides[0].find_nodes(first), sides[1].find_nodes(second)
     return (ours & theirs) or ours or theirs
-
-
-def _file_state(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_size, status.st_mtime_ns
 
 
 def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import msgspec
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.checkpoint.source import list_rewritten
 from ckptcheck.compare.manifest import Manifest, build_manifest, read_manifest, write_manifest
 from ckptcheck.compare.signatures.bundle import DEFAULT_NAME
 from ckptcheck.compare.signatures.keys import SigningKey, describe_sigstore_failure, quiet, require_packages
@@ -68,6 +69,9 @@ def sign_folder(
                 raise describe_sigstore_failure(error, "signed") from error
             raise EvidenceError(f"cannot sign {folder}: {type(error).__name__}: {error}") from error
         content = written.read_bytes()
+    if changed := list_rewritten(ckpt.source, ckpt.source.files.keys() - {MANIFEST_NAME, signature.name}):
+        # the manifest may be of other bytes than those that were signed
+        raise EvidenceError(f"{join_truncated(changed)} was replaced or written to while {folder} was being signed")
     replace_file(signature, content)
     return signature
 
