@@ -23,7 +23,7 @@ from ckptcheck import __version__
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.runners.results import MalformedResult, decode_results
 from ckptcheck.runners.runner import R, U, Work, run_in_threads
-from ckptcheck.text.formatting import count
+from ckptcheck.text.formatting import count, format_duration
 
 T = TypeVar("T")
 
@@ -45,6 +45,8 @@ NODE_SECONDS = 120.0
 """Seconds in which a node answers what it is asked before the work."""
 REMOTE_THREADS = 4
 """Threads of a task whose bytes come over the network."""
+LEAST_PATIENCE, SLOWEST = 1800.0, 1e6
+"""Seconds in which one of the tasks ends that were begun: so many, and the time of the largest one at so many bytes a second."""
 INSTALL = "pip install 'ckptcheck[ray]'"
 
 
@@ -248,6 +250,8 @@ class TaskQueues(Generic[U]):
         processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
         share = sum(map(work.weigh, units)) // (TASKS_EACH * processors)
         self._tasks = list(_group(work, units, max(TASK_BYTES, min(MOST_TASK_BYTES, share))))
+        largest = max((sum(map(work.weigh, task.units)) for task in self._tasks), default=0)
+        self._patience = LEAST_PATIENCE + largest // SLOWEST
         self._next = 0
         self._references: dict[int, Any] = {}
         self._done: set[int] = set()
@@ -273,7 +277,13 @@ class TaskQueues(Generic[U]):
         while self._next not in self._done:
             # those of one node end about in their order, so the oldest of each node tells enough
             oldest = {self._references[numbers[0]]: numbers for numbers in self._begun.values() if numbers}
-            for reference in self._ray.wait(list(oldest), fetch_local=False)[0]:
+            ended = self._ray.wait(list(oldest), fetch_local=False, timeout=self._patience)[0]
+            if not ended:
+                raise EvidenceError(
+                    f"no node of the Ray cluster has ended a task for {format_duration(self._patience)}",
+                    hint="look at `ray status`: a task needs one processor; without --on ray this machine does the work",
+                )
+            for reference in ended:
                 self._done.add(oldest[reference].popleft())
             self._begin()
         task, number = self._tasks[self._next], self._next

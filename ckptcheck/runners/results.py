@@ -12,6 +12,9 @@ import msgspec
 
 from ckptcheck.runners.runner import R, U, Work
 
+MOST_BYTES, MOST_TIMES = 1 << 22, 16
+"""Bytes of a result at most: so many, and so many for each byte that is read for it. Decoded, they take many times their memory."""
+
 
 class MalformedResult(Exception):
     """What was computed elsewhere is no result of this work: a clause that says why."""
@@ -23,6 +26,8 @@ def decode_results(work: Work[U, R], units: Sequence[U], results: Any) -> Iterat
         raise MalformedResult("there is not one result for each piece of the work")
     decoder = msgspec.msgpack.Decoder(work.result_type)
     for unit, content in zip(units, results, strict=True):
+        if isinstance(content, bytes) and len(content) > MOST_BYTES + MOST_TIMES * work.weigh(unit):
+            raise MalformedResult(f"a result has {len(content):,} bytes, more than its piece of the work")
         try:
             result: R = decoder.decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:

@@ -93,7 +93,12 @@ class TensorDigests:
         """Whether it has a digest or a reason, and sums of the unit's own parts."""
         is_digest = DIGEST.fullmatch(result.digest) is not None
         own = {part.tensor for part in self.parts.get(unit, ())}
-        return (is_digest or bool(result.broken or result.unread)) and result.sums.keys() <= own
+        is_whole = (
+            is_digest
+            and result.sums.keys() == own
+            and all(number >= 0 for pair in result.sums.values() for number in pair)
+        )
+        return is_whole or (not result.digest and bool(result.broken or result.unread))
 
     def is_whole(self, result: DigestResult) -> bool:
         """Whether the tensor could be read."""

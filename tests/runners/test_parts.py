@@ -438,6 +438,12 @@ LIES: dict[str, tuple[str, Callable[[list[Any]], object]]] = {
     "no result at all": ("scan", lambda results: results.pop()),
     "no digest": ("manifest", lambda results: results[0].update(digest="")),
     "sums of another tensor": ("manifest", lambda results: results[0].update(sums={"other": [1, 2]})),
+    "sums of no tensor": ("manifest", lambda results: results[0].update(sums={})),
+    "sums below zero": (
+        "manifest",
+        lambda results: results[0].update(sums={name: [-1, -1] for name in results[0]["sums"]}),
+    ),
+    "a digest and a reason for none": ("manifest", lambda results: results[0].update(unread="no", sums={})),
     "another pair": ("diff", lambda results: results[0][0].__setitem__(0, 9_999)),
     "more differences than elements": ("diff", lambda results: results[0][0][1].update(different=1 << 40)),
     "a difference outside": ("diff", lambda results: results[0][0][1].update(first=[1 << 40, -1])),

@@ -42,6 +42,7 @@ def test_results_of_the_work_are_taken() -> None:
         ([WHOLE, msgspec.msgpack.encode([])], "Expected `object`"),
         ([WHOLE, b"\x81\xa6chunks" + b"\x91" * 100_000], "Expected|recursion"),
         ([WHOLE, msgspec.msgpack.encode(BatchResult())], "a result does not fit its piece of the work"),
+        ([WHOLE, bytes((1 << 22) + 129)], "a result has 4,194,433 bytes, more than its piece of the work"),
     ],
 )
 def test_what_is_no_result_is_refused_with_a_reason(answer: Any, why: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ckptcheck.errors import EvidenceError
 from ckptcheck.runners import ray_cluster
 from ckptcheck.runners.ray_cluster import TaskQueues
 
@@ -21,6 +22,9 @@ class StandIn:
     """Node and units of each task that was begun."""
     cancelled: list[Any] = field(default_factory=list)
     node: str = ""
+    is_stuck: bool = False
+    """Whether no task ends, as where each waits for a processor that nobody has."""
+    waited: list[float] = field(default_factory=list)
 
     def put(self, work: Any) -> Any:
         return work
@@ -37,8 +41,9 @@ class StandIn:
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": sum(self.processors.values())}
 
-    def wait(self, references: Sequence[Any], fetch_local: bool) -> tuple[list[Any], list[Any]]:
-        return [references[-1]], []
+    def wait(self, references: Sequence[Any], fetch_local: bool, timeout: float) -> tuple[list[Any], list[Any]]:
+        self.waited.append(timeout)
+        return ([], [*references]) if self.is_stuck else ([references[-1]], [])
 
     def cancel(self, reference: Any) -> None:
         self.cancelled.append(reference)
@@ -128,6 +133,13 @@ def test_an_early_end_cancels_what_was_begun() -> None:
     queues.cancel()
     assert handed is not None
     assert sorted([*cluster.cancelled, handed[1]]) == sorted(units for _, units in cluster.begun)
+
+
+def test_a_cluster_that_ends_no_task_is_no_hang() -> None:
+    cluster = StandIn({"a": 1}, is_stuck=True)
+    with pytest.raises(EvidenceError, match="no node of the Ray cluster has ended a task for 30 minutes"):
+        open_queues(cluster, [{"a"}] * 6).wait_for_next()
+    assert [round(seconds) for seconds in cluster.waited] == [1800]
 
 
 def test_large_work_has_larger_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

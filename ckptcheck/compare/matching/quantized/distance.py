@@ -200,7 +200,7 @@ class QuantizedComparison:
         if (found := result.distance) is None:
             return bool(result.reason)
         squares = (found.squares, *found.products[1:])
-        return 0 <= found.beyond <= found.elements and not any(number < 0 for number in squares)
+        return 0 <= found.beyond <= found.elements and all(number >= 0 for number in squares)  # NaN is none
 
     def is_whole(self, result: DistanceResult) -> bool:
         """Whether the pair was compared."""
