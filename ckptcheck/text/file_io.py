@@ -107,8 +107,13 @@ def read_regular_file(path: str | Path, most: int) -> bytes:
 
 
 def _read_up_to(file: BinaryIO, most: int) -> bytes:
-    """Return the first `most` bytes of a stream, and take memory for what is there: a read takes it for what it may return."""
+    """Return the first `most` bytes of a stream, and take memory for what is there: a read takes it for what it may return.
+
+    Raises OSError, also where a read would wait, as of ``/proc/kmsg``, which calls itself a regular file.
+    """
     content = file.read(min(most, os.fstat(file.fileno()).st_size + 1))
+    if content is None:
+        raise OSError(errno.EAGAIN, "it has nothing to read now")
     if not (rest := most - len(content)) or not (piece := file.read(min(rest, PIECE))):
         return content
     pieces = io.BytesIO()  # joined, they would take their memory twice

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.text import file_io
 from ckptcheck.text.file_io import (
     expand_home,
     open_for_replace,
@@ -104,3 +105,13 @@ def test_a_stream_of_the_process_is_written_on_where_it_stands(tmp_path: Path, p
     )
     subprocess.run(["sh", "-c", '"$0" -c "$1" >> "$2"', sys.executable, program, str(log)], check=True)
     assert log.read_text() == "before, first, written, last\n"
+
+
+def test_a_file_that_would_wait_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``/proc/kmsg`` calls itself a regular file, and a read of it waits for the next message of the kernel."""
+    readable, written = os.pipe()
+    os.set_blocking(readable, False)
+    monkeypatch.setattr(file_io, "open_regular_file", lambda path: readable)
+    with pytest.raises(OSError, match="it has nothing to read now"):
+        file_io.read_regular_file(tmp_path / "kmsg", 100)
+    os.close(written)
