@@ -200,13 +200,9 @@ def judge_all(
 
 def load_decoder(folder: Path) -> Callable[[Sequence[int]], str]:
     """Return a function from token ids to their text. Raises CkptcheckError where no tokenizer.json can be read."""
-    from tokenizers import Tokenizer
+    from ckptcheck.checkpoint.open_tokenizer import FILE, open_tokenizer, read_tokenizer_file
 
-    path = folder / "tokenizer.json" if folder.is_dir() else folder
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exceptions
-        raise CkptcheckError(f"cannot read the tokenizer {path}: {error}") from error
+    tokenizer = open_tokenizer(read_tokenizer_file(folder), str(folder / FILE if folder.is_dir() else folder))
     return lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=False))
 
 

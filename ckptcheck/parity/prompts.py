@@ -43,15 +43,17 @@ class PromptTokenizer:
     @classmethod
     def of(cls, ckpt: Checkpoint) -> PromptTokenizer:
         """Read a checkpoint's tokenizer. Raises CkptcheckError where there is none, or it cannot be read."""
-        import tokenizers
+        from ckptcheck.checkpoint.open_tokenizer import open_tokenizer, read_tokenizer
 
         if "tokenizer.json" not in ckpt.source.files:
             raise CkptcheckError(f"{ckpt.target} has no tokenizer.json, so text cannot be made into tokens")
-        size = ckpt.source.files["tokenizer.json"].size
         try:
-            tokenizer = tokenizers.Tokenizer.from_buffer(ckpt.source.read("tokenizer.json", 0, size))
-        except Exception as error:  # the library raises bare Exception
-            raise CkptcheckError(f"tokenizer.json of {ckpt.target} cannot be read: {error}") from error
+            raw = read_tokenizer(ckpt.source)
+        except OSError as error:
+            raise CkptcheckError(
+                f"tokenizer.json of {ckpt.target} cannot be read: {error.strerror or error}"
+            ) from error
+        tokenizer = open_tokenizer(raw, f"tokenizer.json of {ckpt.target}")
         from ckptcheck.checkpoint.tokenizer import Tokenizer
 
         template = Tokenizer.read(ckpt).template
