@@ -67,13 +67,11 @@ def test_a_page_has_room_for_so_many_cells(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(limit_cells, "MOST_CELLS", 100)
     pictures = tuple(HeatMap(name, "", ("r",) * 8, ("0",) * 8, {}, ()) for name in "abc")
     small = HeatMap("d", "", ("r",) * 4, ("0",) * 9, {}, ())
-    one, two = limit_cells.limit_cells(
-        [Report("x", pictures=pictures), Report("y", pictures=(small, NoPicture("e", "none"), small))]
-    )
-    assert [type(picture).__name__ for picture in (*one.pictures, *two.pictures)] == [
+    one, two = limit_cells.limit_cells([pictures, (small, NoPicture("e", "none"), small)])
+    assert [type(picture).__name__ for picture in (*one, *two)] == [
         "HeatMap", "NoPicture", "NoPicture", "HeatMap", "NoPicture", "NoPicture",
     ]  # fmt: skip
-    assert one.pictures[1].caption == "it has 64 cells, and the page has room for 36 more"
+    assert one[1].caption == "it has 64 cells, and the page has room for 36 more"
     page = render_page([Report("x", pictures=pictures)])
     assert page.count("it has 64 cells, and the page has room for 36 more") >= 2
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ckptcheck.linter.pictures import HeatMap, NoPicture, Picture
-from ckptcheck.linter.report import Report
 from ckptcheck.linter.stored_pictures import MOST_CELLS
 
 
-def limit_cells(reports: Sequence[Report]) -> list[Report]:
-    """Return the reports with the heat maps that have at most MOST_CELLS cells together, the first ones first."""
+def limit_cells(reports: Sequence[Sequence[Picture]]) -> list[tuple[Picture, ...]]:
+    """Return the pictures of some reports with the heat maps that have at most MOST_CELLS cells together, the first ones first."""
     room = MOST_CELLS
 
     def limit(picture: Picture) -> Picture:
@@ -24,4 +22,4 @@ def limit_cells(reports: Sequence[Report]) -> list[Report]:
         room -= cells
         return picture
 
-    return [replace(report, pictures=tuple(map(limit, report.pictures))) for report in reports]
+    return [tuple(map(limit, pictures)) for pictures in reports]

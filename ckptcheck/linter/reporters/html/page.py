@@ -7,6 +7,7 @@ import hashlib
 import html
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,8 @@ def render_page(reports: Sequence[Report], rules: Sequence[Rule] = ()) -> str:
     """Return a page that opens from a disk or a mail: it has no address in it and asks for none."""
     from ckptcheck import __version__
 
-    reports = limit_cells(reports)
+    drawn = limit_cells([report.pictures for report in reports])
+    reports = [replace(report, pictures=pictures) for report, pictures in zip(reports, drawn, strict=True)]
     overview = draw_overview(reports)
     has_curves = any(isinstance(picture, Curves | Histogram) for report in reports for picture in report.pictures)
     script, style = _read_script(has_curves), _read_style(has_curves)
