@@ -14,8 +14,8 @@ head that training untied is lost. transformers 5 compares the two, and keeps a 
 If head and embedding are equal, drop the head. If they differ, set `tie_word_embeddings` to false.
 
 ## When it can be wrong
-On the Hub nothing is compared, so that a head equal to the embedding is a warning there too. Only a tensor named
-`lm_head.weight` counts; the rule does not find a packed head or one with another name.
+On the Hub nothing is compared, so that any head of the embedding's shape is an info there, also one that differs. Only a tensor
+named `lm_head.weight` counts; the rule does not find a packed head or one with another name.
 
 ## Seen in
 ml-explore/mlx-lm#1298 (granite-4.1-8b), vllm-project/vllm#6758
@@ -46,7 +46,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     head, embedding = ckpt.components.lm_head, ckpt.components.embedding
     if head is None or embedding is None or not head.endswith("lm_head.weight"):
         return
-    if _are_alike(ckpt, head, embedding):
+    alike = _are_alike(ckpt, head, embedding)
+    if alike:
         yield Problem(
             "the output head is stored although the config ties it to the embedding, and is the same: it only takes space",
             file=ckpt.tensor_to_file[head],
@@ -54,21 +55,33 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             severity="info",
             hint="drop the head",
         )
-    else:
+    elif alike is None:  # many releases store both, and nearly all of them the same twice
         yield Problem(
-            "the config ties the output head to the embedding, but a head is stored: engines ignore it",
+            "the output head is stored although the config ties it to the embedding, and no values show whether it is the same",
             file=ckpt.tensor_to_file[head],
             key=head,
+            severity="info",
             hint="drop the head if it equals the embedding, otherwise set tie_word_embeddings to false",
+        )
+    else:
+        yield Problem(
+            "the config ties the output head to the embedding, but another head is stored: engines ignore it",
+            file=ckpt.tensor_to_file[head],
+            key=head,
+            hint="drop the head, or set tie_word_embeddings to false",
         )
 
 
-def _are_alike(ckpt: Checkpoint, head: str, embedding: str) -> bool:
-    """Whether samples of head and embedding are the same bytes, and not all zero; False where nothing can be read."""
+def _are_alike(ckpt: Checkpoint, head: str, embedding: str) -> bool | None:
+    """Whether samples of head and embedding are the same bytes; None where no values can be read, or all are zero."""
     own, other = ckpt.tensors[head], ckpt.tensors[embedding]
-    if not ckpt.can_sample or (own.dtype, own.shape) != (other.dtype, other.shape):
+    if (own.dtype, own.shape) != (other.dtype, other.shape):
         return False
+    if not ckpt.can_sample:
+        return None
     starts = range(0, own.nbytes, max(own.nbytes // SAMPLES, SAMPLE))
     spans = [(start, min(SAMPLE, own.nbytes - start)) for start in starts]
     read = [[read_tensor_bytes(ckpt, name, *span) for span in spans] for name in (head, embedding)]
-    return read[0] == read[1] and any(map(any, read[0]))
+    if not any(any(map(any, samples)) for samples in read):
+        return None
+    return read[0] == read[1]
