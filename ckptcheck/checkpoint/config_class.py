@@ -75,6 +75,18 @@ class ConfigClass:
         aliases: Mapping[str, str] = self.facts.get("aliases", {})
         return aliases
 
+    @property
+    def older_names(self) -> Mapping[str, str]:
+        """Key that is no field → the field that gets its value: ``n_embed`` → ``hidden_size`` in Bloom."""
+        older: Mapping[str, str] = self.facts.get("older", {})
+        return older
+
+    def list_undecided(self, settings: Mapping[str, Any]) -> frozenset[str]:
+        """Return the fields whose defaults do not hold, for config.json has other keys from which the class computes them."""
+        opaque = self.facts.get("opaque", {})
+        given = any(settings.get(key) is not None for key in opaque.get("keys", ()))
+        return frozenset(opaque["fields"]) if given else frozenset()
+
     @cached_property
     def nested(self) -> dict[str, NestedClass]:
         """Sub-config → what builds it."""

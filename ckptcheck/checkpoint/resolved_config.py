@@ -57,13 +57,18 @@ class ResolvedPart:
 
     def _find(self, name: str) -> Setting | None:
         attribute = self.config_class.attribute(name)
-        given = [key for key in self._spellings(name, attribute) if key in self.settings]
+        spellings = self._spellings(name, attribute)
+        for key, field in self.config_class.older_names.items():
+            if field in spellings and self.settings.get(key) is not None:
+                return Setting(key, self.settings[key], "config", self.path)
+        given = [key for key in spellings if key in self.settings]
         if given:
             # A key that is no field is set after the fields, and wins.
             key = min(given, key=lambda key: key in self.config_class.types)
             return Setting(key, self.settings[key], "config", self.path)
-        for key in self._spellings(name, attribute):
-            if key in self.config_class.defaults:
+        undecided = self.config_class.list_undecided(self.settings)
+        for key in spellings:
+            if key in self.config_class.defaults and key not in undecided:
                 return Setting(key, self.config_class.defaults[key], "default", self.path)
         return None
 
