@@ -14,7 +14,7 @@ from ckptcheck.checkpoint.tensor import Tensor
 
 EMBEDDING = re.compile(
     r"(^|\.)(embed_tokens|shared|wte|word_embeddings?|embed_in|tok(en)?_embeddings?|tok(en)?_emb|tokens_embed|embeddings?|embed"
-    r"|embedding_layer|(text|input)_embeddings?|w)\.weight$|(^|\.)wte\.embedding$"
+    r"|embedding_layer|(text|input)_embeddings?|input_embeds_layers?|embed_text_tokens|codec_embeddings?|w)\.weight$|(^|\.)wte\.embedding$"
 )
 HEAD = re.compile(
     r"(^|\.)(lm_head|embed_out|output|head|lm_loss|pred_layer|output_projection|unembed|predictions|ff_out)"
@@ -25,7 +25,7 @@ SCORE = re.compile(
     r"|(v|value|rewards?|rm|prm|regression|critic|score|scalar|cls)_(head|layer|proj))(\.|$)"
 )
 ENCODER = re.compile(
-    r"For(CTC|RNNT|TDT|Audio\w+|XVector|ImageClassification)$|(?<!Text)Encoder$|QFormerModel$|Timestamp"
+    r"For(CTC|RNNT|TDT|Audio\w+|XVector|ImageClassification)$|(?<!Text)Encoder$|QFormerModel$|Timestamp|VisionModel"
 )
 """Architectures that read sound or images: some of them have a vocabulary, and no embedding of it."""
 ENCODER_KEYS = frozenset({"conv_stride", "image_size", "feature_projection_input_dim", "backbone_config"})
@@ -123,6 +123,12 @@ class Components:
         declared = self.config.number(*self.depth_names) if self.config is not None else None
         if declared is not None and self._joins_declared_blocks:
             declared //= 2
+        if self.stack is not None and not {"encoder", "decoder"} & {*self.stack.prefix.split(".")}:
+            halves = (
+                {self.config.integer(name) for name in ("encoder_layers", "decoder_layers")} if self.config else set()
+            )
+            if len(halves - {None}) == 2 and len(self.stack.layers) in halves:
+                return len(self.stack.layers)  # one half alone: nothing says which (PP-FormulaNet's text model)
         return declared if declared is not None and 0 <= declared <= MOST_LAYERS else None
 
     @property
@@ -272,6 +278,11 @@ class Components:
         """
         if self.config is None:
             return None
+        layers = self.config.text.get("per_layer_config")
+        if isinstance(layers, dict):
+            found = [each.get(name) for each in layers.values() if isinstance(each, dict) for name in EXPERTS]
+            if own := [each for each in found if type(each) is int]:
+                return own
         if self.config.resolved is not None:
             setting = self.config.resolved.find(*EXPERTS)
             return setting.value if setting is not None and type(setting.value) in (int, list) else None

@@ -148,7 +148,9 @@ def iter_unknown_names(part: ResolvedPart) -> Iterator[Fault]:
         elif key in DTYPES and value not in known_dtypes():
             yield path, f'{path} is "{value:.60}", and torch has no such dtype'
     for name in TEXT_PARTS:
-        if not part.path and isinstance(part.settings.get(name), dict) and name not in part.config_class.nested:
+        is_object = not part.path and isinstance(part.settings.get(name), dict)
+        # RAG's class declares such fields, and builds both parts itself.
+        if is_object and name not in part.config_class.nested and part.config_class.type_of(name) is None:
             yield name, f"{name} is an object, but {part.config_class.name} has no such sub-config"
     for name, nested in part.config_class.nested.items():
         settings = part.settings.get(name)

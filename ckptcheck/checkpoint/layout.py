@@ -22,6 +22,8 @@ ASIDE = re.compile(
 """Names of stacks that are not the language model's: other modalities, and heads that only draft tokens."""
 
 
+TEXT_TOWER = re.compile(r"(^|\.)(text_(backbone|model)|language_backbone)\.")
+"""Where models of images keep the layers that read text."""
 VOCODER = re.compile(r"(^|\.)(decoder|vocoder|generator)\.resblocks$")
 """Stacks of convolutions that turn a spectrum into sound."""
 
@@ -83,8 +85,8 @@ class Layout:
         blocks = [stack for stack in candidates if max(map(len, stack.layers.values())) > 2]
         candidates = [stack for stack in blocks if not VOCODER.search(stack.prefix)] or blocks or candidates
         if any("decoder" in stack.prefix for stack in candidates):
-            # The text that Grounding DINO reads has a tower of its own; what decodes there are boxes.
-            towers = [stack for stack in candidates if "text_backbone" in stack.prefix]
+            # The text that Grounding DINO, OmDet and CLIPSeg read has a tower of its own; what decodes there are boxes and masks.
+            towers = [stack for stack in candidates if TEXT_TOWER.search(stack.prefix)]
             candidates = towers or [stack for stack in candidates if "encoder" not in stack.prefix]
         return sorted(candidates, key=lambda stack: -sum(map(len, stack.layers.values())))
 

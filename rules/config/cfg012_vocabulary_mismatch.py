@@ -55,8 +55,9 @@ def _by_design(ckpt: ConfiguredCheckpoint, name: str, rows: int) -> bool:
     """Architectures whose table is larger by a number that their config gives: extra tokens for audio, padding, a mask.
 
     A model with several vocabularies, whose class is not known, may have the table of any of them (Parler-TTS reads text and
-    writes sound). The code of a model that is not transformers' may pad the table, to a number of rows or to a multiple of one
-    (the first OLMo, Mamba). ImageGPT never predicts the token that begins an image, so that its head has a row less.
+    writes sound). One that writes images, or several codebooks, has the rows of these. The code of a model that is not
+    transformers' may pad the table, to a number of rows or to a multiple of one (the first OLMo, Mamba). ImageGPT never
+    predicts the token that begins an image, so that its head has a row less.
     """
     declared = ckpt.config.number("vocab_size") or 0
     if ckpt.config.resolved is None and rows in _list_vocabularies(ckpt.config.value):
@@ -67,6 +68,15 @@ def _by_design(ckpt: ConfiguredCheckpoint, name: str, rows: int) -> bool:
             rows == -(-declared // multiple) * multiple for multiple in multiples
         ):
             return True
+    codebooks = ckpt.config.integer("num_codebooks") or 0
+    if (
+        name == ckpt.components.embedding and rows == codebooks * declared
+    ):  # one table for all codebooks (CSM's depth decoder)
+        return True
+    if name == ckpt.components.lm_head and rows == ckpt.config.integer(
+        "vision_vocab_size"
+    ):  # GLM-Image writes images alone
+        return True
     if ckpt.config.get("model_type") == "imagegpt" and name == ckpt.components.lm_head:
         return rows == declared - 1
     rest = f"{name.removesuffix('embedding')}new_embedding"

@@ -21,7 +21,8 @@ verl-project/verl#7610 (buffers concatenated over ranks)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.config import HIDDEN
+from ckptcheck.checkpoint.config import HIDDEN, Config
+from ckptcheck.checkpoint.layout import Stack
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.text.formatting import format_layers, format_shape
 
@@ -34,8 +35,9 @@ FACTORED = (
     "input_embedding_size",
     "d_embed",
     "encoder_hidden_size",
+    "backbone_hidden_size",
 )
-"""Settings of architectures whose embedding is narrower than the model (ALBERT, OPT-350m, ELECTRA, …)."""
+"""Settings of architectures whose embedding is narrower than the model (ALBERT, OPT-350m, ELECTRA, …), or wider (CSM)."""
 
 
 @rule(
@@ -48,7 +50,7 @@ FACTORED = (
 def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     anatomy, config = ckpt.components, ckpt.config
     width = config.number(*HIDDEN)
-    if width is None or anatomy.stack is None:
+    if width is None or anatomy.stack is None or _is_of_another_part(config, anatomy.stack):
         return
     if all(config.get(name) in (None, width) for name in FACTORED):
         # Heads called otherwise may be wider than the model by design (Reformer's reads two streams).
@@ -80,3 +82,12 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
                 key=name,
                 hint="use the config of this model; a multiple of the width is a tensor concatenated over ranks",
             )
+
+
+def _is_of_another_part(config: Config, stack: Stack) -> bool:
+    """Whether the layers are of a sub-config that is not the language model's: `esmc` in ESMFold 2, whose `esmc_config` says it."""
+    resolved = config.resolved
+    if resolved is None:
+        return False
+    path = f"{stack.prefix.partition('.')[0]}_config."
+    return resolved.text.path != path and any(part.path == path for part in resolved.parts)
