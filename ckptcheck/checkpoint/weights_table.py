@@ -224,6 +224,10 @@ class WeightsTable:
         """The config fields that decide the shape of some tensor."""
         return frozenset(name for formulas in self.shapes.values() for name in _NAME.findall(formulas))
 
+    def rounds_heads(self, heads: str) -> bool:
+        """Whether the model computes with any number of heads: it rounds down the width of each, and projects back from it."""
+        return any(f"/{heads}*{heads}" in formulas for formulas in self.shapes.values())
+
     def expect_shape(
         self, name: str, size_of: Callable[[str], int | None], stored: tuple[int, ...]
     ) -> tuple[int | None, ...] | None:

@@ -13,7 +13,7 @@ In every part of such a config, encoders of images and sound included:
 - there are no more attention heads than the hidden size
 - sizes and counts are below two billion
 - a patch of an image has from 1 to 4,096 pixels a side
-- the heads divide the hidden size where the class has no width of heads
+- the heads divide the hidden size where the class has no width of heads, and does not project from rounded heads (GLM-4.5V)
 
 ## Why it matters
 transformers, vLLM and SGLang compute with any such number, without a word: a norm with an epsilon of 1 flattens everything.
@@ -67,6 +67,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     if resolved is None:
         return
     part = resolved.text
+    table = WeightsTable.of(ckpt.config)
     odd: dict[str, str] = {}
     bases = {f"{path}.rope_theta": parameters.get("rope_theta") for path, parameters in iter_rope(part)}
     if part.config_class.rope:
@@ -106,6 +107,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
                 and value > 0
                 and size % value
                 and not _has_width(each)
+                and not (table is not None and table.rounds_heads(path))
             ):
                 odd[path] = f"{path} is {value:,}, which does not divide the hidden size of {size:,}"
             elif key in PATCHES and not 1 <= value <= LARGEST_PATCH:
