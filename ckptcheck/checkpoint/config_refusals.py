@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
-from ckptcheck.checkpoint.config import COUNTS
+from ckptcheck.checkpoint.config import COUNTS, EXPERTS_PER_TOKEN, GROUPED_ROUTERS
 from ckptcheck.checkpoint.config_class import (
     find_nested_class,
     is_instance,
@@ -241,7 +241,7 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
     """Yield what the class of the model refuses when it is built, although the class of the config accepts it."""
     for whole_path, divisor_path in table.divisors:
         yield from _check_divisor(resolved.at(whole_path), resolved.at(divisor_path))
-    kinds: tuple[RefusedKind, ...] = ("null", "zero", "negative", "one", "untyped")
+    kinds: tuple[RefusedKind, ...] = ("null", "zero", "negative", "one", "untyped", "list")
     for kind in kinds:
         for path in table.list_refused(kind):
             setting = _find_given(resolved, path)
@@ -290,13 +290,56 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
         and not -rows.value <= padding.value < rows.value
     ):
         yield padding.key_path, f"{describe(padding)}, but the embedding has no such row: {describe(rows)}"
-    if not table.refuses_rope_types and "labels" not in resolved.text.config_class.rope:
-        return
-    for path, parameters in iter_rope(resolved.text):
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
-        own = (resolved.text.config_class.rope.get("default") or {}).get("rope_type")
-        if kind not in (*required_rope_keys(), *LEGACY_ROPE_TYPES, own):
-            yield path, f"{path} has the type {write_value(kind)}, and transformers has no such rotary embedding"
+    yield from _iter_broken_limits(table, resolved)
+    yield from _iter_unknown_rope(table, resolved)
+
+
+def _iter_broken_limits(table: WeightsTable, resolved: ResolvedConfig) -> Iterator[Fault]:
+    """Yield numbers that go further than another one lets the model compute with."""
+    for path, bound in table.most.items():
+        found = _find_limit(resolved, path, bound)
+        if found is not None and found[0].value > found[1]:
+            setting, limit, said = found
+            yield setting.key_path, f"{describe(setting)}, but {table.architecture} takes at most {limit:,} ({said})"
+    for path, whole in table.divides.items():
+        found = _find_limit(resolved, path, whole)
+        if found is not None and found[0].value > 0 and found[1] % found[0].value:
+            setting, limit, said = found
+            yield (
+                setting.key_path,
+                f"{describe(setting)}, and {table.architecture} needs a number that divides {limit:,} ({said})",
+            )
+
+
+def _find_limit(resolved: ResolvedConfig, path: str, bound: str) -> tuple[Setting, int, str] | None:
+    """Return a setting, the number that limits it, and where that comes from; None where CFG026 has it, or one is unknown.
+
+    bound: the path of the other setting, or ``width/heads``.
+    """
+    setting, limits = resolved.at(path), [resolved.at(each) for each in bound.split("/")]
+    given = [each for each in (setting, *limits) if each is not None and each.source == "config"]
+    if setting is None or not given or setting.path in resolved.other_parts or not _is_int(setting.value):
+        return None
+    is_grouped = setting.name == "n_group" and resolved.text.settings.get("model_type") in GROUPED_ROUTERS
+    if setting.name in EXPERTS_PER_TOKEN or is_grouped:
+        return None
+    numbers = [each.value for each in limits if each is not None and _is_int(each.value)]
+    if len(numbers) < len(limits) or min(numbers) < 1:
+        return None
+    limit = numbers[0] if len(numbers) == 1 else numbers[0] // numbers[1]
+    return setting, limit, "; ".join(describe(each) for each in limits if each is not None)
+
+
+def _iter_unknown_rope(table: WeightsTable, resolved: ResolvedConfig) -> Iterator[Fault]:
+    """Yield types of rotary embeddings that the model looks up, and transformers does not have."""
+    is_read = table.refuses_rope_types or "labels" in resolved.text.config_class.rope
+    read = {*table.rope_parts, *([resolved.text.path] if is_read else [])} - resolved.other_parts
+    for part in resolved.parts:
+        own = (part.config_class.rope.get("default") or {}).get("rope_type")
+        for path, parameters in iter_rope(part) if part.path in read else ():
+            kind = parameters.get("rope_type", parameters.get("type", "default"))
+            if kind not in (*required_rope_keys(), *LEGACY_ROPE_TYPES, own):
+                yield path, f"{path} has the type {write_value(kind)}, and transformers has no such rotary embedding"
 
 
 def _find_given(resolved: ResolvedConfig, path: str) -> Setting | None:
@@ -309,6 +352,8 @@ def _find_given(resolved: ResolvedConfig, path: str) -> Setting | None:
 def _is_of_kind(value: Any, kind: RefusedKind) -> bool:
     if kind == "untyped":
         return isinstance(value, (str, dict))
+    if kind == "list":
+        return isinstance(value, list)
     if kind == "null" or isinstance(value, bool) or not isinstance(value, (int, float)):
         return kind == "null" and value is None
     return value == {"zero": 0, "one": 1}[kind] if kind != "negative" else value < 0
@@ -415,7 +460,13 @@ def iter_lost_rope(part: ResolvedPart, needed: Mapping[str, tuple[str, ...]]) ->
         yield f"{part.path}rope_parameters", f"{part.path}rope_parameters has nothing for {needed['absent'][0]}"
     # a kind that the class has by default, and no layer of this model is of, tells that the settings are of one kind each
     kinds = {kind for kind, value in default.items() if isinstance(value, dict)}
-    if not isinstance(settings, dict) or not (labels | types | kinds) & settings.keys():
+    if not isinstance(settings, dict):
+        return
+    # settings of no known kind at all are those of one kind under a wrong name, unless they are for all layers
+    is_lost = (
+        bool(needed.get("absent")) and bool(settings) and all(isinstance(value, dict) for value in settings.values())
+    )
+    if not is_lost and not (labels | types | kinds) & settings.keys():
         return
     labels &= types or labels
     for kind in sorted(labels):

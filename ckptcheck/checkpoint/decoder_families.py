@@ -55,7 +55,7 @@ FAMILIES: dict[str, DecoderFamily] = {
     "olmo": _FLAG,
     "olmo2": _FLAG,
     "olmo3": _FLAG,
-    "olmoe": _FLAG,
+    "olmoe": DecoderFamily("attention_bias", expert_width="intermediate_size"),
     "granite": _FLAG,
     "cohere": _FLAG,
     "cohere2": _FLAG,

@@ -17,6 +17,7 @@ from typing import Any
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layout import INDEX, Layout
+from ckptcheck.checkpoint.resolved_config import ResolvedConfig
 
 LONGEST_NAME = 400
 """Longer names are no model's, and no renaming is tried on them."""
@@ -107,6 +108,17 @@ class ParametersTable:
     def needs(self) -> frozenset[str]:
         """The parameters that every model of this architecture has: beside the layers, or in each layer of its stack."""
         return frozenset(self.facts.get("needs", ()))
+
+    def list_given(self, resolved: ResolvedConfig) -> frozenset[str]:
+        """Return the parameters that one setting adds, where the config has it so."""
+        found: set[str] = set()
+        for path, given in self.facts.get("given", {}).items():
+            setting = resolved.at(path)
+            value = setting.value if setting is not None else None
+            is_number = given["on"] == "number" and type(value) is int and value > 0
+            if is_number or (isinstance(value, bool) and value is given["on"]):
+                found.update(given["needs"])
+        return frozenset(found)
 
     @cached_property
     def untied(self) -> frozenset[str]:

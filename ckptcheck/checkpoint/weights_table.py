@@ -27,7 +27,7 @@ _WITHOUT_HEADS = ("ForMaskedLM", *_CLASSIFIERS)
 """How the classes end of which releases store the heads in several ways, or which have as many outputs as labels."""
 _NOT_TEXT = re.compile(r"For(Image|OpticalFlow|Multimodal)")
 """How classes are called that read something else than the language model of their model type."""
-RefusedKind = Literal["null", "zero", "negative", "one", "untyped"]
+RefusedKind = Literal["null", "zero", "negative", "one", "untyped", "list"]
 """Kinds of values; untyped: a text or an object in place of a number that no class declares."""
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 
@@ -125,6 +125,7 @@ class WeightsTable:
             "shapes": {pattern: formulas for pattern, formulas in self.shapes.items() if has_base(pattern)},
             "required": [*filter(has_base, self.facts.get("required", ()))],
             "switches": switches,
+            "layered": {pattern: found for pattern, found in self.layered.items() if has_base(pattern)},
         }
         return WeightsTable(self.architecture, {**self.facts, **kept})
 
@@ -138,6 +139,12 @@ class WeightsTable:
         """Pattern → its dimensions as formulas of config fields, ``?`` for one that is not known, ``a;b`` for one or the other."""
         shapes: Mapping[str, str] = self.facts.get("shapes", {})
         return shapes
+
+    @property
+    def layered(self) -> Mapping[str, str]:
+        """Pattern → its dimensions, of the tensors whose sizes a layer may have for itself (``per_layer_config``)."""
+        layered: Mapping[str, str] = self.facts.get("layered", {})
+        return layered
 
     @cached_property
     def required(self) -> frozenset[str]:
@@ -173,6 +180,23 @@ class WeightsTable:
     def refuses_rope_types(self) -> bool:
         """Whether the model refuses a type of rotary embeddings that transformers does not have."""
         return bool(self.facts.get("refuses_rope_types"))
+
+    @property
+    def rope_parts(self) -> frozenset[str]:
+        """The sub-configs, with a dot at the end, whose unknown types of rotary embeddings the model refuses."""
+        return frozenset(f"{part}." for part in self.facts.get("refused", {}).get("rope_types", ()))
+
+    @property
+    def most(self) -> Mapping[str, str]:
+        """Number → what it is at most for the model to compute: another setting, or ``width/heads``."""
+        most: Mapping[str, str] = self.facts.get("refused", {}).get("most", {})
+        return most
+
+    @property
+    def divides(self) -> Mapping[str, str]:
+        """Number → the setting that it has to divide for the model to compute."""
+        divides: Mapping[str, str] = self.facts.get("refused", {}).get("divides", {})
+        return divides
 
     @property
     def checked_activations(self) -> tuple[str, ...]:
@@ -261,12 +285,12 @@ def _evaluate(choices: str, size_of: Callable[[str], int | None]) -> tuple[int |
     """Return the value of the first of ``formula|formula`` whose fields all have one, and that formula."""
     formula = ""
     for formula in choices.split("|"):
-        if (value := _compute(formula, size_of)) is not None:
+        if (value := compute_size(formula, size_of)) is not None:
             return value, formula
     return None, formula
 
 
-def _compute(formula: str, size_of: Callable[[str], int | None]) -> int | None:
+def compute_size(formula: str, size_of: Callable[[str], int | None]) -> int | None:
     """Return the value of ``a*b``, ``a*(2*b+c)`` or ``a/b*c+d``; None where a field has no value."""
     if formula == "?":
         return None

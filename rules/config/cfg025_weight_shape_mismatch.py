@@ -7,7 +7,7 @@ Where config.json lacks a field, the default of its class counts. CFG012 to CFG0
 embedding, the head and the common decoder families; this rule checks the rest: position tables, fused projections, latent
 attention, state-space layers, routers. What joins the encoders with the language model is checked where each part has the type
 that the architecture has by default, and one layer of an encoder is read. A norm or a bias has one dimension. Packed tensors are
-excluded.
+excluded. Where layers have sizes for themselves (`per_layer_config` of Gemma 4), each layer is held against its own.
 
 ## Why it matters
 transformers stops with a size mismatch, and so does vLLM.
@@ -24,15 +24,15 @@ No public report: configs that lost a key.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.config_refusals import describe
+from ckptcheck.checkpoint.config_refusals import INTEGER, describe
 from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.tensor import Tensor
-from ckptcheck.checkpoint.weights_table import WeightsTable
+from ckptcheck.checkpoint.weights_table import WeightsTable, compute_size
 from ckptcheck.text.formatting import count, format_shape
 
 COMMON = re.compile(
@@ -52,7 +52,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if table is None or config is None or config.resolved is None:
         return
     resolved = config.resolved
-    elsewhere = {ckpt.components.embedding, ckpt.components.lm_head}
+    # CFG012 knows of a vocabulary where it finds the embedding.
+    elsewhere = {ckpt.components.embedding, ckpt.components.lm_head} if ckpt.components.embedding is not None else set()
     is_family = family_of(config) is not None
 
     def size_of(field: str) -> int | None:
@@ -119,6 +120,50 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=name,
             hint="use the config of this model",
         )
+    if (found := _find_unlike_layer(ckpt, table, size_of)) is not None:
+        name, layer, wanted, own = found
+        yield Problem(
+            f"its shape is {format_shape(ckpt.tensors[name].shape)}, but per_layer_config gives layer {layer} "
+            f"{own or 'nothing of its own'}, so that it is {wanted} there; transformers refuses to load it",
+            file=ckpt.tensor_to_file[name],
+            key=name,
+            hint="use the config of this model",
+        )
+
+
+def _find_unlike_layer(
+    ckpt: Checkpoint, table: WeightsTable, size_of: Callable[[str], int | None]
+) -> tuple[str, int, str, str] | None:
+    """Return a tensor whose layer has settings for itself that do not fit it: with its layer, its shape by these, and them.
+
+    Without per_layer_config the class derives them, so that none is found.
+    """
+    resolved = ckpt.config.resolved if ckpt.config is not None else None
+    settings = resolved.text.settings if resolved is not None else {}
+    listed = settings.get("per_layer_config", "") or {}
+    if resolved is None or "per_layer_config" not in settings or not isinstance(listed, dict):
+        return None
+    layers = {int(number): own for number, own in listed.items() if INTEGER.fullmatch(number) and isinstance(own, dict)}
+    for names in ckpt.layout.names_by_template.values():
+        pattern = INDEX.sub("{}", names[0])
+        for name in names if pattern in table.layered else ():
+            number = INDEX.search(name)
+            layer = int(number[1]) if number is not None else -1
+            own = layers.get(layer, {})
+
+            def size_here(field: str, own: Mapping[str, object] = own) -> int | None:
+                path, _, last = field.rpartition(".")
+                value = own.get(last) if f"{path}." == resolved.text.path or not path else None
+                return value if type(value) is int else size_of(field)
+
+            tensor = ckpt.tensors[name]
+            expected = tuple(compute_size(formula, size_here) for formula in table.layered[pattern].split(","))
+            if tensor.is_plain and None not in expected and len(expected) == len(tensor.shape):
+                sizes = [size for size in expected if size is not None]
+                if tuple(sizes) != tensor.shape:
+                    said = " and ".join(f"{key} {value}" for key, value in own.items())
+                    return name, layer, format_shape(sizes), said
+    return None
 
 
 def _iter_expected(

@@ -1,8 +1,8 @@
 """The number of experts per token is none, or more than there are.
 
 ## What it checks
-Where the tensors show routed experts: `num_experts_per_tok` (and its synonyms) is at least 1 and at most the number of
-experts; in DeepSeek-V3 and GLM-4.5, `n_group` divides the experts and
+Where the tensors show routed experts, or every model of the architecture has them: `num_experts_per_tok` (and its synonyms) is
+at least 1 and at most the number of experts; in DeepSeek-V3 and GLM-4.5, `n_group` divides the experts and
 `topk_group` is at most `n_group`. Where config.json lacks a key, the default of its class counts.
 
 ## Why it matters
@@ -23,13 +23,11 @@ No public report: configs edited by hand, and experts removed by pruning.
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.config import EXPERTS, EXPERTS_PER_TOKEN
+from ckptcheck.checkpoint.config import EXPERTS, EXPERTS_PER_TOKEN, GROUPED_ROUTERS
 from ckptcheck.checkpoint.config_refusals import describe
 from ckptcheck.checkpoint.experts import fused_names, iter_numbered_experts
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
-
-GROUPED = ("deepseek_v3", "glm4_moe")
-"""Model types whose routers always choose groups of experts first."""
+from ckptcheck.checkpoint.weights_table import WeightsTable
 
 
 @rule(
@@ -83,7 +81,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
         )
     groups, chosen_groups = config.number("n_group"), config.number("topk_group")
     given = {"n_group", "topk_group"} & config.text.keys()
-    if not given or config.text.get("model_type") not in GROUPED:
+    if not given or config.text.get("model_type") not in GROUPED_ROUTERS:
         return
     if groups is None or chosen_groups is None or groups < 1 or experts % groups or not 1 <= chosen_groups <= groups:
         yield Problem(
@@ -96,6 +94,8 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
 
 
 def _has_experts(ckpt: ConfiguredCheckpoint) -> bool:
-    """Whether any layer has routed experts."""
-    anatomy = ckpt.components
+    """Whether any layer has routed experts: by its tensors, or because every model of the architecture chooses among some."""
+    anatomy, table = ckpt.components, WeightsTable.of(ckpt.config)
+    if table is not None and any(path.rpartition(".")[2] in EXPERTS_PER_TOKEN for path in table.most):
+        return True
     return any(True for _ in iter_numbered_experts(anatomy)) or any(True for _ in fused_names(anatomy))

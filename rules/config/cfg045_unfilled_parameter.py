@@ -53,7 +53,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     packed = {module for name in samples if (module := _packed_module(name)) is not None}
     absent: list[str] = []
     lacking: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for parameter in sorted(table.needs):
+    resolved = ckpt.config.resolved
+    given = table.list_given(resolved) if resolved is not None else frozenset[str]()
+    for parameter in sorted(table.needs | given):
         head, is_inside, rest = parameter.partition(".{}.")
         if any(INDEX.sub("{}", module) == parameter.rpartition(".")[0] for module in packed):
             continue
@@ -76,9 +78,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     told = _list_told(ckpt)
     if not table.needs:
         return
-    if len(absent) == len(table.needs):
+    if table.needs <= {*absent}:
         if not _is_foreign_layout(ckpt):
-            yield _describe_all(ckpt, absent)
+            yield _describe_all(ckpt, sorted(table.needs))
         return
     absent = [name for name in absent if not _is_told(name, told)]
     tie = ckpt.config.resolved.top.find("tie_word_embeddings") if ckpt.config.resolved is not None else None
@@ -86,7 +88,12 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         absent += [name for name in sorted(table.untied) if name not in places and not _is_head(ckpt, name)]
     if absent:
         yield Problem(
-            f"nothing is stored for {join_truncated(absent)}, which every {ckpt.config.architecture} has",
+            f"nothing is stored for {join_truncated(absent)}, which "
+            + (
+                f"{ckpt.config.architecture} has with this config"
+                if given & {*absent}
+                else f"every {ckpt.config.architecture} has"
+            ),
             file=ckpt.config.file,
             key=absent[0],
             hint="export again; until then transformers fills "

@@ -9,6 +9,7 @@ import pytest
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layout import parse_layout
 from ckptcheck.checkpoint.parameters_table import MOST_MEMBERS, ParametersTable, list_samples
+from ckptcheck.checkpoint.weights_table import WeightsTable
 
 LLAVA = {
     "model_type": "llava",
@@ -66,3 +67,23 @@ def test_what_transformers_renames_is_compiled() -> None:
     assert table is not None
     assert all(isinstance(step.pattern, re.Pattern) for step in table.renamings)
     assert len(table.renamings) > len(table.facts["renames"])  # those of all architectures come after its own
+
+
+@pytest.mark.parametrize(("size", "added"), [(40, True), (0, False), ("absent", True)])
+def test_a_size_adds_parameters_to_every_layer(size: int | str, added: bool) -> None:
+    config: dict[str, object] = {"model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"]}
+    if size != "absent":
+        config["hidden_size_per_layer_input"] = size
+    read = Config("config.json", config, readable=True)
+    table = ParametersTable.of(read)
+    assert table is not None
+    assert read.resolved is not None
+    assert ("model.layers.{}.per_layer_projection.weight" in table.list_given(read.resolved)) is added
+
+
+def test_what_is_tied_to_another_parameter_need_not_be_stored() -> None:
+    config = Config("config.json", {"model_type": "ernie", "architectures": ["ErnieForCausalLM"]}, readable=True)
+    table = WeightsTable.of(config)
+    assert table is not None
+    assert "ernie.embeddings.word_embeddings.weight" in table.required
+    assert not any(name.startswith("cls.predictions.decoder") for name in table.required)
