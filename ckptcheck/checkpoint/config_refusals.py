@@ -241,12 +241,12 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
     """Yield what the class of the model refuses when it is built, although the class of the config accepts it."""
     for whole_path, divisor_path in table.divisors:
         yield from _check_divisor(resolved.at(whole_path), resolved.at(divisor_path))
-    kinds: tuple[RefusedKind, ...] = ("null", "zero", "negative", "one", "untyped", "list")
+    kinds: tuple[RefusedKind, ...] = ("null", "zero", "negative", "one", "untyped", "list", "float")
     for kind in kinds:
         for path in table.list_refused(kind):
             setting = _find_given(resolved, path)
             is_rate = "drop" in path and kind == "negative"
-            if setting is None:
+            if setting is None or (kind == "float" and setting.name in EXPERTS_PER_TOKEN):  # CFG026 has those
                 continue
             if not _is_of_kind(setting.value, kind) and not (is_rate and _is_above_one(setting.value)):
                 continue
@@ -352,8 +352,8 @@ def _find_given(resolved: ResolvedConfig, path: str) -> Setting | None:
 def _is_of_kind(value: Any, kind: RefusedKind) -> bool:
     if kind == "untyped":
         return isinstance(value, (str, dict))
-    if kind == "list":
-        return isinstance(value, list)
+    if kind in ("list", "float"):
+        return isinstance(value, list if kind == "list" else float)
     if kind == "null" or isinstance(value, bool) or not isinstance(value, (int, float)):
         return kind == "null" and value is None
     return value == {"zero": 0, "one": 1}[kind] if kind != "negative" else value < 0
@@ -462,6 +462,17 @@ def iter_lost_rope(part: ResolvedPart, needed: Mapping[str, tuple[str, ...]]) ->
     kinds = {kind for kind, value in default.items() if isinstance(value, dict)}
     if not isinstance(settings, dict):
         return
+    scaling = part.settings.get("rope_scaling")
+    if (
+        needed.get("flat")
+        and _has_kinds(settings)
+        and isinstance(scaling, dict)
+        and scaling
+        and not _has_kinds(scaling)
+    ):
+        path = f"{part.path}rope_scaling"
+        yield path, f"{path} takes the place of rope_parameters, and has nothing for {needed['flat'][0]}"
+        return
     # settings of no known kind at all are those of one kind under a wrong name, unless they are for all layers
     is_lost = (
         bool(needed.get("absent")) and bool(settings) and all(isinstance(value, dict) for value in settings.values())
@@ -478,6 +489,11 @@ def iter_lost_rope(part: ResolvedPart, needed: Mapping[str, tuple[str, ...]]) ->
             yield path, f"{path} is null, but layers of this type rotate their heads"
         elif isinstance(found, dict) and "rope_theta" not in found and kind in needed.get("theta", ()):
             yield path, f"{path} has no rope_theta"
+
+
+def _has_kinds(rope: Mapping[str, Any]) -> bool:
+    """Whether settings of rotary embeddings are one for each kind of layer."""
+    return any(isinstance(value, dict) for value in rope.values())
 
 
 def _check_rotary_width(part: ResolvedPart) -> Iterator[Fault]:

@@ -142,7 +142,7 @@ class ParametersTable:
     def find_needed_rope(models: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
         """Return what the first of these classes refuses about rotary embeddings of each kind of layer: lack → the kinds.
 
-        null: the kind's settings are null. absent: there are none. theta: they have no base.
+        null: the kind's settings are null. absent: there are none. theta: they have no base. flat: there is one for all kinds.
         """
         tables = (_find(name) for name in models)
         empty: dict[str, list[str]] = {}

@@ -7,8 +7,10 @@ Where transformers knows the `model_type`, in the config and its nested configs:
 - what the config class checks of its settings when it is built, learned from its code: that a size divides another, or is the
   product of others, that lists have one length, that a choice is one of a few;
 - the sliding window has a token, where layers attend through one;
-- nothing is null, 0, 1 or negative, and no list is shorter, where the model cannot be built, or cannot compute, with that: learned
-  from transformers;
+- a number is at most as large as another one, or divides it, where the model chooses so many of others, groups them, or rotates
+  so much of each head: learned from transformers;
+- nothing is null, 0, 1, negative or a list, and no list is shorter, where the model cannot be built, or cannot compute, with
+  that: learned from transformers;
 - a width of heads that the class does not declare, but the model rotates by, is the one that it computes;
 - sizes that the config class does not declare, but the model reads, are integers;
 - `pad_token_id` is a row of the embedding, where the model looks it up;

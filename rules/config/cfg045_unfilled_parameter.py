@@ -2,7 +2,8 @@
 
 ## What it checks
 For the architectures of transformers, encoders of images and sound included: each parameter that all their models have, whatever
-the config says, is filled by a stored tensor, and so are those that `add_cross_attention` and an untied embedding add. Which
+the config says, is filled by a stored tensor, and so are those that `add_cross_attention`, an untied embedding, or any other one
+setting adds to every layer (a rank, the width of Gemma 4's embeddings per layer). Which
 parameters these are, and by which renamings transformers finds them under the names of older releases, was learned from
 transformers. A parameter of a layer is looked for in each stored layer of its stack. Where the config names a model of another
 type for a part than the architecture has by default, the rule is skipped.
@@ -30,7 +31,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.components import EMBEDDING, HEAD, SCORE
 from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layer_blocks import find_lacking_layers, list_layer_tensors, list_outer_tensors
-from ckptcheck.checkpoint.layout import ASIDE, INDEX
+from ckptcheck.checkpoint.layout import ASIDE, INDEX, LAYER_NAMES
 from ckptcheck.checkpoint.packing import COMPANION, unquantized_name, unquantized_names
 from ckptcheck.checkpoint.parameters_table import ParametersTable, Places, list_samples
 from ckptcheck.checkpoint.siblings import SPARSE, find_incomplete_layers, layer_kinds
@@ -177,6 +178,8 @@ def _list_told(ckpt: Checkpoint) -> set[str]:
     told: set[str] = set()
     for each in ckpt.layout.stacks.values():
         main = each is stack
+        if not ckpt.components.layers or not (main or each.prefix.rpartition(".")[2] in LAYER_NAMES):
+            continue  # CFG005 does not look at it (XLM's four lists of modules)
         layers = {
             layer: unquantized_names(names)
             for layer, names in (ckpt.components.layers if main else each.layers).items()
