@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.document import Defect, parse_object
+from ckptcheck.checkpoint.framing import FramingToken, list_framing_tokens
 from ckptcheck.checkpoint.sandbox import run_sandboxed
 from ckptcheck.checkpoint.source import Source
 
@@ -60,6 +61,8 @@ class Vocabulary:
     """The token for an unknown word, for models that fail without one."""
     post_processor_tokens: frozenset[str] = frozenset()
     """The strings of the post-processor, which include the tokens that it adds around every text."""
+    framing: tuple[FramingToken, ...] = ()
+    """The tokens that the post-processor adds around texts."""
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -126,6 +129,7 @@ def _from_fast(value: dict[str, Any]) -> Vocabulary:
         ignore_merges=whole_words,
         unk_token=unknown if isinstance(unknown, str) else None,
         post_processor_tokens=frozenset(_strings(value.get("post_processor"))),
+        framing=tuple(list_framing_tokens(value.get("post_processor"))),
     )
     return vocabulary.with_tokens(tokens)
 

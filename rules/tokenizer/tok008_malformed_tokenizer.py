@@ -2,6 +2,7 @@
 
 ## What it checks
 - The library `tokenizers` loads tokenizer.json, and encodes a text of rare characters, which no vocabulary has.
+- Each token that a template of the post-processor puts around texts is described beside it, in `special_tokens`.
 - tokenizer_config.json, special_tokens_map.json and generation_config.json are JSON objects. special_tokens_map.json is left out if
   tokenizer_config.json has `added_tokens_decoder`, because no consumer reads it then.
 - The special tokens of tokenizer_config.json are texts, or objects with one, and its other settings have the types and words that
@@ -12,6 +13,7 @@
   nor what is wrong with it.
 - A tokenizer without bytes and without a token for what is unknown (`unk_token`, `unk_id`) stops with an exception at the first
   character that its vocabulary lacks: a request of a user, or a step of the training.
+- A framing token that `special_tokens` does not describe ends `tokenizers` at every text, with a panic that names no token.
 - A generation_config.json that is not JSON stops no consumer: transformers and vLLM take the ends from config.json without a
   warning, and SGLang goes on without the file. The ends and the sampling settings of its author are lost.
 
@@ -30,6 +32,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.config import Config
+from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.special_tokens import NAMES
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
 from ckptcheck.consumers.tokenizer_settings import list_refused_settings
@@ -64,6 +67,15 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     vocabulary = ckpt.tokenizer.vocabulary
     if vocabulary is None or vocabulary.file != "tokenizer.json":
         return
+    for framing in vocabulary.framing:
+        if framing.ids is None:
+            yield Problem(
+                f"the post-processor puts {clip(framing.token, 40)} around texts, and its special_tokens do not describe it: the "
+                "library tokenizers panics at every text",
+                file="tokenizer.json",
+                key=framing.key,
+                hint=hint,
+            )
     if vocabulary.readable or any(defect.kind == "no-vocabulary" for defect in vocabulary.defects):
         trial = try_tokenizer(ckpt.source)
         if trial.refusal is not None:
