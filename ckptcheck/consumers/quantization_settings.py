@@ -6,6 +6,7 @@ weights and activations with the same classes), `BitsAndBytesConfig` of transfor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -36,6 +37,11 @@ KINDS_AND_GROUPS = {
 FLOAT_BITS = (4, 6, 8)
 COMPUTED = ("float32", "float", "float16", "half", "bfloat16", "float64", "double")
 TORCH_DTYPES = ("float16", "float32", "int8", "uint8", "float64", "bfloat16")
+TORCH_NUMBER = re.compile(
+    r"float|double|half|int|long|short|bool|cfloat|cdouble|chalf"
+    r"|(float|bfloat|int|uint|qint|quint|complex|bits?)\d[a-z0-9_]*"
+)
+"""Names of numbers in torch 2.13, and of ones like them: `uint8`, `float8_e4m3fn`. "nf4", "fp8" and "group" are none."""
 
 
 def list_refused_settings(method: str | None, settings: Mapping[str, Any]) -> Iterator[Fault]:
@@ -227,7 +233,9 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_torch_dtype(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and value.removeprefix("torch.").replace("_", "").isalnum())
+    return value is None or (
+        isinstance(value, str) and TORCH_NUMBER.fullmatch(value.removeprefix("torch.")) is not None
+    )
 
 
 def _is_block(value: Any) -> bool:

@@ -1,9 +1,10 @@
-"""A companion of a quantized weight has another dtype or shape than its scheme requires.
+"""A quantized weight, or a companion of it, has another dtype or shape than its scheme requires.
 
 ## What it checks
 The dtype and shape of every companion follow from the shape of the packed weight and from bits, group size, strategy and symmetry
 in the config: as many columns of scales as there are groups, packed zero points on the right axis, GPTQ packed along the input and
-AWQ along the output. If several numbers of columns pack into the same words, any of them is right.
+AWQ along the output. The packed weight itself has rows and columns (and a dimension more for experts together), in NVFP4 and the
+MX formats whole groups of them. If several numbers of columns pack into the same words, any of them is right.
 
 ## Why it matters
 - vLLM and SGLang stop with a shape mismatch at best.
@@ -45,7 +46,9 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
         if (weight := group.weight) is None:
             continue
         size = (
-            f" for a weight stored as {format_shape(ckpt.tensors[weight].shape)}" if group.fault.kind == "shape" else ""
+            f" for a weight stored as {format_shape(ckpt.tensors[weight].shape)}"
+            if group.fault.kind == "shape" and group.key != weight
+            else ""
         )
         yield Problem(
             f"its {group.fault.kind} {group.fault.text}, which {group.fault.scheme_key} requires{size}{group.others}",

@@ -1,12 +1,15 @@
-"""A stored `weight_shape` is not the shape of the packed weight.
+"""A stored `weight_shape`, or the state of bitsandbytes, is not that of the packed weight.
 
 ## What it checks
-The two numbers in `weight_shape` are the rows of `weight_packed`, and as many columns as pack into its words with the declared
-number of bits and as the scales have groups for.
+- The two numbers in `weight_shape` are the rows of `weight_packed`, and as many columns as pack into its words with the declared
+  number of bits and as the scales have groups for.
+- The `quant_state` beside a weight of bitsandbytes is the JSON that it writes. The weight holds as many numbers as its shape, and
+  `absmax` and `nested_absmax` have a scale for each of its blocks.
 
 ## Why it matters
 compressed-tensors unpacks to the stored shape: with too few columns it cuts the weight, with too many it stops. Tools that cut or
-merge packed weights, for tensor parallelism or to remove experts, forget to change it.
+merge packed weights, for tensor parallelism or to remove experts, forget to change it. bitsandbytes stops at the first token, or
+while it loads.
 
 ## How to fix
 Write the shape that the weight has now.
@@ -24,6 +27,7 @@ vllm-project/llm-compressor#2730
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
+from ckptcheck.checkpoint.quantization.bitsandbytes_state import LONGEST, list_state_faults, parse_state
 from ckptcheck.checkpoint.quantization.packed_shape import possible_columns
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
 from ckptcheck.text.formatting import count, format_shape
@@ -34,7 +38,9 @@ from ckptcheck.text.formatting import count, format_shape
     "weight-shape",
     severity="error",
     on="quantization",
-    when=lambda ckpt: any("weight_shape" in way.parts for way in ckpt.quantization.storages),
+    when=lambda ckpt: any(
+        "weight_shape" in way.parts or "quant_state" in way.parts for way in ckpt.quantization.storages
+    ),
 )
 def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     _ = ckpt.values
@@ -69,6 +75,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             key=name,
             hint="write the shape that the weight has",
         )
+    yield from _check_states(ckpt)
     ckpt.require_values()
 
 
@@ -81,3 +88,33 @@ def _misshapen(ckpt: QuantizedCheckpoint, names: list[str]) -> Iterator[Problem]
         key=names[0],
         hint="write the shape that the weight has",
     )
+
+
+def _check_states(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
+    """Yield the weights of bitsandbytes that are not what their state says, or whose state it cannot read."""
+    wrong: dict[str, list[tuple[str, str]]] = {}
+    for stored, modules in ckpt.quantization.storages.items():
+        part = stored.parts.get("quant_state")
+        if part is None or part.dtype != "U8" or len(part.shape) != 1 or part.shape[0] > LONGEST:
+            continue
+        for module in modules:
+            name = stored.name(module, "quant_state")
+            tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.tensor_to_file[name]]
+            raw = ckpt.source.read(shard.name, shard.data_start + tensor.data_offsets[0], tensor.nbytes)
+            if len(raw) < tensor.nbytes:
+                continue
+            state = parse_state(raw)
+            if state is None:
+                wrong.setdefault("quant_state", []).append((name, "is not the JSON that bitsandbytes writes"))
+                continue
+            for role, reason in list_state_faults(state, stored):
+                wrong.setdefault(role, []).append((stored.name(module, role), reason))
+    for found in wrong.values():
+        name, reason = min(found)
+        others = f", and so in {count(len(found) - 1, 'more module')}" if len(found) > 1 else ""
+        yield Problem(
+            f"it {reason}{others}: bitsandbytes cannot unpack the weight",
+            file=ckpt.tensor_to_file[name],
+            key=name,
+            hint="quantize again, or copy the module from the checkpoint that this one was made of",
+        )

@@ -17,6 +17,7 @@ from ckptcheck.checkpoint.quantization.quantization import Quantization
 from ckptcheck.checkpoint.quantization.schemes import QuantizationArgs, Scheme
 from ckptcheck.checkpoint.quantization.storage import ModuleStorage, ModuleTensor
 from ckptcheck.linter.rule import Skip
+from ckptcheck.text.formatting import count
 from ckptcheck.text.formatting import format_shape as written
 
 
@@ -159,12 +160,19 @@ def check_format(stored: ModuleStorage, form: WeightFormat, scheme: Scheme) -> I
     assert scheme.weights is not None
     weight = stored.weight
     assert weight is not None
+    dimensions = len(form.shape.split())
+    if dimensions and len(weight.shape) not in (dimensions, dimensions + 1):
+        told = f"{count(len(weight.shape), 'dimension')}, not {dimensions} (or {dimensions + 1} for experts together)"
+        yield FormatFault("shape", weight.role, f"{written(weight.shape)} has {told}", form, scheme)
     sizes = _sizes(weight, form, scheme.weights)
+    if sizes and not (sizes := [each for each in sizes if each.get("I", 0) % form.whole == 0]):
+        told = f"{written(weight.shape)} makes no whole groups of {form.whole} numbers"
+        yield FormatFault("shape", weight.role, told, form, scheme)
     twins = dict(form.twins)
     known: set[str] = set()
     renamed: set[str] = set()
     for companion in form.companions:
-        if companion.when and not CASES[companion.when](scheme):
+        if companion.when and not _applies(companion.when, scheme, stored):
             continue
         known.add(companion.role)
         part = stored.parts.get(companion.role)
@@ -185,6 +193,13 @@ def check_format(stored: ModuleStorage, form: WeightFormat, scheme: Scheme) -> I
             yield FormatFault("surplus", role, "", form, scheme)
 
 
+def _applies(case: str, scheme: Scheme, stored: ModuleStorage) -> bool:
+    """Whether a companion belongs to a module: what the scheme says, or for bitsandbytes the scales, which say it themselves."""
+    if case == "quantized scales":
+        return "absmax" in stored.parts and stored.parts["absmax"].dtype == "U8"
+    return CASES[case](scheme)
+
+
 Sizes = dict[str, int]
 
 
@@ -194,7 +209,7 @@ def _sizes(weight: ModuleTensor, form: WeightFormat, args: QuantizationArgs) -> 
     There may be several: different numbers of columns pack into the same number of words.
     """
     if not form.shape:
-        return []
+        return [{"E": 0}]
     dimensions = form.shape.split()
     lead = len(weight.shape) - len(dimensions)
     if lead not in (0, 1) or 0 in weight.shape:

@@ -33,7 +33,7 @@ class Companion:
     shapes: tuple[Shape, ...] = ()
     """The shapes it may have; () to check none."""
     when: str = ""
-    """The condition on the scheme under which it belongs to the module (a name in `faults.CASES`); empty for always."""
+    """The condition under which it belongs to the module (`faults.CASES`, or "quantized scales"); empty for always."""
     optional: bool = False
     """Whether it may be absent."""
     needs: str = ""
@@ -56,11 +56,13 @@ class WeightFormat:
     """Who cannot do without the companions, and what happens then, as a clause."""
     twins: tuple[tuple[str, str], ...] = ()
     """(role, the name under which other methods store the same tensor)."""
+    whole: int = 1
+    """The columns of the unquantized weight are a multiple of this."""
 
 
 SCALE = (
     Companion("weight_scale", FLOAT, ONE, "tensor"),
-    Companion("weight_scale", FLOAT, ("O 1", "O"), "channel"),
+    Companion("weight_scale", FLOAT, ("O 1",), "channel"),
     Companion("weight_scale", FLOAT, ("O I/g",), "group"),
     Companion("weight_scale", FLOAT, ("O/r I/c", "O/r 1 I/c 1"), "block"),
 )
@@ -102,7 +104,7 @@ FORMATS = {
             (
                 *SCALE,
                 Companion("weight_zero_point", ("I8",), ONE, "asymmetric tensor"),
-                Companion("weight_zero_point", ("I8",), ("O 1", "O"), "asymmetric channel"),
+                Companion("weight_zero_point", ("I8",), ("O 1",), "asymmetric channel"),
                 Companion("weight_zero_point", ("I8",), ("O I/g",), "asymmetric group"),
                 *INPUT,
             ),
@@ -121,19 +123,19 @@ FORMATS = {
                 ASYMMETRIC,
             ),
             UNFILLED,
-            (("weight_global_scale", "weight_scale_2"), ("input_global_scale", "input_scale")),
+            (("weight_global_scale", "weight_scale_2"), ("input_global_scale", "input_scale")), 16,
         ),
         WeightFormat(
             "mxfp4-pack-quantized", "weight_packed", ("U8",), "O I/2",
-            (Companion("weight_scale", E8M0, ("O I/32",)), ASYMMETRIC), UNFILLED,
+            (Companion("weight_scale", E8M0, ("O I/32",)), ASYMMETRIC), UNFILLED, whole=32,
         ),
         WeightFormat(
             "mxfp6-pack-quantized", "weight_packed", ("U8",), "O I*3/4",
-            (Companion("weight_scale", E8M0, ("O I/32",)), ASYMMETRIC), UNFILLED,
+            (Companion("weight_scale", E8M0, ("O I/32",)), ASYMMETRIC), UNFILLED, whole=32,
         ),
         WeightFormat(
             "mxfp8-quantized", "weight", ("F8_E4M3",), "O I",
-            (Companion("weight_scale", E8M0, ("O I/32",)), ASYMMETRIC), UNFILLED,
+            (Companion("weight_scale", E8M0, ("O I/32",)), ASYMMETRIC), UNFILLED, whole=32,
         ),
         WeightFormat(
             "fp8-block", "weight", ("F8_E4M3",), "O I",
@@ -173,7 +175,8 @@ FORMATS = {
         WeightFormat(
             "modelopt-fp8", "weight", ("F8_E4M3",), "O I",
             (
-                *(companion for companion in SCALE if companion.when != "group"),
+                *(companion for companion in SCALE if companion.when not in ("group", "channel")),
+                Companion("weight_scale", FLOAT, ("O 1", "O"), "channel"),
                 Companion("input_scale", FLOAT, ONE, "static input"),
                 Companion("input_scale", FLOAT, ONE, "dynamic input", optional=True),
             ),
@@ -189,7 +192,7 @@ FORMATS = {
                 Companion("input_scale", FLOAT, ONE, "no input", optional=True),
             ),
             "vLLM divides by what is not there: NaN, or logits that depend on uninitialised memory",
-            (("weight_scale_2", "weight_global_scale"), ("input_scale", "input_global_scale")),
+            (("weight_scale_2", "weight_global_scale"), ("input_scale", "input_global_scale")), 16,
         ),
         WeightFormat(
             "gpt-oss", "weight_blocks", ("U8",), "O I/32 16",
@@ -202,8 +205,8 @@ FORMATS = {
                 Companion("absmax", ("F32", "U8")),
                 Companion("quant_map", ("F32",), ("16",)),
                 Companion("quant_state", ("U8",)),
-                Companion("nested_absmax", ("F32",), (), optional=True),
-                Companion("nested_quant_map", ("F32",), ("256",), optional=True),
+                Companion("nested_absmax", ("F32",), (), "quantized scales"),
+                Companion("nested_quant_map", ("F32",), ("256",), "quantized scales"),
             ),
             "bitsandbytes cannot unpack the weight",
         ),
@@ -220,9 +223,9 @@ FORMATS = {
             (
                 Companion("weight_scale", (*FLOAT, *E8M0, "F8_E4M3")),
                 Companion("weight_zero_point", ("I8", "I32", "U8", "F8_E4M3"), (), optional=True),
-                Companion("weight_scale_2", FLOAT, ONE, optional=True),
+                Companion("weight_scale_2", FLOAT, (), optional=True),
                 Companion("input_scale", FLOAT, (), optional=True),
-                Companion("input_scale_2", FLOAT, ONE, optional=True),
+                Companion("input_scale_2", FLOAT, (), optional=True),
                 Companion("input_zero_point", ("I8", "I32", "U8", "F8_E4M3"), (), optional=True),
             ),
             UNFILLED,
