@@ -25,7 +25,8 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.adapter import list_lora_pairs
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import Config
-from ckptcheck.consumers.peft import FAMILY_TARGETS, is_lora, list_refusals
+from ckptcheck.consumers.peft import FAMILY_TARGETS, Targets, is_lora, list_refusals
+from ckptcheck.consumers.regex_nfa import UnsupportedRegex
 from ckptcheck.text.formatting import join_truncated
 
 KNOWN = ("r", "lora_alpha", "target_modules", "peft_type")
@@ -59,6 +60,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         )
     if is_lora(config):
         yield from _check_null_targets(ckpt, config)
+        yield from _check_parameters(ckpt, config)
         for key, reason in list_refusals(config.value):
             yield Problem(
                 f"{key} {reason}", file="adapter_config.json", key=key, hint="use the config of the training run"
@@ -77,6 +79,29 @@ def _check_null_targets(ckpt: Checkpoint, config: Config) -> Iterator[Problem]:
             key="target_modules",
             hint="use the config of the training run",
         )
+
+
+def _check_parameters(ckpt: Checkpoint, config: Config) -> Iterator[Problem]:
+    """Yield parameters of modules that a pattern of `target_modules` chooses too; `list_refusals` judges a list of modules."""
+    named, targets = config.value.get("target_parameters"), Targets(config)
+    if not isinstance(named, list) or not isinstance(config.value.get("target_modules"), str) or not targets.is_known:
+        return
+    for name in named:
+        parent = name.rpartition(".")[0] if isinstance(name, str) else ""
+        for pair in list_lora_pairs(ckpt.tensors) if parent else ():
+            try:
+                is_both = f".{pair.module}".endswith(f".{parent}") and targets.includes(pair.module)
+            except UnsupportedRegex:
+                return
+            if is_both:
+                yield Problem(
+                    f"target_parameters names {name[:60]!r}, whose module target_modules chooses too, and PEFT takes only one "
+                    "of them",
+                    file="adapter_config.json",
+                    key="target_parameters",
+                    hint="use the config of the training run",
+                )
+                break
 
 
 LORA_LIKE = ("LORA", "ADALORA", "XLORA", "RANDLORA")
