@@ -5,8 +5,8 @@
 - Each token that a template of the post-processor puts around texts is described beside it, in `special_tokens`.
 - tokenizer_config.json, special_tokens_map.json and generation_config.json are JSON objects. special_tokens_map.json is left out if
   tokenizer_config.json has `added_tokens_decoder`, because no consumer reads it then.
-- The special tokens of tokenizer_config.json are texts, or objects with one, and its other settings have the types and words that
-  transformers takes (`model_max_length` a number, `padding_side` left or right, and so on).
+- The special tokens of tokenizer_config.json are texts, or objects with one; `pad_token` is no empty text (a warning). Its other
+  settings have the types and words that transformers takes (`model_max_length` a number, `padding_side` left or right, and so on).
 
 ## Why it matters
 - `AutoTokenizer` of transformers stops at the start, and with it vLLM, SGLang and every trainer. The library names neither the file
@@ -91,7 +91,16 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
 
 
 def _check_special_tokens(config: Config | None, hint: str) -> Iterator[Problem]:
-    """Yield the special tokens of tokenizer_config.json that are neither a text nor an object with one."""
+    """Yield the special tokens of tokenizer_config.json that are neither a text nor an object with one, and an empty padding."""
+    if config is not None and config.value.get("pad_token") == "" and not config.value.get("unk_token"):
+        yield Problem(
+            "pad_token is empty, and so has no id, and no unk_token stands for it: AutoTokenizer of transformers stops with a "
+            "TypeError where it pads a batch",
+            file="tokenizer_config.json",
+            key="pad_token",
+            severity="warning",
+            hint="name a token that the tokenizer has, or remove pad_token",
+        )
     for name in NAMES if config is not None else ():
         token = config.value.get(name)  # type: ignore[union-attr]
         if (isinstance(token, dict) and "content" not in token) or (isinstance(token, (list, int, float))):
