@@ -116,8 +116,12 @@ def find_vocabulary_rows(tensors: dict[str, Tensor]) -> dict[str, int]:
 def lora_rank(config: Config, module: str) -> int | None:
     """Return the LoRA rank of a module: from `rank_pattern` where a key matches as PEFT matches it, else from `r`.
 
-    None where a key of `rank_pattern` is a regular expression, which is not evaluated, or where `r` is no integer.
+    None where a key of `rank_pattern` is a regular expression, which is not evaluated, or where `r` is no integer. AdaLoRA begins
+    with `init_r`, and writes a `rank_pattern` of its own once it took ranks away: then they are not known here.
     """
+    if config.value.get("peft_type") == "ADALORA":
+        initial = config.value.get("init_r")
+        return initial if type(initial) is int and not config.value.get("rank_pattern") else None
     rank = _match_pattern(config, "rank_pattern", "r", module)
     return rank if type(rank) is int else None
 

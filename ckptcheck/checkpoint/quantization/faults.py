@@ -164,6 +164,11 @@ def check_format(stored: ModuleStorage, form: WeightFormat, scheme: Scheme) -> I
     if dimensions and len(weight.shape) not in (dimensions, dimensions + 1):
         told = f"{count(len(weight.shape), 'dimension')}, not {dimensions} (or {dimensions + 1} for experts together)"
         yield FormatFault("shape", weight.role, f"{written(weight.shape)} has {told}", form, scheme)
+    fixed = [int(part) if part.isdigit() else None for part in form.shape.split()]
+    last = weight.shape[-len(fixed) :] if fixed else ()
+    if len(last) == len(fixed) and any(size not in (None, found) for size, found in zip(fixed, last, strict=True)):
+        told = f"{written(weight.shape)} does not end with {fixed[-1]}"
+        yield FormatFault("shape", weight.role, told, form, scheme)
     sizes = _sizes(weight, form, scheme.weights)
     if sizes and not (sizes := [each for each in sizes if each.get("I", 0) % form.whole == 0]):
         told = f"{written(weight.shape)} makes no whole groups of {form.whole} numbers"
