@@ -37,6 +37,8 @@ KINDS_AND_GROUPS = {
 FLOAT_BITS = (4, 6, 8)
 COMPUTED = ("float32", "float", "float16", "half", "bfloat16", "float64", "double")
 TORCH_DTYPES = ("float16", "float32", "int8", "uint8", "float64", "bfloat16")
+AWQ_VERSIONS = ("gemm", "gemv", "gemv_fast", "llm-awq", "marlin", "exllama", "ipex")
+"""Versions of AWQ that GPTQModel 7.7 or AutoAWQ before it knows."""
 TORCH_NUMBER = re.compile(
     r"float|double|half|int|long|short|bool|cfloat|cdouble|chalf"
     r"|(float|bfloat|int|uint|qint|quint|complex|bits?)\d[a-z0-9_]*"
@@ -54,6 +56,8 @@ def list_refused_settings(method: str | None, settings: Mapping[str, Any]) -> It
         points, version = settings.get("zero_point", True), settings.get("version", "gemm")
         if points is not True and str(version).lower() == "gemm":
             yield "zero_point", f"is {_write(points)}, and weights of the version gemm always have zero points"
+        if str(version).lower() not in AWQ_VERSIONS:
+            yield "version", f"is {_write(version)}, and none of {', '.join(AWQ_VERSIONS)}"
 
 
 def list_unread_settings(settings: Mapping[str, Any]) -> Iterator[Fault]:

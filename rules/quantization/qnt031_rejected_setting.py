@@ -37,7 +37,7 @@ from ckptcheck.consumers.quantization_settings import list_refused_settings, lis
 LIBRARIES = {
     "compressed-tensors": "compressed-tensors 0.20 refuses the config",
     "bitsandbytes": "transformers 5.23 refuses the config",
-    "awq": "GPTQModel, with which transformers loads it, computes with other numbers",
+    "awq": "GPTQModel, with which transformers loads it, refuses it or computes with other numbers",
 }
 """Method → what its library makes of a setting that it does not take."""
 
