@@ -8,6 +8,9 @@ parameters these are, and by which renamings transformers finds them under the n
 transformers. A parameter of a layer is looked for in each stored layer of its stack. Where the config names a model of another
 type for a part than the architecture has by default, the rule is skipped.
 
+Where a list in the config gives each layer its type (`mlp_layer_types`), a layer of a type that has some matrices of a part has all
+of them: a dense layer with `up_proj` and without `gate_proj`, or experts without their router, are torn.
+
 ## Why it matters
 transformers fills the parameter with ones or random numbers, and lists it in a long warning. A tower, a projector or a norm that an
 exporter names otherwise, or a prefix that a wrapper leaves before every name, is lost so, and the model still answers.
@@ -23,19 +26,23 @@ a family have is not checked; what siblings lack is CFG005's, the rest of the la
 No public report: edits of headers at random (`make false-clean`) showed that no rule saw it.
 """
 
+import re
 from collections.abc import Collection, Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.architecture import KnownModules
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.components import EMBEDDING, HEAD, SCORE
+from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layer_blocks import find_lacking_layers, list_layer_tensors, list_outer_tensors
 from ckptcheck.checkpoint.layout import ASIDE, INDEX, LAYER_NAMES
 from ckptcheck.checkpoint.packing import COMPANION, unquantized_name, unquantized_names
 from ckptcheck.checkpoint.parameters_table import ParametersTable, Places, list_samples
-from ckptcheck.checkpoint.siblings import SPARSE, find_incomplete_layers, layer_kinds
+from ckptcheck.checkpoint.siblings import SHARED, SPARSE, find_incomplete_layers, layer_kinds
 from ckptcheck.text.formatting import count, format_layers, join_truncated
+
+ROUTER = re.compile(r"(^|\.)(gate|router)\.weight$")
 
 
 @rule(
@@ -111,6 +118,53 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 key=f"{head}.{missing[0]}.{names[0]}",
                 hint="export again; until then transformers initializes it with random numbers",
             )
+    for prefix, kind, torn, names in _iter_lost_by_type(ckpt.config, table, places, packed):
+        names = [name for name in names if not _is_told(f"{prefix}.{{}}.{name}", told)]
+        if names:
+            yield Problem(
+                f"{prefix}: {format_layers(torn)} {'lacks' if len(torn) == 1 else 'lack'} {join_truncated(names)}, which "
+                f'transformers builds in every layer of the type "{kind}"',
+                file=ckpt.config.file,
+                key=f"{prefix}.{torn[0]}.{names[0]}",
+                hint="export again; until then transformers initializes it with random numbers",
+            )
+
+
+def _iter_lost_by_type(
+    config: Config, table: ParametersTable, places: Places, packed: Collection[str]
+) -> Iterator[tuple[str, str, list[int], list[str]]]:
+    """Yield the prefix of a stack, a type of layers, and which of them lack which parameters whose partners they have.
+
+    A type may have parts that a setting takes away, such as shared experts; a part of which only some matrices are there is torn.
+    """
+    packed_templates = {INDEX.sub("{}", module) for module in packed}
+    for types in table.layer_types:
+        setting = config.resolved.at(types.path) if config.resolved is not None else None
+        if setting is None or not isinstance(setting.value, list):
+            continue
+        lost: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+        for layer, kind in enumerate(setting.value):
+            own = types.own.get(kind, frozenset()) if isinstance(kind, str) else frozenset[str]()
+            stored = {name for name in own if layer in (places.get(f"{types.prefix}.{{}}.{name}") or ())}
+            partners = {_find_part(name) for name in stored}
+            has_experts = any(".experts." in name for name in stored)
+            names = [
+                name
+                for name in sorted(own - stored)
+                if not name.endswith("bias")
+                and not SHARED.search(name)
+                and f"{types.prefix}.{{}}.{name}".removesuffix(".weight") not in packed_templates
+                and (_find_part(name) in partners or (has_experts and ROUTER.search(name)))
+            ]
+            if names:
+                lost.setdefault((str(kind), tuple(names)), []).append(layer)
+        for (kind, absent), layers in lost.items():
+            yield types.prefix, kind, layers, list(absent)
+
+
+def _find_part(name: str) -> str:
+    """Return the part of a layer that a matrix belongs to with others: `mlp` for `mlp.up_proj.weight`."""
+    return name.removesuffix(".weight").rpartition(".")[0]
 
 
 def _is_kind(ckpt: Checkpoint, head: str, layers: Collection[int]) -> bool:
