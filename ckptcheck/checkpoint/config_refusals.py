@@ -291,6 +291,7 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
     ):
         yield padding.key_path, f"{describe(padding)}, but the embedding has no such row: {describe(rows)}"
     yield from _iter_broken_limits(table, resolved)
+    yield from _iter_unequal_copies(table, resolved)
     yield from _iter_unknown_rope(table, resolved)
 
 
@@ -309,6 +310,24 @@ def _iter_broken_limits(table: WeightsTable, resolved: ResolvedConfig) -> Iterat
                 setting.key_path,
                 f"{describe(setting)}, and {table.architecture} needs a number that divides {limit:,} ({said})",
             )
+
+
+def _iter_unequal_copies(table: WeightsTable, resolved: ResolvedConfig) -> Iterator[Fault]:
+    """Yield numbers that config.json gives, and that differ from the setting which the class would copy."""
+    parts = {part.path: part for part in resolved.parts}
+    for path, original in table.copies.items():
+        own, other = _find_given(resolved, path), resolved.at(original)
+        if own is None or other is None or not _is_int(own.value) or not _is_int(other.value):
+            continue
+        # Where a share of each head is rotated, the width may be another one.
+        part = parts.get(own.path)
+        rotated = [found.get("partial_rotary_factor") for _, found in iter_rope(part)] if part is not None else []
+        if part is not None and any(
+            factor not in (None, 1) for factor in (part.settings.get("partial_rotary_factor"), *rotated)
+        ):
+            continue
+        if own.value != other.value and own.value > 0:
+            yield own.key_path, f"{describe(own)}, but {table.architecture} needs {other.value:,} ({describe(other)})"
 
 
 def _find_limit(resolved: ResolvedConfig, path: str, bound: str) -> tuple[Setting, int, str] | None:

@@ -224,6 +224,12 @@ class WeightsTable:
         return tuple((own, width, heads) for own, width, heads in self.facts.get("refused", {}).get("widths", ()))
 
     @property
+    def copies(self) -> Mapping[str, str]:
+        """Number that the class of the config computes where config.json has none → the setting that it equals, or the model stops."""
+        copies: Mapping[str, str] = self.facts.get("refused", {}).get("copies", {})
+        return copies
+
+    @property
     def padding(self) -> tuple[str, str] | None:
         """The field with the token of padding and the one with the rows of the embedding that must have it."""
         found = self.facts.get("refused", {}).get("padding")

@@ -12,6 +12,7 @@ Where transformers knows the `model_type`, in the config and its nested configs:
 - nothing is null, 0, 1, negative or a list, and no list is shorter, where the model cannot be built, or cannot compute, with
   that: learned from transformers;
 - a width of heads that the class does not declare, but the model rotates by, is the one that it computes;
+- a number that the class computes as a copy of another setting is that copy where config.json gives it: learned from transformers;
 - sizes that the config class does not declare, but the model reads, are integers;
 - `pad_token_id` is a row of the embedding, where the model looks it up;
 - lists of layer kinds (`layer_types`, `mlp_layer_types`) have an entry that transformers knows for each layer;
