@@ -126,6 +126,7 @@ class WeightsTable:
             "required": [*filter(has_base, self.facts.get("required", ()))],
             "switches": switches,
             "layered": {pattern: found for pattern, found in self.layered.items() if has_base(pattern)},
+            "kinds": {pattern: found for pattern, found in self.kinds.items() if has_base(pattern)},
         }
         return WeightsTable(self.architecture, {**self.facts, **kept})
 
@@ -145,6 +146,12 @@ class WeightsTable:
         """Pattern → its dimensions, of the tensors whose sizes a layer may have for itself (``per_layer_config``)."""
         layered: Mapping[str, str] = self.facts.get("layered", {})
         return layered
+
+    @property
+    def kinds(self) -> Mapping[str, Mapping[str, str]]:
+        """Pattern → kind of layer in ``layer_types`` → its dimensions, of the tensors whose size the kind decides."""
+        kinds: Mapping[str, Mapping[str, str]] = self.facts.get("kinds", {})
+        return kinds
 
     @cached_property
     def required(self) -> frozenset[str]:
@@ -225,7 +232,7 @@ class WeightsTable:
 
     @property
     def copies(self) -> Mapping[str, str]:
-        """Number that the class of the config computes where config.json has none → the setting that it equals, or the model stops."""
+        """Number that the config class computes where config.json has none → the setting that it equals, or the model stops."""
         copies: Mapping[str, str] = self.facts.get("refused", {}).get("copies", {})
         return copies
 
@@ -278,6 +285,11 @@ class WeightsTable:
         """Return the config fields that decide a dimension of a tensor."""
         choices = self.shapes[INDEX.sub("{}", name)].split(",")[axis].split(";")
         return list(dict.fromkeys(field for one in choices for field in _NAME.findall(_evaluate(one, size_of)[1])))
+
+
+def fields_of_formula(formula: str) -> list[str]:
+    """Return the config fields in a formula, each once."""
+    return list(dict.fromkeys(_NAME.findall(formula)))
 
 
 def _choose(sizes: list[int | None], stored: tuple[int, ...]) -> int | None:

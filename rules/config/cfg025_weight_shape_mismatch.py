@@ -7,7 +7,8 @@ Where config.json lacks a field, the default of its class counts. CFG012 to CFG0
 embedding, the head and the common decoder families; this rule checks the rest: position tables, fused projections, latent
 attention, state-space layers, routers. What joins the encoders with the language model is checked where each part has the type
 that the architecture has by default, and one layer of an encoder is read. A norm or a bias has one dimension. Packed tensors are
-excluded. Where layers have sizes for themselves (`per_layer_config` of Gemma 4), each layer is held against its own.
+excluded. Where layers have sizes for themselves (`per_layer_config` of Gemma 4), each layer is held against its own; where
+`layer_types` decides which of two sizes a layer has (Inkling, Kimi Linear), against those of its kind.
 
 ## Why it matters
 transformers stops with a size mismatch, and so does vLLM.
@@ -32,7 +33,7 @@ from ckptcheck.checkpoint.config_refusals import INTEGER, describe
 from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.tensor import Tensor
-from ckptcheck.checkpoint.weights_table import WeightsTable, compute_size
+from ckptcheck.checkpoint.weights_table import WeightsTable, compute_size, fields_of_formula
 from ckptcheck.text.formatting import count, format_shape
 
 COMMON = re.compile(
@@ -129,6 +130,52 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=name,
             hint="use the config of this model",
         )
+    for name, kind, axis, wanted, formulas in _iter_unlike_kinds(ckpt, table, size_of):
+        settings = [resolved.at(field) for field in fields_of_formula(formulas.split(",")[axis])]
+        reason = "; ".join(describe(setting) for setting in settings if setting is not None)
+        yield Problem(
+            f"its shape is {format_shape(ckpt.tensors[name].shape)}, but its layer is of the kind {kind}, for which the config "
+            f"needs {wanted} ({reason}); transformers refuses to load it",
+            file=ckpt.tensor_to_file[name],
+            key=name,
+            hint="use the config of this model",
+        )
+
+
+def _iter_unlike_kinds(
+    ckpt: Checkpoint, table: WeightsTable, size_of: Callable[[str], int | None]
+) -> Iterator[tuple[str, str, int, str, str]]:
+    """Yield one tensor for each size that layers of a kind have and the config gives only another kind.
+
+    With the kind, the dimension, the shape that layers of this kind have, and its formulas.
+    """
+    resolved = ckpt.config.resolved if ckpt.config is not None else None
+    listed = resolved.text.settings.get("layer_types") if resolved is not None else None
+    if not isinstance(listed, list):
+        return
+    said: set[tuple[str, str]] = set()
+    for names in ckpt.layout.names_by_template.values():
+        by_kind = table.kinds.get(INDEX.sub("{}", names[0]))
+        if by_kind is None:
+            continue
+        for name in names:
+            number = INDEX.search(name)
+            layer = int(number[1]) if number is not None else len(listed)
+            kind = listed[layer] if layer < len(listed) else None
+            formulas = by_kind.get(kind) if isinstance(kind, str) else None
+            tensor = ckpt.tensors[name]
+            if formulas is None or not isinstance(kind, str) or not tensor.is_plain:
+                continue
+            expected = tuple(compute_size(formula, size_of) for formula in formulas.split(","))
+            if None in expected or table.expect_shape(name, size_of, tensor.shape) != tensor.shape:
+                continue  # what fits no kind is said already
+            axis = next(
+                (at for at, (one, two) in enumerate(zip(expected, tensor.shape, strict=True)) if one != two), None
+            )
+            if axis is None or (kind, formulas.split(",")[axis]) in said:
+                continue
+            said.add((kind, formulas.split(",")[axis]))
+            yield name, kind, axis, format_shape(size for size in expected if size is not None), formulas
 
 
 def _find_unlike_layer(
