@@ -91,7 +91,7 @@ class WeightsTable:
             found = own.without_heads() if config.architecture.endswith(_WITHOUT_HEADS) else own
             if config.architecture.endswith("ForMaskedLM"):  # what is stored of the head fits
                 found = WeightsTable(own.architecture, {**found.facts, "shapes": own.shapes})
-            return found.with_joining(config.resolved)
+            return found.with_joining(config.resolved).with_switched(config.resolved)
         if _NOT_TEXT.search(config.architecture):  # it may read through other modules (Perceiver)
             return None
         relative = _find_relative(models)
@@ -107,6 +107,17 @@ class WeightsTable:
         if not joining or resolved.other_parts or any(each is None or type(each.value) is not int for each in settings):
             return self
         return WeightsTable(self.architecture, {**self.facts, "shapes": {**self.shapes, **joining["shapes"]}})
+
+    def with_switched(self, resolved: ResolvedConfig) -> WeightsTable:
+        """Return the table with the shapes that the switches of the config choose."""
+        chosen = dict(self.shapes)
+        for pattern, found in self.facts.get("switched_shapes", {}).items():
+            settings = [resolved.at(path) for path in found["by"]]
+            values = [setting.value if setting is not None else None for setting in settings]
+            formulas = found["formulas"].get(",".join("true" if value else "false" for value in values))
+            if formulas is not None and pattern in chosen and all(isinstance(value, bool) for value in values):
+                chosen[pattern] = formulas
+        return WeightsTable(self.architecture, {**self.facts, "shapes": chosen})
 
     def without_heads(self) -> WeightsTable:
         """Return what another model of the same config class has too: the tensors under the names of the layers."""
@@ -283,8 +294,17 @@ class WeightsTable:
 
     def fields_of(self, name: str, axis: int, size_of: Callable[[str], int | None]) -> list[str]:
         """Return the config fields that decide a dimension of a tensor."""
-        choices = self.shapes[INDEX.sub("{}", name)].split(",")[axis].split(";")
-        return list(dict.fromkeys(field for one in choices for field in _NAME.findall(_evaluate(one, size_of)[1])))
+        pattern = INDEX.sub("{}", name)
+        choices = self.shapes[pattern].split(",")[axis].split(";")
+        found = list(dict.fromkeys(field for one in choices for field in _NAME.findall(_evaluate(one, size_of)[1])))
+        return [*found, *self._list_switches(pattern, axis)]
+
+    def _list_switches(self, pattern: str, axis: int) -> list[str]:
+        """Return the switches that choose between formulas for a dimension."""
+        switched = self.facts.get("switched_shapes", {}).get(pattern)
+        if switched is None or len({formulas.split(",")[axis] for formulas in switched["formulas"].values()}) < 2:
+            return []
+        return [*switched["by"]]
 
 
 def fields_of_formula(formula: str) -> list[str]:

@@ -18,7 +18,7 @@ Use the config of this model, or add the key that it lacks.
 
 ## When it can be wrong
 A model whose own code builds other shapes, under an architecture of transformers: use `--ignore CFG025`. Dimensions that
-depend on a list, or on a switch, are not checked.
+depend on a list, or on more than three switches, are not checked.
 
 ## Seen in
 No public report: configs that lost a key.
