@@ -129,7 +129,10 @@ class Components:
             )
             if len(halves - {None}) == 2 and len(self.stack.layers) in halves:
                 return len(self.stack.layers)  # one half alone: nothing says which (PP-FormulaNet's text model)
-        return declared if declared is not None and 0 <= declared <= MOST_LAYERS else None
+        if declared is not None and declared < 0 and self.config is not None:
+            # transformers counts up to a negative number, and builds no layer; CFG002 has the names that it knows.
+            return None if self.config.key_path(*self.depth_names) in self.config.malformed_counts else 0
+        return declared if declared is not None and declared <= MOST_LAYERS else None
 
     @property
     def _joins_declared_blocks(self) -> bool:
