@@ -131,8 +131,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             hint="use the config of this model",
         )
     for name, kind, axis, wanted, formulas in _iter_unlike_kinds(ckpt, table, size_of):
-        settings = [resolved.at(field) for field in fields_of_formula(formulas.split(",")[axis])]
-        reason = "; ".join(describe(setting) for setting in settings if setting is not None)
+        found_settings = map(resolved.at, fields_of_formula(formulas.split(",")[axis]))
+        reason = "; ".join(describe(setting) for setting in found_settings if setting is not None)
         yield Problem(
             f"its shape is {format_shape(ckpt.tensors[name].shape)}, but its layer is of the kind {kind}, for which the config "
             f"needs {wanted} ({reason}); transformers refuses to load it",
