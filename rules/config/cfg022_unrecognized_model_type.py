@@ -26,7 +26,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.config_class import find_config_class, is_model_class, learned_version
-from ckptcheck.checkpoint.config_refusals import write_value
+from ckptcheck.checkpoint.setting_text import write_value
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 
 SIZES = {"hidden_size", "num_hidden_layers"}

@@ -31,8 +31,8 @@ from ckptcheck.checkpoint.config_refusals import (
     iter_wrong_labels,
     iter_wrong_layer_settings,
     iter_wrong_types,
-    write_value,
 )
+from ckptcheck.checkpoint.setting_text import write_value
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.checkpoint.weights_table import WeightsTable
 

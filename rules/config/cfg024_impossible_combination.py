@@ -41,12 +41,11 @@ from ckptcheck.checkpoint.config_refusals import (
     iter_broken_demands,
     iter_empty_windows,
     iter_impossible_sizes,
-    iter_lost_rope,
-    iter_refused_by_model,
     iter_wrong_layer_lists,
-    iter_wrong_rope,
 )
+from ckptcheck.checkpoint.model_refusals import iter_refused_by_model
 from ckptcheck.checkpoint.parameters_table import ParametersTable
+from ckptcheck.checkpoint.rope_refusals import iter_lost_rope, iter_wrong_rope
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.checkpoint.weights_table import WeightsTable
 

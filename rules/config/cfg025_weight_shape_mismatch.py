@@ -29,9 +29,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.config_refusals import INTEGER, describe
 from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.checkpoint.setting_text import INTEGER, describe
 from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.weights_table import WeightsTable, compute_size, fields_of_formula
 from ckptcheck.text.formatting import count, format_shape

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.config import EXPERTS, EXPERTS_PER_TOKEN, GROUPED_ROUTERS
-from ckptcheck.checkpoint.config_refusals import describe
 from ckptcheck.checkpoint.experts import fused_names, iter_numbered_experts
+from ckptcheck.checkpoint.setting_text import describe
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.checkpoint.weights_table import WeightsTable
 

@@ -24,8 +24,9 @@ import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.config_refusals import NORM_EPSILON, write_value
+from ckptcheck.checkpoint.config_refusals import NORM_EPSILON
 from ckptcheck.checkpoint.decoder_families import family_of
+from ckptcheck.checkpoint.setting_text import write_value
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta")

@@ -35,8 +35,10 @@ from collections.abc import Iterator
 from typing import TypeGuard
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.config_refusals import NORM_EPSILON, iter_refused_by_model, iter_rope
+from ckptcheck.checkpoint.config_refusals import NORM_EPSILON
+from ckptcheck.checkpoint.model_refusals import iter_refused_by_model
 from ckptcheck.checkpoint.resolved_config import ResolvedPart
+from ckptcheck.checkpoint.rope_refusals import iter_rope
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.checkpoint.weights_table import WeightsTable
 

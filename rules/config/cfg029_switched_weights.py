@@ -26,9 +26,9 @@ from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.config_refusals import describe
 from ckptcheck.checkpoint.decoder_families import QKVO, family_of
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig
+from ckptcheck.checkpoint.setting_text import describe
 from ckptcheck.checkpoint.tensor import PLAIN
 from ckptcheck.checkpoint.weights_table import Switch, WeightsTable
 from ckptcheck.text.formatting import count

@@ -25,9 +25,9 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.config_refusals import describe
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.resolved_config import Setting
+from ckptcheck.checkpoint.setting_text import describe
 from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.text.formatting import count
 

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.components import MOST_LAYERS
-from ckptcheck.checkpoint.config_refusals import describe
+from ckptcheck.checkpoint.setting_text import describe
 from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.text.formatting import count, format_ranges
 

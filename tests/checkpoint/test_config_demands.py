@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ckptcheck.checkpoint.config_demands import UnknownValueError, is_refused, list_settings
-from ckptcheck.checkpoint.config_refusals import iter_wrong_rope
 from ckptcheck.checkpoint.resolved_config import resolve_config
+from ckptcheck.checkpoint.rope_refusals import iter_wrong_rope
 
 
 def read(settings: dict[str, Any]) -> Callable[[str], Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ckptcheck.checkpoint.config_refusals import iter_wrong_rope
 from ckptcheck.checkpoint.resolved_config import resolve_config
+from ckptcheck.checkpoint.rope_refusals import iter_wrong_rope
 from tests.conftest import needs
 
 TOWERS = ("glm4v", "qwen2_5_vl", "qwen3_vl")
