@@ -149,6 +149,11 @@ class ConfigClass:
         hint = self.type_of(field)
         return hint is None or is_instance(value, hint)
 
+    def is_computed_from(self, key: str, word: str) -> bool:
+        """Whether a field holds a number, and by default a word that stands for one which the class computes."""
+        hint = self.types.get(key, "")
+        return {"int", "str"} <= set(hint.split(" | ")) and self.facts["fields"][hint].get(key) == word
+
     def type_of(self, key: str) -> str | None:
         """Return the type of a field, also by another name of it; None for what is not a field."""
         attribute = self.attribute(key)

@@ -32,6 +32,8 @@ NO_ACTIVATION = "and transformers has no such activation function"
 ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 """The implementations of attention that transformers has itself."""
 DTYPES = ("dtype", "torch_dtype")
+AUTO = "auto"
+"""The word that stands for a number which a class computes itself."""
 TEXT_PARTS = ("decoder", "generator", "text_config")
 """Keys that transformers takes for the config of the language model wherever they are there."""
 COMMON_TYPES = {"is_encoder_decoder": "bool", "output_hidden_states": "bool | None", "chunk_size_feed_forward": "int"}
@@ -133,6 +135,8 @@ def iter_unknown_names(part: ResolvedPart) -> Iterator[Fault]:
             yield path, f'{path} is "{value:.60}", {NO_ACTIVATION}'
         elif key in DTYPES and value not in known_dtypes():
             yield path, f'{path} is "{value:.60}", and torch has no such dtype'
+        elif value != AUTO and part.config_class.is_computed_from(key, AUTO) and not INTEGER.fullmatch(value):
+            yield path, f'{path} is "{value:.60}", but {part.config_class.name} takes only a number or "{AUTO}"'
     for name in TEXT_PARTS:
         is_object = not part.path and isinstance(part.settings.get(name), dict)
         # RAG's class declares such fields, and builds both parts itself.
