@@ -2,8 +2,8 @@
 
 ## What it checks
 Where transformers itself wrote the config (`transformers_version`), and knows the `model_type`: the base of the rotary
-embeddings is there (`rope_parameters`, `rope_scaling` or `rope_theta`), and so is the epsilon of the norms. transformers writes
-both whenever it saves a model of these classes.
+embeddings is there (`rope_theta`, within `rope_parameters` since transformers 5), and so is the epsilon of the norms. transformers
+writes both whenever it saves a model of these classes.
 
 ## Why it matters
 The tensors do not show either number. transformers, vLLM and SGLang take the default of the class: a base of 10,000 for a
@@ -21,7 +21,8 @@ paiml/aprender#324: an exporter that lost the base and filled in another family'
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.config_refusals import NORM_EPSILON
@@ -30,6 +31,8 @@ from ckptcheck.checkpoint.setting_text import write_value
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
+BASE = re.compile(r"theta|(rotary|rope|freq)\w*_base")
+"""Names of the base: GPT-NeoX calls it ``rotary_emb_base``."""
 ALL_CLASSES, FAMILIES = (5, 0), (4, 34)
 """Since when transformers writes the base for every class that has one, and for the common decoder families."""
 
@@ -54,11 +57,16 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
         return
     part = resolved.text
     since = FAMILIES if family_of(config) is not None else ALL_CLASSES
-    if part.config_class.rope.get("saved") and version >= since and not any(part.settings.get(key) for key in ROPE):
+    if part.config_class.rope.get("saved") and version >= since and not _has_base(part.settings):
         default = (part.config_class.rope.get("default") or {}).get("rope_theta", part.config_class.rope["theta"])
+        lost = "config.json has no rope_parameters and no rope_theta"
+        if part.settings.get("rope_scaling"):
+            lost = "config.json has no rope_theta beside rope_scaling"
+        if part.settings.get("rope_parameters"):
+            lost = "rope_parameters has no rope_theta"
         yield Problem(
-            f"config.json has no rope_parameters and no rope_theta, which transformers always writes; every consumer takes "
-            f"{part.config_class.name}'s default, a base of {write_value(default)}",
+            f"{lost}, which transformers always writes; every consumer takes {part.config_class.name}'s default, a base of "
+            f"{write_value(default)}",
             file=config.file,
             key="rope_parameters",
             hint="copy it from the config of the model this one was trained or converted from",
@@ -76,3 +84,17 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
                     key=field,
                     hint="copy it from the config of the model this one was trained or converted from",
                 )
+
+
+def _has_base(settings: Mapping[str, Any]) -> bool:
+    """Whether a config gives a base, of all layers or of each kind of them, under any of its names."""
+    if any(BASE.search(key) and value is not None for key, value in settings.items()):
+        return True
+    for key in ROPE[:2]:
+        rope = settings.get(key)
+        if not isinstance(rope, dict):
+            continue
+        kinds = [kind for kind in rope.values() if isinstance(kind, dict)]
+        if any(map(BASE.search, rope)) or (kinds and all(any(map(BASE.search, kind)) for kind in kinds)):
+            return True
+    return False
