@@ -53,8 +53,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if table is None or config is None or config.resolved is None:
         return
     resolved = config.resolved
-    # CFG012 knows of a vocabulary where it finds the embedding.
-    elsewhere = {ckpt.components.embedding, ckpt.components.lm_head} if ckpt.components.embedding is not None else set()
+    # CFG012 knows of a vocabulary where it finds the embedding. The head of a draft may have a vocabulary of its own (EAGLE-3).
+    is_known = ckpt.components.embedding is not None or ckpt.components.is_draft
+    elsewhere = {ckpt.components.embedding, ckpt.components.lm_head} if is_known else set()
     is_family = family_of(config) is not None
 
     def size_of(field: str) -> int | None:

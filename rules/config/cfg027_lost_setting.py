@@ -3,10 +3,12 @@
 ## What it checks
 Where transformers itself wrote the config (`transformers_version`), and knows the `model_type`: the base of the rotary
 embeddings is there (`rope_theta`, within `rope_parameters` since transformers 5), and so is the epsilon of the norms. transformers
-writes both whenever it saves a model of these classes.
+writes both whenever it saves a model of these classes. Of 259 classes it was learned which other keys every version from 4.57.1 to
+5.24 writes, with which the model computes although no tensor shows them: experts per token and how their weights are scaled,
+windows, caps and scales of logits, activation functions.
 
 ## Why it matters
-The tensors do not show either number. transformers, vLLM and SGLang take the default of the class: a base of 10,000 for a
+The tensors show none of these. transformers, vLLM and SGLang take the default of the class: a base of 10,000 for a
 Llama 3 that was trained with 500,000. The model loads without a word and answers worse, the more so the longer the text.
 
 ## How to fix
@@ -27,8 +29,10 @@ from typing import Any
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.config_refusals import NORM_EPSILON
 from ckptcheck.checkpoint.decoder_families import family_of
+from ckptcheck.checkpoint.resolved_config import ResolvedPart, Setting
 from ckptcheck.checkpoint.setting_text import write_value
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
+from ckptcheck.checkpoint.written_keys import list_written_keys
 
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
 BASE = re.compile(r"theta|(rotary|rope|freq)\w*_base")
@@ -51,39 +55,51 @@ ALL_CLASSES, FAMILIES = (5, 0), (4, 34)
 )
 def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     config, resolved = ckpt.config, ckpt.config.resolved
-    found = re.match(r"(\d+)\.(\d+)", str(config.value["transformers_version"]))
-    version = (int(found[1]), int(found[2])) if found else (0, 0)
-    if resolved is None:
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", str(config.value["transformers_version"]))
+    if resolved is None or found is None:
         return
-    part = resolved.text
+    part, version = resolved.text, tuple(int(number or 0) for number in found.groups())
+    hint = "copy it from the config of the model this one was trained or converted from"
     since = FAMILIES if family_of(config) is not None else ALL_CLASSES
     if part.config_class.rope.get("saved") and version >= since and not _has_base(part.settings):
         default = (part.config_class.rope.get("default") or {}).get("rope_theta", part.config_class.rope["theta"])
-        lost = "config.json has no rope_parameters and no rope_theta"
-        if part.settings.get("rope_scaling"):
-            lost = "config.json has no rope_theta beside rope_scaling"
-        if part.settings.get("rope_parameters"):
-            lost = "rope_parameters has no rope_theta"
         yield Problem(
-            f"{lost}, which transformers always writes; every consumer takes {part.config_class.name}'s default, a base of "
-            f"{write_value(default)}",
+            f"{_describe_rope(part.settings)}, which transformers always writes; every consumer takes {part.config_class.name}'s "
+            f"default, a base of {write_value(default)}",
             file=config.file,
             key="rope_parameters",
-            hint="copy it from the config of the model this one was trained or converted from",
+            hint=hint,
         )
+    lost = [*_list_lost_epsilons(part)] if version >= FAMILIES else []
+    written = list_written_keys(str(part.settings.get("model_type")), version)
+    lost += [setting for key in written if (setting := part.find(key)) is not None and setting.source == "default"]
+    for setting in lost:
+        yield Problem(
+            f"config.json has no {setting.name}, which transformers always writes; every consumer takes "
+            f"{part.config_class.name}'s default of {write_value(setting.value)}",
+            file=config.file,
+            key=setting.name,
+            hint=hint,
+        )
+
+
+def _list_lost_epsilons(part: ResolvedPart) -> Iterator[Setting]:
+    """Yield the epsilons of norms that a config lacks."""
     for field, default in part.config_class.defaults.items():
-        if NORM_EPSILON.fullmatch(field) and version >= FAMILIES and part.find(field) is not None:
-            setting = part.find(field)
+        if NORM_EPSILON.fullmatch(field) and (setting := part.find(field)) is not None:
             # MiMo-V2's own code has another name for it.
             others = [value for key, value in part.settings.items() if NORM_EPSILON.fullmatch(key)]
-            if setting is not None and setting.source == "default" and others != [default]:
-                yield Problem(
-                    f"config.json has no {field}, which transformers always writes; every consumer takes "
-                    f"{part.config_class.name}'s default of {default}",
-                    file=config.file,
-                    key=field,
-                    hint="copy it from the config of the model this one was trained or converted from",
-                )
+            if setting.source == "default" and others != [default]:
+                yield setting
+
+
+def _describe_rope(settings: Mapping[str, Any]) -> str:
+    """Say where a config has no base."""
+    if settings.get("rope_parameters"):
+        return "rope_parameters has no rope_theta"
+    if settings.get("rope_scaling"):
+        return "config.json has no rope_theta beside rope_scaling"
+    return "config.json has no rope_parameters and no rope_theta"
 
 
 def _has_base(settings: Mapping[str, Any]) -> bool:
