@@ -28,12 +28,16 @@ def describe_state(status: os.stat_result) -> FileState:
 def is_rewritten(before: FileState, after: FileState) -> bool:
     """Whether the bytes of a file may be others than before.
 
-    A file that got or lost a name (``cp -l``), other rights or another owner, and has its size and its time, counts as the same.
+    A file that got or lost a name (``cp -l``), other rights or another owner, and has its size and its time, counts as the same; so
+    does one with several names, which may have got one and lost another.
 
     >>> listed = FileState(8, 100, 100, (0o644, 0, 0, 1))
     >>> [is_rewritten(listed, FileState(8, 100, 200, (r, 0, 0, n))) for r, n in ((0o644, 1), (0o600, 1), (0o644, 2))]
     [True, False, False]
+    >>> shared = listed._replace(others=(0o644, 0, 0, 3))
+    >>> is_rewritten(shared, shared._replace(changed=200))
+    False
     """
     if (before.size, before.written) != (after.size, after.written):
         return True
-    return before.changed != after.changed and before.others == after.others
+    return before.changed != after.changed and before.others == after.others and after.others[-1] == 1

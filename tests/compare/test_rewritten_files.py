@@ -118,3 +118,16 @@ def test_a_file_whose_bytes_stay_is_read_to_the_end(
     assert ckptcheck.identity(changed) is not None
     assert ckptcheck.diff(CHECKPOINTS / "tiny-llama-sharded", changed).verdict == "clean"
     ckptcheck.manifest(changed, tmp_path / "manifest.json")
+
+
+def test_names_that_come_and_go_are_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where one linked copy of a model is made and another one removed: the number of names is the same again."""
+
+    def exchange_names(path: Path) -> None:
+        os.link(path, tmp_path / "second")
+        (tmp_path / "first").unlink()
+
+    made = change_while_reading(exchange_names, tmp_path, monkeypatch)
+    os.link(made / SHARD, tmp_path / "first")
+    ckptcheck.manifest(made, tmp_path / "manifest.json")
+    assert (tmp_path / "second").exists()
