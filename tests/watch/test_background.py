@@ -144,8 +144,9 @@ def test_a_tracker_that_does_not_answer_holds_up_no_record(tmp_path: Path) -> No
     assert numbers == []
     answers.set()
     assert watch.wait(60)
-    assert numbers == list(range(len(numbers)))
-    assert len(numbers) >= background_thread.MOST_WAITING
+    # which ones had no room depends on when the thread took the first one
+    assert numbers == sorted({*numbers} & {*range(8)})
+    assert background_thread.MOST_WAITING <= len(numbers) < 8
 
 
 def test_only_large_syncs_are_checked_beside_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
