@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -30,8 +29,6 @@ class ScanPlan:
     batches: list[Batch]
     rows: Mapping[str, int]
     """Matrix → bytes of a row, for the matrices whose rows get statistics of their own. The channels of others are sampled."""
-    identities: Mapping[str, tuple[int, ...] | None]
-    """Shard → what changes if its file is replaced (see `file_identity`)."""
     nbytes: int
     """Bytes of all tensors."""
 
@@ -45,10 +42,9 @@ def plan_scan(
     takes_samples: take a sample of every tensor of numbers, for sketches.
     """
     whole = {name: shard for name, shard in shards.items() if shard.readable and _lies_in_file(shard)}
-    identities = {name: file_identity(source, name) for name in whole}
     nbytes = sum(tensor.nbytes for shard in whole.values() for tensor in shard.tensors.values())
     sample = choose_sample_size(sum(len(shard.tensors) for shard in whole.values())) if takes_samples else 0
-    return ScanPlan(whole, list(_cut_batches(source, whole, rows, most, sample)), rows, identities, nbytes)
+    return ScanPlan(whole, list(_cut_batches(source, whole, rows, most, sample)), rows, nbytes)
 
 
 def _lies_in_file(shard: Shard) -> bool:
@@ -97,14 +93,3 @@ def _cut_batches(
             number += 1
         if pieces:
             yield Batch(shard.name, path, shard.size, pieces)
-
-
-def file_identity(source: Source, name: str) -> tuple[int, ...] | None:
-    """Return what changes when a file is replaced; None for files that are not on this machine."""
-    if source.local is None:
-        return None
-    try:
-        status = os.stat(source.files[name].path)
-    except OSError:
-        return ()
-    return status.st_dev, status.st_ino

@@ -16,7 +16,7 @@ from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
 from ckptcheck.values.device import DeviceScanner
-from ckptcheck.values.scan_plan import BATCHES_PER_WORKER, MAX_BATCH_BYTES, ScanPlan, file_identity, plan_scan
+from ckptcheck.values.scan_plan import BATCHES_PER_WORKER, MAX_BATCH_BYTES, ScanPlan, plan_scan
 from ckptcheck.values.stats import StatsAccumulator, ValueStats, merge_runs
 from ckptcheck.values.worker import Batch, ChunkScanner, fits_piece, scan_piece
 from ckptcheck.values.worker_pool import WorkerPool
@@ -86,10 +86,8 @@ def run_value_pass(
             accumulators[piece.tensor].add(chunk, piece.offset)
             start = piece.begin - plan.shards[batch.shard].data_start
             runs.setdefault(batch.shard, []).extend((start + begin, start + end) for begin, end in chunk.zero_runs)
-    rewritten = set(list_rewritten(source, plan.identities))  # since they were listed, for their headers were read then
-    for name, identity in plan.identities.items():
-        is_other = name in rewritten or file_identity(source, name) != identity
-        if name not in values.shrunk and name not in values.unread and is_other:
+    for name in list_rewritten(source, plan.shards):  # since they were listed, for their headers were read then
+        if name not in values.shrunk and name not in values.unread:
             values.unread[name] = "it was replaced or written to while it was being read"
     values.zero_runs.update({name: merge_runs(pieces) for name, pieces in runs.items()})
     values.complete_shards.update(plan.shards.keys() - values.shrunk.keys() - values.unread.keys())

@@ -27,7 +27,7 @@ No public report: edits of headers at random (`make false-clean`) showed that no
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.architecture import KnownModules
@@ -110,24 +110,22 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for (head, missing), names in lacking.items():
         names = [name for name in names if not (SPARSE.search(name) and _is_kind(ckpt, head, missing))]
         if names := [name for name in names if not _is_told(f"{head}.{{}}.{name}", told)]:
-            one = len(missing) == 1
-            yield Problem(
-                f"{head}: {format_layers(missing)} {'lacks' if one else 'lack'} {join_truncated(names)}, which transformers "
-                f"builds in every layer of {ckpt.config.architecture}",
-                file=ckpt.config.file,
-                key=f"{head}.{missing[0]}.{names[0]}",
-                hint="export again; until then transformers initializes it with random numbers",
-            )
+            yield _describe_lacking(ckpt.config, head, missing, names, str(ckpt.config.architecture))
     for prefix, kind, torn, names in _iter_lost_by_type(ckpt.config, table, places, packed):
         names = [name for name in names if not _is_told(f"{prefix}.{{}}.{name}", told)]
         if names:
-            yield Problem(
-                f"{prefix}: {format_layers(torn)} {'lacks' if len(torn) == 1 else 'lack'} {join_truncated(names)}, which "
-                f'transformers builds in every layer of the type "{kind}"',
-                file=ckpt.config.file,
-                key=f"{prefix}.{torn[0]}.{names[0]}",
-                hint="export again; until then transformers initializes it with random numbers",
-            )
+            yield _describe_lacking(ckpt.config, prefix, torn, names, f'the type "{kind}"')
+
+
+def _describe_lacking(config: Config, prefix: str, layers: Sequence[int], names: list[str], kind: str) -> Problem:
+    """Return the finding on layers that lack what transformers builds in every layer of an architecture, or of a type."""
+    return Problem(
+        f"{prefix}: {format_layers(layers)} {'lacks' if len(layers) == 1 else 'lack'} {join_truncated(names)}, which transformers "
+        f"builds in every layer of {kind}",
+        file=config.file,
+        key=f"{prefix}.{layers[0]}.{names[0]}",
+        hint="export again; until then transformers initializes it with random numbers",
+    )
 
 
 def _iter_lost_by_type(
