@@ -44,6 +44,22 @@ def is_refused(expression: str, value_of: Callable[[str], Any]) -> bool:
         return False
 
 
+def choose_branches(expression: str, value_of: Callable[[str], Any]) -> str:
+    """Return an expression with what it is under the conditions that hold: ``a // 2`` of ``a // 2 if b else a`` where b is true.
+
+    value_of: as `is_refused` has it.
+    """
+
+    class Chooser(ast.NodeTransformer):
+        def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+            return self.visit(node.body if _evaluate(node.test, value_of) else node.orelse)  # type: ignore[no-any-return]
+
+    try:
+        return ast.unparse(Chooser().visit(ast.parse(expression, mode="eval")))
+    except (UnknownValueError, ArithmeticError):
+        return expression
+
+
 @cache
 def list_settings(expression: str) -> tuple[str, ...]:
     """Return the paths of the settings that an expression names, in its order."""

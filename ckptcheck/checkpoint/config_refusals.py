@@ -17,7 +17,7 @@ from ckptcheck.checkpoint.config_class import (
     known_dtypes,
     known_layer_types,
 )
-from ckptcheck.checkpoint.config_demands import UnknownValueError, is_refused, list_settings
+from ckptcheck.checkpoint.config_demands import UnknownValueError, choose_branches, is_refused, list_settings
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig, ResolvedPart, Setting
 from ckptcheck.checkpoint.setting_text import INTEGER, Fault, describe, is_int, name_type, write_value
 
@@ -111,12 +111,21 @@ def iter_wrong_layer_settings(part: ResolvedPart) -> Iterator[Fault]:
 
 
 def iter_wrong_labels(part: ResolvedPart) -> Iterator[Fault]:
-    """Yield labels whose numbers are none: every class turns the keys of ``id2label`` into integers."""
-    labels = part.settings.get("id2label")
-    for key in labels if isinstance(labels, dict) else ():
+    """Yield labels that are no object, or whose numbers are none, and a choice between fewer than two of them.
+
+    Every class reads ``id2label`` so, whatever its model is for (``PreTrainedConfig.__post_init__``).
+    """
+    labels, path = part.settings.get("id2label"), f"{part.path}id2label"
+    if labels is not None and not isinstance(labels, dict):
+        yield path, f"{path} is {write_value(labels)}, but it must be an object: a label for each number"
+        return
+    number = part.settings.get("num_labels") if labels is None else len(labels)
+    if number == 1 and part.settings.get("problem_type") == "single_label_classification":
+        path = f"{part.path}problem_type"
+        yield path, f'{path} is "single_label_classification", but there is one label only'
+    for key in labels or ():
         if not INTEGER.fullmatch(key):
-            path = f"{part.path}id2label"
-            yield path, f"{path} has the key {write_value(key)}, which is no integer"
+            yield f"{part.path}id2label", f"{part.path}id2label has the key {write_value(key)}, which is no integer"
             return
 
 
@@ -203,8 +212,11 @@ def iter_broken_demands(part: ResolvedPart, resolved: ResolvedConfig) -> Iterato
         settings = [setting for path in list_settings(expression) if (setting := find(path)) is not None]
         given = [setting for setting in settings if setting.source == "config"]
         if given and is_refused(expression, value_of):
-            said = "; ".join(map(describe, settings))
-            yield given[0].key_path, f"{said}, and {part.config_class.name} refuses a config where {expression}"
+            chosen = choose_branches(expression, value_of)
+            named = [setting for path in list_settings(chosen) if (setting := find(path)) is not None]
+            said = "; ".join(map(describe, named))
+            key = next((setting for setting in named if setting in given), given[0]).key_path
+            yield key, f"{said}, and {part.config_class.name} refuses a config where {chosen}"
 
 
 def check_divisor(whole: Setting | None, divisor: Setting | None) -> Iterator[Fault]:

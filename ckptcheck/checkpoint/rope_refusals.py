@@ -27,6 +27,8 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
     """Yield rotary embeddings that lack a key which their type needs, or whose numbers are none."""
     yield from _check_rotary_width(part)
     rope = part.settings.get("rope_parameters")
+    if part.config_class.rope.get("as_given") and "rope_parameters" in part.settings:
+        yield from _check_given_rope(part, rope)
     listed = part.settings.get("layer_types")
     labels = {
         *part.config_class.rope.get("labels", ()),
@@ -40,7 +42,9 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
             yield path, f"{path} is {write_value(rope[label])}, but it must be an object"
     # A class without rotary embeddings checks a rope_scaling too, and fills nothing in.
     fills = bool(part.config_class.rope or part.settings.get("rope_theta"))
-    filled = {"rope_theta", "original_max_position_embeddings"} if fills else frozenset[str]()
+    filled = {"rope_theta"} if fills else set[str]()
+    if fills and part.find("max_position_embeddings") is not None:
+        filled.add("original_max_position_embeddings")
     for path, parameters in iter_rope(part):
         # Classes with one rotary embedding for each kind of layer translate the words of transformers 4 themselves.
         old = "default" if part.config_class.rope.get("labels") else parameters.get("type", "default")
@@ -85,6 +89,21 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
                     f"{path}.{key}",
                     f"{path}.{key} is {write_value(value)}, but the part of each head that is rotated is from 0 to 1",
                 )
+
+
+def _check_given_rope(part: ResolvedPart, rope: Any) -> Iterator[Fault]:
+    """Yield what a class lacks that reads rope_parameters as they are, and fills in nothing (Command A+, Gemma 4)."""
+    path, default = f"{part.path}rope_parameters", part.config_class.rope.get("default") or {}
+    if "rope_theta" in default:
+        if not isinstance(rope, dict):
+            yield path, f"{path} is {write_value(rope)}, but it must be an object"
+        elif "rope_theta" not in rope:
+            yield path, f"{path} has no rope_theta, and {part.config_class.name} does not fill it in"
+        return
+    listed = part.settings.get("layer_types")
+    for kind in sorted(default) if isinstance(rope, dict) else ():
+        if kind not in rope and (not isinstance(listed, list) or kind in listed):
+            yield f"{path}.{kind}", f"{path} has no {kind}, which layers of the model have"
 
 
 def iter_lost_rope(part: ResolvedPart, needed: Mapping[str, tuple[str, ...]]) -> Iterator[Fault]:

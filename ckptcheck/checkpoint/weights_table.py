@@ -27,7 +27,7 @@ _WITHOUT_HEADS = ("ForMaskedLM", *_CLASSIFIERS)
 """How the classes end of which releases store the heads in several ways, or which have as many outputs as labels."""
 _NOT_TEXT = re.compile(r"For(Image|OpticalFlow|Multimodal)")
 """How classes are called that read something else than the language model of their model type."""
-RefusedKind = Literal["null", "zero", "negative", "one", "untyped", "list", "float"]
+RefusedKind = Literal["null", "zero", "negative", "one", "untyped", "list", "float", "false"]
 """Kinds of values; untyped: a text or an object in place of a number that no class declares."""
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 
@@ -43,10 +43,18 @@ class Switch:
     """The patterns of tensors that the model has only without it."""
     is_nullable: bool = False
     """Whether it is a number or null, and not true or false."""
+    is_on_at_zero: bool | None = None
+    """Whether the number 0 turns it on, as any other does; None where that is not known."""
+    word: str | None = None
+    """The text that turns it on: the name of an activation function with numbers of its own."""
 
     def is_on(self, setting: Setting) -> bool | None:
         """Return whether a setting turns it on; None where that is not known."""
+        if self.word is not None:
+            return setting.value == self.word if isinstance(setting.value, str) else None
         if self.is_nullable:
+            if type(setting.value) is int and setting.value == 0:
+                return self.is_on_at_zero
             is_number = type(setting.value) is int and setting.value > 0
             return True if is_number else False if setting.value is None and setting.source == "config" else None
         if setting.value is None and setting.source == "config":
@@ -165,6 +173,24 @@ class WeightsTable:
         return kinds
 
     @cached_property
+    def places(self) -> Mapping[str, str]:
+        """Pattern with the number of the innermost module as it is → its dimensions: ``merger.mlp.0.weight`` is no ``mlp.2``."""
+        places: Mapping[str, str] = self.facts.get("places", {})
+        return places
+
+    @cached_property
+    def patterns_of_places(self) -> frozenset[str]:
+        """The patterns of which `places` has more than one."""
+        return frozenset(INDEX.sub("{}", place) for place in self.places)
+
+    def find_formulas(self, name: str) -> str | None:
+        """Return the dimensions of a tensor as formulas; None for one that is not known."""
+        pattern = INDEX.sub("{}", name)
+        if pattern in self.shapes and pattern in self.patterns_of_places:
+            return self.places.get(find_place(name), self.shapes[pattern])
+        return self.shapes.get(pattern)
+
+    @cached_property
     def required(self) -> frozenset[str]:
         """The patterns of tensors that the tiny model has with every switch as it is by default."""
         return frozenset(self.facts.get("required", ()))
@@ -179,7 +205,14 @@ class WeightsTable:
     def switches(self) -> tuple[Switch, ...]:
         """The switches that add tensors."""
         return tuple(
-            Switch(name, frozenset(found["on"]), frozenset(found["off"]), bool(found.get("nullable")))
+            Switch(
+                name,
+                frozenset(found["on"]),
+                frozenset(found["off"]),
+                bool(found.get("nullable")),
+                found.get("zero"),
+                found.get("value"),
+            )
             for name, found in self.facts.get("switches", {}).items()
         )
 
@@ -211,6 +244,20 @@ class WeightsTable:
         return most
 
     @property
+    def least(self) -> Mapping[str, str]:
+        """Number of layers → what it is at least for the model to compute: another number of layers."""
+        least: Mapping[str, str] = self.facts.get("refused", {}).get("least", {})
+        return least
+
+    def rotates_whole_heads(self, part: str, kind: str) -> bool:
+        """Whether the model stops where a part of each head is rotated, by rotary embeddings of a kind.
+
+        part: the JSON path of the sub-config, with a dot at the end; empty for the top level. kind: ``rope_type``.
+        """
+        whole = self.facts.get("refused", {}).get("whole_rotary", {}).get(part.removesuffix("."), ())
+        return ("default" if kind == "default" else "others") in whole
+
+    @property
     def divides(self) -> Mapping[str, str]:
         """Number → the setting that it has to divide for the model to compute."""
         divides: Mapping[str, str] = self.facts.get("refused", {}).get("divides", {})
@@ -232,8 +279,24 @@ class WeightsTable:
         return lengths
 
     @property
+    def layer_lists(self) -> Mapping[str, str]:
+        """List of which the model reads an entry for each layer → the field that says how many layers there are."""
+        lists: Mapping[str, str] = self.facts.get("refused", {}).get("per_layer", {})
+        return lists
+
+    @property
+    def accepted_entries(self) -> Mapping[str, tuple[str, ...]]:
+        """List of words → those that the model takes."""
+        return {path: tuple(words) for path, words in self.facts.get("refused", {}).get("entries", {}).items()}
+
+    @property
+    def needed_parts(self) -> tuple[str, ...]:
+        """The sub-configs without which the model is not built: it has no defaults for what is in them."""
+        return tuple(self.facts.get("refused", {}).get("empty", ()))
+
+    @property
     def accepted_names(self) -> Mapping[str, tuple[str, ...]]:
-        """Field with the name of an activation, called otherwise than in most classes → the names that the model takes."""
+        """Field that chooses by a name, and is no activation's by its own name → the names that the model takes."""
         return {path: tuple(names) for path, names in self.facts.get("refused", {}).get("names", {}).items()}
 
     @property
@@ -284,7 +347,7 @@ class WeightsTable:
         size_of: the value of a config field, None where it is not known.
         stored: its shape. Where a dimension differs from layer to layer, the stored one is taken if it is one of them.
         """
-        formulas = self.shapes.get(INDEX.sub("{}", name))
+        formulas = self.find_formulas(name)
         if formulas is None:
             return None
         return tuple(
@@ -295,7 +358,7 @@ class WeightsTable:
     def fields_of(self, name: str, axis: int, size_of: Callable[[str], int | None]) -> list[str]:
         """Return the config fields that decide a dimension of a tensor."""
         pattern = INDEX.sub("{}", name)
-        choices = self.shapes[pattern].split(",")[axis].split(";")
+        choices = (self.find_formulas(name) or "").split(",")[axis].split(";")
         found = list(dict.fromkeys(field for one in choices for field in _NAME.findall(_evaluate(one, size_of)[1])))
         return [*found, *self._list_switches(pattern, axis)]
 
@@ -305,6 +368,14 @@ class WeightsTable:
         if switched is None or len({formulas.split(",")[axis] for formulas in switched["formulas"].values()}) < 2:
             return []
         return [*switched["by"]]
+
+
+def find_place(name: str) -> str:
+    """Return the pattern of a name, with the number of its innermost module as it is."""
+    numbers = [*INDEX.finditer(name)]
+    if not numbers or "." in name[numbers[-1].end() + 1 :]:
+        return INDEX.sub("{}", name)
+    return f"{INDEX.sub('{}', name[: numbers[-1].start()])}{name[numbers[-1].start() :]}"
 
 
 def fields_of_formula(formula: str) -> list[str]:

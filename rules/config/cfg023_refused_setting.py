@@ -3,7 +3,8 @@
 ## What it checks
 Where transformers knows the `model_type`: every value of `config.json` and its nested configs has the type that the config
 class declares, and lies within the class's bounds. Activation functions, dtypes, attention implementations and the model types of
-nested configs exist; the keys of `id2label` are integers. `pad_token_id` in `generation_config.json` is an integer.
+nested configs exist; `id2label` is an object with integers for keys, and has two labels where one of several is chosen.
+`pad_token_id` in `generation_config.json` is an integer.
 
 ## Why it matters
 transformers 5 checks the types when it builds the config, and stops at the first wrong one: a number in quotes, a list, null

@@ -9,14 +9,18 @@ Where transformers knows the `model_type`, in the config and its nested configs:
 - the sliding window has a token, where layers attend through one;
 - a number is at most as large as another one, or divides it, where the model chooses so many of others, groups them, or rotates
   so much of each head: learned from transformers;
-- nothing is null, 0, 1, negative or a list, and no list is shorter, where the model cannot be built, or cannot compute, with
-  that: learned from transformers;
+- nothing is null, 0, 1, negative, false or a list, no list is shorter, no word is another than a model knows, and no part is
+  empty, where the model cannot be built, or cannot compute, with that: learned from transformers;
+- a list with an entry for each layer does not end before the last layer;
+- a number of layers is at least as large as another one, where a decoder has its cache by it (Bart's, alone);
+- a part of each head is rotated only by models that do not rotate the whole;
 - a width of heads that the class does not declare, but the model rotates by, is the one that it computes;
 - a number that the class computes as a copy of another setting is that copy where config.json gives it: learned from transformers;
 - sizes that the config class does not declare, but the model reads, are integers;
 - `pad_token_id` is a row of the embedding, where the model looks it up;
 - lists of layer kinds (`layer_types`, `mlp_layer_types`) have an entry that transformers knows for each layer;
-- `rope_scaling` and `rope_parameters` have the keys that their type needs, and numbers where transformers computes with them.
+- `rope_scaling` and `rope_parameters` have the keys that their type needs, numbers where transformers computes with them, and,
+  where the class fills in nothing, a base and an entry for each kind of layer.
 
 CFG014 compares key-value heads with heads, and both with the tensors.
 

@@ -8,7 +8,8 @@ embedding, the head and the common decoder families; this rule checks the rest: 
 attention, state-space layers, routers. What joins the encoders with the language model is checked where each part has the type
 that the architecture has by default, and one layer of an encoder is read. A norm or a bias has one dimension. Packed tensors are
 excluded. Where layers have sizes for themselves (`per_layer_config` of Gemma 4), each layer is held against its own; where
-`layer_types` decides which of two sizes a layer has (Inkling, Kimi Linear), against those of its kind.
+`layer_types` decides which of two sizes a layer has (Inkling, Kimi Linear), against those of its kind. Modules in a sequence
+(`merger.mlp.0` and `merger.mlp.2` of Qwen2-VL) are held against those of their place.
 
 ## Why it matters
 transformers stops with a size mismatch, and so does vLLM.
@@ -33,7 +34,7 @@ from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.setting_text import INTEGER, describe
 from ckptcheck.checkpoint.tensor import Tensor
-from ckptcheck.checkpoint.weights_table import WeightsTable, compute_size, fields_of_formula
+from ckptcheck.checkpoint.weights_table import WeightsTable, compute_size, fields_of_formula, find_place
 from ckptcheck.text.formatting import count, format_shape
 
 COMMON = re.compile(
@@ -221,15 +222,20 @@ def _iter_expected(
     for template, names in ckpt.layout.names_by_template.items():
         if is_family and COMMON.search(names[0]):
             continue
-        if INDEX.sub("{}", names[0]) not in table.shapes:
+        pattern = INDEX.sub("{}", names[0])
+        if pattern not in table.shapes:
             continue
-        expected = {
-            shape: table.expect_shape(names[0], size_of, shape) for _, shape in ckpt.forms_by_template[template]
-        }
-        if all(shape == wanted for shape, wanted in expected.items()):
-            continue
-        for name in names:
-            tensor = ckpt.tensors[name]
-            wanted = expected[tensor.shape]
-            if wanted is not None and tensor.shape != wanted:
-                yield name, tensor, wanted
+        groups: dict[str, list[str]] = {}
+        for name in names if pattern in table.patterns_of_places else ():
+            groups.setdefault(find_place(name), []).append(name)
+        for alike in groups.values() or [names]:
+            expected = {
+                shape: table.expect_shape(alike[0], size_of, shape) for _, shape in ckpt.forms_by_template[template]
+            }
+            if all(shape == wanted for shape, wanted in expected.items()):
+                continue
+            for name in alike:
+                tensor = ckpt.tensors[name]
+                wanted = expected[tensor.shape]
+                if wanted is not None and tensor.shape != wanted:
+                    yield name, tensor, wanted

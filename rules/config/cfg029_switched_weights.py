@@ -2,9 +2,9 @@
 
 ## What it checks
 For the causal language models of transformers: which settings add which tensors
-where they are true (`mlp_bias`, `use_qk_norm`, …), or where they are a number and not null (`q_lora_rank`), was learned from
-transformers. Where config.json lacks a setting, the default of its
-class counts. A bias is asked for where its weight is stored; other tensors where the checkpoint has all that the
+where they are true (`mlp_bias`, `use_qk_norm`, …), where they are a number and not null (`q_lora_rank`), or where they name an
+activation function with numbers of its own to train (`xielu`), was learned from transformers. Where config.json lacks a
+setting, the default of its class counts. A bias is asked for where its weight is stored; other tensors where the checkpoint has all that the
 architecture has without the switch. CFG010 and CFG011 check the attention biases of the common families.
 
 ## Why it matters

@@ -47,12 +47,12 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for learned, path in table.depths.items():
         prefix = next((name for name in ckpt.layout.stacks if _simplify(name) == _simplify(learned)), None)
         setting = config.resolved.at(path)
-        if prefix is None or setting is None or type(setting.value) is not int or setting.value < 0:
+        if prefix is None or setting is None or type(setting.value) is not int:
             continue
         stack = ckpt.layout.stacks[prefix]
         if stack is ckpt.components.stack and setting.value == ckpt.components.num_layers:
             continue
-        stored, declared = count(len(stack.layers), "layer"), min(setting.value, MOST_LAYERS)
+        stored, declared = count(len(stack.layers), "layer"), min(max(setting.value, 0), MOST_LAYERS)
         missing = set(range(declared)) - stack.layers.keys()
         surplus = {layer for layer in stack.layers if layer >= declared}
         if missing or surplus:
