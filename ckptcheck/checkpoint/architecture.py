@@ -10,6 +10,7 @@ from typing import Any
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.checkpoint.packing import PACKED
 
 
 @cache
@@ -55,7 +56,7 @@ class KnownModules:
     @staticmethod
     def module(tensor: str) -> str:
         """Return the module that a tensor belongs to, with {} for each number and without the last part of the name."""
-        return INDEX.sub("{}", tensor).rpartition(".")[0]
+        return INDEX.sub("{}", PACKED.sub("weight", tensor)).rpartition(".")[0]
 
     def has(self, module: str) -> bool:
         """Whether transformers knows the module, with or without the base prefix (a model saved without its head)."""

@@ -13,10 +13,10 @@ from ckptcheck.checkpoint.tensor import Tensor
 
 PACKED = re.compile(
     r"(?<=\.)(qweight|weight_packed|compressed|codes|indices|W_q|q_weight|trellis|Qidxs|B|B_24|dense_weights"
-    r"|weight\._data|_?weight_qdata)$"
+    r"|weight(?:\._data){1,2}|_?weight_qdata)$"
 )
 """What stands for the weight: in GPTQ and AWQ, compressed-tensors (2:4 sparse: `compressed`), AQLM, VPTQ, HQQ, EXL2, EXL3,
-QuIP#, Marlin, SpQR, Quanto and TorchAO."""
+QuIP#, Marlin, SpQR, Quanto (which packs numbers of 4 and 2 bits in a tensor of its own below `_data`) and TorchAO."""
 COMPANION = re.compile(
     r"(?<!layer_)scale|zero_?point|^(scales|qzeros|g_idx|biases|SCB|weight_shape|weight_format|absmax|quant_map|quant_state)$"
 )

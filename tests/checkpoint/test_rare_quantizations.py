@@ -25,6 +25,10 @@ METHODS: dict[str, dict[str, Entry]] = {
     "marlin": {"B": ("I32", (4, 128)), "s": ("F16", (1, 64))},
     "spqr": {"dense_weights": ("I64", (256,)), "row_offsets": ("I32", (65,)), "col_vals": ("I32", (10,))},
     "quanto": {"weight._data": ("I8", (64, 64)), "weight._scale": ("F16", (64, 1)), "input_scale": ("F16", ())},
+    "quanto of 4 bits": {
+        "weight._data._data": ("U8", (32, 64)), "weight._scale": ("BF16", (64, 1)), "weight._shift": ("BF16", (64, 1)),
+        "input_scale": ("BF16", ()), "output_scale": ("BF16", ()),
+    },
     "torchao": {"_weight_qdata": ("I8", (64, 64)), "_weight_scale": ("BF16", (64, 1))},
     "vptq": {"indices": ("I16", (1, 64, 8)), "centroids.weight": ("BF16", (1, 256)), "res_centroids.weight": ("BF16", (1, 64))},
 }  # fmt: skip
