@@ -31,9 +31,10 @@ KINDS_AND_GROUPS = {
     "mxfp4-pack-quantized": ("float", 32),
     "mxfp8-quantized": ("float", 32),
     "float-quantized": ("float", None),
-    "int-quantized": ("int", None),
 }
-"""Format → the type of numbers that its activations have, and how many numbers of a weight share a scale, where it says."""
+"""Format → the type of numbers that its activations have, and how many numbers of a weight share a scale, where it says.
+
+int-quantized names the weights alone: llm-compressor's W4AFP8 has activations of FP8 beside it."""
 FLOAT_BITS = (4, 6, 8)
 COMPUTED = ("float32", "float", "float16", "half", "bfloat16", "float64", "double")
 TORCH_DTYPES = ("float16", "float32", "int8", "uint8", "float64", "bfloat16")
@@ -46,16 +47,25 @@ TORCH_NUMBER = re.compile(
 """Names of numbers in torch 2.13, and of ones like them: `uint8`, `float8_e4m3fn`. "nf4", "fp8" and "group" are none."""
 
 
-def list_refused_settings(method: str | None, settings: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield the settings of a quantization config that the library of its method refuses."""
+def list_refused_settings(
+    method: str | None, settings: Mapping[str, Any], *, stores_zero_points: bool = False
+) -> Iterator[Fault]:
+    """Yield the settings of a quantization config that the library of its method refuses.
+
+    stores_zero_points: whether each quantized module stores zero points. GPTQModel reads them whatever AWQ's `zero_point` says:
+    AutoRound and GPTQModel write false for symmetric weights, whose zero points are all 8.
+    """
     if method == "compressed-tensors":
         yield from _compressed_tensors(settings)
     elif method == "bitsandbytes":
         yield from _bitsandbytes(settings)
     elif method == "awq":
         points, version = settings.get("zero_point", True), settings.get("version", "gemm")
-        if points is not True and str(version).lower() == "gemm":
-            yield "zero_point", f"is {_write(points)}, and weights of the version gemm always have zero points"
+        if points is not True and str(version).lower() == "gemm" and not stores_zero_points:
+            yield (
+                "zero_point",
+                f"is {_write(points)} and qzeros are missing, and weights of the version gemm always have zero points",
+            )
         if str(version).lower() not in AWQ_VERSIONS:
             yield "version", f"is {_write(version)}, and none of {', '.join(AWQ_VERSIONS)}"
 

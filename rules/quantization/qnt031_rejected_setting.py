@@ -7,7 +7,8 @@
 - compressed-tensors, where weights are stored quantized: `config_groups` is there, `quantization_status` is `compressed` (a
   warning), and a `format` says how they are packed (a warning).
 - No other method stands beside `load_in_4bit` or `load_in_8bit`.
-- AWQ: weights of the version gemm are declared with zero points, which they always have.
+- AWQ: weights of the version gemm have zero points, also where `zero_point` is not true: AutoRound and GPTQModel write so for
+  symmetric weights, and store zero points that are all 8.
 - bitsandbytes: switches are true or false, and the kinds of 4 bits are nf4 and fp4.
 
 ## Why it matters
@@ -37,7 +38,7 @@ from ckptcheck.consumers.quantization_settings import list_refused_settings, lis
 LIBRARIES = {
     "compressed-tensors": "compressed-tensors 0.20 refuses the config",
     "bitsandbytes": "transformers 5.23 refuses the config",
-    "awq": "GPTQModel, with which transformers loads it, refuses it or computes with other numbers",
+    "awq": "GPTQModel, with which transformers loads it, refuses it or invents what is missing",
 }
 """Method → what its library makes of a setting that it does not take."""
 
@@ -66,7 +67,9 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
                 hint="write what the tool wrote that quantized the weights",
                 severity=None if path == "config_groups" else "warning",
             )
-    for path, reason in list_refused_settings(declared.method, declared.value):
+    quantized = [stored for stored in ckpt.quantization.storages if stored.is_quantized]
+    points = bool(quantized) and all("qzeros" in stored.parts for stored in quantized)
+    for path, reason in list_refused_settings(declared.method, declared.value, stores_zero_points=points):
         yield Problem(
             f"{path} {reason}: {LIBRARIES[declared.method]}",
             file=declared.file,
