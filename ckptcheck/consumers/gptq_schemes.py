@@ -1,4 +1,6 @@
-"""Selects the GPTQ settings that a module must have: ``dynamic`` gives some modules their own, or none.
+"""Selects the settings of GPTQ or AutoRound that a module must have: some modules have their own, or none.
+
+GPTQ has patterns in ``dynamic``, AutoRound names and patterns in ``extra_config``.
 
 GPTQModel, which writes such checkpoints, and transformers, which reads them with it, go by the module's own name
 (`dynamic_get` of gptqmodel/quantization/config.py). vLLM and SGLang go by the name of the module that they build
@@ -11,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.quantization.faults import SchemeSelector
+from ckptcheck.checkpoint.quantization.quantization import Quantization
 from ckptcheck.checkpoint.quantization.schemes import Scheme
 from ckptcheck.consumers.base import ConsumerError, UnknownBehavior
 from ckptcheck.consumers.gptq import read_dynamic_patterns
@@ -23,7 +26,11 @@ if TYPE_CHECKING:
 def make_scheme_selector(ckpt: Checkpoint) -> SchemeSelector | None:
     """Return a function from module to the schemes it may have; None if it may have any of the declared ones."""
     quantization = ckpt.quantization
-    if quantization is None or quantization.method != "gptq" or len(quantization.schemes) < 2:
+    if quantization is None or len(quantization.schemes) < 2:
+        return None
+    if quantization.method == "auto-round":
+        return _select_by_name(quantization)
+    if quantization.method != "gptq":
         return None
     every, *special = quantization.schemes
     entries = read_dynamic_patterns([scheme.targets[0] for scheme in special], like_regex=True)
@@ -52,5 +59,17 @@ def make_scheme_selector(ckpt: Checkpoint) -> SchemeSelector | None:
             )
         except (ConsumerError, UnknownBehavior):
             return quantization.schemes
+
+    return choose
+
+
+def _select_by_name(quantization: Quantization) -> SchemeSelector:
+    """Return a function that gives a module the scheme that names it, else any that may be a pattern for it."""
+    every, *special = quantization.schemes
+    named = {scheme.targets[0]: scheme for scheme in special if scheme.targets[0] in quantization.storage_by_module}
+    others = (every, *(scheme for scheme in special if scheme.targets[0] not in named))
+
+    def choose(module: str) -> tuple[Scheme, ...]:
+        return (named[module],) if module in named else others
 
     return choose

@@ -1,7 +1,7 @@
 """Which settings of a quantization config the library of its method refuses, whatever the weights are.
 
 Sources: compressed_tensors/quantization/quant_args.py, quant_scheme.py and quant_config.py (0.20; vLLM 0.32 and SGLang parse
-weights and activations with the same classes), `BitsAndBytesConfig` of transformers 5.23.
+weights and activations with the same classes), `BitsAndBytesConfig` and `AutoRoundConfig` of transformers 5.24.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ int-quantized names the weights alone: llm-compressor's W4AFP8 has activations o
 FLOAT_BITS = (4, 6, 8)
 COMPUTED = ("float32", "float", "float16", "half", "bfloat16", "float64", "double")
 TORCH_DTYPES = ("float16", "float32", "int8", "uint8", "float64", "bfloat16")
+ROUNDED_BITS = (2, 3, 4, 5, 6, 7, 8)
 AWQ_VERSIONS = ("gemm", "gemv", "gemv_fast", "llm-awq", "marlin", "exllama", "ipex")
 """Versions of AWQ that GPTQModel 7.7 or AutoAWQ before it knows."""
 TORCH_NUMBER = re.compile(
@@ -68,6 +69,12 @@ def list_refused_settings(
             )
         if str(version).lower() not in AWQ_VERSIONS:
             yield "version", f"is {_write(version)}, and none of {', '.join(AWQ_VERSIONS)}"
+    elif method == "auto-round":
+        bits, size = settings.get("bits", 4), settings.get("group_size", 128)
+        if bits not in ROUNDED_BITS:
+            yield "bits", f"is {_write(bits)}, and AutoRound has {ROUNDED_BITS[0]} to {ROUNDED_BITS[-1]}"
+        if _is_whole(size) and size <= 0 and size != -1:
+            yield "group_size", f"is {size}, and neither -1 nor a number above 0"
 
 
 def list_unread_settings(settings: Mapping[str, Any]) -> Iterator[Fault]:

@@ -75,8 +75,9 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     built_plain = {to_first_expert(clash.module) for clash in find_mismatches(ckpt, quantized=True)}
     for group in group_faults(ckpt, "excluded"):
         if any(to_first_expert(module) not in built_plain for module in group.modules):
+            loader = "AutoRound" if ckpt.quantization.method == "auto-round" else "GPTQModel"
             yield Problem(
-                f"it is stored quantized{group.others}, but {group.fault.scheme_key} excludes it: GPTQModel builds it "
+                f"it is stored quantized{group.others}, but {group.fault.scheme_key} excludes it: {loader} builds it "
                 "unquantized and starts it from random numbers",
                 file=group.file,
                 key=group.key,

@@ -3,7 +3,8 @@
 ## What it checks
 Every unquantized weight is in a module that vLLM and SGLang (or the consumers that `--consumers` names) leave unquantized under
 this config: it is ignored, not targeted, or of a kind that they never quantize. With compressed-tensors an unquantized `lm_head` is
-ignored: the engines do not count it to the Linear modules, and transformers does (a warning).
+ignored: the engines do not count it to the Linear modules, and transformers does (a warning). With AutoRound no module that
+`extra_config` gives fewer than 16 bits by its name is stored unquantized.
 
 ## Why it matters
 The consumer allocates packed weights and scales, and nothing in the checkpoint fills them.
@@ -61,7 +62,30 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             severity="warning" if summary.spared else None,
         )
     yield from _check_head(ckpt)
+    yield from _check_rounded(ckpt)
     require_known_architecture(ckpt)
+
+
+def _check_rounded(ckpt: Checkpoint) -> Iterator[Problem]:
+    """Yield the modules that AutoRound's `extra_config` names as quantized and that are stored unquantized.
+
+    AutoRound 0.16 itself writes such a head where it rounds without tuning and is told to quantize it.
+    """
+    quantization = ckpt.quantization
+    if quantization is None or quantization.main_declaration is None or quantization.method != "auto-round":
+        return
+    for scheme in quantization.schemes:
+        for module in scheme.targets:
+            stored = quantization.storage_by_module.get(module)
+            if scheme.weights is None or stored is None or stored.weight is None or stored.is_quantized:
+                continue
+            yield Problem(
+                f"{module} is stored unquantized, but extra_config gives it {scheme.weights.bits} bits: AutoRound, with which "
+                "transformers loads it, builds it quantized, leaves its weight out, and computes with uninitialised memory",
+                file=quantization.main_declaration.file,
+                key=scheme.key,
+                hint="give the module 16 bits in extra_config, or quantize it",
+            )
 
 
 def _check_head(ckpt: Checkpoint) -> Iterator[Problem]:

@@ -25,7 +25,7 @@ ALIASES = {
     "modelopt_fp8": "modelopt", "modelopt_mixed": "modelopt", "modelopt_mxfp8": "modelopt",
 }  # fmt: skip
 """Names that consumers use for the same method → its normalised name."""
-KNOWN = ("compressed-tensors", "fp8", "gptq", "awq", "modelopt", "mxfp4", "bitsandbytes", "quark")
+KNOWN = ("compressed-tensors", "fp8", "gptq", "awq", "modelopt", "mxfp4", "bitsandbytes", "quark", "auto-round")
 """Methods whose tensors ckptcheck knows."""
 
 

@@ -11,7 +11,7 @@ mxfp4.py, bitsandbytes.py (5.23).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 FLOAT = ("F32", "BF16", "F16", "F64")
 E8M0 = ("U8", "F8_E8M0")
@@ -235,3 +235,11 @@ FORMATS = {
 """Name → format."""
 FORMATS["naive-quantized"] = FORMATS["int-quantized"]
 """The name that compressed-tensors uses for 8-bit weights, integers or floats; `faults` chooses by the scheme's type."""
+ROUNDED = "AutoRound, with which transformers loads it, computes with zeros or uninitialised memory in its place"
+FORMATS["auto-round-gptq"] = replace(FORMATS["gptq"], name="auto-round-gptq", needs=ROUNDED)
+FORMATS["auto-round-awq"] = replace(
+    FORMATS["awq"],
+    name="auto-round-awq",
+    needs=ROUNDED,
+    companions=(Companion("qzeros", ("I32",), ("I/g O*b/32",)), Companion("scales", FLOAT, ("I/g O",))),
+)

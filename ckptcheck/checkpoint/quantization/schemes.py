@@ -246,9 +246,47 @@ def _quark_args(value: Any) -> QuantizationArgs | None:
     )
 
 
+def _auto_round(declared: Declaration) -> Iterator[Scheme]:
+    """Yield the scheme of all modules, then those of `extra_config`, whose names and patterns give modules their own.
+
+    None where AutoRound packs some of them in a way that the tables do not have. Source: `get_layer_config` of
+    auto_round/inference/convert_model.py (0.16).
+    """
+    value, extra = declared.value, declared.value.get("extra_config")
+    own = {name: part for name, part in extra.items() if isinstance(part, dict)} if isinstance(extra, dict) else {}
+    schemes = [_auto_round_scheme(declared.key, value, ())]
+    for name, part in own.items():
+        schemes.append(_auto_round_scheme(declared.key_path("extra_config", name), {**value, **part}, (name,)))
+    if all(scheme.weights is None or scheme.format is not None for scheme in schemes):
+        yield from schemes
+
+
+def _auto_round_scheme(key: str, value: Mapping[str, Any], targets: tuple[str, ...]) -> Scheme:
+    """Return the scheme of modules; without weights where they stay unquantized, without a format where that is unknown."""
+    bits, kind = value.get("bits", 4), value.get("data_type", "int")
+    if type(bits) is int and bits >= 16:
+        return Scheme(key, targets)
+    packing = value.get("packing_format", "auto_round:gptq")  # what transformers takes where there is none
+    form = None
+    if kind == "int" and packing in AUTO_ROUND_PACKINGS:
+        form = "auto-round-awq" if packing.endswith("awq") else "auto-round-gptq"
+    elif kind == "mx_fp" and packing == "auto_round:llm_compressor":
+        form = {4: "mxfp4-pack-quantized", 8: "mxfp8-quantized"}.get(_bits(bits) or 0)
+    group = _whole(value.get("group_size", 128))
+    symmetric = value.get("sym") is not False
+    weights = QuantizationArgs(
+        _bits(bits), "int" if kind == "int" else "float", "channel" if group == -1 else "group", group, symmetric
+    )
+    return Scheme(key, targets, form, weights)
+
+
+AUTO_ROUND_PACKINGS = ("auto_round:gptq", "auto_round:auto_gptq", "auto_round:awq", "auto_round:auto_awq")
+"""Ways in which AutoRound packs integers: those of GPTQ and AWQ."""
+
+
 READERS = {
     "compressed-tensors": _compressed_tensors, "fp8": _fp8, "gptq": _gptq, "awq": _awq, "modelopt": _modelopt,
-    "mxfp4": _mxfp4, "bitsandbytes": _bitsandbytes, "quark": _quark,
+    "mxfp4": _mxfp4, "bitsandbytes": _bitsandbytes, "quark": _quark, "auto-round": _auto_round,
 }  # fmt: skip
 
 
