@@ -38,6 +38,8 @@ int-quantized names the weights alone: llm-compressor's W4AFP8 has activations o
 FLOAT_BITS = (4, 6, 8)
 COMPUTED = ("float32", "float", "float16", "half", "bfloat16", "float64", "double")
 TORCH_DTYPES = ("float16", "float32", "int8", "uint8", "float64", "bfloat16")
+QUARK_KEYS = ("exclude", "global_quant_config", "layer_quant_config", "layer_type_quant_config")
+"""What `QConfig.from_dict` of Quark 0.13 reads without a default."""
 ROUNDED_BITS = (2, 3, 4, 5, 6, 7, 8)
 AWQ_VERSIONS = ("gemm", "gemv", "gemv_fast", "llm-awq", "marlin", "exllama", "ipex")
 """Versions of AWQ that GPTQModel 7.7 or AutoAWQ before it knows."""
@@ -69,6 +71,10 @@ def list_refused_settings(
             )
         if str(version).lower() not in AWQ_VERSIONS:
             yield "version", f"is {_write(version)}, and none of {', '.join(AWQ_VERSIONS)}"
+    elif method == "quark" and isinstance(settings.get("export"), dict):  # without it, it is Quark's older form
+        yield from ((key, "is missing") for key in QUARK_KEYS if key not in settings)
+        if "global_quant_config" in settings and not isinstance(settings["global_quant_config"], dict):
+            yield "global_quant_config", f"is {_write(settings['global_quant_config'])}, and no object"
     elif method == "auto-round":
         bits, size = settings.get("bits", 4), settings.get("group_size", 128)
         if bits not in ROUNDED_BITS:

@@ -243,3 +243,36 @@ FORMATS["auto-round-awq"] = replace(
     needs=ROUNDED,
     companions=(Companion("qzeros", ("I32",), ("I/g O*b/32",)), Companion("scales", FLOAT, ("I/g O",))),
 )
+QUARK_INPUTS = (
+    Companion("input_scale", FLOAT, ONE, "static input"),
+    Companion("input_scale", FLOAT, (), "dynamic input", optional=True),
+    Companion("input_zero_point", ("I8", "I32", "U8", "F8_E4M3"), (), optional=True),
+    Companion("output_scale", FLOAT, (), optional=True),
+)
+QUARK_SHAPES = (
+    WeightFormat(
+        "quark-fp8", "weight", ("F8_E4M3",), "O I",
+        (
+            Companion("weight_scale", FLOAT, ONE, "tensor"),
+            Companion("weight_scale", FLOAT, ("O", "O 1"), "channel"),
+            Companion("weight_zero_point", ("I8", "I32", "U8", "F8_E4M3"), (), optional=True),
+            *QUARK_INPUTS,
+        ),
+        UNFILLED,
+    ),
+    WeightFormat(
+        "quark-int4", "weight", ("I32",), "I O*b/32",
+        (
+            Companion("weight_scale", FLOAT, ("I/g O",)),
+            Companion("weight_zero_point", ("I32",), ("I/g O*b/32",)),
+            *QUARK_INPUTS,
+        ),
+        UNFILLED,
+    ),
+    WeightFormat(
+        "quark-mxfp4", "weight", ("U8",), "O I/2",
+        (Companion("weight_scale", E8M0, ("O I/32",)), *QUARK_INPUTS), UNFILLED, whole=32,
+    ),
+)  # fmt: skip
+"""What Quark 0.13 writes, where its settings say the shapes."""
+FORMATS |= {form.name: form for form in QUARK_SHAPES}

@@ -228,7 +228,21 @@ def _quark(declared: Declaration) -> Iterator[Scheme]:
     for key, targets, part in parts:
         if isinstance(part, dict):
             weights = _quark_args(part.get("weight"))
-            yield Scheme(declared.key_path(key), targets, "quark", weights, _quark_args(part.get("input_tensors")))
+            form = _quark_format(part.get("weight"), weights)
+            yield Scheme(declared.key_path(key), targets, form, weights, _quark_args(part.get("input_tensors")))
+
+
+def _quark_format(value: Any, weights: QuantizationArgs | None) -> str:
+    """Return the format of Quark's weights; "quark", which knows dtypes alone, for one that the tables have no shapes of."""
+    if weights is None or not isinstance(value, dict):
+        return "quark"
+    dtype, strategy = value.get("dtype"), weights.strategy
+    if dtype == "fp8_e4m3" and strategy in ("tensor", "channel"):
+        return "quark-fp8"
+    if dtype in ("int4", "uint4") and strategy == "group" and weights.group_size:
+        return "quark-int4"
+    is_mx = strategy == "group" and weights.group_size == 32 and value.get("scale_format") == "e8m0"
+    return "quark-mxfp4" if dtype == "fp4" and is_mx else "quark"
 
 
 def _quark_args(value: Any) -> QuantizationArgs | None:
