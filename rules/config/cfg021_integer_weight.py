@@ -1,13 +1,17 @@
-"""A weight has an integer dtype, but nothing says that it is quantized.
+"""A weight or a bias has an integer dtype, but nothing says that it is quantized.
 
 ## What it checks
 If neither a config nor a scale indicates quantization, no tensor called `weight` or `…_proj` is labelled as integers (I8 to
 I64, U8 to U64) or BOOL. Tables of indices, counters and masks have other names.
 
+A `bias` of one dimension beside a weight is no integer either, also where the weight is quantized: the methods that ckptcheck
+knows, TorchAO, HQQ and Quanto store biases as floats. One with a `bias_scale` beside it, or for which Quark's settings have a
+scheme, is left out.
+
 ## Why it matters
 The bytes are right but the header is wrong: a BF16 weight labelled I16 has the right size. transformers 5.23 silently loads
 it and interprets each bit pattern as an integer, so weights of 0.01 become -17,408 and 14,848. Engines also copy the integers
-into their own dtype.
+into their own dtype. A bias that was cast to integers is 0 or wrong by its fraction; compressed-tensors stops at the first token.
 
 ## How to fix
 Write the header again with the dtype of the bytes; usually `config.json` names it.
@@ -25,8 +29,11 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.quantization.declarations import KNOWN
 from ckptcheck.text.formatting import count, join_truncated
 
+BESIDE = ("weight", "qweight", "weight_packed", "_weight_qdata", "W_q", "weight._data", "weight._data._data")
+"""What a weight beside a bias is called in its module."""
 INTEGERS = frozenset(("BOOL", *(f"{kind}{bits}" for kind in "IU" for bits in (8, 16, 32, 64))))
 
 
@@ -34,9 +41,21 @@ INTEGERS = frozenset(("BOOL", *(f"{kind}{bits}" for kind in "IU" for bits in (8,
     "CFG021",
     "integer-weight",
     severity="error",
-    when=lambda ckpt: bool(ckpt.tensors) and (ckpt.is_adapter or not ckpt.is_partial) and not _is_quantized(ckpt),
+    when=lambda ckpt: (
+        bool(ckpt.tensors)
+        and (ckpt.is_adapter or not ckpt.is_partial)
+        and (not _is_quantized(ckpt) or _has_float_biases(ckpt))
+    ),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    if not _is_quantized(ckpt):
+        yield from _check_weights(ckpt)
+    if not ckpt.is_adapter:
+        yield from _check_biases(ckpt)
+    ckpt.require_headers()
+
+
+def _check_weights(ckpt: Checkpoint) -> Iterator[Problem]:
     found: dict[tuple[str, str], list[str]] = {}
     for name, tensor in ckpt.tensors.items():
         if tensor.dtype in INTEGERS and tensor.shape and name.endswith(("weight", "_proj")):
@@ -49,7 +68,38 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=min(names),
             hint="write the header again with the dtype of the bytes",
         )
-    ckpt.require_headers()
+
+
+def _check_biases(ckpt: Checkpoint) -> Iterator[Problem]:
+    """Yield the biases beside weights that are stored as integers."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, tensor in ckpt.tensors.items():
+        if tensor.dtype not in INTEGERS or len(tensor.shape) != 1 or not name.endswith(".bias"):
+            continue
+        module = name.removesuffix("bias")
+        if f"{name}_scale" not in ckpt.tensors and any(f"{module}{role}" in ckpt.tensors for role in BESIDE):
+            found.setdefault((ckpt.tensor_to_file[name], tensor.dtype), []).append(name)
+    for (shard, dtype), names in found.items():
+        yield Problem(
+            f"{count(len(names), 'bias is', 'biases are')} {dtype}, and nothing declares a scale: transformers takes the integers "
+            f"for the numbers, or stops at the first token: {join_truncated(names)}",
+            file=shard,
+            key=min(names),
+            hint="copy the biases from the checkpoint that this one was made of, as floats",
+        )
+
+
+def _has_float_biases(ckpt: Checkpoint) -> bool:
+    """Whether the method that the config declares stores biases as floats."""
+    quantization = ckpt.quantization
+    if ckpt.is_adapter or quantization is None or quantization.method not in (*KNOWN, "torchao", "hqq", "quanto"):
+        return False
+    settings = quantization.config
+    parts: list[object] = [settings.get("global_quant_config")]  # of Quark, the only one that has schemes for biases
+    for key in ("layer_quant_config", "layer_type_quant_config"):
+        nested = settings.get(key)
+        parts += nested.values() if isinstance(nested, dict) else ()
+    return not any(isinstance(part, dict) and isinstance(part.get("bias"), dict) for part in parts)
 
 
 def _is_quantized(ckpt: Checkpoint) -> bool:
