@@ -75,6 +75,9 @@ def list_refused_settings(
         yield from ((key, "is missing") for key in QUARK_KEYS if key not in settings)
         if "global_quant_config" in settings and not isinstance(settings["global_quant_config"], dict):
             yield "global_quant_config", f"is {_write(settings['global_quant_config'])}, and no object"
+    elif method == "torchao":
+        if not settings.get("quant_type"):
+            yield "quant_type", "is missing" if "quant_type" not in settings else f"is {_write(settings['quant_type'])}"
     elif method == "auto-round":
         bits, size = settings.get("bits", 4), settings.get("group_size", 128)
         if bits not in ROUNDED_BITS:

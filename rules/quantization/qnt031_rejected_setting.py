@@ -10,6 +10,7 @@
 - AWQ: weights of the version gemm have zero points, also where `zero_point` is not true: AutoRound and GPTQModel write so for
   symmetric weights, and store zero points that are all 8.
 - Quark: the scheme of all modules, those of single ones and what is excluded are there, if empty.
+- TorchAO: `quant_type` is there.
 - AutoRound: weights have 2 to 8 bits, and groups a size.
 - bitsandbytes: switches are true or false, and the kinds of 4 bits are nf4 and fp4.
 
@@ -41,6 +42,7 @@ LIBRARIES = {
     "compressed-tensors": "compressed-tensors 0.20 refuses the config",
     "bitsandbytes": "transformers 5.23 refuses the config",
     "quark": "Quark 0.13, with which transformers loads it, refuses the config",
+    "torchao": "transformers 5.24 refuses the config",
     "auto-round": "transformers 5.24 refuses the config",
     "awq": "GPTQModel, with which transformers loads it, refuses it or invents what is missing",
 }

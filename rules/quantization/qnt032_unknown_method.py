@@ -1,7 +1,7 @@
 """The quantization config names a method that no consumer knows.
 
 ## What it checks
-If weights are stored quantized, `quant_method` is a method of transformers 5.23, vLLM 0.32 or SGLang 0.5.23.
+If weights are stored quantized, by any method whose tensors ckptcheck tells by their names, `quant_method` is a method of transformers 5.23, vLLM 0.32 or SGLang 0.5.23.
 
 ## Why it matters
 transformers warns of an unknown method, goes on without quantization, and starts the weights from random numbers or leaves out
@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
+from ckptcheck.checkpoint.packing import PACKED
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
 
 METHODS = frozenset((
@@ -46,7 +47,10 @@ METHODS = frozenset((
     "unknown-method",
     severity="warning",
     on="quantization",
-    when=lambda ckpt: any(stored.is_quantized for stored in ckpt.quantization.storages),
+    when=lambda ckpt: (
+        any(stored.is_quantized for stored in ckpt.quantization.storages)
+        or any(PACKED.search(name) for name in ckpt.tensors)
+    ),
 )
 def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     declared = ckpt.quantization.main_declaration

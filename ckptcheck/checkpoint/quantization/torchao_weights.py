@@ -79,7 +79,9 @@ def list_torchao_faults(weight: TorchaoWeight, tensors: Mapping[str, Tensor]) ->
         yield weight.tensor_name("scale"), f"is {scale.dtype}, and no float"
     if not weight.block:
         return
-    if len(numbers.shape) != len(weight.block):
+    if len(numbers.shape) != len(weight.block) or any(
+        of_block > side for side, of_block in zip(numbers.shape, weight.block, strict=True)
+    ):
         yield (
             weight.tensor_name("qdata"),
             f"is {format_shape(numbers.shape)}, and its blocks are {format_shape(weight.block)}",
