@@ -2,7 +2,7 @@
 
 ## What it checks
 Every quantized weight has the scales, zero points and other companions that its format and the scheme in the config require:
-compressed-tensors, DeepSeek-style fp8, GPTQ, AWQ, ModelOpt, gpt-oss' MXFP4, bitsandbytes and Quark.
+compressed-tensors, DeepSeek-style fp8, GPTQ, AWQ, ModelOpt, gpt-oss' MXFP4, bitsandbytes, Quark and AutoRound.
 
 - The tensors show which modules are quantized. If a config has several schemes, a module is sound if it satisfies any of them.
 - The patterns of GPTQ's `dynamic` are matched to modules first, so each module needs what its own bits and groups require.
