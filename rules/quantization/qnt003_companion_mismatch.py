@@ -22,7 +22,9 @@ quantize again.
 - It misses a wrong group size that gives the same number of groups.
 
 ## Seen in
-vllm-project/vllm#50214 (group size 32 where 128 was declared), vllm-project/vllm#5915
+vllm-project/vllm#50214 (group size 32 where 128 was declared), vllm-project/vllm#5915;
+bitsandbytes 0.50.2 on a CPU: a model of 4 bits that is saved after it computed something has scales (`absmax`) in BF16 and in
+another order, and loads with other weights
 """
 
 from collections.abc import Iterator
