@@ -686,6 +686,7 @@ def test_what_is_not_looked_for_on_the_hub_is_skipped_and_not_passed(hub: HubSer
         "VAL026",
         "VAL029",
         "VAL030",
+        "VAL031",
     }
 
 

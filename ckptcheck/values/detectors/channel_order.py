@@ -105,7 +105,9 @@ class MismatchedBlock:
 
 
 @dataclass(frozen=True)
-class _Block:
+class FeedForwardBlock:
+    """Up, down and gate of a layer."""
+
     layer: int
     up: TensorStats
     down: TensorStats
@@ -115,6 +117,7 @@ class _Block:
     """The profiles of up and of down along their units."""
     gate: NDArray[np.float64] | None
     """The same of the gate, if there is one."""
+    gate_stats: TensorStats | None
 
 
 def find_scattered_matrices(ckpt: Checkpoint) -> list[ScatteredMatrix]:
@@ -141,7 +144,7 @@ def find_scattered_matrices(ckpt: Checkpoint) -> list[ScatteredMatrix]:
                 ScatteredMatrix(stack.full_name(layer, role), by_layer[layer], usual)
                 for layer in _choose_low(by_layer, USUALLY_FOLLOWS, HARDLY_FOLLOWS)
             ]
-    explained = _find_explained(ckpt) if scattered else set()
+    explained = find_explained(ckpt) if scattered else set()
     return [matrix for matrix in scattered if matrix.name not in explained]
 
 
@@ -194,7 +197,7 @@ def _measure_fits(profiles: dict[int, dict[str, NDArray[np.float64]]], layer: in
     return fits
 
 
-def _find_explained(ckpt: Checkpoint) -> set[str]:
+def find_explained(ckpt: Checkpoint) -> set[str]:
     """Return the tensors that follow nothing for a reason that another rule reports."""
     drawn = {sample.name for group in find_init_groups(ckpt) for sample in group.at_init}
     copied = {name for copy in find_equal_matrices(ckpt) for name in copy.unit.names.values()}
@@ -222,9 +225,9 @@ def find_mismatched_blocks(ckpt: Checkpoint) -> list[MismatchedBlock]:
     """
     found: list[MismatchedBlock] = []
     for stack in ckpt.layout.stacks.values():
-        kinds: dict[str, list[_Block]] = {}
+        kinds: dict[str, list[FeedForwardBlock]] = {}
         for layer in sorted(stack.layers):
-            for kind, block in _iter_blocks(ckpt, stack, layer):
+            for kind, block in iter_feed_forward_blocks(ckpt, stack, layer):
                 kinds.setdefault(kind, []).append(block)
         for blocks in kinds.values():
             agreements = {block.layer: correlate_profiles(*block.units) for block in blocks}
@@ -244,11 +247,11 @@ def find_mismatched_blocks(ckpt: Checkpoint) -> list[MismatchedBlock]:
                         _find_order(ckpt, block, usual),
                     )
                 )
-    explained = _find_explained(ckpt) if found else set()
+    explained = find_explained(ckpt) if found else set()
     return [block for block in found if explained.isdisjoint((block.up, block.down))]
 
 
-def _iter_blocks(ckpt: Checkpoint, stack: Stack, layer: int) -> Iterator[tuple[str, _Block]]:
+def iter_feed_forward_blocks(ckpt: Checkpoint, stack: Stack, layer: int) -> Iterator[tuple[str, FeedForwardBlock]]:
     """Yield the feed-forward blocks of a layer, each with the role of its up."""
     names = stack.layers[layer]
     for role in sorted(names):
@@ -269,13 +272,14 @@ def _iter_blocks(ckpt: Checkpoint, stack: Stack, layer: int) -> Iterator[tuple[s
             is_gated = gate is not None and gate.shape == first.shape and _can_judge(ckpt, gate)
             yield (
                 role,
-                _Block(
+                FeedForwardBlock(
                     layer,
                     first,
                     last,
                     axis,
                     (_take_units(ckpt, first, axis), _take_units(ckpt, last, 1 - axis)),
                     _take_units(ckpt, gate, axis) if gate is not None and is_gated else None,
+                    gate if is_gated else None,
                 ),
             )
             break
@@ -290,7 +294,7 @@ def _take_units(ckpt: Checkpoint, stats: TensorStats, axis: int) -> NDArray[np.f
     return clip_profile(take_profile(sample.columns if axis else sample.rows))
 
 
-def _find_layers(block: _Block, blocks: dict[int, _Block], usual: float) -> tuple[int, int] | None:
+def _find_layers(block: FeedForwardBlock, blocks: dict[int, FeedForwardBlock], usual: float) -> tuple[int, int] | None:
     """Return the layers of the down and of the up that the block's up and down agree with, if both are others."""
     downs = {layer: correlate_profiles(block.units[0], other.units[1]) for layer, other in blocks.items()}
     ups = {layer: correlate_profiles(other.units[0], block.units[1]) for layer, other in blocks.items()}
@@ -298,7 +302,7 @@ def _find_layers(block: _Block, blocks: dict[int, _Block], usual: float) -> tupl
     return (down, up) if min(downs[down], ups[up]) > max(usual / 2, HARDLY_AGREES) else None
 
 
-def _find_order(ckpt: Checkpoint, block: _Block, usual: float) -> tuple[int, ...]:
+def _find_order(ckpt: Checkpoint, block: FeedForwardBlock, usual: float) -> tuple[int, ...]:
     """Return the order in which up's parts agree with down's, in the fewest parts; empty if there is none but its own."""
     import numpy as np
 

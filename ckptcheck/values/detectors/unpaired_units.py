@@ -1,0 +1,261 @@
+"""Finds matrices of a layer whose units do not belong together: in another order, of another layer, or drawn anew in part.
+
+Two matrices that meet in a unit learn from each other. Row j of up says what unit j looks for in the residual stream, and column
+j of down what it writes there; the gradient of each grows with the activity of the other, so after training the two point along
+each other far more than vectors of different units do. The same holds for gate and down, for channel j of the queries and of the
+keys, and for channel j of the values and of the output projection. The measure here is the mean |cosine| of matching units over
+that of units that do not match: 1 for matrices that have nothing to do with each other, 3 to 10 in trained layers.
+
+Norms (`channel_order`) tell how large a unit is; this tells where it points, which is as many numbers as the stream has channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.layout import Stack
+from ckptcheck.values.channel_sample import RUNS, choose_channels, find_run_starts
+from ckptcheck.values.detectors.channel_order import (
+    MAX_SHARE,
+    MIN_LAYERS,
+    find_explained,
+    find_mismatched_blocks,
+    find_scattered_matrices,
+    iter_feed_forward_blocks,
+)
+from ckptcheck.values.detectors.exchanged_projections import (
+    MIN_CHANNELS,
+    expand_heads,
+    find_exchanged_projections,
+    iter_blocks,
+)
+from ckptcheck.values.detectors.foreign_values import find_exchanged_values
+from ckptcheck.values.detectors.fresh_shares import find_fresh_shares
+from ckptcheck.values.detectors.matrix_samples import read_rows
+from ckptcheck.values.detectors.repeated_shares import find_repeated_share
+from ckptcheck.values.stats import TensorStats
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+USUALLY = {"feed-forward": 3.0, "values": 3.0, "queries": 2.0}
+"""Kind of pair → the least measure in the median of the layers with which the kind is judged."""
+HARDLY = {"feed-forward": 1.2, "values": 1.2, "queries": 1.12}
+"""The measure of a pair that has nothing in common, at most. 256 units leave a deviation of 0.05, two query heads 0.03."""
+CLEARLY = {"feed-forward": 1.8, "values": 1.5, "queries": 1.5}
+"""The least measure of every other layer but the first and the last: what hardly differs is no outlier."""
+PART_USUALLY, PART_HARDLY = 4.0, 1.25
+"""The same for an eighth of the units of a feed-forward block: 32 units leave a deviation of 0.13."""
+STREAM_CHANNELS, ROW_CHANNELS = 512, 2048
+"""Channels of the stream that are compared, and where both matrices hold a unit in a row, which is read whole anyway."""
+SHIFTS = (5, 37, 59, 83)
+"""How far apart the units lie that are compared as such that do not match."""
+MAX_MEMBERS = 2
+"""Query heads that are read of those that share a key head."""
+MAX_TRACED = 2
+"""Unpaired layers of a kind whose right partner is looked for in other layers."""
+
+
+@dataclass(frozen=True)
+class UnpairedMatrices:
+    """Matrices of a layer whose units do not belong together, as they do in other layers."""
+
+    names: tuple[str, ...]
+    """The one whose units do not belong to those of the others: most often one other."""
+    measure: float
+    usual: float
+    """The measure in the median of the layers."""
+    belongs: int | None = None
+    """The layer whose second matrix the first one is paired with."""
+    parts: tuple[int, ...] = ()
+    """The eighths of the units that are unpaired, if it is not all of them; counted from 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Pair:
+    """Two matrices that meet in their units, in one layer."""
+
+    layer: int
+    first: TensorStats
+    second: TensorStats
+    units: tuple[NDArray[np.intp], NDArray[np.intp]]
+    """The sampled units, as each of the two counts them."""
+    axes: tuple[int, int]
+    """The axis of each that counts units."""
+    members: int = 1
+    """How many query heads of each key head lie in the sample, one after the other."""
+
+
+def find_unpaired_matrices(ckpt: Checkpoint) -> list[UnpairedMatrices]:
+    """Return the pairs of matrices whose units do not belong together where those of other layers do.
+
+    It reads 256 rows and columns of each matrix again; so it judges nothing on the Hub. The first and the last layer of a stack are
+    not judged. Raises Skip if a file shrank since its values were read, OSError if reading fails.
+    """
+    if not ckpt.can_sample:
+        return []
+    kinds: dict[tuple[str, ...], list[_Pair]] = {}
+    for stack in ckpt.layout.stacks.values():
+        if len(stack.layers) >= MIN_LAYERS:
+            for kind, pair in _iter_pairs(ckpt, stack):
+                kinds.setdefault((kind, stack.prefix, *_find_roles(stack, pair)), []).append(pair)
+    found = [unpaired for (kind, *_), pairs in kinds.items() for unpaired in _judge(ckpt, kind, pairs)]
+    explained = _find_explained(ckpt) if found else set()
+    return _blame(
+        [
+            unpaired
+            for unpaired in found
+            if explained.isdisjoint(unpaired.names)
+            and not any(find_repeated_share(ckpt, name) is not None for name in unpaired.names)
+        ]
+    )
+
+
+def _find_explained(ckpt: Checkpoint) -> set[str]:
+    """Return the matrices that are unpaired for a reason that another rule reports."""
+    exchanged = find_exchanged_projections(ckpt)
+    return {
+        *find_explained(ckpt),
+        *(name for block in find_mismatched_blocks(ckpt) for name in (block.up, block.down)),
+        *(matrix.name for matrix in find_scattered_matrices(ckpt)),
+        *(name for pair in find_exchanged_values(ckpt) for name in (*pair.values, *pair.outputs)),
+        *(share.name for share in find_fresh_shares(ckpt)),
+        *(name for pair in exchanged for name in pair.tensors),
+        *(name.replace(pair.first, pair.second) for pair in exchanged for name in pair.tensors),
+    }
+
+
+def _find_roles(stack: Stack, pair: _Pair) -> tuple[str, str]:
+    """Return what the two matrices are called within each layer."""
+    prefix = f"{stack.prefix}.{pair.layer}."
+    return pair.first.name.removeprefix(prefix), pair.second.name.removeprefix(prefix)
+
+
+def _iter_pairs(ckpt: Checkpoint, stack: Stack) -> Iterator[tuple[str, _Pair]]:
+    """Yield the pairs of a stack, each with its kind."""
+    for block in iter_blocks(ckpt, stack):
+        units = choose_channels(block.first.shape[0])
+        if block.query is not None:
+            outer = expand_heads(ckpt, block, units)[:MAX_MEMBERS]
+            inner = _repeat(units, len(outer))
+            yield "queries", _Pair(block.layer, block.query, block.first, (outer.ravel(), inner), (0, 0), len(outer))
+            yield "values", _Pair(block.layer, block.second, block.last, (inner, outer.ravel()), (0, 1), len(outer))
+    for layer in sorted(stack.layers):
+        for _, feed_forward in iter_feed_forward_blocks(ckpt, stack, layer):
+            up, axis = feed_forward.up, feed_forward.axis
+            if min(up.shape) < MIN_CHANNELS:
+                continue
+            units = choose_channels(up.shape[axis])
+            yield "feed-forward", _Pair(layer, up, feed_forward.down, (units, units), (axis, 1 - axis))
+            if (gate := feed_forward.gate_stats) is not None:
+                yield "feed-forward", _Pair(layer, gate, feed_forward.down, (units, units), (axis, 1 - axis))
+
+
+def _repeat(units: NDArray[np.intp], times: int) -> NDArray[np.intp]:
+    import numpy as np
+
+    return np.tile(units, times)
+
+
+def _judge(ckpt: Checkpoint, kind: str, pairs: list[_Pair]) -> Iterator[UnpairedMatrices]:
+    """Yield the pairs of one kind that stand out."""
+    if len(pairs) < MIN_LAYERS:
+        return
+    with ThreadPoolExecutor(ckpt.jobs) as pool:
+        measures = pool.map(partial(_measure, ckpt), pairs)
+        measured = {pair.layer: measure for pair, measure in zip(pairs, measures, strict=True)}
+    usual = median(whole for whole, _ in measured.values())
+    if usual < USUALLY[kind]:
+        return
+    inner = sorted(pairs, key=lambda pair: pair.layer)[1:-1]
+    unpaired = [pair for pair in inner if measured[pair.layer][0] <= HARDLY[kind]]
+    others = [measured[pair.layer][0] for pair in inner if pair not in unpaired]
+    if len(unpaired) > MAX_SHARE * len(pairs) or min(others, default=0.0) < CLEARLY[kind]:
+        return
+    for number, pair in enumerate(unpaired):
+        belongs = _trace(ckpt, pair, pairs, usual) if number < MAX_TRACED else None
+        yield UnpairedMatrices((pair.first.name, pair.second.name), measured[pair.layer][0], usual, belongs=belongs)
+    if kind != "feed-forward":
+        return
+    torn = [(pair, parts) for pair in inner if (parts := _list_unpaired_parts(measured[pair.layer], usual))]
+    if len(torn) <= MAX_SHARE * len(pairs):
+        for pair, parts in torn:
+            worst = min(measured[pair.layer][1][part] for part in parts)
+            yield UnpairedMatrices((pair.first.name, pair.second.name), worst, usual, parts=parts)
+
+
+def _list_unpaired_parts(measured: tuple[float, tuple[float, ...]], usual: float) -> tuple[int, ...]:
+    """Return the eighths of a pair that are unpaired, where the rest of it is paired as in other layers."""
+    whole, own = measured
+    rest = [measure for measure in own if measure > PART_HARDLY]
+    if whole <= HARDLY["feed-forward"] or not rest or min(usual, median(rest)) < PART_USUALLY:
+        return ()
+    return tuple(part for part, measure in enumerate(own) if measure <= PART_HARDLY)
+
+
+def _measure(ckpt: Checkpoint, pair: _Pair) -> tuple[float, tuple[float, ...]]:
+    """Return by how much more matching units point along each other than others, in all of the sample and in each eighth."""
+    return _compare(_read_units(ckpt, pair, 0), _read_units(ckpt, pair, 1), pair.members)
+
+
+def _read_units(ckpt: Checkpoint, pair: _Pair, side: int) -> NDArray[np.float32]:
+    """Return [unit, channel of the stream] of one of the two matrices."""
+    import numpy as np
+
+    stats, axis = (pair.first, pair.second)[side], pair.axes[side]
+    units, places = np.unique(pair.units[side], return_inverse=True)
+    channels = choose_channels(stats.shape[1 - axis], STREAM_CHANNELS if any(pair.axes) else ROW_CHANNELS)
+    values = read_rows(ckpt, stats, channels, units).T if axis else read_rows(ckpt, stats, units, channels)
+    chosen: NDArray[np.float32] = np.asarray(values, np.float32)[places]
+    return chosen
+
+
+def _compare(first: NDArray[np.float32], second: NDArray[np.float32], members: int) -> tuple[float, tuple[float, ...]]:
+    """Return the measure of two matrices of units, of all and of each eighth."""
+    import numpy as np
+
+    lengths = [np.sqrt(np.einsum("uc,uc->u", units, units)) for units in (first, second)]
+    ours, theirs = (
+        np.stack(np.split(units / np.where(length > 0, length, 1)[:, None], members))
+        for units, length in zip((first, second), lengths, strict=True)
+    )
+    own = np.abs(np.einsum("muc,muc->mu", ours, theirs)).mean(0)
+    others = [np.abs(np.einsum("muc,muc->mu", ours, np.roll(theirs, shift, axis=1))).mean() for shift in SHIFTS]
+    other = float(np.mean(others))
+    if not other > 0:
+        return 0.0, (0.0,) * RUNS
+    parts = np.split(own / other, find_run_starts(len(own))[1:])
+    return float(own.mean()) / other, tuple(float(part.mean()) for part in parts)
+
+
+def _trace(ckpt: Checkpoint, pair: _Pair, pairs: list[_Pair], usual: float) -> int | None:
+    """Return the layer whose second matrix is paired with the pair's first, if there is one."""
+    first = _read_units(ckpt, pair, 0)
+    for other in pairs:
+        if other.layer != pair.layer and other.second.shape == pair.second.shape:
+            measure, _ = _compare(first, _read_units(ckpt, other, 1), pair.members)
+            if measure >= usual / 2:
+                return other.layer
+    return None
+
+
+def _blame(found: list[UnpairedMatrices]) -> list[UnpairedMatrices]:
+    """Say which matrix of a feed-forward block is at fault: the one that is paired with neither of the others."""
+    blamed = []
+    for unpaired in found:
+        siblings = [other for other in found if other.names[1] == unpaired.names[1] and other.parts == unpaired.parts]
+        if len(siblings) == 1:
+            blamed.append(unpaired)
+        elif unpaired is siblings[0]:
+            # down is paired with neither of its two partners
+            names = (unpaired.names[1], *(sibling.names[0] for sibling in siblings))
+            blamed.append(UnpairedMatrices(names, unpaired.measure, unpaired.usual, parts=unpaired.parts))
+    return blamed
