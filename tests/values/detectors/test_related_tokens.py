@@ -92,6 +92,18 @@ def test_another_tokenizer_is_named(smollm2: Path, tmp_path: Path) -> None:
     )
 
 
+def test_halves_of_the_rows_that_changed_places_are_named(smollm2: Path, tmp_path: Path) -> None:
+    """All ids miss their rows by one number, but the rows of the last ones would lie beyond the end."""
+
+    def change(ids: Ids) -> Ids:
+        return {token: (number + 24_576) % 49_152 for token, number in ids.items()}
+
+    (finding,) = scan(copy_with_vocabulary(smollm2, tmp_path / "copy", change)).findings
+    assert finding.message.startswith(
+        "the rows of model.embed_tokens.weight belong to other tokens than the tokenizer's: "
+    )
+
+
 def test_another_tokenizer_from_some_id_on_is_named(smollm2: Path, tmp_path: Path) -> None:
     def change(ids: Ids) -> Ids:
         tail = [token for token, number in ids.items() if number >= 40_000]
