@@ -32,6 +32,8 @@ NO_ACTIVATION = "and transformers has no such activation function"
 ATTENTIONS = ("eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4")
 """The implementations of attention that transformers has itself."""
 DTYPES = ("dtype", "torch_dtype")
+DEFAULT_DTYPES = ("float", "float16", "float32", "float64", "half", "double", "bfloat16")
+"""Dtypes in which torch creates parameters: `torch.set_default_dtype` refuses all others, those of 8 bits too."""
 AUTO = "auto"
 """The word that stands for a number which a class computes itself."""
 TEXT_PARTS = ("decoder", "generator", "text_config")
@@ -62,7 +64,8 @@ def iter_wrong_types(part: ResolvedPart) -> Iterator[Fault]:
             yield path, f"{path} is {write_value(value)}, but {config_class.name} takes only an object"
         elif key in config_class.bounds and isinstance(value, (int, float)):
             least, most = config_class.bounds[key]
-            if (least is not None and value < least) or (most is not None and value > most):
+            # NaN, which JSON of Python may hold, is within no bounds
+            if (least is not None and not value >= least) or (most is not None and not value <= most):
                 limits = f"at least {least}" if most is None else f"from {least} to {most}"
                 yield path, f"{path} is {value}, but {config_class.name} takes only numbers {limits}"
 
@@ -144,6 +147,8 @@ def iter_unknown_names(part: ResolvedPart) -> Iterator[Fault]:
             yield path, f'{path} is "{value:.60}", {NO_ACTIVATION}'
         elif key in DTYPES and value not in known_dtypes():
             yield path, f'{path} is "{value:.60}", and torch has no such dtype'
+        elif key in DTYPES and not part.path and value not in DEFAULT_DTYPES and key == _find_dtype_key(part):
+            yield path, f'{path} is "{value:.60}", and torch builds no model in that dtype'
         elif value != AUTO and part.config_class.is_computed_from(key, AUTO) and not INTEGER.fullmatch(value):
             yield path, f'{path} is "{value:.60}", but {part.config_class.name} takes only a number or "{AUTO}"'
     for name in TEXT_PARTS:
@@ -160,6 +165,11 @@ def iter_unknown_names(part: ResolvedPart) -> Iterator[Fault]:
         ):
             path = f"{part.path}{name}.model_type"
             yield path, f"{path} is {write_value(settings.get('model_type'))}, which transformers does not know"
+
+
+def _find_dtype_key(part: ResolvedPart) -> str:
+    """Return the key from which transformers takes the dtype: the new one where both are there."""
+    return next((key for key in DTYPES if part.settings.get(key) is not None), DTYPES[0])
 
 
 def _is_attention(value: Any) -> bool:

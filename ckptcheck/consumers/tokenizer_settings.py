@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ckptcheck.checkpoint.document import clip
+from ckptcheck.checkpoint.setting_text import INTEGER
 
 SIDES = ("left", "right")
 
@@ -29,7 +30,7 @@ def _is_list_of_tokens(value: Any) -> bool:
 
 
 def _is_token(value: Any) -> bool:
-    return isinstance(value, (str, dict))
+    return isinstance(value, str) or (isinstance(value, dict) and value.get("__type") == "AddedToken")
 
 
 CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -42,8 +43,11 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "extra_special_tokens": (_is_list_of_tokens, "list of tokens"),
     "model_specific_special_tokens": (lambda value: value is None or isinstance(value, dict), "object"),
     "added_tokens_decoder": (
-        lambda value: isinstance(value, dict) and all(isinstance(token, dict) for token in value.values()),
-        "object of tokens",
+        lambda value: (
+            isinstance(value, dict)
+            and all(INTEGER.fullmatch(key) and isinstance(token, dict) for key, token in value.items())
+        ),
+        "object of tokens under their ids",
     ),
     "split_special_tokens": (lambda value: isinstance(value, bool), "true or false"),
     "auto_map": (lambda value: isinstance(value, (dict, list)), "object"),

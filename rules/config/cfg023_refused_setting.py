@@ -3,8 +3,10 @@
 ## What it checks
 Where transformers knows the `model_type`: every value of `config.json` and its nested configs has the type that the config
 class declares, and lies within the class's bounds. Activation functions, dtypes, attention implementations and the model types of
-nested configs exist; `id2label` is an object with integers for keys, and has two labels where one of several is chosen.
-`pad_token_id` in `generation_config.json` is an integer.
+nested configs exist; the dtype is one that torch creates parameters in; `id2label` is an object with integers for keys, and has
+two labels where one of several is chosen. In `generation_config.json` `pad_token_id` is an integer, `max_new_tokens` above 0,
+`early_stopping`, `cache_implementation` and `watermarking_config` what transformers knows, and `num_return_sequences` no more
+than sampling or beams allow.
 
 ## Why it matters
 transformers 5 checks the types when it builds the config, and stops at the first wrong one: a number in quotes, a list, null
@@ -36,6 +38,7 @@ from ckptcheck.checkpoint.config_refusals import (
 from ckptcheck.checkpoint.setting_text import write_value
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.checkpoint.weights_table import WeightsTable
+from ckptcheck.consumers.generation_settings import list_refused_at_load
 
 
 @rule(
@@ -66,6 +69,14 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
             "load the checkpoint",
             file=generation.file,
             key="pad_token_id",
+            hint="correct the value, or copy it from the model's own generation_config.json",
+        )
+    refused = list_refused_at_load(generation.value) if generation is not None and any(map(_generates, classes)) else ()
+    for key, reason in refused:
+        yield Problem(
+            f"{key} {reason}; transformers refuses to load the checkpoint",
+            file="generation_config.json",
+            key=key,
             hint="correct the value, or copy it from the model's own generation_config.json",
         )
     for path, fault in found.items():

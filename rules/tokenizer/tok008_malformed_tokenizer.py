@@ -5,8 +5,9 @@
 - Each token that a template of the post-processor puts around texts is described beside it, in `special_tokens`.
 - tokenizer_config.json, special_tokens_map.json and generation_config.json are JSON objects. special_tokens_map.json is left out if
   tokenizer_config.json has `added_tokens_decoder`, because no consumer reads it then.
-- The special tokens of tokenizer_config.json are texts, or objects with one; `pad_token` is no empty text (a warning). Its other
-  settings have the types and words that transformers takes (`model_max_length` a number, `padding_side` left or right, and so on).
+- The special tokens of tokenizer_config.json are texts, or objects with one and `"__type": "AddedToken"`; `pad_token` is no empty
+  text (a warning). Its other settings have the types and words that transformers takes (`model_max_length` a number, `padding_side`
+  left or right, added tokens under integers, and so on).
 
 ## Why it matters
 - `AutoTokenizer` of transformers stops at the start, and with it vLLM, SGLang and every trainer. The library names neither the file
@@ -103,9 +104,16 @@ def _check_special_tokens(config: Config | None, hint: str) -> Iterator[Problem]
         )
     for name in NAMES if config is not None else ():
         token = config.value.get(name)  # type: ignore[union-attr]
-        if (isinstance(token, dict) and "content" not in token) or (isinstance(token, (list, int, float))):
+        lacks = None
+        if isinstance(token, dict):
+            lacks = "`content`" if "content" not in token else '`__type` "AddedToken"'
+            if lacks != "`content`" and token.get("__type") == "AddedToken":
+                lacks = None
+        elif isinstance(token, (list, int, float)):
+            lacks = "`content`"
+        if lacks is not None:
             yield Problem(
-                f"{name} is neither a text nor an object with `content`: AutoTokenizer of transformers stops with a TypeError",
+                f"{name} is neither a text nor an object with {lacks}: AutoTokenizer of transformers stops with a TypeError",
                 file="tokenizer_config.json",
                 key=name,
                 hint=hint,
