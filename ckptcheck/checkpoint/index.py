@@ -105,6 +105,11 @@ def _slow(file: str, raw: bytes) -> Index:
         Defect("malformed-index", "its place is not the name of a file", f"weight_map.{name}") for name in not_names
     ]
     metadata = value.get("metadata", {})
+    if "metadata" not in value:
+        # transformers reads index["metadata"] before any tensor
+        defects.append(
+            Defect("malformed-index", "it has no metadata, and transformers stops with a KeyError", "metadata")
+        )
     if not isinstance(metadata, dict):
         defects.append(Defect("malformed-index", "its metadata is no object", "metadata"))
         metadata = {}

@@ -11,6 +11,7 @@ from typing import Any
 from ckptcheck.checkpoint.config_class import required_rope_keys
 from ckptcheck.checkpoint.resolved_config import ResolvedPart
 from ckptcheck.checkpoint.setting_text import Fault, describe, is_int, write_value
+from ckptcheck.text.formatting import count
 
 NUMBERS = frozenset(
     ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
@@ -21,6 +22,10 @@ BETAS = ("beta_fast", "beta_slow")
 PARTIAL = "partial_rotary_factor"
 LEGACY_ROPE_TYPES = ("mrope", "su", "axial", "deepseek_yarn")
 """Names that released configs have and that some classes translate."""
+
+
+UNREAD_TYPES = ("blt", "granitemoehybrid", "zamba2", "zaya")
+"""Model types that build no rotary embedding from the type, or whose class replaces it; 125 of 129 classes look it up and stop."""
 
 
 def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
@@ -51,8 +56,13 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
         kind = parameters.get("rope_type", old)
         own = (part.config_class.rope.get("default") or {}).get("rope_type")
         is_tower = "vision" in part.path or "audio" in part.path
+        is_unknown = (
+            not part.path
+            and kind not in (*required_rope_keys(), *part.config_class.rope.get("translated", ()), own)
+            and part.config_class.model_type not in UNREAD_TYPES
+        )
         if part.config_class.rope and (
-            kind is None or (is_tower and kind not in (*required_rope_keys(), *LEGACY_ROPE_TYPES, own))
+            kind is None or is_unknown or (is_tower and kind not in (*required_rope_keys(), *LEGACY_ROPE_TYPES, own))
         ):
             yield path, f"{path} has the type {write_value(kind)}, and transformers has no such rotary embedding"
         elif own == "axial" and kind not in (own, "default"):
@@ -64,6 +74,8 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
         if missing:
             named = f'"{kind}"' if read == kind else f'"{kind}", which {part.config_class.name} reads as "{read}"'
             yield path, f"{path} has the type {named}, but not {' and '.join(missing)}"
+        if kind == "longrope":
+            yield from _check_factors(part, path, parameters)
         # Where the type is "default", only some models rotate a part of each head.
         default = part.config_class.rope.get("default")
         defaults = [default or {}, *(each for each in (default or {}).values() if isinstance(each, dict))]
@@ -104,6 +116,29 @@ def _check_given_rope(part: ResolvedPart, rope: Any) -> Iterator[Fault]:
     for kind in sorted(default) if isinstance(rope, dict) else ():
         if kind not in rope and (not isinstance(listed, list) or kind in listed):
             yield f"{path}.{kind}", f"{path} has no {kind}, which layers of the model have"
+
+
+def _check_factors(part: ResolvedPart, path: str, parameters: Mapping[str, Any]) -> Iterator[Fault]:
+    """Yield lists of factors that have not one for each pair of rotated channels."""
+    width, partial = part.find("head_dim"), parameters.get(PARTIAL, part.settings.get(PARTIAL, 1.0))
+    if part.find("qk_rope_head_dim") is not None or PARTIAL in (part.config_class.rope.get("default") or {}):
+        return  # latent attention rotates a part of its own, and some classes fill the share in
+    hidden, heads = part.find("hidden_size"), part.find("num_attention_heads")
+    size = width.value if width is not None else None
+    if size is None and hidden is not None and heads is not None and is_int(hidden.value) and is_int(heads.value):
+        size = hidden.value // heads.value if heads.value > 0 else None
+    if not is_int(size) or isinstance(partial, bool) or not isinstance(partial, (int, float)):
+        return
+    pairs = int(size * partial) // 2
+    for key in ("short_factor", "long_factor"):
+        factors = parameters.get(key)
+        # one factor stands for all
+        if isinstance(factors, list) and len(factors) not in (1, pairs):
+            yield (
+                f"{path}.{key}",
+                f"{path}.{key} has {count(len(factors), 'number')}, but the heads have "
+                f"{count(pairs, 'rotated pair', 'rotated pairs')} of channels",
+            )
 
 
 def iter_lost_rope(part: ResolvedPart, needed: Mapping[str, tuple[str, ...]]) -> Iterator[Fault]:

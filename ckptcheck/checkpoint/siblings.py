@@ -102,6 +102,9 @@ def find_incomplete_layers(
                 compared, fuller = layers, _fuller(names, all_shapes, torn=True)
             if fuller is None and numbers[names] == 1:
                 fuller = _renamed(names, numbers)
+            if fuller is None and len(siblings) < 3 and all_shapes[names] == 1:
+                # layers of another kind may have other modules, but not one name of a module misspelt
+                compared, fuller = layers, _renamed(names, all_shapes, modules=False)
             if fuller is not None and not _is_pattern(fuller - names, compared):
                 incomplete[layer] = (fuller - names, [other for other, theirs in compared.items() if theirs == fuller])
     return incomplete
@@ -135,10 +138,11 @@ def _fuller(names: Names, numbers: Counter[Names], *, torn: bool) -> Names | Non
     return max(candidates, key=lambda other: numbers[other], default=None)
 
 
-def _renamed(names: Names, numbers: Counter[Names]) -> Names | None:
+def _renamed(names: Names, numbers: Counter[Names], *, modules: bool = True) -> Names | None:
     """Return the names of the siblings that call one module otherwise, or one tensor of it: at least two.
 
     The two names of the module differ in one of their parts, and the module has the same tensors.
+    modules: whether such a module is looked for, too.
     """
     for other, number in numbers.most_common():
         lacked, added = _one_module(other - names), _one_module(names - other)
@@ -150,7 +154,7 @@ def _renamed(names: Names, numbers: Counter[Names]) -> Names | None:
             and _is_misspelt(lacked[1], added[1])
         ):
             return other
-        if number >= 2 and lacked is not None and added is not None and lacked[1] == added[1]:
+        if modules and number >= 2 and lacked is not None and added is not None and lacked[1] == added[1]:
             one, two = lacked[0].split("."), added[0].split(".")
             if len(one) == len(two) and sum(left != right for left, right in zip(one, two, strict=True)) == 1:
                 return other

@@ -19,8 +19,9 @@ Where transformers knows the `model_type`, in the config and its nested configs:
 - sizes that the config class does not declare, but the model reads, are integers;
 - `pad_token_id` is a row of the embedding, where the model looks it up;
 - lists of layer kinds (`layer_types`, `mlp_layer_types`) have an entry that transformers knows for each layer;
-- `rope_scaling` and `rope_parameters` have the keys that their type needs, numbers where transformers computes with them, and,
-  where the class fills in nothing, a base and an entry for each kind of layer.
+- `rope_scaling` and `rope_parameters` have a type that transformers computes, the keys that it needs, numbers where transformers
+  computes with them, as many factors as the heads have rotated pairs of channels, and, where the class fills in nothing, a base
+  and an entry for each kind of layer.
 
 CFG014 compares key-value heads with heads, and both with the tensors.
 

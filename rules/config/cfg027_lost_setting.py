@@ -2,7 +2,8 @@
 
 ## What it checks
 Where transformers itself wrote the config (`transformers_version`), and knows the `model_type`: the base of the rotary
-embeddings is there (`rope_theta`, within `rope_parameters` since transformers 5), and so is the epsilon of the norms. transformers
+embeddings is there (`rope_theta`, within `rope_parameters` since transformers 5; in `rope_scaling` or beside it where that is there
+too, for it takes the place of `rope_parameters`), and so is the epsilon of the norms. transformers
 writes both whenever it saves a model of these classes. Of 259 classes it was learned which other keys every version from 4.57.1 to
 5.24 writes, with which the model computes although no tensor shows them: experts per token and how their weights are scaled,
 windows, caps and scales of logits, activation functions.
@@ -23,8 +24,7 @@ paiml/aprender#324: an exporter that lost the base and filled in another family'
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.config_refusals import NORM_EPSILON
@@ -61,10 +61,10 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     part, version = resolved.text, tuple(int(number or 0) for number in found.groups())
     hint = "copy it from the config of the model this one was trained or converted from"
     since = FAMILIES if family_of(config) is not None else ALL_CLASSES
-    if part.config_class.rope.get("saved") and version >= since and not _has_base(part.settings):
+    if part.config_class.rope.get("saved") and version >= since and not _has_base(part):
         default = (part.config_class.rope.get("default") or {}).get("rope_theta", part.config_class.rope["theta"])
         yield Problem(
-            f"{_describe_rope(part.settings)}, which transformers always writes; every consumer takes {part.config_class.name}'s "
+            f"{_describe_rope(part)}; every consumer takes {part.config_class.name}'s "
             f"default, a base of {write_value(default)}",
             file=config.file,
             key="rope_parameters",
@@ -93,24 +93,33 @@ def _list_lost_epsilons(part: ResolvedPart) -> Iterator[Setting]:
                 yield setting
 
 
-def _describe_rope(settings: Mapping[str, Any]) -> str:
+def _describe_rope(part: ResolvedPart) -> str:
     """Say where a config has no base."""
-    if settings.get("rope_parameters"):
-        return "rope_parameters has no rope_theta"
-    if settings.get("rope_scaling"):
-        return "config.json has no rope_theta beside rope_scaling"
-    return "config.json has no rope_parameters and no rope_theta"
+    settings = part.settings
+    rope, scaling = settings.get("rope_parameters"), settings.get("rope_scaling")
+    if rope and scaling:
+        return "rope_scaling takes the place of rope_parameters and has no rope_theta"
+    if isinstance(rope, dict) and rope and all(isinstance(kind, dict) for kind in rope.values()):
+        return f"rope_parameters has a rope_theta only for {min(rope)}, a kind of layer that {part.config_class.name} does not know"
+    if rope:
+        return "rope_parameters has no rope_theta, which transformers always writes"
+    if scaling:
+        return "config.json has no rope_theta beside rope_scaling, which transformers always writes"
+    return "config.json has no rope_parameters and no rope_theta, which transformers always writes"
 
 
-def _has_base(settings: Mapping[str, Any]) -> bool:
+def _has_base(part: ResolvedPart) -> bool:
     """Whether a config gives a base, of all layers or of each kind of them, under any of its names."""
+    settings, default = part.settings, part.config_class.rope.get("default") or {}
     if any(BASE.search(key) and value is not None for key, value in settings.items()):
         return True
-    for key in ROPE[:2]:
-        rope = settings.get(key)
-        if not isinstance(rope, dict):
-            continue
+    listed = settings.get("layer_types")
+    labels = {*part.config_class.rope.get("labels", ()), *(map(str, listed) if isinstance(listed, list) else ())}
+    has_kinds = bool(labels) or any(isinstance(kind, dict) for kind in default.values())
+    found = [rope for key in ROPE[1::-1] if isinstance(rope := settings.get(key), dict) and rope]
+    # transformers takes rope_scaling in place of rope_parameters; classes with kinds of layers may read both
+    for rope in found if has_kinds else found[:1]:
         kinds = [kind for kind in rope.values() if isinstance(kind, dict)]
-        if any(map(BASE.search, rope)) or (kinds and all(any(map(BASE.search, kind)) for kind in kinds)):
+        if any(map(BASE.search, rope)) or (has_kinds and kinds and all(any(map(BASE.search, kind)) for kind in kinds)):
             return True
     return False

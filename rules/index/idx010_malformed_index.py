@@ -1,7 +1,8 @@
 """The index is not a valid index.
 
 ## What it checks
-`model.safetensors.index.json` is a JSON object whose `weight_map` maps tensor names to file names, and is not empty.
+`model.safetensors.index.json` is a JSON object whose `weight_map` maps tensor names to file names, and is not empty. It has
+`metadata`, an object, which may be empty: transformers (5.24) stops without it; vLLM and SGLang do not.
 
 ## Why it matters
 transformers stops. vLLM and SGLang stop as well, or cannot find out which files belong to the model.

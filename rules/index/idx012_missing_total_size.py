@@ -1,17 +1,16 @@
 """The index does not give the total size.
 
 ## What it checks
-The index has `metadata.total_size`.
+The index has `metadata.total_size`. Without `metadata` at all, IDX010 is an error too.
 
 ## Why it matters
-Tools that use it to decide whether a download is complete skip that check (exo), and transformers before 4.40 expects
-`metadata` to exist. Most loaders do not need it.
+Tools that use it to decide whether a download is complete skip that check (exo). Most loaders do not need it.
 
 ## How to fix
 `ckptcheck scan --fix` adds it.
 
 ## When it can be wrong
-It is only an info: transformers since 4.40, vLLM and SGLang load the model anyway. IDX007 reports a wrong number.
+It is only an info: transformers, vLLM and SGLang load the model anyway. IDX007 reports a wrong number.
 
 ## Seen in
 exo-explore/exo#1956
