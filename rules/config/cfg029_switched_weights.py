@@ -4,8 +4,8 @@
 For the causal language models of transformers: which settings add which tensors
 where they are true (`mlp_bias`, `use_qk_norm`, …), where they are a number and not null (`q_lora_rank`), or where they name an
 activation function with numbers of its own to train (`xielu`), was learned from transformers. Where config.json lacks a
-setting, the default of its class counts. A bias is asked for where its weight is stored; other tensors where the checkpoint has all that the
-architecture has without the switch. CFG010 and CFG011 check the attention biases of the common families.
+setting, the default of its class counts. A bias is asked for where its weight is stored; other tensors where the checkpoint has
+all that the architecture has without the switch. CFG010 and CFG011 check the attention biases of the common families.
 
 ## Why it matters
 transformers initializes missing tensors with zeros or random numbers, and leaves out those that it has no place for, with an
