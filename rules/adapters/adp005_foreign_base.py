@@ -73,7 +73,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         if ".experts" in pair.module:
             continue
         if _place(module) not in places:
-            lacking.append(pair.module)
+            if not _is_tied(base, module, expected):
+                lacking.append(pair.module)
         elif weights and not any(_fits(weight.shape, expected, is_embedding=pair.is_embedding) for weight in weights):
             shapes.setdefault((expected[0], weights[0].shape), []).append(pair.module)
     for name, tensor in ckpt.tensors.items():
@@ -107,6 +108,14 @@ def _in_base(module: str, replicated: list[int]) -> str:
     if found is None or int(found[1]) >= len(replicated):
         return module
     return f"{module[: found.start(1)]}{replicated[int(found[1])]}{module[found.end(1) :]}"
+
+
+def _is_tied(base: Checkpoint, module: str, expected: tuple[tuple[int, int], ...]) -> bool:
+    """Whether a module is the head of a base model that ties it to its embedding, and so does not store it."""
+    embedding = base.components.embedding
+    if LAYER.search(module) or embedding is None or base.components.is_tied is not True:
+        return False
+    return _fits(base.tensors[embedding].shape, expected, is_embedding=False)
 
 
 def _place(module: str) -> str:

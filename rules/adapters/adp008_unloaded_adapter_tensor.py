@@ -4,7 +4,8 @@
 For LoRA, with the rules by which PEFT matches names:
 - Each tensor is named as PEFT names it: `base_model.model.`, a module, and `lora_A.weight` or one of its other parts. There are
   matrices at all.
-- Each module with matrices is one that `target_modules` and the settings beside it choose.
+- Each module with matrices is one that `target_modules` and the settings beside it choose. With `ensure_weight_tying` nothing is
+  said of modules outside of the layers: PEFT gives embedding and head matrices where one of them has some.
 - With `use_dora` each pair has its magnitude, and without it none. So it is with `lora_bias`, and with what KaSA, MonteCLoRA and
   VeLoRA add.
 - With `trainable_token_indices` there are trained tokens, as many as it names.
@@ -199,8 +200,14 @@ def _check_targets(ckpt: Checkpoint, config: Config) -> Iterator[Problem]:
         )
     if not targets.is_known or not modules:
         return
+    # PEFT gives the head matrices too where the embedding has some, and the other way around.
+    ties = config.value.get("ensure_weight_tying") is True
     try:
-        foreign = [name for module, name in modules.items() if not targets.includes(module)]
+        foreign = [
+            name
+            for module, name in modules.items()
+            if not targets.includes(module) and not (ties and LAYER.search(module) is None)
+        ]
     except UnsupportedRegex as error:
         raise Skip(f"a pattern of adapter_config.json cannot be evaluated: {error}") from error
     if foreign:

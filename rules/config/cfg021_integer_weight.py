@@ -18,7 +18,8 @@ Write the header again with the dtype of the bytes; usually `config.json` names 
 
 ## When it can be wrong
 A custom quantization may store its scales elsewhere and have no setting with "quant" in its name. In a quantized model,
-QNT005 compares the weights with the declaration. Files without a readable config, adapters and single shards are excluded.
+QNT005 compares the weights with the declaration. Models without a readable config and single shards are excluded, and of an
+adapter what PEFT keeps beside the model (FRoD's tables of indices, named after modules).
 `--ignore CFG021`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
@@ -28,6 +29,7 @@ Headers edited by hand: transformers 5.23 loads I16 weights without a message
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.adapter import PREFIX
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.quantization.declarations import KNOWN
 from ckptcheck.text.formatting import count, join_truncated
@@ -58,6 +60,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 def _check_weights(ckpt: Checkpoint) -> Iterator[Problem]:
     found: dict[tuple[str, str], list[str]] = {}
     for name, tensor in ckpt.tensors.items():
+        if ckpt.is_adapter and not name.startswith(PREFIX):
+            continue
         if tensor.dtype in INTEGERS and tensor.shape and name.endswith(("weight", "_proj")):
             found.setdefault((ckpt.tensor_to_file[name], tensor.dtype), []).append(name)
     for (shard, dtype), names in found.items():
