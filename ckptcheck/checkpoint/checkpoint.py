@@ -173,8 +173,10 @@ class Checkpoint(EvidenceDefaults):
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer beside the weights, None where neither tokenizer.json nor tokenizer_config.json is there."""
-        if not {"tokenizer.json", "tokenizer_config.json"} & self.files.keys():
+        """The tokenizer beside the weights, None where there is no tokenizer.json, no tokenizer_config.json and no token file."""
+        from ckptcheck.checkpoint.token_file import has_token_file
+
+        if not {"tokenizer.json", "tokenizer_config.json"} & self.files.keys() and not has_token_file(self.files):
             return None
         from ckptcheck.checkpoint.tokenizer import Tokenizer
 

@@ -19,6 +19,7 @@ from ckptcheck.checkpoint.implicit_added_tokens import find_implicit_added_token
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.special_tokens import TokenRole, read_id_roles, read_token_roles
 from ckptcheck.checkpoint.template_files import Templates, read_templates
+from ckptcheck.checkpoint.token_file import TokenFile, read_token_files
 from ckptcheck.checkpoint.token_search import LONGEST_TOKEN, TokenSearch
 from ckptcheck.checkpoint.vocabulary import FILES, AddedToken, Vocabulary, read_vocabulary
 from ckptcheck.linter.rule import Skip
@@ -48,7 +49,7 @@ class Tokenizer:
 
     @classmethod
     def read(cls, ckpt: Checkpoint) -> Tokenizer:
-        """Return the tokenizer of a checkpoint that has a tokenizer.json or a tokenizer_config.json."""
+        """Return the tokenizer of a checkpoint that has a tokenizer.json, a tokenizer_config.json or a token file."""
         return cls(ckpt.source, ckpt.config, ckpt.generation_config)
 
     def _has(self, file: str) -> bool:
@@ -77,25 +78,48 @@ class Tokenizer:
         return self.tokenizer_config is not None and "added_tokens_decoder" in self.tokenizer_config.value
 
     @property
-    def _older_names(self) -> Config | None:
+    def older_names(self) -> Config | None:
+        """special_tokens_map.json, where transformers reads it."""
         return self.special_tokens_map if not self.is_declared else None
+
+    @cached_property
+    def older_tokens(self) -> Config | None:
+        """added_tokens.json, where transformers reads it."""
+        return self._document("added_tokens.json") if not self.is_declared else None
 
     @cached_property
     def defects(self) -> dict[str, tuple[Defect, ...]]:
         """File → its defects, for files that are not the JSON that they should be."""
-        parts = [self.vocabulary, self.tokenizer_config, self._older_names, self.generation_config]
-        return {part.file: part.defects for part in parts if part is not None and not part.readable}
+        parts = [
+            self.vocabulary,
+            self.tokenizer_config,
+            self.older_names,
+            self.older_tokens,
+            self.generation_config,
+        ]
+        found = {part.file: part.defects for part in parts if part is not None and not part.readable}
+        return found | {each.file: each.defects for each in self.token_files if each.defects}
+
+    @cached_property
+    def token_files(self) -> tuple[TokenFile, ...]:
+        """The files of SentencePiece, tiktoken and tekken that a loader reads."""
+        return read_token_files(self.source, has_own_code=self.has_own_code)
+
+    @property
+    def has_own_code(self) -> bool:
+        """Whether the repository brings the tokenizer's class; nothing of it is run."""
+        return self.tokenizer_config is not None and "auto_map" in self.tokenizer_config.value
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
         """The tokens and their ids; None where no file has them in a form that ckptcheck reads."""
         file = next((name for name in FILES if self._has(name)), None)
         if file is None:
-            return None
+            return self._read_pieces()
         vocabulary = read_vocabulary(self.source, file)
         if not vocabulary.readable:
             return vocabulary
-        declared = self._declared
+        declared = self.declared
         if file == "tokenizer.json":
             known = {token.content for token in vocabulary.added}
             return vocabulary.with_tokens(
@@ -104,11 +128,19 @@ class Tokenizer:
         # Slow tokenizers use the declared ids.
         return replace(vocabulary, added=declared)
 
+    def _read_pieces(self) -> Vocabulary | None:
+        """Return the tokens of a SentencePiece model that has the ids of the model, as Llama's tokenizer.model."""
+        found = [each for each in self.token_files if each.form == "SentencePiece" and not each.defects]
+        if self.has_own_code or len(found) != 1 or not found[0].file.startswith("tokenizer.model"):
+            return None
+        ids = {token: number for number, token in found[0].tokens.items()}
+        return Vocabulary(found[0].file, ids, len(found[0].tokens), added=self.declared, readable=True)
+
     @cached_property
-    def _declared(self) -> tuple[AddedToken, ...]:
+    def declared(self) -> tuple[AddedToken, ...]:
         """The tokens that tokenizer_config.json (`added_tokens_decoder`), else added_tokens.json, adds, sorted by id."""
         tokens: dict[str, AddedToken] = {}
-        older = self._document("added_tokens.json") if not self.is_declared else None
+        older = self.older_tokens
         for name, number in older.value.items() if older is not None else ():
             if type(number) is int and number >= 0:
                 tokens[name] = AddedToken(name, number, False)
@@ -132,7 +164,7 @@ class Tokenizer:
         """Return the vocabulary. Raises Skip where the ids of its tokens are unknown."""
         if self.vocabulary is None:
             raise Skip(
-                "needs the ids of all tokens, and only tokenizer.json, vocab.json and vocab.txt are read for them"
+                "needs the ids of all tokens, and only tokenizer.json, tokenizer.model, vocab.json and vocab.txt are read for them"
             )
         if not self.vocabulary.readable:
             raise Skip(f"needs the ids of all tokens, but {self.vocabulary.file} could not be read")
@@ -143,7 +175,7 @@ class Tokenizer:
         """The vocabulary; where it cannot be read, only the added tokens that tokenizer_config.json declares."""
         if self.vocabulary is not None and self.vocabulary.readable:
             return self.vocabulary
-        return Vocabulary("tokenizer_config.json", added=self._declared)
+        return Vocabulary("tokenizer_config.json", added=self.declared)
 
     @property
     def ids(self) -> dict[str, int]:
@@ -191,7 +223,7 @@ class Tokenizer:
     def roles(self) -> tuple[TokenRole, ...]:
         """The roles for which special_tokens_map.json, where transformers reads it, else tokenizer_config.json, gives tokens."""
         return read_token_roles(
-            [part for part in (self._older_names, self.tokenizer_config) if part is not None], self.ids
+            [part for part in (self.older_names, self.tokenizer_config) if part is not None], self.ids
         )
 
     @cached_property

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.checkpoint.document import Defect, parse_object
+from ckptcheck.checkpoint.document import Defect, clip, parse_object
 from ckptcheck.checkpoint.framing import FramingToken, list_framing_tokens
 from ckptcheck.checkpoint.sandbox import run_sandboxed
 from ckptcheck.checkpoint.source import Source
+from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -92,7 +93,11 @@ def read_vocabulary(source: Source, file: str) -> Vocabulary:
     if value is None:
         return Vocabulary(file, defects=tuple(defects))
     if file == "vocab.json":
-        return replace(_from_slow(value), merge_count=_lines(source, "merges.txt"))
+        vocabulary = _from_slow(value)
+        lines = read_merges(source)
+        return replace(
+            vocabulary, merge_count=None if lines is None else sum(bool(line.strip()) for line in lines.values())
+        )
     return _from_fast(value)
 
 
@@ -153,12 +158,29 @@ def _from_slow(value: dict[str, Any]) -> Vocabulary:
     return Vocabulary("vocab.json", ids, max(ids.values()) + 1, readable=True)
 
 
-def _lines(source: Source, file: str) -> int | None:
-    """Count the lines of a file without its header (``#version: 0.2``); None where there is no such file."""
+def read_merges(source: Source) -> dict[int, bytes] | None:
+    """Return the lines of merges.txt by number, without its header (``#version: 0.2``); None where there is no such file."""
+    file = "merges.txt"
     if file not in source.files or source.files[file].outside_link is not None:
         return None
     raw = source.read(file, 0, min(source.files[file].size, MOST_BYTES))
-    return sum(bool(line.strip()) and not line.startswith(b"#version") for line in raw.split(b"\n"))
+    lines = enumerate(raw.removesuffix(b"\n").split(b"\n"), start=1)
+    return {number: line.removesuffix(b"\r") for number, line in lines if not line.startswith(b"#version")}
+
+
+def find_merge_fault(source: Source, vocabulary: Vocabulary) -> str | None:
+    """Return why the library `tokenizers` refuses merges.txt beside a vocab.json; None where it does not."""
+    for number, raw in (read_merges(source) or {}).items():
+        try:
+            parts = raw.decode("utf-8").split(" ")
+        except UnicodeDecodeError:
+            return f"line {number:,} is not UTF-8 text"
+        if len(parts) != 2:
+            return f"line {number:,} has {count(len(parts), 'part')}, and a merge has two"
+        for token in (*parts, "".join(parts)):
+            if token not in vocabulary.model:
+                return f"line {number:,} needs the token {clip(token, 40)}, which vocab.json does not have"
+    return None
 
 
 def _from_lines(raw: bytes) -> Vocabulary:

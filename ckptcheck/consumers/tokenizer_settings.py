@@ -21,6 +21,11 @@ def list_refused_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, st
             yield key, f"is {clip(repr(settings[key]), 40)}, and no {kind}"
 
 
+def _is_auto_map(value: Any) -> bool:
+    classes = value.get("AutoTokenizer") if isinstance(value, dict) else value
+    return isinstance(value, (dict, list)) and (not isinstance(classes, list) or len(classes) >= 2)
+
+
 def _is_length(value: Any) -> bool:
     return value is None or (isinstance(value, (int, float)) and value >= 0)
 
@@ -50,6 +55,6 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "object of tokens under their ids",
     ),
     "split_special_tokens": (lambda value: isinstance(value, bool), "true or false"),
-    "auto_map": (lambda value: isinstance(value, (dict, list)), "object"),
+    "auto_map": (_is_auto_map, "object, or list of two classes"),
 }
 """Setting → whether it takes a value, and what that value has to be."""

@@ -13,7 +13,8 @@ In every part of such a config, encoders of images and sound included:
 - there are no more attention heads than the hidden size
 - sizes and counts are below two billion
 - a patch of an image has from 1 to 4,096 pixels a side
-- the heads divide the hidden size where the class has no width of heads, and does not project from rounded heads (GLM-4.5V)
+- the heads divide the hidden size where the class has no width of heads, does not project from rounded heads (GLM-4.5V), and does
+  not take both numbers by itself (Qwen3-Omni's thinker: 28 heads, 2,048)
 
 ## Why it matters
 transformers, vLLM and SGLang compute with any such number, without a word: a norm with an epsilon of 1 flattens everything.
@@ -108,6 +109,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
                 and type(value) is int
                 and value > 0
                 and size % value
+                and not _is_default(each, key, value, size)
                 and not _has_width(each)
                 and not (table is not None and table.rounds_heads(path))
             ):
@@ -128,6 +130,12 @@ def _find_size(part: ResolvedPart, key: str) -> int | None:
     names = [*(f"{half}{name}" for name in WIDTHS if half), *WIDTHS]
     setting = next((found for name in names if (found := part.find(name)) is not None), None)
     return setting.value if setting is not None and type(setting.value) is int else None
+
+
+def _is_default(part: ResolvedPart, key: str, heads: int, size: int) -> bool:
+    """Whether heads and hidden size are those that the class takes by itself, as Qwen3-Omni's does with 28 heads for 2,048."""
+    defaults = part.config_class.defaults
+    return defaults.get(key) == heads and any(defaults.get(name) == size for name in WIDTHS)
 
 
 def _has_width(part: ResolvedPart) -> bool:

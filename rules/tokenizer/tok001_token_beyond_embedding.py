@@ -5,6 +5,9 @@ The id of every token is smaller than the number of rows of the token embedding.
 - those that the library `tokenizers` reads from the tokenizer's files;
 - those that tokenizer_config.json adds: `added_tokens_decoder`, and tokens of `extra_special_tokens`,
   `additional_special_tokens` and further names (`boi_token`) that tokenizer.json lacks, which transformers appends;
+- without a tokenizer.json, the pieces of a SentencePiece model that numbers the tokens (which no vocab.json or dict.txt does),
+  and the tokens of a tiktoken file or of tekken.json. Some classes put further tokens before the pieces (XLM-R), and the code of
+  a repository may add tokens: those are not counted.
 - those of added_tokens.json, if tokenizer_config.json has no `added_tokens_decoder` (else transformers does not read the file).
 
 TOK009 reports a new bos, eos or padding token.
@@ -30,12 +33,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.token_search import LONGEST_TOKEN
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
 from ckptcheck.text.formatting import count
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.vocabulary import EmbeddingTable
 
 PLACEHOLDER = re.compile(r"(?i)[<\[](?>.*?(image|img|video|vision|audio|speech|sound)).*[>\]]")
 
@@ -50,14 +57,17 @@ PLACEHOLDER = re.compile(r"(?i)[<\[](?>.*?(image|img|video|vision|audio|speech|s
 def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     from ckptcheck.checkpoint.vocabulary import find_embedding_table
 
-    vocabulary, table = ckpt.tokenizer.require_vocabulary(), find_embedding_table(ckpt)
+    table = find_embedding_table(ckpt)
+    if table is not None and ckpt.tokenizer.vocabulary is None:
+        yield from _check_token_files(ckpt, table)
+    vocabulary = ckpt.tokenizer.require_vocabulary()
     if table is None:
         return
     roles = {role.token for role in ckpt.tokenizer.roles}
     appended = {token: number for token, number in ckpt.tokenizer.implicit_added_tokens.items() if token not in roles}
     beyond = {number: token for token, number in (vocabulary.ids | appended).items() if number >= table.rows}
     for number, token in list(beyond.items()):
-        if len(token) <= LONGEST_TOKEN and PLACEHOLDER.fullmatch(token) and ckpt.tokenizer.why_used(number) is None:
+        if _is_placeholder(token) and ckpt.tokenizer.why_used(number) is None:
             del beyond[number]
     if beyond:
         first = min(beyond)
@@ -68,3 +78,37 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
             file="tokenizer_config.json" if beyond[first] in appended else vocabulary.file,
             hint="resize the embedding and save again, or save the model's own tokenizer",
         )
+
+
+def _is_placeholder(token: str) -> bool:
+    return len(token) <= LONGEST_TOKEN and PLACEHOLDER.fullmatch(token) is not None
+
+
+def _check_token_files(ckpt: TokenizedCheckpoint, table: EmbeddingTable) -> Iterator[Problem]:
+    """Yield the files of SentencePiece, tiktoken and tekken that have more tokens than the embedding has rows.
+
+    Of a tokenizer that is not read as a whole, the added tokens have known ids all the same.
+    """
+    for token in ckpt.tokenizer.declared:
+        if token.id >= table.rows and not _is_placeholder(token.content):
+            yield Problem(
+                f"the embedding has {table.rows:,} rows, but {clip(token.content, 40)} has the id {token.id:,}; "
+                "transformers raises an IndexError at such a token, and on a GPU a device-side assertion fails",
+                file="tokenizer_config.json" if ckpt.tokenizer.is_declared else "added_tokens.json",
+                hint="resize the embedding and save again, or save the model's own tokenizer",
+            )
+            return
+    for each in ckpt.tokenizer.token_files:
+        if each.defects or not each.numbers_tokens:
+            continue
+        beyond = sorted(
+            number for number, token in each.tokens.items() if number >= table.rows and not _is_placeholder(token)
+        )
+        if beyond:
+            yield Problem(
+                f"the embedding has {table.rows:,} rows, and {each.file} has tokens up to the id {beyond[-1]:,}, such as "
+                f"{clip(each.tokens[beyond[0]], 40)} ({beyond[0]:,}); transformers raises an IndexError at such a token, and on a "
+                "GPU a device-side assertion fails",
+                file=each.file,
+                hint="save the model's own tokenizer",
+            )

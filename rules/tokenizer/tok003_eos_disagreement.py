@@ -7,6 +7,9 @@
 - generation_config.json names an end. It is reported with `null`, `[]`, a negative id or no entry, if config.json or a language
   model's tokenizer has one: transformers asks neither then.
 
+It says nothing of a class of transformers that generates no text (CLIP, BERT, a reward model), unless there is a
+generation_config.json.
+
 The rule finds the `eos_token` as transformers does: special_tokens_map.json overrides tokenizer_config.json, unless that has
 `added_tokens_decoder`; then transformers does not read special_tokens_map.json at all.
 
@@ -68,6 +71,8 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     if (problem := _check_missing_end(ckpt)) is not None:
         yield problem
         return
+    if not _may_generate(ckpt):
+        return
     file, own = tokenizer.generation_file, tokenizer.eos_role
     stops = {number for number in tokenizer.eos_ids(file) if number >= 0}
     if (problem := _check_unread_map(tokenizer)) is not None and stops:
@@ -114,6 +119,18 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
             key="eos_token_id",
             hint=HINT,
         )
+
+
+def _may_generate(ckpt: TokenizedCheckpoint) -> bool:
+    """Whether some class may generate with the model.
+
+    transformers writes a generation_config.json beside each model that can; else the class tells, where it is one of transformers.
+    The config of CLIP has an `eos_token_id` from before its class needed it, and nothing is generated.
+    """
+    config = ckpt.config
+    if ckpt.tokenizer.generation_file != "config.json" or config is None or config.resolved is None:
+        return True
+    return config.architecture is None or config.architecture.endswith(LANGUAGE_MODELS)
 
 
 def _check_unread_map(tokenizer: Tokenizer) -> Problem | None:

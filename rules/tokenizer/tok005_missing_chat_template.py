@@ -74,7 +74,7 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
         return
     yield Problem(
         f"there is no chat template, but {reason}; vLLM and SGLang refuse chats",
-        file="tokenizer_config.json" if tokenizer.tokenizer_config is not None else "tokenizer.json",
+        file=next((file for file in ("tokenizer_config.json", "tokenizer.json") if file in ckpt.files), "config.json"),
         key="chat_template" if tokenizer.tokenizer_config is not None else None,
         hint="save the tokenizer too: tokenizer.save_pretrained(folder)",
     )

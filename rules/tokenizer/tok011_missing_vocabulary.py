@@ -3,7 +3,7 @@
 ## What it checks
 Beside a tokenizer_config.json there is a file with tokens that the class it names reads:
 - for `PreTrainedTokenizerFast` and `TokenizersBackend`: tokenizer.json, or a SentencePiece, tiktoken or tekken file;
-- for the classes of GPT-2 and Qwen2: merges.txt with vocab.json;
+- for the classes of GPT-2, Qwen2, RoBERTa and the like: merges.txt with vocab.json;
 - for other classes: any file that may hold a vocabulary.
 
 It leaves out classes that are the repository's own code (`auto_map`, tokenization_*.py) or need no vocabulary (ByT5, Canine,
@@ -32,11 +32,10 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
+from ckptcheck.consumers.paired_tokenizers import PAIRED
 
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes that need tokenizer.json, or a file that transformers converts to it."""
-PAIRED = ("GPT2Tokenizer", "Qwen2Tokenizer")
-"""Classes that need vocab.json and merges.txt together, or tokenizer.json."""
 FILELESS_CLASSES = (
     "ByT5Tokenizer",
     "CanineTokenizer",
