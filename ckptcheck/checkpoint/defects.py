@@ -9,7 +9,7 @@ from ckptcheck.checkpoint.source import File
 from ckptcheck.linter.rule import Problem
 from ckptcheck.text.formatting import count
 
-WATCHED = (".json", ".model", ".txt", ".jinja", ".bin", ".pt", ".pth", ".py")
+WATCHED = (".json", ".model", ".spm", ".tiktoken", ".txt", ".jinja", ".bin", ".pt", ".pth", ".py")
 """Suffixes of files whose first bytes are checked for an LFS pointer or a web page."""
 SMALL = 1024
 """On the Hub only files below this size (bytes) are checked: pointers and pages are small, and each read is a request."""
@@ -17,7 +17,8 @@ SMALL = 1024
 
 def is_watched(file: File, *, remote: bool) -> bool:
     """Whether a file's first bytes are checked for an LFS pointer or a web page."""
-    return file.name.endswith(WATCHED) and (not remote or file.size < SMALL)
+    is_numbered = ".model.v" in file.name  # Mistral's tokenizer.model.v3
+    return (is_numbered or file.name.endswith(WATCHED)) and (not remote or file.size < SMALL)
 
 
 def iter_problems(

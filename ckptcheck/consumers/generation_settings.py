@@ -6,7 +6,7 @@ sampling_params.py (`SamplingParams._verify_args`), whose server takes what a re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 from ckptcheck.checkpoint.document import clip
@@ -76,9 +76,29 @@ def list_refused_at_request(settings: Mapping[str, Any]) -> Iterator[tuple[str, 
             yield key, f"is {_write(value)}, and no share", BOTH if samples else VLLM
         elif key == "num_beams" and value < 1:
             yield key, f"is {_write(value)}, and a search needs at least one beam", TRANSFORMERS
+    for key, (is_valid, kind) in (OTHERS | SAMPLING if samples else OTHERS).items():
+        if settings.get(key) is not None and not is_valid(settings[key]):
+            yield key, f"is {_write(settings[key])}, and no {kind}", TRANSFORMERS
 
 
 REQUESTS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "num_beams")
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether it is a whole number, or one that transformers does not compute with: below 1."""
+    return isinstance(value, int) or (isinstance(value, float) and value <= 1)
+
+
+def _is_list_of_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(number, int) and number >= 0 for number in value)
+
+
+def _is_list_of_words(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(_is_list_of_ids(word) and word for word in value)
+
+
+def _is_end(value: Any) -> bool:
+    return (type(value) is int and value >= 0) or (_is_list_of_ids(value) and bool(value))
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
@@ -87,3 +107,22 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 def _write(value: Any) -> str:
     return clip(repr(value), 40)
+
+
+OTHERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "min_new_tokens": (_is_whole, "whole number"),
+    "no_repeat_ngram_size": (lambda value: not isinstance(value, bool) and _is_whole(value), "whole number"),
+    "forced_eos_token_id": (_is_end, "id or list of ids"),
+    "guidance_scale": (_is_number, "number"),
+    "max_time": (_is_number, "number"),
+    "bad_words_ids": (_is_list_of_words, "list of lists of ids"),
+    "suppress_tokens": (lambda value: isinstance(value, (list, dict)), "list of ids"),
+    "begin_suppress_tokens": (lambda value: isinstance(value, (list, dict)), "list of ids"),
+}
+"""Setting that only transformers reads → whether it takes a value, and what that has to be."""
+SAMPLING: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "typical_p": (lambda value: _is_number(value) and value > 0, "number above 0"),
+    "epsilon_cutoff": (_is_number, "number"),
+    "eta_cutoff": (_is_number, "number"),
+}
+"""The same for what is read where the model samples."""

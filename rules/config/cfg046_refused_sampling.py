@@ -7,7 +7,9 @@ In generation_config.json, of what a request leaves out:
   fraction above 0, or 1;
 - `top_k` is a whole number of at least -1, and where the model samples not -1, which only vLLM takes for "all";
 - `top_p` is above 0 and at most 1, `min_p` from 0 to 1;
-- `num_beams` is at least 1.
+- `num_beams` is at least 1;
+- lengths, times and scales are numbers, and lists of tokens lists of ids (`bad_words_ids`, `suppress_tokens`, …), as transformers
+  takes them.
 
 ## Why it matters
 `generate` of transformers stops with a ValueError at each call. vLLM's server takes these settings from the file by default, and

@@ -11,7 +11,7 @@
   builds from the two files.
 - added_tokens.json, if transformers reads it, gives each token an id.
 - The special tokens of tokenizer_config.json, and of special_tokens_map.json where that overrides it, are texts, or objects with
-  one; those of tokenizer_config.json with `"__type": "AddedToken"` too. `pad_token` is no empty text (a warning). The other settings
+  one; those of tokenizer_config.json with `"__type": "AddedToken"` too. `pad_token` is no empty text (a warning). Other settings
   of tokenizer_config.json have the types and words that transformers takes (`model_max_length` a number, `padding_side` left or
   right, added tokens under integers, and so on).
 

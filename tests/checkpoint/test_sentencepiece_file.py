@@ -47,7 +47,7 @@ def test_it_reads_the_pieces(model: bytes) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_it_refuses_what_protocol_buffers_refuses(model: bytes, seed: int) -> None:
     chance = random.Random(seed)
-    refused = 0
+    refused = told = 0
     for _ in range(200):
         raw, start = bytearray(model), chance.randrange(len(model))
         length = chance.randrange(1, 400)
@@ -62,6 +62,8 @@ def test_it_refuses_what_protocol_buffers_refuses(model: bytes, seed: int) -> No
                 raw[start] = chance.randrange(256)
         defect = read_pieces(bytes(raw))[1]
         is_refused = _parse(bytes(raw)) is None
-        assert (defect is not None and defect.kind == "torn") is is_refused
-        refused += is_refused
-    assert 40 < refused < 160
+        is_told = defect is not None and defect.kind == "torn"
+        assert is_told or not is_refused
+        refused, told = refused + is_refused, told + is_told
+    # Protocol buffers skips a group, which no such model has, and which a changed byte may seem to begin.
+    assert 40 < refused <= told <= refused + 4
