@@ -64,6 +64,8 @@ def list_refused_at_request(settings: Mapping[str, Any]) -> Iterator[tuple[str, 
             yield key, f"is {_write(value)}, and no fraction above 0", BOTH if value <= 0 else TRANSFORMERS
         elif key == "temperature" and value < 0:
             yield key, f"is {_write(value)}, which is below 0", BOTH if samples else VLLM
+        elif key == "temperature" and value > 2:
+            yield key, f"is {_write(value)}, and vLLM takes at most 2", VLLM
         elif key == "temperature" and samples and value != 1 and not (isinstance(value, float) and value > 0):
             yield key, f"is {_write(value)}, and no fraction above 0", TRANSFORMERS
         elif key == "top_k" and (value < -1 or not isinstance(value, int)):
@@ -109,7 +111,7 @@ def _write(value: Any) -> str:
     return clip(repr(value), 40)
 
 
-OTHERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+OTHERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "min_new_tokens": (_is_whole, "whole number"),
     "no_repeat_ngram_size": (lambda value: not isinstance(value, bool) and _is_whole(value), "whole number"),
     "forced_eos_token_id": (_is_end, "id or list of ids"),
@@ -120,7 +122,7 @@ OTHERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "begin_suppress_tokens": (lambda value: isinstance(value, (list, dict)), "list of ids"),
 }
 """Setting that only transformers reads → whether it takes a value, and what that has to be."""
-SAMPLING: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+SAMPLING: dict[str, tuple[Callable[[Any], bool], str]] = {
     "typical_p": (lambda value: _is_number(value) and value > 0, "number above 0"),
     "epsilon_cutoff": (_is_number, "number"),
     "eta_cutoff": (_is_number, "number"),

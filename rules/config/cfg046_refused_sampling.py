@@ -3,7 +3,7 @@
 ## What it checks
 In generation_config.json, of what a request leaves out:
 
-- `repetition_penalty` is a fraction above 0, or 1; `temperature` is not negative, and where the model samples (`do_sample`) a
+- `repetition_penalty` is a fraction above 0, or 1; `temperature` is from 0 to 2, and where the model samples (`do_sample`) a
   fraction above 0, or 1;
 - `top_k` is a whole number of at least -1, and where the model samples not -1, which only vLLM takes for "all";
 - `top_p` is above 0 and at most 1, `min_p` from 0 to 1;
