@@ -40,6 +40,8 @@ TEXT_PARTS = ("decoder", "generator", "text_config")
 """Keys that transformers takes for the config of the language model wherever they are there."""
 COMMON_TYPES = {"is_encoder_decoder": "bool", "output_hidden_states": "bool | None", "chunk_size_feed_forward": "int"}
 """Field that every class has → its type."""
+COMPUTED = ("is_heterogeneous", "per_layer_attributes", "use_return_dict")
+"""Names that every class computes, and refuses to be given (properties of ``PreTrainedConfig`` without a setter)."""
 ALWAYS_SLIDING = ("mistral", "mixtral", "starcoder2")
 """Model types of which every layer attends through the window, if there is one."""
 SIZES = (
@@ -71,7 +73,10 @@ def iter_wrong_types(part: ResolvedPart) -> Iterator[Fault]:
 
 
 def iter_wrong_common_types(part: ResolvedPart) -> Iterator[Fault]:
-    """Yield the fields of every class whose value has a type that transformers refuses."""
+    """Yield the fields of every class whose value has a type that transformers refuses, and what it lets nobody set."""
+    for key in COMPUTED:
+        if key in part.settings:
+            yield f"{part.path}{key}", f"{part.path}{key} is given, but every class computes it and lets nobody set it"
     for key, hint in COMMON_TYPES.items():
         if key in part.settings and not is_instance(part.settings[key], hint):
             path = f"{part.path}{key}"

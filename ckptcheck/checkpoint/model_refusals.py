@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckptcheck.checkpoint.config import EXPERTS_PER_TOKEN, GROUPED_ROUTERS
-from ckptcheck.checkpoint.config_class import required_rope_keys
-from ckptcheck.checkpoint.config_refusals import check_divisor
+from ckptcheck.checkpoint.config_class import known_activations, required_rope_keys
+from ckptcheck.checkpoint.config_refusals import ACTIVATION, check_divisor
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig, Setting
 from ckptcheck.checkpoint.rope_refusals import LEGACY_ROPE_TYPES, PARTIAL, iter_rope
 from ckptcheck.checkpoint.setting_text import Fault, describe, is_int, write_value
@@ -25,7 +25,7 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
         for path in table.list_refused(kind):
             if kind in ("untyped", "list") and path in table.sizes - typed:
                 continue  # told below
-            setting = _find_given(resolved, path) or (_find_lost_list(resolved, path) if kind == "null" else None)
+            setting = _find_given(resolved, path) or (_find_lost(resolved, path) if kind == "null" else None)
             is_rate = "drop" in path and kind == "negative"
             if setting is None or (kind == "float" and setting.name in EXPERTS_PER_TOKEN):  # CFG026 has those
                 continue
@@ -58,7 +58,11 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
             yield name, f"{name} {said}, but {table.architecture} has no defaults for its settings"
     for path in table.checked_activations:
         setting = _find_given(resolved, path)
-        if setting is not None and isinstance(setting.value, (list, dict)):
+        if setting is None:
+            continue
+        # CFG023 has those that every class calls an activation.
+        is_word = isinstance(setting.value, str) and not ACTIVATION.search(setting.name)
+        if (is_word and setting.value not in known_activations()) or isinstance(setting.value, (list, dict)):
             yield setting.key_path, f"{describe(setting)}, but it must be the name of an activation function"
     for paths in table.widths:
         own, (width, heads) = _find_given(resolved, paths[0]), (resolved.at(path) for path in paths[1:])
@@ -222,13 +226,11 @@ def _find_given(resolved: ResolvedConfig, path: str) -> Setting | None:
     return setting if given else None
 
 
-def _find_lost_list(resolved: ResolvedConfig, path: str) -> Setting | None:
-    """Return a list that config.json lacks and for which the class has no default but null (Bamba's layers with attention)."""
+def _find_lost(resolved: ResolvedConfig, path: str) -> Setting | None:
+    """Return a setting that config.json lacks and for which the class has no default but null (Bamba's layers with attention)."""
     setting = resolved.at(path)
-    if setting is None or setting.value is not None or setting.path in resolved.other_parts:
-        return None
-    part = next(part for part in resolved.parts if part.path == setting.path)
-    return setting if (part.config_class.type_of(setting.name) or "").startswith("list[") else None
+    is_null = setting is not None and setting.source == "default" and setting.value is None
+    return setting if is_null and setting is not None and setting.path not in resolved.other_parts else None
 
 
 def _is_of_kind(value: Any, kind: RefusedKind) -> bool:

@@ -127,7 +127,9 @@ def _sets_unknown_number(table: WeightsTable, resolved: ResolvedConfig) -> bool:
     return any(
         default is None and type(part.settings.get(field)) is int
         for field, default in part.config_class.defaults.items()
-        if not field.endswith("_token_id") and f"{part.path}{field}" not in table.sizes
+        if not field.endswith("_token_id")
+        and f"{part.path}{field}" not in table.sizes
+        and f"{part.path}{field}" not in table.most  # how many of the experts are chosen
     )
 
 
