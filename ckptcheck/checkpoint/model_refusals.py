@@ -25,7 +25,7 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
         for path in table.list_refused(kind):
             if kind in ("untyped", "list") and path in table.sizes - typed:
                 continue  # told below
-            setting = _find_given(resolved, path) or (_find_lost(resolved, path) if kind == "null" else None)
+            setting = _find_given(resolved, path) or (_find_lost_list(resolved, path) if kind == "null" else None)
             is_rate = "drop" in path and kind == "negative"
             if setting is None or (kind == "float" and setting.name in EXPERTS_PER_TOKEN):  # CFG026 has those
                 continue
@@ -55,7 +55,7 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
                 if name not in resolved.top.settings
                 else f"is {write_value(resolved.top.settings[name])}"
             )
-            yield name, f"{name} {said}, but {table.architecture} has no defaults for its settings"
+            yield name, f"{name} {said}, but {table.architecture} is not built with the defaults of that part"
     for path in table.checked_activations:
         setting = _find_given(resolved, path)
         if setting is None:
@@ -107,10 +107,13 @@ def _iter_wrong_lists(table: WeightsTable, resolved: ResolvedConfig) -> Iterator
                 setting.key_path,
                 f"{setting.key_path} has {count(len(setting.value), 'entry', 'entries')}, but {describe(depth)}",
             )
+    own = {part.path for part in resolved.parts if not part.config_class.checks_layer_lists}
     for path, accepted in table.accepted_entries.items():
         setting = _find_given(resolved, path)
-        for entry in setting.value if setting is not None and isinstance(setting.value, list) else ():
-            if setting is not None and entry not in accepted:
+        if setting is None or not isinstance(setting.value, list) or setting.path not in own:
+            continue  # the names that all classes know are checked for all classes
+        for entry in setting.value:
+            if entry not in accepted:
                 said = f"{setting.key_path} has the entry {write_value(entry)}"
                 yield setting.key_path, f"{said}, but {table.architecture} takes only {', '.join(accepted)}"
                 break
@@ -226,11 +229,18 @@ def _find_given(resolved: ResolvedConfig, path: str) -> Setting | None:
     return setting if given else None
 
 
-def _find_lost(resolved: ResolvedConfig, path: str) -> Setting | None:
-    """Return a setting that config.json lacks and for which the class has no default but null (Bamba's layers with attention)."""
+def _find_lost_list(resolved: ResolvedConfig, path: str) -> Setting | None:
+    """Return a list that config.json lacks and for which the class has no default but null (Bamba's layers with attention)."""
     setting = resolved.at(path)
-    is_null = setting is not None and setting.source == "default" and setting.value is None
-    return setting if is_null and setting is not None and setting.path not in resolved.other_parts else None
+    if (
+        setting is None
+        or setting.source != "default"
+        or setting.value is not None
+        or setting.path in resolved.other_parts
+    ):
+        return None
+    part = next(part for part in resolved.parts if part.path == setting.path)
+    return setting if (part.config_class.type_of(setting.name) or "").startswith("list[") else None
 
 
 def _is_of_kind(value: Any, kind: RefusedKind) -> bool:
