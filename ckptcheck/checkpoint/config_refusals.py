@@ -154,13 +154,14 @@ def iter_unknown_names(part: ResolvedPart) -> Iterator[Fault]:
             yield path, f'{path} is "{value:.60}", and torch has no such dtype'
         elif key in DTYPES and not part.path and value not in DEFAULT_DTYPES and key == _find_dtype_key(part):
             yield path, f'{path} is "{value:.60}", and torch builds no model in that dtype'
-        elif value != AUTO and part.config_class.is_computed_from(key, AUTO) and not INTEGER.fullmatch(value):
+        elif value != AUTO and part.config_class.is_computed_from(key, AUTO):
             yield path, f'{path} is "{value:.60}", but {part.config_class.name} takes only a number or "{AUTO}"'
     for name in TEXT_PARTS:
-        is_object = not part.path and isinstance(part.settings.get(name), dict)
+        is_object = isinstance(part.settings.get(name), dict)
         # RAG's class declares such fields, and builds both parts itself.
         if is_object and name not in part.config_class.nested and part.config_class.type_of(name) is None:
-            yield name, f"{name} is an object, but {part.config_class.name} has no such sub-config"
+            path = f"{part.path}{name}"
+            yield path, f"{path} is an object, but {part.config_class.name} has no such sub-config"
     for name, nested in part.config_class.nested.items():
         settings = part.settings.get(name)
         model_type = settings.get("model_type") if isinstance(settings, dict) else None

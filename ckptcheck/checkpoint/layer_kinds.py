@@ -44,6 +44,9 @@ RULES: tuple[LayerRule, ...] = (
     *_by_name("from_layer", [("first_k_dense_replace",), ("num_dense_layers",)], lambda layer, first: layer >= first),
     *_by_name("listed_flags", [("moe_layer_freq",)], lambda layer, flags: bool(flags[layer])),
     *_by_name("listed_layers", [("moe_layers",)], lambda layer, listed: layer in listed),
+    *_by_name(
+        "period", [("expert_layer_period", "expert_layer_offset")], lambda layer, step, first: layer % step == first
+    ),
     *_by_name("every", [("interleave_moe_layer_step",)], lambda layer, step: (layer + 1) % step == 0),
 )
 """Every rule, the one that wins first."""

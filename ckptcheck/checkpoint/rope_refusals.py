@@ -15,7 +15,7 @@ from ckptcheck.text.formatting import count
 
 NUMBERS = frozenset(
     ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
-     "partial_rotary_factor")
+     "partial_rotary_factor", "attention_factor", "mscale", "mscale_all_dim", "llama_4_scaling_beta")
 )  # fmt: skip
 """Keys of rotary embeddings that transformers computes with."""
 BETAS = ("beta_fast", "beta_slow")
