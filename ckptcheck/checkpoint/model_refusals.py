@@ -20,7 +20,7 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
     for whole_path, divisor_path in table.divisors:
         yield from check_divisor(resolved.at(whole_path), resolved.at(divisor_path))
     typed = {f"{part.path}{name}" for part in resolved.parts for name in part.config_class.types}
-    kinds: tuple[RefusedKind, ...] = ("null", "zero", "negative", "one", "untyped", "list", "float", "false")
+    kinds: tuple[RefusedKind, ...] = ("null", "zero", "negative", "one", "untyped", "list", "float")
     for kind in kinds:
         for path in table.list_refused(kind):
             if kind in ("untyped", "list") and path in table.sizes - typed:
@@ -246,8 +246,6 @@ def _find_lost_list(resolved: ResolvedConfig, path: str) -> Setting | None:
 def _is_of_kind(value: Any, kind: RefusedKind) -> bool:
     if kind == "untyped":
         return isinstance(value, (str, dict))
-    if kind == "false":
-        return value is False
     if kind in ("list", "float"):
         return isinstance(value, list if kind == "list" else float)
     if kind == "null" or isinstance(value, bool) or not isinstance(value, (int, float)):

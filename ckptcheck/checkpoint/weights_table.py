@@ -27,7 +27,7 @@ _WITHOUT_HEADS = ("ForMaskedLM", *_CLASSIFIERS)
 """How the classes end of which releases store the heads in several ways, or which have as many outputs as labels."""
 _NOT_TEXT = re.compile(r"For(Image|OpticalFlow|Multimodal)")
 """How classes are called that read something else than the language model of their model type."""
-RefusedKind = Literal["null", "zero", "negative", "one", "untyped", "list", "float", "false"]
+RefusedKind = Literal["null", "zero", "negative", "one", "untyped", "list", "float"]
 """Kinds of values; untyped: a text or an object in place of a number that no class declares."""
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 

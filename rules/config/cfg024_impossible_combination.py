@@ -9,7 +9,7 @@ Where transformers knows the `model_type`, in the config and its nested configs:
 - the sliding window has a token, where layers attend through one;
 - a number is at most as large as another one, or divides it, where the model chooses so many of others, groups them, or rotates
   so much of each head: learned from transformers;
-- nothing is null, 0, 1, negative, false or a list, no list is shorter, no word is another than a model knows, and no part is
+- nothing is null, 0, 1, negative or a list, no list is shorter, no word is another than a model knows, and no part is
   empty, where the model cannot be built, or cannot compute, with that: learned from transformers;
 - a list with an entry for each layer does not end before the last layer;
 - a number of layers is at least as large as another one, where a decoder has its cache by it (Bart's, alone);
