@@ -16,7 +16,7 @@ MOST_BYTES = 1 << 27
 """Longest file that is read, in bytes. Gemma's SentencePiece model has 4 MB, Mistral's tekken.json 19 MB."""
 TEKKEN = "tekken.json"
 BINARY = re.compile(
-    r"tokenizer\.model(\.v\d+\w*)?|(spiece|sentencepiece|sentencepiece\.bpe|spm|spm_char|tiktoken)\.model"
+    r"tokenizer\.model(\.v\d\w{0,20})?|(spiece|sentencepiece|sentencepiece\.bpe|spm|spm_char|tiktoken)\.model"
     r"|(source|target)\.spm|[^/]*\.tiktoken"
 )
 """Names by which the tokenizers of transformers, mistral-common and the code of repositories ask for such a file."""

@@ -95,9 +95,12 @@ def test_no_comparison_of_two_states_is_clean(folder: Path) -> None:
 
 def test_no_scan_of_two_states_is_clean(folder: Path) -> None:
     report = ckptcheck.scan(folder)
-    assert (report.verdict, report.error) == (
-        "incomplete", f"could not read {SHARD}: it was replaced or written to while it was being read",
-    )  # fmt: skip
+    # Which look finds it first depends on how busy the machine is.
+    assert report.verdict == "incomplete"
+    assert report.error in (
+        f"could not read {SHARD}: it was replaced or written to while it was being read",
+        f"could not read {SHARD}: it was replaced by another file since it was listed",
+    )
 
 
 def test_nothing_is_signed_that_is_of_two_states(folder: Path, tmp_path: Path) -> None:
