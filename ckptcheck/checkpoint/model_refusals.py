@@ -107,11 +107,10 @@ def _iter_wrong_lists(table: WeightsTable, resolved: ResolvedConfig) -> Iterator
                 setting.key_path,
                 f"{setting.key_path} has {count(len(setting.value), 'entry', 'entries')}, but {describe(depth)}",
             )
-    own = {part.path for part in resolved.parts if not part.config_class.checks_layer_lists}
     for path, accepted in table.accepted_entries.items():
         setting = _find_given(resolved, path)
-        if setting is None or not isinstance(setting.value, list) or setting.path not in own:
-            continue  # the names that all classes know are checked for all classes
+        if setting is None or not isinstance(setting.value, list):
+            continue
         for entry in setting.value:
             if entry not in accepted:
                 said = f"{setting.key_path} has the entry {write_value(entry)}"

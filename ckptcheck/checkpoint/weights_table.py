@@ -286,7 +286,7 @@ class WeightsTable:
 
     @property
     def accepted_entries(self) -> Mapping[str, tuple[str, ...]]:
-        """List of words → those that the model takes."""
+        """List of layer kinds that the class checks in its own way → the words that the model takes."""
         return {path: tuple(words) for path, words in self.facts.get("refused", {}).get("entries", {}).items()}
 
     @property
