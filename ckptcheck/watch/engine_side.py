@@ -83,6 +83,11 @@ def read_engine(
     return empty
 
 
+def digests_whole_tensors(engine: WatchedEngine | None) -> bool:
+    """Return whether an engine's digests are of whole tensors, and compare with the trainer's only where those are too."""
+    return engine is not None and engine.alike and not isinstance(engine, _ModuleSide)
+
+
 def is_layout_kept(engine: WatchedEngine | None) -> bool:
     """Return whether an engine still has the modules that were read, so that what was read of them is what it computes with.
 

@@ -39,11 +39,13 @@ class Schedule:
     """The groups and parts of one watch.
 
     share: the part of a sync's time that digests may take; more makes it look at a group of the tensors at a sync. budget: the
-    seconds that they may take at most; if a group takes more, the groups become smaller.
+    seconds that they may take at most; if a group takes more, the groups become smaller. has_parts: whether a tensor may be
+    looked at in part; an engine that digests its tensors itself digests whole ones.
     """
 
-    def __init__(self, share: float, budget: float) -> None:
+    def __init__(self, share: float, budget: float, *, has_parts: bool = True) -> None:
         self.share, self.budget, self.groups, self.parts = share, budget, 1, 1
+        self._most_parts = MOST_PARTS if has_parts else 1
         self._number = -1
         self._group = 0
         """The group of the sync that has begun."""
@@ -155,7 +157,7 @@ class Schedule:
             self._divide(self.groups, math.ceil(SLOWER * self.parts * spent / allowed))
 
     def _divide(self, groups: int, parts: int) -> None:
-        self.groups, self.parts, self._number, self._costs = groups, min(MOST_PARTS, parts), -1, []
+        self.groups, self.parts, self._number, self._costs = groups, min(self._most_parts, parts), -1, []
 
 
 def least_elements(itemsize: int) -> int:

@@ -20,7 +20,7 @@ from ckptcheck.linter.rule import Finding, Rule
 from ckptcheck.refit.history.history import History
 from ckptcheck.refit.history.record import KEEP, Record, SyncRecord
 from ckptcheck.watch.background_thread import BackgroundThread
-from ckptcheck.watch.engine_side import WatchedEngine
+from ckptcheck.watch.engine_side import WatchedEngine, digests_whole_tensors
 from ckptcheck.watch.metrics import Metrics, open_sinks
 from ckptcheck.watch.planned_copies import CopyPlan
 from ckptcheck.watch.probe import Probe
@@ -73,7 +73,7 @@ class WatchState:
         self.engine, self.expected, self.trainer, self.enabled, self.on = engine, expected, trainer, enabled, on
         self.every, self.probe = max(1, every), probe
         self.names_sets, self._like = bool(identity), None if isinstance(identity, bool) else str(identity)
-        self.schedule, self.copy_plan = Schedule(share, budget), CopyPlan()
+        self.schedule, self.copy_plan = Schedule(share, budget, has_parts=not digests_whole_tensors(engine)), CopyPlan()
         self.record = Record(find_record_path(record), keep=keep) if record is not None and enabled else None
         self.sinks = open_sinks(metrics) if enabled else []
         self._keep, self._maker, self._has_claimed = keep, os.getpid(), False

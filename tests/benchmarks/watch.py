@@ -1,8 +1,9 @@
 """What a watch costs a sync: bf16 weights of some GB from one torch module into another, bare and watched, in turn.
 
 Two syncs: a copy in memory, which is the fastest there can be, and through a safetensors file in shared memory, as engines take
-weights from another process without a GPU. Watched means all of it: every tensor is digested on its way and again in the
-engine, the record is written to a disk, and the rules judge it. The syncs are those of a trainer whose every weight changes.
+weights from another process without a GPU. Watched means: tensors are digested on their way, as the schedule chooses them, and
+all of them again by the engine, which is one of the user's own; the record is written to a disk, and the rules judge it. The
+syncs are those of a trainer whose every weight changes.
 """
 
 from __future__ import annotations
@@ -97,11 +98,6 @@ def main(gigabytes: float = 1.0) -> None:
             line(f"{way}: GB/s", f"{size / 1e9 / middle:.1f}", "")
             line(f"{way}: watched / bare, both sides", f"{statistics.median(map(_ratio, watched, bare)):.2f}", "")
             line(f"{way}: watched / bare, only what is sent", f"{statistics.median(map(_ratio, half, bare)):.2f}", "")
-            line(
-                f"{way}: digest, GB/s",
-                f"{size / 1e9 / statistics.median(sync_.checked for sync_ in sent.last):.1f}",
-                "",
-            )
 
 
 def _ratio(one: float, other: float) -> float:

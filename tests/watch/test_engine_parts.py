@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 
 from ckptcheck.refit.history.history import open_history
 from ckptcheck.watch import SyncError, SyncWarning, Watch, module
+from ckptcheck.watch.tensor_digests import digests
 from tests.conftest import needs
 
 needs("torch")
@@ -255,6 +256,39 @@ def test_the_digest_of_no_bytes_is_no_digest() -> None:
     with watch(step=0) as sync:
         list(sync.sent([("w", torch.zeros(3))]))
     assert (watch.last[0].held, watch.last[0].unseen) == ({}, ["0/w"])
+
+
+class WholeEngine:
+    """An engine of the user's own, which digests its tensors itself, and so in no part that a watch chooses."""
+
+    name, alike = "own", True
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Any] = {}
+
+    def held(self) -> Mapping[str, str]:
+        return {f"0/{name}": value for name, value in digests(self.weights.items()).items()}
+
+    def version(self) -> str | None:
+        return None
+
+
+def test_an_engine_that_digests_whole_tensors_is_held_against_whole_tensors() -> None:
+    engine, found = WholeEngine(), list[str]()
+    watch = Watch(engine, on=lambda finding: found.append(finding.code), share=1e-9, budget=60.0)
+    watch.schedule.note(float("inf"), 1.0)  # what is looked at took too long
+    stale = torch.zeros(64, 1024)
+    for step in range(30):
+        assert found == [] or step > 20
+        with watch(step=step) as sync:
+            weights = {f"w{number}": torch.full((64, 1024), float(step)) for number in range(8)}
+            engine.weights = dict(sync.sent(weights.items()))
+            if step >= 20:
+                engine.weights["w3"] = stale
+    assert watch.wait(60)
+    assert watch.schedule.groups > 1
+    assert all("part" not in sync.group for sync in watch.last)
+    assert set(found) == {"HIS001", "HIS008"}, "that the engine kept w3 from step 20 on"
 
 
 def test_nothing_that_passes_is_kept_alive() -> None:
