@@ -56,8 +56,8 @@ if TYPE_CHECKING:
         write_page,
     )
     from ckptcheck.errors import CkptcheckError
-    from ckptcheck.linter.pictures import ask_for_pictures
     from ckptcheck.linter.report import FindingsError, Report, Reports, Section
+    from ckptcheck.linter.requested_pictures import ask_for_pictures
     from ckptcheck.linter.rule import Finding, Problem, Skip, rule
     from ckptcheck.text.observer import Observer
 
@@ -117,7 +117,7 @@ _MODULES = {
     "Finding": "ckptcheck.linter.rule",
     "Problem": "ckptcheck.linter.rule",
     "Skip": "ckptcheck.linter.rule",
-    "ask_for_pictures": "ckptcheck.linter.pictures",
+    "ask_for_pictures": "ckptcheck.linter.requested_pictures",
     "rule": "ckptcheck.linter.rule",
     "Report": "ckptcheck.linter.report",
     "Reports": "ckptcheck.linter.report",

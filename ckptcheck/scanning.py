@@ -16,8 +16,8 @@ from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.checkpoint.source import blob_digests
 from ckptcheck.checkpoint.value_reader import UnreadValues, ValueReader
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.linter.pictures import are_asked_for, make_pictures
 from ckptcheck.linter.report import Report, add_cluster_notes
+from ckptcheck.linter.requested_pictures import are_asked_for, make_pictures
 from ckptcheck.linter.rule import Rule, Severity, Skip
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.repair import plan_ignore_repair, plan_index_repair

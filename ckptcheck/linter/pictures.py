@@ -1,20 +1,16 @@
 """Pictures of what was checked, for the HTML report: rooms make them from their evidence, and the reporter draws them.
 
 A picture is plain data: numbers, states and names. It knows nothing of HTML. Evidence offers makers of pictures
-(`Evidence.picture_makers`), and they are called only inside of `ask_for_pictures`, so no other format pays for them.
+(`Evidence.picture_makers`), and they are called only inside of `ask_for_pictures` (requested_pictures.py), so no other format
+pays for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
-
-from ckptcheck.errors import EvidenceError
-from ckptcheck.linter.rule import Skip
 
 Tone = Literal["good", "quiet", "notice", "change", "warn", "bad", "gone"]
 """How a state is drawn. good: as it should be. quiet: nothing to say. notice, change: different, and maybe meant. warn, bad: wrong.
@@ -242,50 +238,3 @@ def choose_scale(values: Iterable[float | None]) -> Scale:
     """
     known = [value for value in values if value is not None and isfinite(value)]
     return "log" if known and min(known) > 0 and max(known) >= WIDE_RANGE * min(known) else "linear"
-
-
-_ARE_ASKED_FOR: ContextVar[bool] = ContextVar("pictures", default=False)
-
-
-@contextmanager
-def ask_for_pictures() -> Iterator[None]:
-    """Let every report that is made inside of this context have pictures.
-
-    The command does it for ``--format html``. In a notebook::
-
-        with ckptcheck.ask_for_pictures():
-            report = ckptcheck.scan("./my-model")
-        report
-    """
-    token = _ARE_ASKED_FOR.set(True)
-    try:
-        yield
-    finally:
-        _ARE_ASKED_FOR.reset(token)
-
-
-def are_asked_for() -> bool:
-    """Return whether reports that are made now have pictures."""
-    return _ARE_ASKED_FOR.get()
-
-
-def make_pictures(makers: Callable[[], Iterable[tuple[str, PictureMaker]]]) -> tuple[Picture, ...]:
-    """Return the pictures, () where nobody asked for them. One that cannot be made is replaced by the reason.
-
-    makers: returns (title, maker) of each picture, in the order of the page; the title stands above a reason. It is called only
-    where pictures are asked for.
-    """
-    if not are_asked_for():
-        return ()
-    pictures: list[Picture] = []
-    for title, maker in makers():
-        try:
-            picture = maker()
-        except (Skip, EvidenceError, OSError) as error:
-            picture = NoPicture(title, str(error))
-        except Exception as error:
-            # the report has to be written whatever is odd about its evidence
-            picture = NoPicture(title, f"it could not be drawn: {type(error).__name__}: {error}")
-        if picture is not None:
-            pictures.append(picture)
-    return tuple(pictures)

@@ -9,8 +9,8 @@ from functools import partial
 
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import Evidence
-from ckptcheck.linter.pictures import make_pictures
 from ckptcheck.linter.report import Report
+from ckptcheck.linter.requested_pictures import make_pictures
 from ckptcheck.linter.rule import SEVERITIES, Finding, Problem, Rule, Severity, Skip, SkipForDamage
 from ckptcheck.text.formatting import join_truncated
 

@@ -10,8 +10,8 @@ from ckptcheck.compare.manifest import build_manifest
 from ckptcheck.compare.verification import verify_manifest
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.evidence import Evidence
-from ckptcheck.linter.pictures import ask_for_pictures
 from ckptcheck.linter.report import Report
+from ckptcheck.linter.requested_pictures import ask_for_pictures
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.parity.rollout_evidence import RolloutEvidence
 from tests.factories.attached_servers import NAMES, build_servers

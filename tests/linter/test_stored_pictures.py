@@ -10,21 +10,13 @@ from typing import Any
 import pytest
 
 from ckptcheck import CkptcheckError, api
-from ckptcheck.linter.pictures import (
-    Curves,
-    HeatCell,
-    HeatMap,
-    NoPicture,
-    Picture,
-    Series,
-    SmallMultiples,
-    ask_for_pictures,
-)
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, NoPicture, Picture, Series, SmallMultiples
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.reporters import render
 from ckptcheck.linter.reporters.html import limit_cells, overview, tables
 from ckptcheck.linter.reporters.html.page import render_page
 from ckptcheck.linter.reporters.html.saved_reports import render_saved_reports
+from ckptcheck.linter.requested_pictures import ask_for_pictures
 from ckptcheck.linter.stored_pictures import load_picture, picture_to_json
 from ckptcheck.linter.stored_report import read_reports
 from tests.factories.checkpoint_cases import CHECKPOINTS

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptcheck.linter.pictures import Bars, Curves, HeatMap, Picture, ask_for_pictures, make_pictures
+from ckptcheck.linter.pictures import Bars, Curves, HeatMap, Picture
+from ckptcheck.linter.requested_pictures import ask_for_pictures, make_pictures
 from ckptcheck.parity.pictures.critic_values import draw_gradients
 from ckptcheck.parity.pictures.module_outputs import draw_course, draw_modules
 from tests.factories.critic_cases import WEIGHTS, build_critic

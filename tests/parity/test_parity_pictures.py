@@ -7,19 +7,10 @@ from math import exp, inf, isclose
 import pytest
 
 from ckptcheck.linter.evidence import Evidence
-from ckptcheck.linter.pictures import (
-    Bars,
-    Curves,
-    HeatMap,
-    Histogram,
-    NoPicture,
-    Picture,
-    TextTable,
-    ask_for_pictures,
-    make_pictures,
-)
+from ckptcheck.linter.pictures import Bars, Curves, HeatMap, Histogram, NoPicture, Picture, TextTable
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.reporters import render
+from ckptcheck.linter.requested_pictures import ask_for_pictures, make_pictures
 from ckptcheck.parity.rollout_evidence import RolloutEvidence
 from ckptcheck.parity.rollouts import Metadata, Rollout, build_rollouts
 from ckptcheck.parity.run_comparison import RunComparison

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ckptcheck.linter.pictures import NoPicture, Picture, TextTable, ask_for_pictures, make_pictures
+from ckptcheck.linter.pictures import NoPicture, Picture, TextTable
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.reporters import render
+from ckptcheck.linter.requested_pictures import ask_for_pictures, make_pictures
 from ckptcheck.preflight.document import Leaf
 from ckptcheck.preflight.job import Job, Setting
 from tests.factories.pictures import HOSTILE

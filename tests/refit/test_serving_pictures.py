@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, NoPicture, Picture, ask_for_pictures, make_pictures
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, NoPicture, Picture
+from ckptcheck.linter.requested_pictures import ask_for_pictures, make_pictures
 from ckptcheck.refit.pictures.adapter_effects import draw_slots
 from ckptcheck.refit.pictures.fault_answers import draw_answers
 from ckptcheck.refit.pictures.server_tensors import draw_server_tensors

@@ -9,17 +9,9 @@ from typing import Any
 import pytest
 
 from ckptcheck.linter import rule_loader
-from ckptcheck.linter.pictures import (
-    Bars,
-    Curves,
-    HeatCell,
-    HeatMap,
-    NoPicture,
-    Picture,
-    ask_for_pictures,
-    make_pictures,
-)
+from ckptcheck.linter.pictures import Bars, Curves, HeatCell, HeatMap, NoPicture, Picture
 from ckptcheck.linter.reporters import render
+from ckptcheck.linter.requested_pictures import ask_for_pictures, make_pictures
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.refit.pictures.tensor_states import draw_tensor_states
 from ckptcheck.refit.pictures.token_lines import draw_token_lines

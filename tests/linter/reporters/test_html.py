@@ -15,10 +15,11 @@ import pytest
 
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter import rule_loader
-from ckptcheck.linter.pictures import Curves, HeatMap, NoPicture, Picture, ask_for_pictures, make_pictures
+from ckptcheck.linter.pictures import Curves, HeatMap, NoPicture, Picture
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.reporters import render
 from ckptcheck.linter.reporters.html import page as page_module
+from ckptcheck.linter.requested_pictures import ask_for_pictures, make_pictures
 from ckptcheck.linter.rule import Skip
 from tests.factories.pictures import DRAWN, HOSTILE, MODULES, make_heat_map
 from tests.factories.sample_reports import RULES, groups

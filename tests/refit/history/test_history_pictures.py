@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ckptcheck.linter import rule_loader
-from ckptcheck.linter.pictures import Curves, HeatMap, Picture, ask_for_pictures, make_pictures
+from ckptcheck.linter.pictures import Curves, HeatMap, Picture
 from ckptcheck.linter.reporters import render
+from ckptcheck.linter.requested_pictures import ask_for_pictures, make_pictures
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.refit.history.history import History
 from ckptcheck.refit.history.record import SyncRecord

@@ -12,8 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 from ckptcheck import api
 from ckptcheck.checkpoint.layer_grid import MOST_ROWS, build_layer_grid
-from ckptcheck.linter.pictures import ByteMap, Curves, HeatMap, NoPicture, Picture, ask_for_pictures
+from ckptcheck.linter.pictures import ByteMap, Curves, HeatMap, NoPicture, Picture
 from ckptcheck.linter.report import Report
+from ckptcheck.linter.requested_pictures import ask_for_pictures
 from ckptcheck.values.pictures.vocabulary_rows import BUCKETS
 from tests.factories.checkpoint_cases import CHECKPOINTS
 
