@@ -64,6 +64,10 @@ MAX_TRACED = 2
 """Unpaired layers of a kind whose right partner is looked for in other layers."""
 
 
+_Measure = tuple[float, tuple[float, ...]]
+"""By how much more matching units point along each other than others, in all of the sample and in each eighth."""
+
+
 @dataclass(frozen=True)
 class UnpairedMatrices:
     """Matrices of a layer whose units do not belong together, as they do in other layers."""
@@ -107,7 +111,9 @@ def find_unpaired_matrices(ckpt: Checkpoint) -> list[UnpairedMatrices]:
         if len(stack.layers) >= MIN_LAYERS:
             for kind, pair in _iter_pairs(ckpt, stack):
                 kinds.setdefault((kind, stack.prefix, *_find_roles(stack, pair)), []).append(pair)
-    found = [unpaired for (kind, *_), pairs in kinds.items() for unpaired in _judge(ckpt, kind, pairs)]
+    kinds = {key: pairs for key, pairs in kinds.items() if len(pairs) >= MIN_LAYERS}
+    measured = _measure_pairs(ckpt, [pair for pairs in kinds.values() for pair in pairs])
+    found = [unpaired for (kind, *_), pairs in kinds.items() for unpaired in _judge(ckpt, kind, pairs, measured)]
     explained = _find_explained(ckpt) if found else set()
     return _blame(
         [
@@ -165,13 +171,11 @@ def _repeat(units: NDArray[np.intp], times: int) -> NDArray[np.intp]:
     return np.tile(units, times)
 
 
-def _judge(ckpt: Checkpoint, kind: str, pairs: list[_Pair]) -> Iterator[UnpairedMatrices]:
+def _judge(
+    ckpt: Checkpoint, kind: str, pairs: list[_Pair], measures: dict[_Pair, _Measure]
+) -> Iterator[UnpairedMatrices]:
     """Yield the pairs of one kind that stand out."""
-    if len(pairs) < MIN_LAYERS:
-        return
-    with ThreadPoolExecutor(ckpt.jobs) as pool:
-        measures = pool.map(partial(_measure, ckpt), pairs)
-        measured = {pair.layer: measure for pair, measure in zip(pairs, measures, strict=True)}
+    measured = {pair.layer: measures[pair] for pair in pairs}
     usual = median(whole for whole, _ in measured.values())
     if usual < USUALLY[kind]:
         return
@@ -201,9 +205,24 @@ def _list_unpaired_parts(measured: tuple[float, tuple[float, ...]], usual: float
     return tuple(part for part, measure in enumerate(own) if measure <= PART_HARDLY)
 
 
-def _measure(ckpt: Checkpoint, pair: _Pair) -> tuple[float, tuple[float, ...]]:
-    """Return by how much more matching units point along each other than others, in all of the sample and in each eighth."""
-    return _compare(_read_units(ckpt, pair, 0), _read_units(ckpt, pair, 1), pair.members)
+def _measure_pairs(ckpt: Checkpoint, pairs: list[_Pair]) -> dict[_Pair, _Measure]:
+    """Return the measure of each pair. A matrix that is the second of several pairs, as down is, is read once."""
+    alike: dict[tuple[str, int], list[_Pair]] = {}
+    for pair in pairs:
+        alike.setdefault((pair.second.name, pair.axes[1]), []).append(pair)
+    with ThreadPoolExecutor(ckpt.jobs) as pool:
+        measures = pool.map(partial(_measure_alike, ckpt), alike.values())
+    return {
+        pair: measure
+        for same, found in zip(alike.values(), measures, strict=True)
+        for pair, measure in zip(same, found, strict=True)
+    }
+
+
+def _measure_alike(ckpt: Checkpoint, pairs: list[_Pair]) -> list[_Measure]:
+    """Return the measures of pairs with the same second matrix and units."""
+    second = _read_units(ckpt, pairs[0], 1)
+    return [_compare(_read_units(ckpt, pair, 0), second, pair.members) for pair in pairs]
 
 
 def _read_units(ckpt: Checkpoint, pair: _Pair, side: int) -> NDArray[np.float32]:
@@ -214,22 +233,30 @@ def _read_units(ckpt: Checkpoint, pair: _Pair, side: int) -> NDArray[np.float32]
     units, places = np.unique(pair.units[side], return_inverse=True)
     channels = choose_channels(stats.shape[1 - axis], STREAM_CHANNELS if any(pair.axes) else ROW_CHANNELS)
     values = read_rows(ckpt, stats, channels, units).T if axis else read_rows(ckpt, stats, units, channels)
-    chosen: NDArray[np.float32] = np.asarray(values, np.float32)[places]
-    return chosen
+    chosen: NDArray[np.float32] = np.asarray(values, np.float32)
+    return chosen if np.array_equal(units, pair.units[side]) else chosen[places]
 
 
-def _compare(first: NDArray[np.float32], second: NDArray[np.float32], members: int) -> tuple[float, tuple[float, ...]]:
+def _compare(first: NDArray[np.float32], second: NDArray[np.float32], members: int) -> _Measure:
     """Return the measure of two matrices of units, of all and of each eighth."""
     import numpy as np
 
+    number = len(first) // members
     lengths = [np.sqrt(np.einsum("uc,uc->u", units, units)) for units in (first, second)]
-    ours, theirs = (
-        np.stack(np.split(units / np.where(length > 0, length, 1)[:, None], members))
-        for units, length in zip((first, second), lengths, strict=True)
-    )
-    own = np.abs(np.einsum("muc,muc->mu", ours, theirs)).mean(0)
-    others = [np.abs(np.einsum("muc,muc->mu", ours, np.roll(theirs, shift, axis=1))).mean() for shift in SHIFTS]
-    other = float(np.mean(others))
+    ours, theirs = (np.where(length > 0, length, 1).reshape(members, number) for length in lengths)
+
+    def compare_shifted(shift: int) -> NDArray[np.float32]:
+        """Return [member, unit]: |cosine| of each unit of the first with the one that lies so far before it in the second."""
+        products = np.empty((members, number), np.float32)
+        for member in range(members):
+            begin, middle, end = member * number, member * number + shift, (member + 1) * number
+            np.einsum("uc,uc->u", first[middle:end], second[begin : end - shift], out=products[member, shift:])
+            np.einsum("uc,uc->u", first[begin:middle], second[end - shift : end], out=products[member, :shift])
+        cosines: NDArray[np.float32] = np.abs(products / ours / np.roll(theirs, shift, axis=1))
+        return cosines
+
+    own = compare_shifted(0).mean(0)
+    other = float(np.mean([compare_shifted(shift % number).mean() for shift in SHIFTS]))
     if not other > 0:
         return 0.0, (0.0,) * RUNS
     parts = np.split(own / other, find_run_starts(len(own))[1:])
