@@ -19,7 +19,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layout import Stack
-from ckptcheck.values.channel_sample import RUNS, choose_channels, find_run_starts
+from ckptcheck.values.channel_sample import MAX_CHANNELS, RUNS, choose_channels, find_run_starts
 from ckptcheck.values.detectors.channel_order import (
     MAX_SHARE,
     MIN_LAYERS,
@@ -56,6 +56,10 @@ PART_USUALLY, PART_HARDLY = 4.0, 1.25
 """The same for an eighth of the units of a feed-forward block: 32 units leave a deviation of 0.13."""
 STREAM_CHANNELS, ROW_CHANNELS = 512, 2048
 """Channels of the stream that are compared, and where both matrices hold a unit in a row, which is read whole anyway."""
+FEW_UNITS = 64
+"""Units of a first look at every pair. Only where that shows something are all units of the sample compared."""
+SUSPICIOUS, PART_SUSPICIOUS = 2.0, 2.2
+"""The measure by few units, of all of them and of an eighth, up to which a pair is looked at again."""
 SHIFTS = (5, 37, 59, 83)
 """How far apart the units lie that are compared as such that do not match."""
 MAX_MEMBERS = 2
@@ -98,22 +102,26 @@ class _Pair:
     """How many query heads of each key head lie in the sample, one after the other."""
 
 
+_Kind = tuple[str, ...]
+"""What a pair is, ``feed-forward`` for one; its stack, and the roles of the two matrices in a layer."""
+_Kinds = dict[_Kind, list[_Pair]]
+
+
 def find_unpaired_matrices(ckpt: Checkpoint) -> list[UnpairedMatrices]:
     """Return the pairs of matrices whose units do not belong together where those of other layers do.
 
-    It reads 256 rows and columns of each matrix again; so it judges nothing on the Hub. The first and the last layer of a stack are
-    not judged. Raises Skip if a file shrank since its values were read, OSError if reading fails.
+    It reads 64 rows and columns of each matrix again, and 256 where these are conspicuous; so it judges nothing on the Hub.
+    The first and the last layer of a stack are not judged.
+
+    Raises Skip if a file shrank since its values were read, OSError if reading fails.
     """
     if not ckpt.can_sample:
         return []
-    kinds: dict[tuple[str, ...], list[_Pair]] = {}
-    for stack in ckpt.layout.stacks.values():
-        if len(stack.layers) >= MIN_LAYERS:
-            for kind, pair in _iter_pairs(ckpt, stack):
-                kinds.setdefault((kind, stack.prefix, *_find_roles(stack, pair)), []).append(pair)
-    kinds = {key: pairs for key, pairs in kinds.items() if len(pairs) >= MIN_LAYERS}
-    measured = _measure_pairs(ckpt, [pair for pairs in kinds.values() for pair in pairs])
-    found = [unpaired for (kind, *_), pairs in kinds.items() for unpaired in _judge(ckpt, kind, pairs, measured)]
+    measured = _measure_pairs(ckpt, _collect_pairs(ckpt, FEW_UNITS))
+    again = {key: layers for key, measures in measured.items() if (layers := _list_suspicious(key[0], measures))}
+    pairs = {key: found for key, found in _collect_pairs(ckpt, MAX_CHANNELS).items() if key in again} if again else {}
+    more = _measure_pairs(ckpt, {key: [each for each in pairs[key] if each.layer in again[key]] for key in pairs})
+    found = [unpaired for key in pairs for unpaired in _judge(ckpt, key[0], pairs[key], {**measured[key], **more[key]})]
     explained = _find_explained(ckpt) if found else set()
     return _blame(
         [
@@ -123,6 +131,30 @@ def find_unpaired_matrices(ckpt: Checkpoint) -> list[UnpairedMatrices]:
             and not any(find_repeated_share(ckpt, name) is not None for name in unpaired.names)
         ]
     )
+
+
+def _collect_pairs(ckpt: Checkpoint, most: int) -> _Kinds:
+    """Return the pairs of each kind of which there are enough.
+
+    most: units of a pair that are compared.
+    """
+    kinds: _Kinds = {}
+    for stack in ckpt.layout.stacks.values():
+        if len(stack.layers) >= MIN_LAYERS:
+            for kind, pair in _iter_pairs(ckpt, stack, most):
+                kinds.setdefault((kind, stack.prefix, *_find_roles(stack, pair)), []).append(pair)
+    return {key: pairs for key, pairs in kinds.items() if len(pairs) >= MIN_LAYERS}
+
+
+def _list_suspicious(kind: str, measures: dict[int, _Measure]) -> list[int]:
+    """Return the layers whose pair may be unpaired by a first look; none of a kind that does not seem to be paired at all."""
+    if 2 * median(whole for whole, _ in measures.values()) < USUALLY[kind]:
+        return []
+    return [
+        layer
+        for layer in sorted(measures)[1:-1]
+        if measures[layer][0] <= SUSPICIOUS or (kind == "feed-forward" and min(measures[layer][1]) <= PART_SUSPICIOUS)
+    ]
 
 
 def _find_explained(ckpt: Checkpoint) -> set[str]:
@@ -145,21 +177,22 @@ def _find_roles(stack: Stack, pair: _Pair) -> tuple[str, str]:
     return pair.first.name.removeprefix(prefix), pair.second.name.removeprefix(prefix)
 
 
-def _iter_pairs(ckpt: Checkpoint, stack: Stack) -> Iterator[tuple[str, _Pair]]:
-    """Yield the pairs of a stack, each with its kind."""
+def _iter_pairs(ckpt: Checkpoint, stack: Stack, most: int) -> Iterator[tuple[str, _Pair]]:
+    """Yield the pairs of a stack, each with its kind. most: units of a pair that are compared."""
     for block in iter_blocks(ckpt, stack):
-        units = choose_channels(block.first.shape[0])
+        units = choose_channels(block.first.shape[0], most)
         if block.query is not None:
             outer = expand_heads(ckpt, block, units)[:MAX_MEMBERS]
             inner = _repeat(units, len(outer))
-            yield "queries", _Pair(block.layer, block.query, block.first, (outer.ravel(), inner), (0, 0), len(outer))
-            yield "values", _Pair(block.layer, block.second, block.last, (inner, outer.ravel()), (0, 1), len(outer))
+            units_of_both, members = (outer.ravel(), inner), len(outer)
+            yield "queries", _Pair(block.layer, block.query, block.first, units_of_both, (0, 0), members)
+            yield "values", _Pair(block.layer, block.second, block.last, units_of_both[::-1], (0, 1), members)
     for layer in sorted(stack.layers):
         for _, feed_forward in iter_feed_forward_blocks(ckpt, stack, layer):
             up, axis = feed_forward.up, feed_forward.axis
             if min(up.shape) < MIN_CHANNELS:
                 continue
-            units = choose_channels(up.shape[axis])
+            units = choose_channels(up.shape[axis], most)
             yield "feed-forward", _Pair(layer, up, feed_forward.down, (units, units), (axis, 1 - axis))
             if (gate := feed_forward.gate_stats) is not None:
                 yield "feed-forward", _Pair(layer, gate, feed_forward.down, (units, units), (axis, 1 - axis))
@@ -172,10 +205,9 @@ def _repeat(units: NDArray[np.intp], times: int) -> NDArray[np.intp]:
 
 
 def _judge(
-    ckpt: Checkpoint, kind: str, pairs: list[_Pair], measures: dict[_Pair, _Measure]
+    ckpt: Checkpoint, kind: str, pairs: list[_Pair], measured: dict[int, _Measure]
 ) -> Iterator[UnpairedMatrices]:
-    """Yield the pairs of one kind that stand out."""
-    measured = {pair.layer: measures[pair] for pair in pairs}
+    """Yield the pairs of one kind that stand out. measured: layer → the measure of its pair."""
     usual = median(whole for whole, _ in measured.values())
     if usual < USUALLY[kind]:
         return
@@ -205,18 +237,19 @@ def _list_unpaired_parts(measured: tuple[float, tuple[float, ...]], usual: float
     return tuple(part for part, measure in enumerate(own) if measure <= PART_HARDLY)
 
 
-def _measure_pairs(ckpt: Checkpoint, pairs: list[_Pair]) -> dict[_Pair, _Measure]:
-    """Return the measure of each pair. A matrix that is the second of several pairs, as down is, is read once."""
-    alike: dict[tuple[str, int], list[_Pair]] = {}
-    for pair in pairs:
-        alike.setdefault((pair.second.name, pair.axes[1]), []).append(pair)
+def _measure_pairs(ckpt: Checkpoint, kinds: _Kinds) -> dict[_Kind, dict[int, _Measure]]:
+    """Return kind → layer → the measure of its pair. A matrix that is the second of several pairs, as down is, is read once."""
+    alike: dict[tuple[str, int], list[tuple[_Kind, _Pair]]] = {}
+    for kind, pairs in kinds.items():
+        for pair in pairs:
+            alike.setdefault((pair.second.name, pair.axes[1]), []).append((kind, pair))
+    measured: dict[_Kind, dict[int, _Measure]] = {kind: {} for kind in kinds}
     with ThreadPoolExecutor(ckpt.jobs) as pool:
-        measures = pool.map(partial(_measure_alike, ckpt), alike.values())
-    return {
-        pair: measure
-        for same, found in zip(alike.values(), measures, strict=True)
-        for pair, measure in zip(same, found, strict=True)
-    }
+        measures = pool.map(partial(_measure_alike, ckpt), ([pair for _, pair in same] for same in alike.values()))
+        for same, found in zip(alike.values(), measures, strict=True):
+            for (kind, pair), measure in zip(same, found, strict=True):
+                measured[kind][pair.layer] = measure
+    return measured
 
 
 def _measure_alike(ckpt: Checkpoint, pairs: list[_Pair]) -> list[_Measure]:
