@@ -42,8 +42,11 @@ COMMON_TYPES = {"is_encoder_decoder": "bool", "output_hidden_states": "bool | No
 """Field that every class has → its type."""
 COMPUTED = ("is_heterogeneous", "per_layer_attributes", "use_return_dict")
 """Names that every class computes, and refuses to be given (properties of ``PreTrainedConfig`` without a setter)."""
-ALWAYS_SLIDING = ("mistral", "mixtral", "starcoder2")
-"""Model types of which every layer attends through the window, if there is one."""
+WINDOWS = {
+    "sliding_window": ("sliding_attention", ("mistral", "mixtral", "starcoder2"), "through a sliding window"),
+    "attention_chunk_size": ("chunked_attention", ("llama4_text",), "within chunks"),
+}
+"""Setting → the kind of layers that attend within so many tokens, the model types of which layers always do, and how."""
 SIZES = (
     "hidden_size", "num_attention_heads", "vocab_size", "num_key_value_heads", "head_dim",
 )  # fmt: skip
@@ -81,41 +84,6 @@ def iter_wrong_common_types(part: ResolvedPart) -> Iterator[Fault]:
         if key in part.settings and not is_instance(part.settings[key], hint):
             path = f"{part.path}{key}"
             yield path, f"{path} is {write_value(part.settings[key])}, but every config takes only {name_type(hint)}"
-
-
-def iter_wrong_layer_settings(part: ResolvedPart) -> Iterator[Fault]:
-    """Yield settings of single layers (``per_layer_config``) with a wrong type, and those that other layers do not have."""
-    config_class, listed = part.config_class, part.settings.get("per_layer_config")
-    if listed is not None and not isinstance(listed, dict):
-        yield (
-            f"{part.path}per_layer_config",
-            f"{part.path}per_layer_config is {write_value(listed)}, but it must be an object",
-        )
-    for number, own in listed.items() if isinstance(listed, dict) else ():
-        if not INTEGER.fullmatch(number):
-            path = f"{part.path}per_layer_config"
-            yield path, f"{path} has the key {write_value(number)}, which is no number of a layer"
-        if not isinstance(own, dict):
-            path = f"{part.path}per_layer_config.{number}"
-            yield path, f"{path} is {write_value(own)}, but it must be an object"
-    layers = (
-        {number: own for number, own in listed.items() if isinstance(own, dict)} if isinstance(listed, dict) else {}
-    )
-    depth = part.find("num_hidden_layers")
-    for number, own in layers.items():
-        for key, value in own.items():
-            path = f"{part.path}per_layer_config.{number}.{key}"
-            if not config_class.accepts(key, value):
-                wanted = name_type(config_class.type_of(key) or "")
-                yield path, f"{path} is {write_value(value)}, but {config_class.name} takes only {wanted}"
-            having = sum(key in other for other in layers.values())
-            if (
-                config_class.type_of(key) is None
-                and key not in part.settings
-                and depth is not None
-                and having != depth.value
-            ):
-                yield path, f"{path} is given for some layers only, and {config_class.name} has no {key} for the others"
 
 
 def iter_wrong_labels(part: ResolvedPart) -> Iterator[Fault]:
@@ -229,7 +197,8 @@ def iter_broken_demands(part: ResolvedPart, resolved: ResolvedConfig) -> Iterato
         given = [setting for setting in settings if setting.source == "config"]
         if given and is_refused(expression, value_of):
             chosen = choose_branches(expression, value_of)
-            named = [setting for path in list_settings(chosen) if (setting := find(path)) is not None]
+            found = [setting for path in list_settings(chosen) if (setting := find(path)) is not None]
+            named = [setting for setting in found if not isinstance(setting.value, dict)] or found
             said = "; ".join(map(describe, named))
             key = next((setting for setting in named if setting in given), given[0]).key_path
             yield key, f"{said}, and {part.config_class.name} refuses a config where {chosen}"
@@ -245,14 +214,15 @@ def check_divisor(whole: Setting | None, divisor: Setting | None) -> Iterator[Fa
 
 
 def iter_empty_windows(part: ResolvedPart) -> Iterator[Fault]:
-    """Yield a window without a token, or none at all, where layers are declared that attend through one."""
-    window, listed = part.find("sliding_window"), part.settings.get("layer_types")
-    slides = isinstance(listed, list) and "sliding_attention" in listed
-    always = part.config_class.model_type in ALWAYS_SLIDING
-    if window is None or window.source != "config" or not (slides or always):
-        return
-    if (window.value is None and slides) or (is_int(window.value) and window.value < 1):
-        yield window.key_path, f"{describe(window)}, but layers attend through a sliding window"
+    """Yield a window or chunk without a token, or none at all, where layers are declared that attend within one."""
+    listed = part.settings.get("layer_types")
+    for name, (kind, always, how) in WINDOWS.items():
+        window = part.find(name)
+        is_declared = isinstance(listed, list) and kind in listed
+        if window is None or window.source != "config" or not (is_declared or part.config_class.model_type in always):
+            continue
+        if (window.value is None and is_declared) or (is_int(window.value) and window.value < 1):
+            yield window.key_path, f"{describe(window)}, but layers attend {how}"
 
 
 def iter_wrong_layer_lists(part: ResolvedPart) -> Iterator[Fault]:

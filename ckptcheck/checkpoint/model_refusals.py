@@ -8,6 +8,7 @@ from typing import Any
 from ckptcheck.checkpoint.config import EXPERTS_PER_TOKEN, GROUPED_ROUTERS
 from ckptcheck.checkpoint.config_class import known_activations, required_rope_keys
 from ckptcheck.checkpoint.config_refusals import ACTIVATION, check_divisor
+from ckptcheck.checkpoint.layer_settings import iter_unlike_layers
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig, Setting
 from ckptcheck.checkpoint.rope_refusals import LEGACY_ROPE_TYPES, PARTIAL, iter_rope
 from ckptcheck.checkpoint.setting_text import Fault, describe, is_int, write_value
@@ -48,6 +49,7 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
         if setting is not None and isinstance(setting.value, str) and setting.value not in accepted:
             yield setting.key_path, f"{describe(setting)}, but {table.architecture} takes only {', '.join(accepted)}"
     yield from _iter_wrong_lists(table, resolved)
+    yield from iter_unlike_layers(table, resolved)
     for name in table.needed_parts:
         if not resolved.top.settings.get(name):
             said = (
@@ -186,14 +188,20 @@ def _find_limit(resolved: ResolvedConfig, path: str, bound: str) -> tuple[Settin
 
 
 def _iter_unknown_rope(table: WeightsTable, resolved: ResolvedConfig) -> Iterator[Fault]:
-    """Yield types of rotary embeddings that the model looks up, and transformers does not have."""
+    """Yield types of rotary embeddings that the model looks up, and that it or transformers does not have."""
     is_read = table.refuses_rope_types or "labels" in resolved.text.config_class.rope
     read = {*table.rope_parts, *([resolved.text.path] if is_read else [])} - resolved.other_parts
     for part in resolved.parts:
         own = (part.config_class.rope.get("default") or {}).get("rope_type")
-        for path, parameters in iter_rope(part) if part.path in read else ():
+        is_only = part.path in table.default_rope_parts - resolved.other_parts
+        for path, parameters in iter_rope(part) if is_only or part.path in read else ():
             kind = parameters.get("rope_type", parameters.get("type", "default"))
-            if kind not in (*required_rope_keys(), *LEGACY_ROPE_TYPES, own):
+            if is_only and kind not in ("default", own):
+                yield (
+                    path,
+                    f"{path} has the type {write_value(kind)}, but {table.architecture} computes the default one only",
+                )
+            elif kind not in (*required_rope_keys(), *LEGACY_ROPE_TYPES, own):
                 yield path, f"{path} has the type {write_value(kind)}, and transformers has no such rotary embedding"
 
 

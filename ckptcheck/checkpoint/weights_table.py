@@ -167,6 +167,21 @@ class WeightsTable:
         return layered
 
     @property
+    def shared_by_all_layers(self) -> frozenset[str]:
+        """The settings of which no layer may have a value for itself."""
+        return frozenset(self.facts.get("alike", {}).get("names", ()))
+
+    @property
+    def kinds_share_settings(self) -> bool:
+        """Whether all layers of a kind need the same settings."""
+        return bool(self.facts.get("alike", {}).get("kinds"))
+
+    @property
+    def shared_settings_path(self) -> str:
+        """The JSON path of the sub-config whose layers these are; empty for the top level."""
+        return str(self.facts.get("alike", {}).get("path", ""))
+
+    @property
     def kinds(self) -> Mapping[str, Mapping[str, str]]:
         """Pattern → kind of layer in ``layer_types`` → its dimensions, of the tensors whose size the kind decides."""
         kinds: Mapping[str, Mapping[str, str]] = self.facts.get("kinds", {})
@@ -236,6 +251,13 @@ class WeightsTable:
     def rope_parts(self) -> frozenset[str]:
         """The sub-configs, with a dot at the end, whose unknown types of rotary embeddings the model refuses."""
         return frozenset(f"{part}." for part in self.facts.get("refused", {}).get("rope_types", ()))
+
+    @property
+    def default_rope_parts(self) -> frozenset[str]:
+        """The sub-configs, with a dot at the end, for which the model computes no rotary embedding but the default one."""
+        return frozenset(
+            f"{part}." if part else "" for part in self.facts.get("refused", {}).get("only_default_rope", ())
+        )
 
     @property
     def most(self) -> Mapping[str, str]:

@@ -32,9 +32,9 @@ from ckptcheck.checkpoint.config_refusals import (
     iter_unknown_names,
     iter_wrong_common_types,
     iter_wrong_labels,
-    iter_wrong_layer_settings,
     iter_wrong_types,
 )
+from ckptcheck.checkpoint.layer_settings import iter_wrong_layer_settings
 from ckptcheck.checkpoint.setting_text import write_value
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.checkpoint.weights_table import WeightsTable

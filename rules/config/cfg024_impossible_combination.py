@@ -11,6 +11,7 @@ Where transformers knows the `model_type`, in the config and its nested configs:
   so much of each head: learned from transformers;
 - nothing is null, 0, 1, negative or a list, no list is shorter, no word is another than a model knows, and no part is
   empty, where the model cannot be built, or cannot compute, with that: learned from transformers;
+- no layer has a setting for itself (`per_layer_config`) of which the model reads one value for all layers, or for all of a kind;
 - a list with an entry for each layer does not end before the last layer;
 - a number of layers is at least as large as another one, where a decoder has its cache by it (Bart's, alone);
 - a part of each head is rotated only by models that do not rotate the whole;

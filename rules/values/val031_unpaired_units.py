@@ -9,7 +9,8 @@ of such pairs, divided by that of units that do not match. It is 1 for matrices 
   other layer but the first and the last clearly more than 1: at least 1.8 for feed-forward blocks, 1.5 for attention;
 - eighths of a feed-forward block with at most 1.25 each, where the other eighths and the median of the layers have at least 4.
 
-Of each matrix 256 units are read again, and of the stream 512 channels (2,048 for queries and keys). The first and the last layer
+Of each matrix 64 units are read again, and 256 where these are conspicuous; and of the stream 512 channels (2,048 for queries and
+keys). The first and the last layer
 of a stack are not judged, nor a stack of fewer than six. What VAL010, VAL012, VAL014, VAL019, VAL021 or VAL029 explains is left to
 them.
 

@@ -687,6 +687,7 @@ def test_what_is_not_looked_for_on_the_hub_is_skipped_and_not_passed(hub: HubSer
         "VAL029",
         "VAL030",
         "VAL031",
+        "VAL032",
     }
 
 
