@@ -167,6 +167,12 @@ class Checkpoint(EvidenceDefaults):
         return self._parts.read(file, read_config) if file in self.files else None
 
     @cached_property
+    def processor_configs(self) -> tuple[Config, ...]:
+        """preprocessor_config.json and processor_config.json, by which images and sounds become inputs, where they are there."""
+        files = [file for file in ("preprocessor_config.json", "processor_config.json") if file in self.files]
+        return tuple(config for file in files if (config := self._parts.read(file, read_config)) is not None)
+
+    @cached_property
     def adapter(self) -> Config | None:
         """adapter_config.json of a PEFT adapter."""
         return self._parts.read("adapter_config.json", read_config) if "adapter_config.json" in self.files else None

@@ -62,6 +62,10 @@ class Vocabulary:
     """The token for an unknown word, for models that fail without one."""
     post_processor_tokens: frozenset[str] = frozenset()
     """The strings of the post-processor, which include the tokens that it adds around every text."""
+    encoding_words: frozenset[str] | None = None
+    """The strings of the normalizer and the pre-tokenizer, names of their steps included; None where the file has no such parts."""
+    decoding_words: frozenset[str] | None = None
+    """Those of the decoder."""
     framing: tuple[FramingToken, ...] = ()
     """The tokens that the post-processor adds around texts."""
 
@@ -134,6 +138,8 @@ def _from_fast(value: dict[str, Any]) -> Vocabulary:
         ignore_merges=whole_words,
         unk_token=unknown if isinstance(unknown, str) else None,
         post_processor_tokens=frozenset(_strings(value.get("post_processor"))),
+        encoding_words=frozenset(_strings([value.get("normalizer"), value.get("pre_tokenizer")])),
+        decoding_words=frozenset(_strings(value.get("decoder"))),
         framing=tuple(list_framing_tokens(value.get("post_processor"))),
     )
     return vocabulary.with_tokens(tokens)

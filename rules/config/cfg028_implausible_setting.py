@@ -8,7 +8,7 @@ In the language model's part of a config whose `model_type` transformers knows:
 
 In every part of such a config, encoders of images and sound included:
 
-- the base of the rotary embeddings is at most 1e15
+- the base of the rotary embeddings is at most 1e15, and the same in `rope_theta` and `rope_parameters`, where both are there
 - rates of dropout are from 0 to 1
 - there are no more attention heads than the hidden size
 - sizes and counts are below two billion
@@ -84,6 +84,9 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
             if _is_number(base) and base > LARGEST_BASE:
                 where = f"{path}.rope_theta"
                 odd[where] = f"{where} is {base}, and no released model has a base above {LARGEST_BASE:.0e}"
+    for each in resolved.parts:
+        if (two := _find_two_bases(each)) is not None:
+            odd.setdefault(f"{each.path}rope_theta", two)
     for key, value in part.settings.items():
         path = f"{part.path}{key}"
         is_epsilon = NORM_EPSILON.fullmatch(key) and key in part.config_class.types
@@ -121,6 +124,23 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
         if path in told:
             continue
         yield Problem(fault, file=ckpt.config.file, key=path, hint="copy it from the model's own config")
+
+
+def _find_two_bases(part: ResolvedPart) -> str | None:
+    """Say where a config has two bases of its rotary embeddings: transformers 5 takes one of them, and 4 the other."""
+    older = part.settings.get("rope_theta")
+    newer = [
+        (path, base)
+        for path, parameters in iter_rope(part)
+        if path.startswith(f"{part.path}rope_parameters") and _is_number(base := parameters.get("rope_theta"))
+    ]
+    if not _is_number(older) or not newer or not part.config_class.rope or older in {base for _, base in newer}:
+        return None
+    path, base = newer[0]
+    return (
+        f"{part.path}rope_theta is {older:,}, and {path}.rope_theta {base:,}: transformers 5 takes the second, and what is built "
+        "on transformers 4 the first"
+    )
 
 
 def _find_size(part: ResolvedPart, key: str) -> int | None:
