@@ -3,7 +3,8 @@
 ## What it checks
 - Among the floating-point dtypes of 16 bits and more, each tensor has the same dtype in all layers (and all experts). Different
   tensors may have different dtypes: norms and router biases are often kept in F32.
-- Among the dtypes of 8 bits (F8_E4M3, F8_E5M2, I8, U8 and others) the same holds for tensors of one shape.
+- Among the dtypes of 8 bits (F8_E4M3, F8_E5M2, I8, U8 and others) the same holds for tensors of one shape. Where no config
+  declares a quantization and there are no scales, floats of 8 bits count among those of more.
 - A checkpoint that holds at least 20 tensors of BF16 and not more than two of F16 outside the layers, or the reverse, is not sure
   to label these right.
 
@@ -36,6 +37,7 @@ from ckptcheck.text.formatting import count, join_truncated, list_unless_single
 
 FLOATS = frozenset(("F16", "BF16", "F32", "F64"))
 BYTES = frozenset(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", "U8"))
+FLOATS_OF_8_BITS = frozenset(dtype for dtype in BYTES if dtype.startswith("F8_"))
 HALVES = {"F16": "BF16", "BF16": "F16"}
 MIN_COMMON, MAX_LONE = 20, 2
 """Tensors of the common dtype of 16 bits that it takes, and tensors of the other one that may be mislabelled."""
@@ -46,6 +48,10 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     anatomy = ckpt.components
     ours = anatomy.stack.prefix + "."
     found: dict[tuple[str, tuple[int, ...] | None], dict[str, list[str]]] = {}
+    quantization = ckpt.quantization
+    is_declared = quantization is not None and quantization.main_declaration is not None
+    has_scales = any("scale" in template for template in ckpt.forms_by_template)
+    apart = BYTES if is_declared or has_scales else BYTES - FLOATS_OF_8_BITS
     for template, forms in ckpt.forms_by_template.items():
         # Scales of quantized weights belong to the quantization rules.
         if "scale" in template or len({dtype for dtype, _ in forms}) == 1:
@@ -55,7 +61,7 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
             if tensor.dtype not in FLOATS | BYTES or not name.startswith(ours):
                 continue
             # A layer that was left unquantized among quantized ones has its own dtype, and one that is packed its own shape.
-            found.setdefault((template, tensor.shape if tensor.dtype in BYTES else None), {}).setdefault(
+            found.setdefault((template, tensor.shape if tensor.dtype in apart else None), {}).setdefault(
                 tensor.dtype, []
             ).append(name)
     mixed = {template: dtypes for template, dtypes in found.items() if len(dtypes) > 1}
