@@ -9,10 +9,11 @@ from ckptcheck.checkpoint.config import EXPERTS_PER_TOKEN, GROUPED_ROUTERS
 from ckptcheck.checkpoint.config_class import known_activations, required_rope_keys
 from ckptcheck.checkpoint.config_refusals import ACTIVATION, check_divisor
 from ckptcheck.checkpoint.layer_settings import iter_unlike_layers
+from ckptcheck.checkpoint.refused_values import RefusedKind
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig, Setting
 from ckptcheck.checkpoint.rope_refusals import LEGACY_ROPE_TYPES, PARTIAL, iter_rope
 from ckptcheck.checkpoint.setting_text import Fault, describe, is_int, write_value
-from ckptcheck.checkpoint.weights_table import RefusedKind, WeightsTable
+from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.text.formatting import count
 
 
@@ -23,7 +24,7 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
     typed = {f"{part.path}{name}" for part in resolved.parts for name in part.config_class.types}
     kinds: tuple[RefusedKind, ...] = ("null", "zero", "negative", "one", "untyped", "list", "float")
     for kind in kinds:
-        for path in table.list_refused(kind):
+        for path in table.refused.list_refused(kind):
             if kind in ("untyped", "list") and path in table.sizes - typed:
                 continue  # told below
             setting = _find_given(resolved, path) or (_find_lost_list(resolved, path) if kind == "null" else None)
@@ -37,20 +38,20 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
                 setting.key_path,
                 f"{describe(setting)}, but {wanted or f'{table.architecture} cannot compute with that'}",
             )
-    for path, least in table.least_lengths.items():
+    for path, least in table.refused.least_lengths.items():
         setting = _find_given(resolved, path)
         if setting is not None and isinstance(setting.value, list) and len(setting.value) < least:
             yield (
                 setting.key_path,
                 f"{describe(setting)}, but {table.architecture} needs {count(least, 'entry', 'entries')}",
             )
-    for path, accepted in table.accepted_names.items():
+    for path, accepted in table.refused.accepted_names.items():
         setting = _find_given(resolved, path)
         if setting is not None and isinstance(setting.value, str) and setting.value not in accepted:
             yield setting.key_path, f"{describe(setting)}, but {table.architecture} takes only {', '.join(accepted)}"
     yield from _iter_wrong_lists(table, resolved)
     yield from iter_unlike_layers(table, resolved)
-    for name in table.needed_parts:
+    for name in table.refused.needed_parts:
         if not resolved.top.settings.get(name):
             said = (
                 "is not there"
@@ -58,7 +59,7 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
                 else f"is {write_value(resolved.top.settings[name])}"
             )
             yield name, f"{name} {said}, but {table.architecture} is not built with the defaults of that part"
-    for path in table.checked_activations:
+    for path in table.refused.checked_activations:
         setting = _find_given(resolved, path)
         if setting is None:
             continue
@@ -66,7 +67,7 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
         is_word = isinstance(setting.value, str) and not ACTIVATION.search(setting.name)
         if (is_word and setting.value not in known_activations()) or isinstance(setting.value, (list, dict)):
             yield setting.key_path, f"{describe(setting)}, but it must be the name of an activation function"
-    for paths in table.widths:
+    for paths in table.refused.widths:
         own, (width, heads) = _find_given(resolved, paths[0]), (resolved.at(path) for path in paths[1:])
         if own is None or width is None or heads is None or not is_int(width.value) or not is_int(heads.value):
             continue
@@ -83,7 +84,9 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
             continue
         if isinstance(setting.value, (str, list, dict, bool)):
             yield setting.key_path, f"{describe(setting)}, but it is the size of a tensor and must be an integer"
-    padding, rows = (resolved.at(path) for path in table.padding) if table.padding is not None else (None, None)
+    padding, rows = (
+        (resolved.at(path) for path in table.refused.padding) if table.refused.padding is not None else (None, None)
+    )
     if (
         padding is not None
         and rows is not None
@@ -100,7 +103,7 @@ def iter_refused_by_model(table: WeightsTable, resolved: ResolvedConfig) -> Iter
 
 def _iter_wrong_lists(table: WeightsTable, resolved: ResolvedConfig) -> Iterator[Fault]:
     """Yield lists that end before the last layer, and those with a word that the model does not know."""
-    for path, depth_path in table.layer_lists.items():
+    for path, depth_path in table.refused.layer_lists.items():
         setting, depth = _find_given(resolved, path), resolved.at(depth_path)
         if setting is None or depth is None or not isinstance(setting.value, list) or not is_int(depth.value):
             continue
@@ -109,7 +112,7 @@ def _iter_wrong_lists(table: WeightsTable, resolved: ResolvedConfig) -> Iterator
                 setting.key_path,
                 f"{setting.key_path} has {count(len(setting.value), 'entry', 'entries')}, but {describe(depth)}",
             )
-    for path, accepted in table.accepted_entries.items():
+    for path, accepted in table.refused.accepted_entries.items():
         setting = _find_given(resolved, path)
         if setting is None or not isinstance(setting.value, list):
             continue
@@ -122,7 +125,7 @@ def _iter_wrong_lists(table: WeightsTable, resolved: ResolvedConfig) -> Iterator
 
 def _iter_broken_limits(table: WeightsTable, resolved: ResolvedConfig) -> Iterator[Fault]:
     """Yield numbers that go further than another one lets the model compute with."""
-    for path, whole in table.divides.items():
+    for path, whole in table.refused.divides.items():
         found = _find_limit(resolved, path, whole)
         if found is not None and found[0].value > 0 and found[1] % found[0].value:
             setting, limit, said = found
@@ -130,12 +133,12 @@ def _iter_broken_limits(table: WeightsTable, resolved: ResolvedConfig) -> Iterat
                 setting.key_path,
                 f"{describe(setting)}, and {table.architecture} needs a number that divides {limit:,} ({said})",
             )
-    for path, bound in table.most.items():
+    for path, bound in table.refused.most.items():
         found = _find_limit(resolved, path, bound)
         if found is not None and found[0].value > found[1]:
             setting, limit, said = found
             yield setting.key_path, f"{describe(setting)}, but {table.architecture} takes at most {limit:,} ({said})"
-    for path, bound in table.least.items():
+    for path, bound in table.refused.least.items():
         own, other = resolved.at(path), resolved.at(bound)
         if own is None or other is None or "config" not in (own.source, other.source):
             continue
@@ -149,7 +152,7 @@ def _iter_broken_limits(table: WeightsTable, resolved: ResolvedConfig) -> Iterat
 def _iter_unequal_copies(table: WeightsTable, resolved: ResolvedConfig) -> Iterator[Fault]:
     """Yield numbers that config.json gives, and that differ from the setting which the class would copy."""
     parts = {part.path: part for part in resolved.parts}
-    for path, original in table.copies.items():
+    for path, original in table.refused.copies.items():
         own, other = resolved.at(path), resolved.at(original)
         if own is None or other is None or not is_int(own.value) or not is_int(other.value):
             continue
@@ -190,10 +193,10 @@ def _find_limit(resolved: ResolvedConfig, path: str, bound: str) -> tuple[Settin
 def _iter_unknown_rope(table: WeightsTable, resolved: ResolvedConfig) -> Iterator[Fault]:
     """Yield types of rotary embeddings that the model looks up, and that it or transformers does not have."""
     is_read = table.refuses_rope_types or "labels" in resolved.text.config_class.rope
-    read = {*table.rope_parts, *([resolved.text.path] if is_read else [])} - resolved.other_parts
+    read = {*table.refused.rope_parts, *([resolved.text.path] if is_read else [])} - resolved.other_parts
     for part in resolved.parts:
         own = (part.config_class.rope.get("default") or {}).get("rope_type")
-        is_only = part.path in table.default_rope_parts - resolved.other_parts
+        is_only = part.path in table.refused.default_rope_parts - resolved.other_parts
         for path, parameters in iter_rope(part) if is_only or part.path in read else ():
             kind = parameters.get("rope_type", parameters.get("type", "default"))
             if is_only and kind not in ("default", own):
@@ -215,7 +218,7 @@ def _iter_partial_rope(table: WeightsTable, resolved: ResolvedConfig) -> Iterato
             place, share = f"{path}.{PARTIAL}", parameters.get(PARTIAL)
             if share is None:
                 place, share = f"{part.path}{PARTIAL}", part.settings.get(PARTIAL)
-            original = resolved.at(table.copies.get(f"{part.path}head_dim", ""))
+            original = resolved.at(table.refused.copies.get(f"{part.path}head_dim", ""))
             width = part.settings.get("head_dim")
             if (
                 original is not None
@@ -225,7 +228,7 @@ def _iter_partial_rope(table: WeightsTable, resolved: ResolvedConfig) -> Iterato
             ):
                 continue  # latent attention: what is rotated has a width of its own
             is_part = isinstance(share, (int, float)) and not isinstance(share, bool) and 0 <= share < 1
-            if is_part and isinstance(kind, str) and table.rotates_whole_heads(part.path, kind):
+            if is_part and isinstance(kind, str) and table.refused.rotates_whole_heads(part.path, kind):
                 yield place, f"{place} is {share}, but {table.architecture} can rotate whole heads only"
 
 

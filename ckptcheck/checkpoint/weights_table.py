@@ -11,13 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layer_kinds import RULES as LAYER_RULES
 from ckptcheck.checkpoint.layer_kinds import LayerRule
 from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.checkpoint.refused_values import RefusedValues
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig, Setting
+from ckptcheck.checkpoint.shape_formula import choose_size, evaluate_choices, fields_of_formula, find_place
 
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM")
 """How the classes end of which the table has one for each model type."""
@@ -27,9 +29,6 @@ _WITHOUT_HEADS = ("ForMaskedLM", *_CLASSIFIERS)
 """How the classes end of which releases store the heads in several ways, or which have as many outputs as labels."""
 _NOT_TEXT = re.compile(r"For(Image|OpticalFlow|Multimodal)")
 """How classes are called that read something else than the language model of their model type."""
-RefusedKind = Literal["null", "zero", "negative", "one", "untyped", "list", "float"]
-"""Kinds of values; untyped: a text or an object in place of a number that no class declares."""
-_NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 
 
 @dataclass(frozen=True)
@@ -231,6 +230,11 @@ class WeightsTable:
             for name, found in self.facts.get("switches", {}).items()
         )
 
+    @cached_property
+    def refused(self) -> RefusedValues:
+        """What the model refuses although the class of its config accepts it."""
+        return RefusedValues(self.facts.get("refused", {}))
+
     @property
     def divisors(self) -> tuple[tuple[str, str], ...]:
         """Pairs of sizes; the model refuses to be built where the second does not divide the first."""
@@ -246,97 +250,6 @@ class WeightsTable:
     def refuses_rope_types(self) -> bool:
         """Whether the model refuses a type of rotary embeddings that transformers does not have."""
         return bool(self.facts.get("refuses_rope_types"))
-
-    @property
-    def rope_parts(self) -> frozenset[str]:
-        """The sub-configs, with a dot at the end, whose unknown types of rotary embeddings the model refuses."""
-        return frozenset(f"{part}." for part in self.facts.get("refused", {}).get("rope_types", ()))
-
-    @property
-    def default_rope_parts(self) -> frozenset[str]:
-        """The sub-configs, with a dot at the end, for which the model computes no rotary embedding but the default one."""
-        return frozenset(
-            f"{part}." if part else "" for part in self.facts.get("refused", {}).get("only_default_rope", ())
-        )
-
-    @property
-    def most(self) -> Mapping[str, str]:
-        """Number → what it is at most for the model to compute: another setting, or ``width/heads``."""
-        most: Mapping[str, str] = self.facts.get("refused", {}).get("most", {})
-        return most
-
-    @property
-    def least(self) -> Mapping[str, str]:
-        """Number of layers → what it is at least for the model to compute: another number of layers."""
-        least: Mapping[str, str] = self.facts.get("refused", {}).get("least", {})
-        return least
-
-    def rotates_whole_heads(self, part: str, kind: str) -> bool:
-        """Whether the model stops where a part of each head is rotated, by rotary embeddings of a kind.
-
-        part: the JSON path of the sub-config, with a dot at the end; empty for the top level. kind: ``rope_type``.
-        """
-        whole = self.facts.get("refused", {}).get("whole_rotary", {}).get(part.removesuffix("."), ())
-        return ("default" if kind == "default" else "others") in whole
-
-    @property
-    def divides(self) -> Mapping[str, str]:
-        """Number → the setting that it has to divide for the model to compute."""
-        divides: Mapping[str, str] = self.facts.get("refused", {}).get("divides", {})
-        return divides
-
-    @property
-    def checked_activations(self) -> tuple[str, ...]:
-        """The fields with the name of an activation that the model looks up; it reads no other."""
-        return tuple(self.facts.get("refused", {}).get("x", ()))
-
-    def list_refused(self, kind: RefusedKind) -> tuple[str, ...]:
-        """Return the fields for which the model refuses a kind of value, although the class of its config accepts it."""
-        return tuple(self.facts.get("refused", {}).get(kind, ()))
-
-    @property
-    def least_lengths(self) -> Mapping[str, int]:
-        """List → how many entries the model needs at least."""
-        lengths: Mapping[str, int] = self.facts.get("refused", {}).get("shorter", {})
-        return lengths
-
-    @property
-    def layer_lists(self) -> Mapping[str, str]:
-        """List of which the model reads an entry for each layer → the field that says how many layers there are."""
-        lists: Mapping[str, str] = self.facts.get("refused", {}).get("per_layer", {})
-        return lists
-
-    @property
-    def accepted_entries(self) -> Mapping[str, tuple[str, ...]]:
-        """List of layer kinds that the class checks in its own way → the words that the model takes."""
-        return {path: tuple(words) for path, words in self.facts.get("refused", {}).get("entries", {}).items()}
-
-    @property
-    def needed_parts(self) -> tuple[str, ...]:
-        """The sub-configs without which the model is not built: it has no defaults for what is in them."""
-        return tuple(self.facts.get("refused", {}).get("empty", ()))
-
-    @property
-    def accepted_names(self) -> Mapping[str, tuple[str, ...]]:
-        """Field that chooses by a name, and is no activation's by its own name → the names that the model takes."""
-        return {path: tuple(names) for path, names in self.facts.get("refused", {}).get("names", {}).items()}
-
-    @property
-    def widths(self) -> tuple[tuple[str, str, str], ...]:
-        """Undeclared width of the heads, hidden size, number of heads: the first is the second by the third, or the model stops."""
-        return tuple((own, width, heads) for own, width, heads in self.facts.get("refused", {}).get("widths", ()))
-
-    @property
-    def copies(self) -> Mapping[str, str]:
-        """Number that the config class computes where config.json has none → the setting that it equals, or the model stops."""
-        copies: Mapping[str, str] = self.facts.get("refused", {}).get("copies", {})
-        return copies
-
-    @property
-    def padding(self) -> tuple[str, str] | None:
-        """The field with the token of padding and the one with the rows of the embedding that must have it."""
-        found = self.facts.get("refused", {}).get("padding")
-        return (found[0], found[1]) if found else None
 
     @cached_property
     def layer_kinds(self) -> LayerKinds | None:
@@ -355,7 +268,7 @@ class WeightsTable:
     @cached_property
     def sizes(self) -> frozenset[str]:
         """The config fields that decide the shape of some tensor."""
-        return frozenset(name for formulas in self.shapes.values() for name in _NAME.findall(formulas))
+        return frozenset(name for formulas in self.shapes.values() for name in fields_of_formula(formulas))
 
     def rounds_heads(self, heads: str) -> bool:
         """Whether the model computes with any number of heads: it rounds down the width of each, and projects back from it."""
@@ -373,7 +286,7 @@ class WeightsTable:
         if formulas is None:
             return None
         return tuple(
-            _choose([_evaluate(one, size_of)[0] for one in choices.split(";")], stored[axis : axis + 1])
+            choose_size([evaluate_choices(one, size_of)[0] for one in choices.split(";")], stored[axis : axis + 1])
             for axis, choices in enumerate(formulas.split(","))
         )
 
@@ -381,7 +294,9 @@ class WeightsTable:
         """Return the config fields that decide a dimension of a tensor."""
         pattern = INDEX.sub("{}", name)
         choices = (self.find_formulas(name) or "").split(",")[axis].split(";")
-        found = list(dict.fromkeys(field for one in choices for field in _NAME.findall(_evaluate(one, size_of)[1])))
+        found = list(
+            dict.fromkeys(field for one in choices for field in fields_of_formula(evaluate_choices(one, size_of)[1]))
+        )
         return [*found, *self._list_switches(pattern, axis)]
 
     def _list_switches(self, pattern: str, axis: int) -> list[str]:
@@ -390,62 +305,6 @@ class WeightsTable:
         if switched is None or len({formulas.split(",")[axis] for formulas in switched["formulas"].values()}) < 2:
             return []
         return [*switched["by"]]
-
-
-def find_place(name: str) -> str:
-    """Return the pattern of a name, with the number of its innermost module as it is."""
-    numbers = [*INDEX.finditer(name)]
-    if not numbers or "." in name[numbers[-1].end() + 1 :]:
-        return INDEX.sub("{}", name)
-    return f"{INDEX.sub('{}', name[: numbers[-1].start()])}{name[numbers[-1].start() :]}"
-
-
-def fields_of_formula(formula: str) -> list[str]:
-    """Return the config fields in a formula, each once."""
-    return list(dict.fromkeys(_NAME.findall(formula)))
-
-
-def _choose(sizes: list[int | None], stored: tuple[int, ...]) -> int | None:
-    """Return the size that is stored if it is one of these, else the first; None where one of them is not known."""
-    if None in sizes:
-        return None
-    return stored[0] if stored and stored[0] in sizes else sizes[0]
-
-
-def _evaluate(choices: str, size_of: Callable[[str], int | None]) -> tuple[int | None, str]:
-    """Return the value of the first of ``formula|formula`` whose fields all have one, and that formula."""
-    formula = ""
-    for formula in choices.split("|"):
-        if (value := compute_size(formula, size_of)) is not None:
-            return value, formula
-    return None, formula
-
-
-def compute_size(formula: str, size_of: Callable[[str], int | None]) -> int | None:
-    """Return the value of ``a*b``, ``a*(2*b+c)`` or ``a/b*c+d``; None where a field has no value."""
-    if formula == "?":
-        return None
-    outer, _, inner = formula.rstrip(")").partition("(")
-    factors = [part for part in outer.split("*") if part] if inner else []
-    values = [_value(part, size_of) for part in factors]
-    total: int | None = 0
-    for term in (inner or outer).split("+"):
-        product: int | None = 1
-        for part in term.split("*"):
-            value = _value(part, size_of)
-            product = None if product is None or value is None else product * value
-        total = None if total is None or product is None else total + product
-    for value in values:
-        total = None if total is None or value is None else total * value
-    return total
-
-
-def _value(part: str, size_of: Callable[[str], int | None]) -> int | None:
-    whole, _, divisor = part.partition("/")
-    if not divisor:
-        return int(part) if part.isdigit() else size_of(part)
-    size, by = size_of(whole), size_of(divisor)
-    return size // by if size is not None and by is not None and by > 0 else None
 
 
 def _find_relative(models: tuple[str, ...]) -> WeightsTable | None:

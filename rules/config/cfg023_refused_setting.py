@@ -82,7 +82,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     for path, fault in found.items():
         # Some models keep the name of an activation and compute with another (gpt-oss).
         is_tower = path.startswith(("vision_config.", "audio_config."))
-        is_unread = table is not None and path not in table.checked_activations and not is_tower
+        is_unread = table is not None and path not in table.refused.checked_activations and not is_tower
         if path in config.malformed_counts or (is_unread and fault.endswith(NO_ACTIVATION)):
             continue
         yield Problem(

@@ -33,8 +33,9 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.setting_text import INTEGER, describe
+from ckptcheck.checkpoint.shape_formula import compute_size, fields_of_formula, find_place
 from ckptcheck.checkpoint.tensor import Tensor
-from ckptcheck.checkpoint.weights_table import WeightsTable, compute_size, fields_of_formula, find_place
+from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.text.formatting import count, format_shape
 
 COMMON = re.compile(

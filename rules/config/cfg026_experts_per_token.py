@@ -96,6 +96,6 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
 def _has_experts(ckpt: ConfiguredCheckpoint) -> bool:
     """Whether any layer has routed experts: by its tensors, or because every model of the architecture chooses among some."""
     anatomy, table = ckpt.components, WeightsTable.of(ckpt.config)
-    if table is not None and any(path.rpartition(".")[2] in EXPERTS_PER_TOKEN for path in table.most):
+    if table is not None and any(path.rpartition(".")[2] in EXPERTS_PER_TOKEN for path in table.refused.most):
         return True
     return any(True for _ in iter_numbered_experts(anatomy)) or any(True for _ in fused_names(anatomy))

@@ -129,7 +129,7 @@ def _sets_unknown_number(table: WeightsTable, resolved: ResolvedConfig) -> bool:
         for field, default in part.config_class.defaults.items()
         if not field.endswith("_token_id")
         and f"{part.path}{field}" not in table.sizes
-        and f"{part.path}{field}" not in table.most  # how many of the experts are chosen
+        and f"{part.path}{field}" not in table.refused.most  # how many of the experts are chosen
     )
 
 
