@@ -3,7 +3,7 @@
 ## What it checks
 Where a twentieth of the tokens of tokenizer.json, and at least 20, begin with Ġ (byte-level) or with ▁ (SentencePiece): a step of
 `normalizer` or `pre_tokenizer` turns spaces into that sign (`ByteLevel`, `Metaspace`, or a replacement that names it), and a step
-of `decoder` turns it back.
+of `decoder` turns it back, where the model writes text.
 
 ## Why it matters
 - Without the first step, no text has these tokens: `Hello there world` becomes five pieces without a space in place of three, and
@@ -34,6 +34,8 @@ STEPS = {"Ġ": "ByteLevel", "▁": "Metaspace"}
 MIN_TOKENS, MIN_SHARE = 20, 0.05
 GENERIC = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend")
 """The classes of transformers that take every step from tokenizer.json."""
+WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""How the classes end whose answers are decoded."""
 
 
 @rule("TOK017", "lost-spaces", severity="error", on="tokenizer")
@@ -41,7 +43,11 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     vocabulary = ckpt.tokenizer.vocabulary
     if vocabulary is None or not vocabulary.readable or vocabulary.encoding_words is None:
         return
-    settings = ckpt.tokenizer.tokenizer_config
+    settings, architecture = (
+        ckpt.tokenizer.tokenizer_config,
+        ckpt.config.architecture if ckpt.config is not None else None,
+    )
+    is_writer = architecture is None or architecture.endswith(WRITERS)
     is_generic = settings is not None and settings.value.get("tokenizer_class") in GENERIC
     hint = "copy tokenizer.json from the model this one was made from, or save the tokenizer again"
     for sign, step in STEPS.items():
@@ -56,7 +62,8 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
             ),
             ("decoder", vocabulary.decoding_words or (), f"decoder reads: answers have {sign} in place of spaces"),
         ):
-            if step not in words and not any(sign in word for word in words):
+            is_read = key != "decoder" or is_writer
+            if is_read and step not in words and not any(sign in word for word in words):
                 yield Problem(
                     f"{marked:,} tokens have {sign} for a space, which no step of {harm}",
                     file="tokenizer.json",
