@@ -65,6 +65,6 @@ def compute_size(formula: str, size_of: Callable[[str], int | None]) -> int | No
 def _evaluate_part(part: str, size_of: Callable[[str], int | None]) -> int | None:
     whole, _, divisor = part.partition("/")
     if not divisor:
-        return int(part) if part.isdigit() else size_of(part)
+        return int(part) if part.removeprefix("-").isdigit() else size_of(part)
     size, by = size_of(whole), size_of(divisor)
     return size // by if size is not None and by is not None and by > 0 else None
