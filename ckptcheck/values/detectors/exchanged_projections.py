@@ -188,8 +188,15 @@ def _make_block(ckpt: Checkpoint, stack: Stack, layer: int, path: str, roles: li
         and min(channels, first.shape[1], last.shape[0]) >= MIN_CHANNELS
         and outer % channels == 0
         and last.shape[1] == outer
+        and (outer == channels or _gives_heads(ckpt))
     ):
         yield Block((stack.prefix, path, roles[0]), layer, first, second, last, query[0] if query else None)
+
+
+def _gives_heads(ckpt: Checkpoint) -> bool:
+    """Whether the config says how wide a head is. Else it is unknown which query heads share a key head."""
+    config = ckpt.config
+    return config is not None and bool(config.integer("head_dim", "num_key_value_heads", "num_kv_heads"))
 
 
 def _can_judge(ckpt: Checkpoint, stats: TensorStats) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from ckptcheck import scan
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.values.detectors.exchanged_projections import (
     find_exchanged_projections,
@@ -55,3 +58,13 @@ def test_no_layer_of_a_trained_encoder_is_doubted(minilm: Path) -> None:
     assert len(agreements) == 6
     assert min(agreement.difference for agreement in agreements) > 0.9
     assert find_exchanged_projections(ckpt) == []
+
+
+def test_query_heads_are_not_guessed_without_a_config(smollm2: Path, tmp_path: Path) -> None:
+    """Which of them share a key head decides what belongs together; a sound model looked exchanged in seven layers."""
+    folder = tmp_path / "weights"
+    shutil.copytree(smollm2, folder, copy_function=os.link)
+    (folder / "config.json").unlink()
+    report = scan(folder, select=["VAL019", "VAL021", "VAL029", "VAL031"])
+    assert report.findings == ()
+    assert "VAL019" in report.passed
