@@ -1,0 +1,179 @@
+"""Measures how much two matrices of a layer that meet in their units point along each other there.
+
+Two matrices that meet in a unit learn from each other. Row j of up says what unit j looks for in the residual stream, and column
+j of down what it writes there; the gradient of each grows with the activity of the other, so after training the two point along
+each other far more than vectors of different units do. The same holds for gate and down, for channel j of the queries and of the
+keys, and for channel j of the values and of the output projection. The measure here is the mean |cosine| of matching units over
+that of units that do not match: 1 for matrices that have nothing to do with each other, 3 to 10 in trained layers.
+
+Norms (`channel_order`) tell how large a unit is; this tells where it points, which is as many numbers as the stream has channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.layout import Stack
+from ckptcheck.values.channel_sample import MAX_CHANNELS, RUNS, choose_channels, find_run_starts
+from ckptcheck.values.detectors.channel_order import MIN_LAYERS, iter_feed_forward_blocks
+from ckptcheck.values.detectors.exchanged_projections import MIN_CHANNELS, expand_heads, iter_blocks
+from ckptcheck.values.detectors.matrix_samples import read_rows
+from ckptcheck.values.stats import TensorStats
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+SHIFTS = (5, 37, 59, 83)
+"""How far apart the units lie that are compared as such that do not match."""
+
+
+@dataclass(frozen=True)
+class SampleSize:
+    """How much of each pair is compared."""
+
+    units: int
+    members: int
+    """Query heads of those that share a key head."""
+    stream_channels: int
+    row_channels: int
+    """Channels of the stream where both matrices hold a unit in a row, which is read whole anyway."""
+
+
+FIRST_LOOK = SampleSize(units=64, members=1, stream_channels=256, row_channels=512)
+"""The first look at every pair, for it takes a third of the time: what is paired with nothing is so in any sample."""
+WHOLE = SampleSize(units=MAX_CHANNELS, members=2, stream_channels=512, row_channels=2048)
+"""What is compared where the first look shows something."""
+
+Measure = tuple[float, tuple[float, ...]]
+"""By how much more matching units point along each other than others, in all of the sample and in each eighth."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """Two matrices that meet in their units, in one layer."""
+
+    sample: SampleSize
+    layer: int
+    first: TensorStats
+    second: TensorStats
+    units: tuple[NDArray[np.intp], NDArray[np.intp]]
+    """The sampled units, as each of the two counts them."""
+    axes: tuple[int, int]
+    """The axis of each that counts units."""
+    members: int = 1
+    """How many query heads of each key head lie in the sample, one after the other."""
+
+
+Kind = tuple[str, ...]
+"""What a pair is, ``feed-forward`` for one; its stack, and the roles of the two matrices in a layer."""
+Kinds = dict[Kind, list[Pair]]
+
+
+def collect_pairs(ckpt: Checkpoint, sample: SampleSize) -> Kinds:
+    """Return the pairs of each kind of which there are enough."""
+    kinds: Kinds = {}
+    for stack in ckpt.layout.stacks.values():
+        if len(stack.layers) >= MIN_LAYERS:
+            for kind, pair in _iter_pairs(ckpt, stack, sample):
+                kinds.setdefault((kind, stack.prefix, *_find_roles(stack, pair)), []).append(pair)
+    return {key: pairs for key, pairs in kinds.items() if len(pairs) >= MIN_LAYERS}
+
+
+def _find_roles(stack: Stack, pair: Pair) -> tuple[str, str]:
+    """Return what the two matrices are called within each layer."""
+    prefix = f"{stack.prefix}.{pair.layer}."
+    return pair.first.name.removeprefix(prefix), pair.second.name.removeprefix(prefix)
+
+
+def _iter_pairs(ckpt: Checkpoint, stack: Stack, sample: SampleSize) -> Iterator[tuple[str, Pair]]:
+    """Yield the pairs of a stack, each with its kind."""
+    for block in iter_blocks(ckpt, stack):
+        units = choose_channels(block.first.shape[0], sample.units)
+        if block.query is not None:
+            outer = expand_heads(ckpt, block, units)[: sample.members]
+            inner = _repeat(units, len(outer))
+            units_of_both, members = (outer.ravel(), inner), len(outer)
+            yield "queries", Pair(sample, block.layer, block.query, block.first, units_of_both, (0, 0), members)
+            yield "values", Pair(sample, block.layer, block.second, block.last, units_of_both[::-1], (0, 1), members)
+    for layer in sorted(stack.layers):
+        for _, feed_forward in iter_feed_forward_blocks(ckpt, stack, layer):
+            up, axis = feed_forward.up, feed_forward.axis
+            if min(up.shape) < MIN_CHANNELS:
+                continue
+            units = choose_channels(up.shape[axis], sample.units)
+            yield "feed-forward", Pair(sample, layer, up, feed_forward.down, (units, units), (axis, 1 - axis))
+            if (gate := feed_forward.gate_stats) is not None:
+                yield "feed-forward", Pair(sample, layer, gate, feed_forward.down, (units, units), (axis, 1 - axis))
+
+
+def _repeat(units: NDArray[np.intp], times: int) -> NDArray[np.intp]:
+    import numpy as np
+
+    return np.tile(units, times)
+
+
+def measure_pairs(ckpt: Checkpoint, kinds: Kinds) -> dict[Kind, dict[int, Measure]]:
+    """Return kind → layer → the measure of its pair. A matrix that is the second of several pairs, as down is, is read once."""
+    alike: dict[tuple[str, int], list[tuple[Kind, Pair]]] = {}
+    for kind, pairs in kinds.items():
+        for pair in pairs:
+            alike.setdefault((pair.second.name, pair.axes[1]), []).append((kind, pair))
+    measured: dict[Kind, dict[int, Measure]] = {kind: {} for kind in kinds}
+    with ThreadPoolExecutor(ckpt.jobs) as pool:
+        measures = pool.map(partial(_measure_alike, ckpt), ([pair for _, pair in same] for same in alike.values()))
+        for same, found in zip(alike.values(), measures, strict=True):
+            for (kind, pair), measure in zip(same, found, strict=True):
+                measured[kind][pair.layer] = measure
+    return measured
+
+
+def _measure_alike(ckpt: Checkpoint, pairs: list[Pair]) -> list[Measure]:
+    """Return the measures of pairs with the same second matrix and units."""
+    second = read_units(ckpt, pairs[0], 1)
+    return [compare_units(read_units(ckpt, pair, 0), second, pair.members) for pair in pairs]
+
+
+def read_units(ckpt: Checkpoint, pair: Pair, side: int) -> NDArray[np.float32]:
+    """Return [unit, channel of the stream] of one of the two matrices."""
+    import numpy as np
+
+    stats, axis = (pair.first, pair.second)[side], pair.axes[side]
+    units, places = np.unique(pair.units[side], return_inverse=True)
+    most = pair.sample.stream_channels if any(pair.axes) else pair.sample.row_channels
+    channels = choose_channels(stats.shape[1 - axis], most)
+    values = read_rows(ckpt, stats, channels, units).T if axis else read_rows(ckpt, stats, units, channels)
+    chosen: NDArray[np.float32] = np.asarray(values, np.float32)
+    return chosen if np.array_equal(units, pair.units[side]) else chosen[places]
+
+
+def compare_units(first: NDArray[np.float32], second: NDArray[np.float32], members: int) -> Measure:
+    """Return the measure of two matrices of units, of all and of each eighth."""
+    import numpy as np
+
+    number = len(first) // members
+    lengths = [np.sqrt(np.einsum("uc,uc->u", units, units)) for units in (first, second)]
+    ours, theirs = (np.where(length > 0, length, 1).reshape(members, number) for length in lengths)
+
+    def compare_shifted(shift: int) -> NDArray[np.float32]:
+        """Return [member, unit]: |cosine| of each unit of the first with the one that lies so far before it in the second."""
+        products = np.empty((members, number), np.float32)
+        for member in range(members):
+            begin, middle, end = member * number, member * number + shift, (member + 1) * number
+            np.einsum("uc,uc->u", first[middle:end], second[begin : end - shift], out=products[member, shift:])
+            np.einsum("uc,uc->u", first[begin:middle], second[end - shift : end], out=products[member, :shift])
+        cosines: NDArray[np.float32] = np.abs(products / ours / np.roll(theirs, shift, axis=1))
+        return cosines
+
+    own = compare_shifted(0).mean(0)
+    other = float(np.mean([compare_shifted(shift % number).mean() for shift in SHIFTS]))
+    if not other > 0:
+        return 0.0, (0.0,) * RUNS
+    parts = np.split(own / other, find_run_starts(len(own))[1:])
+    return float(own.mean()) / other, tuple(float(part.mean()) for part in parts)
