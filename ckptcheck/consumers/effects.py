@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptcheck.consumers.base import EXPERTS
 from ckptcheck.consumers.mismatches import (
     Mismatch,
     evaluate_checkpoint,
@@ -106,14 +107,14 @@ def summarize_mismatches(ckpt: Checkpoint, mismatches: Iterable[Mismatch]) -> It
         yield MismatchSummary(
             modules=modules[0] + (f" and {len(modules) - 1:,} more" if len(modules) > 1 else ""),
             verb="are" if len(modules) > 1 else "is",
-            reason=_explain_decision(first[0].is_stored_quantized, entry),
+            reason=_explain_decision(first, entry, ckpt.quantization.method),
             effects="; ".join(
                 f"{mismatch.consumer.label} {describe_effect(mismatch, stored_name, built_name, scale)}"
                 for mismatch in worst
             ),
             file=place.file if place else ckpt.quantization.main_declaration.file,
             key=place.key if place else key or ckpt.quantization.main_declaration.key,
-            hint=_write_hint(first[0], entry),
+            hint=_write_hint(first, entry, ckpt.quantization.method),
             spared=_find_spared_engine(ckpt, modules, {mismatch.consumer.name for mismatch in first}),
         )
 
@@ -139,15 +140,35 @@ def _find_spared_engine(ckpt: Checkpoint, modules: Iterable[str], hurt: set[str]
     return found["sglang"].consumer.label
 
 
-def _explain_decision(is_quantized: bool, entry: str | None) -> str:
-    """Return which entry of which list makes the consumer build the module so, or that there is none."""
-    if is_quantized:
+def _are_experts_never_quantized(mismatches: list[Mismatch], entry: str | None) -> bool:
+    """Whether these are experts, and only transformers reads them otherwise: it joins those of a layer into one module."""
+    first, *others = mismatches
+    return (
+        first.is_stored_quantized
+        and first.consumer.name == "transformers"
+        and first.target_module.role == EXPERTS
+        and not others
+        and entry is None
+    )
+
+
+def _explain_decision(mismatches: list[Mismatch], entry: str | None, method: str | None) -> str:
+    """Return which entry of which list makes the consumers build the module so, or that there is none."""
+    if _are_experts_never_quantized(mismatches, entry):
+        name = mismatches[0].target_module.class_name
+        return f"all experts of a layer are one {name} there, which is never quantized by {method}"
+    if mismatches[0].is_stored_quantized:
         return f"ignored by {entry!r}" if entry is not None else "not targeted"
     return f"targeted by {entry!r} and not ignored" if entry is not None else "not ignored"
 
 
-def _write_hint(mismatch: Mismatch, entry: str | None) -> str:
+def _write_hint(mismatches: list[Mismatch], entry: str | None, method: str | None) -> str:
+    mismatch = mismatches[0]
     name = mismatch.module.rpartition(".")[2]
+    if _are_experts_never_quantized(mismatches, entry):
+        return "serve it with vLLM or SGLang, or load it with transformers 4, where each expert is a module by itself"
+    if not mismatch.is_stored_quantized and (mismatch.consumer.name, method) == ("transformers", "gptq"):
+        return "list the modules that are quantized under modules_in_block_to_quantize: transformers reads no other list of GPTQ"
     if not mismatch.is_stored_quantized:
         return "add it to the ignore list; ckptcheck scan --fix writes one that all these consumers read alike"
     if entry is not None and entry.startswith("re:"):

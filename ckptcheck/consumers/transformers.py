@@ -10,15 +10,37 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ckptcheck.consumers import compressed_tensors
-from ckptcheck.consumers.base import EXPERTS, LINEAR, UNQUANTIZED, ConsumerInput, Decision, Module, UnknownBehavior
+from ckptcheck.consumers.base import (
+    EXPERTS,
+    LINEAR,
+    UNQUANTIZED,
+    ConsumerError,
+    ConsumerInput,
+    Decision,
+    Module,
+    UnknownBehavior,
+)
 from ckptcheck.consumers.config_lists import read_text_list
 from ckptcheck.consumers.consumer import Consumer, QuantizationPolicy
-from ckptcheck.consumers.entries import EntryList, make_suffix_keys, parse_regex_or_suffix
+from ckptcheck.consumers.entries import EntryList, make_suffix_keys, parse_exact, parse_regex_or_suffix
 from ckptcheck.consumers.undeclared_method import read_by_transformers
 
 VERSION = "5.24.0"
 UNSUPPORTED = ("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "nvfp4_online", "w4afp8")
 """Methods that transformers warns about and then loads as if the tensors were not quantized."""
+GPTQ_BLOCKS = (
+    "transformer.h",
+    "model.decoder.layers",
+    "gpt_neox.layers",
+    "model.layers",
+    "model.language_model.layers",
+    "h",
+    "decoder.layers",
+    "layers",
+)
+"""What optimum takes for the layers of a model: the first of these that a name of a module begins with (gptq/constants.py)."""
+GPTQ_CLASSES = ("Linear", "Conv1D", "Conv2d")
+"""Classes that optimum replaces; experts and routers are modules of their own classes, and no Linear."""
 
 
 def read_config(request: ConsumerInput) -> QuantizationPolicy:
@@ -32,6 +54,8 @@ def read_config(request: ConsumerInput) -> QuantizationPolicy:
         return _read_skip_list(request, "modules_to_not_convert", _is_fp8_module)
     if method == "awq":
         return _read_skip_list(request, "modules_to_not_convert", _is_linear, always=True)
+    if method == "gptq":
+        return _read_gptq(request)
     if method.startswith("bitsandbytes"):
         return _read_skip_list(request, "llm_int8_skip_modules", _is_exactly_linear)
     if method == "mxfp4":
@@ -56,6 +80,40 @@ def _read_skip_list(
         return Decision(quantized=True)
 
     return QuantizationPolicy(decide, {key: entries})
+
+
+def _read_gptq(request: ConsumerInput) -> QuantizationPolicy:
+    """Decide as optimum 2.3 does (`GPTQQuantizer.convert_model`), which knows nothing of GPTQModel's ``dynamic``.
+
+    It replaces every linear module of the layers, or those whose names end with an entry of ``modules_in_block_to_quantize``.
+    """
+    groups = request.config.get("modules_in_block_to_quantize")
+    if groups is not None and not (isinstance(groups, list) and all(isinstance(group, list) for group in groups)):
+        raise ConsumerError("modules_in_block_to_quantize is not a list of lists")
+    texts = None if groups is None else [text for group in groups for text in group]
+    kept = EntryList([] if texts is None else texts, parse_exact, keys=make_suffix_keys(texts or ()))
+    block = request.config.get("block_name_to_quantize")
+    if block is not None and not isinstance(block, str):
+        raise ConsumerError("block_name_to_quantize is not a string")
+    if block is None:
+        stored = map(request.structure.rename, (request.packed or frozenset()) | (request.plain or frozenset()))
+        names = tuple(stored) or GPTQ_BLOCKS[3:4]
+        block = next((each for each in GPTQ_BLOCKS if any(name.startswith(each) for name in names)), None)
+        if block is None:
+            raise ConsumerError(
+                "no module has the name of a layer that optimum knows, and block_name_to_quantize is missing"
+            )
+    prefix = block
+
+    def decide(module: Module) -> Decision:
+        if module.class_name not in GPTQ_CLASSES or not module.name.startswith(prefix):
+            return UNQUANTIZED
+        if texts is None:
+            return Decision(quantized=True)
+        hit = kept.first_match(module.name)
+        return Decision(quantized=hit is not None, entry=kept.original(hit))
+
+    return QuantizationPolicy(decide, {} if texts is None else {"modules_in_block_to_quantize": kept})
 
 
 def _is_fp8_module(module: Module) -> bool:

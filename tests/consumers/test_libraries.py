@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,6 +162,51 @@ def test_transformers_replaces_the_same_modules_of_a_real_model() -> None:
         replace_with_fp8_linear(model, config["modules_to_not_convert"], FineGrainedFP8Config(), pre_quantized=True)
         replaced = {name for name, module in model.named_modules() if isinstance(module, FP8Linear | FP8Experts)}
         assert {name for name, (_, verdict) in judged.decisions.items() if verdict.quantized} == replaced
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [{}, {"modules_in_block_to_quantize": [["self_attn.q_proj", "up_proj"], ["down_proj"]]}],
+    ids=["all", "listed"],
+)
+def test_optimum_replaces_the_same_modules_of_a_real_model(listed: dict[str, Any]) -> None:
+    """transformers leaves it to optimum which modules of a GPTQ checkpoint are quantized."""
+    needs("transformers", "torch", "optimum")
+    import torch
+    import zoo
+    from optimum.gptq import GPTQQuantizer
+
+    for architecture in (
+        "LlamaForCausalLM",
+        "Qwen3MoeForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "GPT2LMHeadModel",
+        "OPTForCausalLM",
+        "GPTNeoXForCausalLM",
+    ):
+        model_class, config_class = zoo.resolve(architecture)
+        with torch.device("meta"):
+            model = model_class(config_class(**zoo.tiny_fields(config_class)))
+        names = [
+            name for name, module in model.named_modules() if "weight" in dict(module.named_parameters(recurse=False))
+        ]
+        names += [name for name, _ in model.named_modules() if name.endswith(".experts")]
+        config = {"quant_method": "gptq", "bits": 4, **listed}
+        judged = evaluate_consumer("transformers", architecture, names, config, packed=names, plain=())
+        assert not judged.is_guess
+        replaced: dict[str, object] = {}
+        # its constructor, and the layers that compute, need GPTQModel
+        quantizer = SimpleNamespace(
+            block_name_to_quantize=None,
+            modules_in_block_to_quantize=listed.get("modules_in_block_to_quantize"),
+            select_quant_linear=lambda **_: None,
+            _replace_by_quant_layers=lambda _, layers, found=replaced: found.update(layers),
+        )
+        GPTQQuantizer.convert_model(quantizer, model)
+        assert {name for name, (_, verdict) in judged.decisions.items() if verdict.quantized} == {*replaced}, (
+            architecture
+        )
+        assert replaced or listed
 
 
 def slimes_own(name: str, rules: list[str]) -> bool:
