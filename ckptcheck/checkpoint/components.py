@@ -40,6 +40,9 @@ HEADS_OF_TEXT_MODELS = frozenset((
 ))  # fmt: skip
 """Composite models whose text model has the head, so that its config says whether it is tied (transformers 5.23, each built)."""
 
+DRAFTING_HEADS = {"medusa": "num_heads", "mlp_speculator": "n_predict"}
+"""Model types of vLLM that are nothing but heads, each of which drafts one token → the setting with their number."""
+
 
 @dataclass(frozen=True)
 class Components:
@@ -114,6 +117,8 @@ class Components:
     @cached_property
     def num_layers(self) -> int | None:
         """The number of layers that the config declares, or that its class fills in; None where neither says."""
+        if self.config is not None and self.config.model_type in DRAFTING_HEADS:
+            return self.config.integer(DRAFTING_HEADS[self.config.model_type])
         if not self.is_language_model and self.stack is not None and not self.stack.prefix.endswith("encoder.layer"):
             return (
                 None  # stages and blocks of an encoder of images; what its settings count differs from class to class
@@ -240,8 +245,11 @@ class Components:
     def is_draft(self) -> bool:
         """Whether this is a draft model, which takes embedding and head from the model that it drafts for.
 
-        EAGLE and DFlash have a few layers after a matrix that joins several hidden states, or hidden states and embeddings.
+        EAGLE and DFlash have a few layers after a matrix that joins several hidden states, or hidden states and embeddings. Medusa
+        and MLP speculators are heads alone.
         """
+        if self.config is not None and self.config.model_type in DRAFTING_HEADS:
+            return True
         joint = self.tensors.get("fc.weight") or self.tensors.get("model.fc.weight")
         if joint is None or len(joint.shape) != 2:
             return self._holds_mtp_alone

@@ -57,7 +57,8 @@ def _by_design(ckpt: ConfiguredCheckpoint, name: str, rows: int) -> bool:
     A model with several vocabularies, whose class is not known, may have the table of any of them (Parler-TTS reads text and
     writes sound). One that writes images, or several codebooks, has the rows of these. The code of a model that is not
     transformers' may pad the table, to a number of rows or to a multiple of one (the first OLMo, Mamba). ImageGPT never
-    predicts the token that begins an image, so that its head has a row less.
+    predicts the token that begins an image, so that its head has a row less. A draft model may predict the commonest tokens only
+    (EAGLE-3).
     """
     declared = ckpt.config.number("vocab_size") or 0
     if ckpt.config.resolved is None and rows in _list_vocabularies(ckpt.config.value):
@@ -68,6 +69,8 @@ def _by_design(ckpt: ConfiguredCheckpoint, name: str, rows: int) -> bool:
             rows == -(-declared // multiple) * multiple for multiple in multiples
         ):
             return True
+    if name == ckpt.components.lm_head and rows == ckpt.config.integer("draft_vocab_size"):
+        return True
     codebooks = ckpt.config.integer("num_codebooks") or 0
     if (
         name == ckpt.components.embedding and rows == codebooks * declared

@@ -41,6 +41,14 @@ NEXTN = number("model.layers", 1, {
     **ATTENTION, **MLP, **NORMS, "eh_proj.weight": (64, 128), "enorm.weight": (64,), "hnorm.weight": (64,),
     "shared_head.norm.weight": (64,), "shared_head.head.weight": (512, 64), "embed_tokens.weight": (512, 64),
 })  # fmt: skip
+MEDUSA = {
+    **number("blocks", 5, {"layers.0.weight": (64, 64), "layers.0.bias": (64,)}), **number("lm_heads", 5, {"weight": (512, 64)}),
+}  # fmt: skip
+MLP_SPECULATOR = {
+    **number("speculator.emb", 4, {"weight": (512, 128)}), **number("speculator.head", 4, {"weight": (512, 128)}),
+    **number("speculator.ln", 4, {"weight": (128,), "bias": (128,)}), "speculator.proj.0.weight": (128, 64),
+    **{f"speculator.proj.{head}.weight": (128, 128) for head in (1, 2, 3)},
+}  # fmt: skip
 PHI_1_5 = {
     "layers.0.wte.weight": (512, 64), "layers.5.ln.weight": (64,), "layers.5.linear.weight": (512, 64),
     **{
@@ -70,12 +78,22 @@ PHI_1_5 = {
             NEXTN,
         ),
         (
+            {"architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": 64, "vocab_size": 512, "num_heads": 5,
+             "num_hidden_layers": 1},
+            MEDUSA,
+        ),
+        (
+            {"architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator", "emb_dim": 64, "inner_dim": 128,
+             "n_predict": 4, "n_candidates": 5, "top_k_tokens_per_head": [4, 3, 2, 2], "vocab_size": 512},
+            MLP_SPECULATOR,
+        ),
+        (
             {"architectures": ["MixFormerSequentialForCausalLM"], "model_type": "mixformer-sequential", "n_embd": 64,
              "n_layer": 4, "n_head": 4, "vocab_size": 512, "auto_map": {"AutoConfig": "configuration.Config"}},
             PHI_1_5,
         ),
     ],
-    ids=["EAGLE", "EAGLE-3", "DFlash", "NextN", "Phi-1.5"],
+    ids=["EAGLE", "EAGLE-3", "DFlash", "NextN", "Medusa", "MLP speculator", "Phi-1.5"],
 )  # fmt: skip
 def test_parts_that_lie_elsewhere_are_not_missing(
     config: dict[str, Any], shapes: dict[str, tuple[int, ...]], tmp_path: Path
