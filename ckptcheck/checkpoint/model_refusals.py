@@ -209,8 +209,13 @@ def _iter_unknown_rope(table: WeightsTable, resolved: ResolvedConfig) -> Iterato
 
 
 def _iter_partial_rope(table: WeightsTable, resolved: ResolvedConfig) -> Iterator[Fault]:
-    """Yield a share of each head to rotate, where the model rotates whole heads only."""
+    """Yield a share of each head to rotate, where the model rotates whole heads only.
+
+    A part of another type than the class has by default rotates as that type does (Mistral Small 4 in Mistral 3's wrapper).
+    """
     for part in resolved.parts:
+        if part.path in resolved.other_parts:
+            continue
         own = (part.config_class.rope.get("default") or {}).get("rope_type", "default")
         rope = dict(iter_rope(part)) or {"": {}}
         for path, parameters in rope.items():
