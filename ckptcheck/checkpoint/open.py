@@ -17,6 +17,7 @@ from ckptcheck.checkpoint.open_source import (
     explain_gguf,
     has_safetensors,
     open_megatron,
+    refuse_file,
     require_safetensors,
 )
 from ckptcheck.checkpoint.scan_options import DEFAULT_OPTIONS
@@ -150,10 +151,7 @@ def _file(target: str, path: Path, settings: EvidenceSettings) -> Checkpoint:
         return Checkpoint(folder, single=True, **settings)
     if path.suffix == ".gguf":
         raise explain_gguf(target, str(path.parent), path.name)
-    raise CkptcheckError(
-        f"{target} is neither a .safetensors file nor an index (….safetensors.index.json)",
-        hint="name the folder instead",
-    )
+    raise refuse_file(target, path.name)
 
 
 def _follows_links(settings: EvidenceSettings) -> bool:

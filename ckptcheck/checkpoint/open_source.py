@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, TypedDict
 
 from ckptcheck.checkpoint.scan_options import ScanOptions
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 REMOTE_JOBS = 16
 """Files that are read at a time where they are not on this machine: each read waits for the network."""
+PICKLES = re.compile(r"\.(bin|pt|pth|ckpt|pkl)$")
+"""Names of what torch.save writes."""
+STATE_OF_TRAINING = re.compile(r"optimizer|scheduler|rng_state|random_states|scaler|sampler|training_args")
+"""The beginnings of names under which trainers save what is no weight."""
+OTHER_FORMATS = {".h5": "Keras or TensorFlow", ".keras": "Keras", ".msgpack": "Flax", ".onnx": "ONNX"}
+"""Suffix → the framework whose weights have it."""
 
 
 class EvidenceSettings(TypedDict, total=False):
@@ -47,16 +54,43 @@ def require_safetensors(source: Source) -> None:
     """Refuse a source without safetensors files: a report about nothing would pass vacuously."""
     target = source.target
     if not has_safetensors(source):
-        weights = [name for name in source.files if name.endswith((".bin", ".pt", ".pth"))]
+        pickles = sorted(name for name in source.files if PICKLES.search(name))
+        # the state of an optimizer beside a model is not what its user asks about
+        weights = [name for name in pickles if not STATE_OF_TRAINING.match(name)] or pickles
         gguf = sorted(name for name in source.files if name.endswith(".gguf"))
         if gguf and not weights:
             raise explain_gguf(target, target.removeprefix("hf://"), gguf[0])
         if weights:
+            more = f" and {len(weights) - 1} more" if len(weights) > 1 else ""
             raise CkptcheckError(
-                f"{target} holds no safetensors file, only {weights[0]}",
+                f"{target} holds no safetensors file, only {weights[0]}{more}",
                 hint="convert it to safetensors first: pickles are not read",
             )
         raise CkptcheckError(f"{target} holds no safetensors file", hint="name the folder that holds them")
+
+
+def refuse_file(target: str, name: str) -> CkptcheckError:
+    """Say why a file is no checkpoint: what it is, where its name tells that."""
+    if PICKLES.search(name):
+        return CkptcheckError(
+            f"{target} is a file of PyTorch, and ckptcheck checks safetensors",
+            hint="convert it to safetensors first: pickles are not read",
+        )
+    if name.endswith(".distcp"):
+        return CkptcheckError(
+            f"{target} is one file of torch.distributed.checkpoint",
+            hint="name its folder, which says what the file holds",
+        )
+    framework = next((named for suffix, named in OTHER_FORMATS.items() if name.endswith(suffix)), None)
+    if framework is not None:
+        return CkptcheckError(
+            f"{target} is a file of {framework}, and ckptcheck checks safetensors",
+            hint="name the folder or the .safetensors file that holds the weights",
+        )
+    return CkptcheckError(
+        f"{target} is neither a .safetensors file nor an index (….safetensors.index.json)",
+        hint="name the folder instead",
+    )
 
 
 def has_safetensors(source: Source) -> bool:

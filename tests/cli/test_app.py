@@ -26,6 +26,10 @@ def test_version(here: Path) -> None:
         (["scan", "nowhere"], "ckptcheck: nowhere does not exist\n"),
         (["scan", "empty"], "ckptcheck: empty holds no file that can be checked\n"),
         (["scan", "pickles"], "ckptcheck: pickles holds no safetensors file, only pytorch_model.bin\n"),
+        (["scan", "state"], "ckptcheck: state holds no safetensors file, only pytorch_model_fsdp.bin and 1 more\n"),
+        (["scan", "state/optimizer.pt"], "ckptcheck: state/optimizer.pt is a file of PyTorch, and ckptcheck checks"),
+        (["scan", "parts/__0_0.distcp"], "is one file of torch.distributed.checkpoint\n           name its folder"),
+        (["scan", "state/tf_model.h5"], "ckptcheck: state/tf_model.h5 is a file of Keras or TensorFlow, and ckptcheck"),
         (["scan", "gguf"], """from_pretrained("gguf", gguf_file="a-Q4_K_M.gguf").save_pretrained("converted")'"""),
         (["scan", "gguf/a-Q4_K_M.gguf"], "is a model in GGUF, llama.cpp's format, and ckptcheck checks safetensors\n"),
         (["scan", "sound/config.json"], "ckptcheck: sound/config.json is neither a .safetensors file nor an index"),
@@ -92,6 +96,11 @@ def test_trouble_is_a_sentence_and_exit_2(here: Path, arguments: list[str], sent
     (here / "gguf" / "a-Q4_K_M.gguf").write_bytes(b"GGUF")
     (here / "pickles").mkdir()
     (here / "pickles/pytorch_model.bin").write_bytes(b"\x80\x02.")
+    (here / "state").mkdir()
+    for name in ("optimizer.pt", "pytorch_model_fsdp.bin", "value_head.bin", "tf_model.h5"):
+        (here / "state" / name).write_bytes(b"\x80\x02.")
+    (here / "parts").mkdir()
+    (here / "parts/__0_0.distcp").write_bytes(b"x")
     result = run(here, *arguments)
     assert result.returncode == 2
     assert sentence in result.stderr
