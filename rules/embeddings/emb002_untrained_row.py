@@ -4,7 +4,8 @@
 - Rows that are untrained as EMB001 defines it, of tokens that neither the chat template nor a config uses. Most are reserved
   tokens. Ordinary tokens (of the tokenizer's own vocabulary, not added, reserved or special) are reported separately as words.
 - Runs of at least 64 neighbouring rows that hold the same bytes, at least half of them of ordinary tokens.
-- Without a tokenizer beside the weights: any untrained row, except that of the padding token and those that a config uses.
+- Without a tokenizer beside the weights: any untrained row, except that of the padding token and those that a config uses. Without
+  a config too, the only one of an embedding, if it is zero, may be that of padding (EMB003).
 - If the tokenizer's ids cannot be read (SentencePiece alone): the same, but up to an eighth of all rows at the end may be padding
   (EMB003).
 - In a Megatron run the last rows are left out, as many as its arguments may have padded the vocabulary with.

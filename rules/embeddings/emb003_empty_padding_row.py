@@ -6,7 +6,8 @@ Untrained rows, as EMB001 defines it, that the model never reads:
 - rows from `unpadded_vocab_size` on, where the config says that the vocabulary is padded;
 - the row of the padding token, and of placeholders that the output of an image or audio encoder replaces;
 - the embedding row of config.json's pad_token_id, also if that is eos too: `padding_idx` of torch keeps it at zero, and the model
-  was trained with it so.
+  was trained with it so;
+- the one zero row of an embedding, where neither a config nor a tokenizer lies beside the weights: it may be that of padding.
 
 It leaves out Megatron runs: their vocabulary is padded as a rule, and MEG022 checks that.
 
@@ -38,7 +39,16 @@ from ckptcheck.values.detectors.untrained_rows import find_untrained_rows
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for matrix in find_untrained_rows(ckpt):
         for rows, one, several in (
-            (matrix.padding_rows - matrix.tail_rows, "row of padding is empty", "rows of padding are empty"),
+            (
+                matrix.padding_rows - matrix.tail_rows - matrix.unnamed_padding,
+                "row of padding is empty",
+                "rows of padding are empty",
+            ),
+            (
+                matrix.unnamed_padding - matrix.tail_rows,
+                "row is empty, as that of a padding token is",
+                "rows are empty, as that of a padding token is",
+            ),
             (
                 matrix.padding_rows & matrix.tail_rows,
                 "last row is empty and may be padding",

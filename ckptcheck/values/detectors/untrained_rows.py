@@ -101,6 +101,18 @@ class UntrainedRows:
             begin -= 1
         return frozenset(range(begin, number))
 
+    @cached_property
+    def unnamed_padding(self) -> frozenset[int]:
+        """The one zero row of an embedding beside which no file names a token; empty otherwise.
+
+        It is nearly always that of the padding token, which ``padding_idx`` of torch keeps at zero: a part of a checkpoint, such as
+        the weights of an FSDP save, does not say which token that is.
+        """
+        is_named = self.ckpt.config is not None or self.ckpt.tokenizer is not None
+        if is_named or self.name != self.ckpt.components.embedding or [*self.rows.values()] != [NEAR_ZERO]:
+            return frozenset()
+        return frozenset(self.rows)
+
     def _ignorable_rows(self, rows: Iterable[int]) -> frozenset[int]:
         """Return the rows without a token, of placeholders, and of a padding token without another role."""
         tokenizer, config = self.ckpt.tokenizer, self.ckpt.config
@@ -108,7 +120,9 @@ class UntrainedRows:
         # Inkling 2 pads its vocabulary, and computes no logits of the padding.
         unpadded = config.integer("unpadded_vocab_size") if config is not None else None
         padded = frozenset(range(unpadded, len(self.stats.std))) if unpadded else frozenset()
-        ignorable = find_placeholder_tokens(self.ckpt) | self._zero_padding_row | self.tail_rows | padded
+        ignorable = (
+            find_placeholder_tokens(self.ckpt) | self._zero_padding_row | self.tail_rows | padded | self.unnamed_padding
+        )
         eos_rows = {row for row, reason in find_config_tokens(self.ckpt).items() if "eos" in reason}
 
         def may_be(row: int) -> bool:
