@@ -2,7 +2,8 @@
 
 ## What it checks
 A folder with a model has a `config.json`. Adapters have `adapter_config.json` instead, and models in Mistral's own format
-`params.json`.
+`params.json`. A state of accelerate (`save_state`, known by its `random_states_0.pkl`) keeps weights for `load_state`, and never
+a config: that is only noted.
 
 ## Why it matters
 transformers, vLLM and SGLang refuse the folder: without it they do not know which model the tensors belong to. Rules that
@@ -25,10 +26,22 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 
+STATE_OF_ACCELERATE = "random_states_0.pkl"
+"""A file that `Accelerator.save_state` writes beside the weights, and nothing else does."""
+
 
 @rule("CFG001", "missing-config", severity="error", when=lambda ckpt: not ckpt.is_single_shard and not ckpt.is_adapter)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if "config.json" not in ckpt.files and "params.json" not in ckpt.files:
+    if "config.json" in ckpt.files or "params.json" in ckpt.files:
+        return
+    if STATE_OF_ACCELERATE in ckpt.files:
+        yield Problem(
+            "this is a state that accelerate's save_state wrote, without a config: load_state reads it, and no engine",
+            file="config.json",
+            severity="info",
+            hint="to serve the model, copy config.json from the model this one was trained from",
+        )
+    else:
         yield Problem(
             "there is no config.json, so transformers, vLLM and SGLang refuse the folder",
             file="config.json",
