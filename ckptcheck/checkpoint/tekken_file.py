@@ -14,6 +14,8 @@ from ckptcheck.checkpoint.document import Defect, clip, parse_object
 
 COUNTS = ("default_vocab_size", "default_num_special_tokens")
 TOKEN_KEYS = {"rank", "token_bytes", "token_str"}
+MOST_SPECIAL = 1 << 20
+"""Special tokens of which a list is made; releases have 14 to 1,000."""
 
 
 def read_tekken(raw: bytes) -> tuple[dict[int, str], Defect | None]:
@@ -34,8 +36,12 @@ def read_tekken(raw: bytes) -> tuple[dict[int, str], Defect | None]:
                 "torn", f"config.{key} is {_write(config.get(key))}, and no number of tokens", f"config.{key}"
             )
     rows, special = (config[key] for key in COUNTS)
+    if special > MOST_SPECIAL:
+        text = f"config.default_num_special_tokens is {_write(special)}: no tokenizer has so many"
+        return {}, Defect("torn", text, "config.default_num_special_tokens")
     if not 0 <= rows - special <= len(vocabulary):
-        text = f"config.default_vocab_size is {rows:,}: {special:,} special tokens and {len(vocabulary):,} of vocab are not so many"
+        have = f"{special:,} special tokens and {len(vocabulary):,} of vocab"
+        text = f"config.default_vocab_size is {_write(rows)}: {have} are not so many"
         return {}, Defect("torn", text, "config.default_vocab_size")
     return _read_tokens(vocabulary[: rows - special], _list_special(value, special), special)
 

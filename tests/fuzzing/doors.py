@@ -13,12 +13,14 @@ from tests.fuzzing.pages import check_page
 from tests.fuzzing.pickles import read_everywhere
 from tests.fuzzing.rollout_files import check_batch
 from tests.fuzzing.servers import check_engine_server, check_hub
+from tests.fuzzing.token_files import check_token_files
 
 DOORS: dict[str, Check] = {
     "safetensors": check_safetensors,
     "index": check_weight_map,
     "config": check_config,
     "tokenizer": check_tokenizer,
+    "token-files": check_token_files,
     "pickle": read_everywhere,
     "dcp": check_table,
     "legacy": check_legacy,
