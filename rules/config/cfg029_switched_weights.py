@@ -79,8 +79,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 for pattern in wanted
                 if pattern not in stored and not _is_explained(pattern, switch, elsewhere)
             )
-        if missing and switch.on and switch.off and _sets_unknown_number(table, config.resolved):
-            continue
         surplus = sorted(
             name
             for pattern in unwanted
@@ -88,6 +86,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             # AutoGPTQ writes a bias of zeros to every layer it packs; vLLM and transformers know that.
             if not name.endswith(".bias") or name.removesuffix("bias") + "qweight" not in ckpt.tensors
         )
+        if switch.on and switch.off and (missing or surplus) and _sets_unknown_number(table, config.resolved):
+            continue
         if missing:
             yield Problem(
                 f"{describe(setting)}, but {_list(missing)} {'is' if len(missing) == 1 else 'are'} not there, so transformers "

@@ -58,14 +58,16 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         return
     samples = list_samples(ckpt.layout)
     places = table.find_places(ckpt.layout, {*samples, *unquantized_names(samples)})
-    packed = {module for name in samples if (module := _packed_module(name)) is not None}
+    # The dot behind a module lets the number at its end be one, as in ffn.0 of CTRL.
+    modules = (module for name in samples if (module := _packed_module(name)) is not None)
+    packed = {INDEX.sub("{}", f"{module}.")[:-1] for module in modules}
     absent: list[str] = []
     lacking: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     resolved = ckpt.config.resolved
     given = table.list_given(resolved) if resolved is not None else frozenset[str]()
     for parameter in sorted(table.needs | given):
         head, is_inside, rest = parameter.partition(".{}.")
-        if any(INDEX.sub("{}", module) == parameter.rpartition(".")[0] for module in packed):
+        if parameter.rpartition(".")[0] in packed:
             continue
         if parameter not in places:
             absent.append(parameter)
@@ -135,7 +137,6 @@ def _iter_lost_by_type(
 
     A type may have parts that a setting takes away, such as shared experts; a part of which only some matrices are there is torn.
     """
-    packed_templates = {INDEX.sub("{}", module) for module in packed}
     for types in table.layer_types:
         setting = config.resolved.at(types.path) if config.resolved is not None else None
         if setting is None or not isinstance(setting.value, list):
@@ -151,7 +152,7 @@ def _iter_lost_by_type(
                 for name in sorted(own - stored)
                 if not name.endswith("bias")
                 and not SHARED.search(name)
-                and f"{types.prefix}.{{}}.{name}".removesuffix(".weight") not in packed_templates
+                and f"{types.prefix}.{{}}.{name}".removesuffix(".weight") not in packed
                 and (_find_part(name) in partners or (has_experts and ROUTER.search(name)))
             ]
             if names:

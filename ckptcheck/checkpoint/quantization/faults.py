@@ -71,6 +71,7 @@ def find_format_faults(
         raise Skip(f"the config does not say how {quantization.method} stores the weights")
     own = {companion.role for form, _ in choices for companion in form.companions}
     own |= {twin for form, _ in choices for _, twin in form.twins}
+    used = {role for stored in quantization.storages if stored.is_quantized for role in stored.companions}
     faults = []
     for stored, modules in quantization.storages.items():
         if stored.is_quantized:
@@ -78,8 +79,10 @@ def find_format_faults(
                 faults += [(fault, stored, alike) for fault in _against(stored, schemes)]
         else:
             companions = [role for role in stored.companions if role in own]
-            # One fault per module is enough to report that its weight is missing.
+            # One fault per module is enough to report that its weight is missing. A parameter of a model may be called `scale` as
+            # the scales of some files are (the router of Gemma 4), and is one of them where other weights have such.
             if stored.weight is None:
+                companions = [role for role in companions if role not in OTHER_NAMES or role in used]
                 faults += [(FormatFault("weightless", role, ""), stored, modules) for role in companions[:1]]
             else:
                 faults += [(FormatFault("orphan", role, ""), stored, modules) for role in companions]
@@ -129,6 +132,8 @@ FP8_NAMES = tuple({"weight_scale_inv": name, "weight_scale": name} for name in (
 """Names of the scales in DeepSeek-V4's and Mistral's own files; transformers and the engines rename them."""
 TENSOR_NAMES = {"weight_scale": "weight_scale_inv", "input_scale": "activation_scale"}
 """Names that transformers writes for a scale per tensor; vLLM renames them for Mistral."""
+OTHER_NAMES = {name for names in (*FP8_NAMES, TENSOR_NAMES) for name in names.values()} - {"weight_scale_inv"}
+"""All that are not the usual name of a scale."""
 
 
 def _renamed(companion: Companion, names: Mapping[str, str]) -> Companion:
