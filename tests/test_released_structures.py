@@ -16,6 +16,9 @@ from tests.factories.released_structures import Entry, list_structures, load_str
 FALSE_ERRORS: dict[str, set[str]] = {}
 """Structure → codes of errors that are known to be false, until the rule is mended."""
 
+MOST_TENSORS = 60_000
+"""Of a model that is changed: the six larger ones have more experts of the same kind, and take half of the time."""
+
 Mutation = Callable[[dict[str, Entry], Random], None]
 LAYER = re.compile(r"(?:[^.]+\.)*?(?:layers|h|blocks|block|layer|resblocks)\.\d+\.")
 
@@ -83,6 +86,8 @@ def test_a_changed_model_is_not_clean(mutate: Mutation, least: float, tmp_path: 
     seen, missed = 0, []
     for name in list_structures():
         structure = load_structure(name)
+        if len(structure.entries) > MOST_TENSORS:
+            continue
         entries = dict(structure.entries)
         mutate(entries, Random(name))
         if entries == structure.entries:
