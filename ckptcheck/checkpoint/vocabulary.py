@@ -56,6 +56,8 @@ class Vocabulary:
     """Whether the file gives every token an id."""
     merge_count: int | None = None
     """Number of merges of a BPE; None for other models, and where it is unknown."""
+    merges: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """The merges of a BPE, the first applied first; those that are no pair of texts are left out."""
     ignore_merges: bool = False
     """Whether a word that is a token is encoded as that token, regardless of merges (`ignore_merges`)."""
     unk_token: str | None = None
@@ -73,6 +75,21 @@ class Vocabulary:
     def ids(self) -> dict[str, int]:
         """Every token → its id."""
         return self.model | {token.content: token.id for token in self.added}
+
+    @cached_property
+    def late_merge_count(self) -> int:
+        """Number of merges of which a part is made only by merges after it.
+
+        Training makes a token of tokens that it made before. Of the merges that a conversion from ranks lists for every way to
+        cut a token, a fifth at most are late (Gemma 3, cl100k, o200k); of any list in a random order, two fifths and more.
+        """
+        made: dict[str, int] = {}
+        for number, (left, right) in enumerate(self.merges):
+            made.setdefault(left + right, number)
+        return sum(
+            made.get(left, -1) > number or made.get(right, -1) > number
+            for number, (left, right) in enumerate(self.merges)
+        )
 
     @cached_property
     def id_to_token(self) -> dict[int, str]:
@@ -99,9 +116,10 @@ def read_vocabulary(source: Source, file: str) -> Vocabulary:
     if file == "vocab.json":
         vocabulary = _from_slow(value)
         lines = read_merges(source)
-        return replace(
-            vocabulary, merge_count=None if lines is None else sum(bool(line.strip()) for line in lines.values())
-        )
+        if lines is None:
+            return vocabulary
+        merges = [line.decode("utf-8", "replace") for line in lines.values() if line.strip()]
+        return replace(vocabulary, merge_count=len(merges), merges=_pairs(merges))
     return _from_fast(value)
 
 
@@ -135,6 +153,7 @@ def _from_fast(value: dict[str, Any]) -> Vocabulary:
         len(entries),
         readable=True,
         merge_count=pairs,
+        merges=_pairs(merges) if isinstance(merges, list) else (),
         ignore_merges=whole_words,
         unk_token=unknown if isinstance(unknown, str) else None,
         post_processor_tokens=frozenset(_strings(value.get("post_processor"))),
@@ -143,6 +162,16 @@ def _from_fast(value: dict[str, Any]) -> Vocabulary:
         framing=tuple(list_framing_tokens(value.get("post_processor"))),
     )
     return vocabulary.with_tokens(tokens)
+
+
+def _pairs(merges: Iterable[object]) -> tuple[tuple[str, str], ...]:
+    """Return the merges as pairs, written as a text with a space in it or as a list."""
+    pairs = (merge.split(" ") if isinstance(merge, str) else merge for merge in merges)
+    return tuple(
+        (pair[0], pair[1])
+        for pair in pairs
+        if isinstance(pair, list) and len(pair) == 2 and type(pair[0]) is str and type(pair[1]) is str
+    )
 
 
 def _strings(value: object) -> Iterator[str]:

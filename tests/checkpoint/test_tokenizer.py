@@ -17,6 +17,7 @@ import pytest
 from ckptcheck.checkpoint import chat_template
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.tokenizer import Tokenizer
+from ckptcheck.checkpoint.vocabulary import Vocabulary
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
@@ -67,6 +68,21 @@ def agrees(path: Path) -> None:
     assert {token.id: (token.content, token.special) for token in vocabulary.added} == theirs
     assert all(read.token_for(number) == real.id_to_token(number) for number in vocabulary.ids.values())
     assert read.max_id == max(real.get_vocab().values())
+
+
+def shuffled(merges: list[Any]) -> list[Any]:
+    return random.Random(0).sample(merges, len(merges))
+
+
+def exchanged(merges: list[Any]) -> list[Any]:
+    return merges[len(merges) // 2 :] + merges[: len(merges) // 2]
+
+
+def test_merges_whose_parts_come_later_are_counted() -> None:
+    merges = (("a", "b"), ("ab", "c"), ("de", "f"), ("d", "e"), ("x", "yz"))
+    assert Vocabulary("tokenizer.json", merges=merges).late_merge_count == 1
+    assert Vocabulary("tokenizer.json", merges=merges[::-1]).late_merge_count == 1
+    assert Vocabulary("tokenizer.json", merges=(*merges, ("d", "e"))).late_merge_count == 1
 
 
 def test_the_ids_of_smollm2_are_those_of_tokenizers(smollm2: Path) -> None:
@@ -479,6 +495,17 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     value["model"]["merges"] = value["model"]["merges"][:100]
     edited(folder, "tokenizer.json", **value)
     assert codes(folder) == {"TOK012"}
+
+    for way, order in (
+        ("reversed", lambda merges: merges[::-1]),
+        ("sorted by chance", shuffled),
+        ("halves exchanged", exchanged),
+    ):
+        folder = damaged(f"merges {way}")
+        value = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        value["model"]["merges"] = order(value["model"]["merges"])
+        edited(folder, "tokenizer.json", **value)
+        assert codes(folder) == {"TOK012"}, way
 
     folder = damaged("half a tokenizer")
     raw = (folder / "tokenizer.json").read_bytes()
