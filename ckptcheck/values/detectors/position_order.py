@@ -1,0 +1,160 @@
+"""Finds tables of learned positions whose rows are in another order than they were trained in.
+
+A model learns for neighbouring positions nearly the same vector. So the row that is most alike a row is one of its neighbours, and
+a table whose rows were shuffled, or whose parts changed places, still shows where each row belongs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import log, sqrt
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.linter.rule import Skip
+from ckptcheck.values.detectors.matrix_samples import FLOATS, read_rows
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+POSITIONS = re.compile(r"(^|\.)(wpe|position_embeddings?|embed_positions|position_embed|pos_embeddings?)\.weight$")
+"""Names of tables with a row for each place in a text."""
+OTHER_PLACES = re.compile(r"(?i)vis|image|patch|pixel|vit|video|audio|speech|relative|query|spatial|2d")
+"""Parts of the names of tables whose rows are no places in a text: patches in a plane, frames, distances, objects to find."""
+MIN_ROWS, MIN_COLUMNS, MAX_ROWS = 128, 64, 2048
+"""Size from which a table is judged, and the rows of it that are compared."""
+NEAR = 4
+"""Distance up to which a row is a neighbour."""
+ALIKE, CHANCE = 0.5, 2.0
+"""The cosine from which a row is surely like another: this much, and so many times the largest that drawn rows have."""
+MIN_ALIKE = 1 / 8
+"""Share of the rows that have to be like another one. IgLM was trained with a third of its positions."""
+MAX_IN_ORDER, MAX_REGULAR = 0.25, 0.5
+"""Share of these whose most alike row may be a neighbour in a shuffled table, and share that may lie at one of four distances:
+a table that repeats a shorter one (Longformer), or that counts patches row by row, has regular distances."""
+PARTS = (2, 4, 8)
+"""Numbers of parts that may have changed places."""
+MIN_GAP = 0.3
+"""By how much the cosine at the seam where a part belongs is larger than at the seam where it stands."""
+
+
+@dataclass(frozen=True)
+class DisorderedPositions:
+    """A table of positions that is out of order."""
+
+    rows: int
+    """How many rows were compared."""
+    alike: int
+    """How many of them are surely like another row."""
+    in_order: int
+    """How many of these are most alike one of their neighbours."""
+
+
+@dataclass(frozen=True)
+class MovedPart:
+    """Two parts of a table that belong together and do not stand together."""
+
+    parts: int
+    """The number of equal parts of the table."""
+    end: int
+    """The last row of the one part."""
+    start: int
+    """The first row of the part that continues it."""
+    cosine: float
+    """How alike these two rows are."""
+    found: float
+    """How alike the rows are that stand at these seams: the larger of the two cosines."""
+
+
+def find_position_tables(ckpt: Checkpoint) -> list[str]:
+    """Return the tables of learned positions in a text that are large enough to be judged."""
+    return [
+        name
+        for name, tensor in ckpt.tensors.items()
+        if POSITIONS.search(name)
+        and not OTHER_PLACES.search(name)
+        and tensor.dtype in FLOATS
+        and len(tensor.shape) == 2
+        and tensor.shape[0] >= MIN_ROWS
+        and tensor.shape[1] >= MIN_COLUMNS
+    ]
+
+
+def judge_positions(ckpt: Checkpoint, name: str) -> DisorderedPositions | MovedPart | None:
+    """Return how a table of positions is out of order; None where it is not, or where it does not show an order.
+
+    Raises Skip if the file has shrunk, OSError if reading fails.
+    """
+    stats = ckpt.values.tensors.get(name)
+    if stats is None:
+        raise Skip(f"{name} could not be read")
+    return judge_order(stats.shape[0], partial(read_rows, ckpt, stats))
+
+
+def judge_order(
+    number: int, read: Callable[[NDArray[np.intp]], NDArray[Any]]
+) -> DisorderedPositions | MovedPart | None:
+    """Return how the rows of a table are out of order; None where they are not, or do not show an order.
+
+    read: returns the rows with some indices.
+    """
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        rows = read(np.arange(min(number, MAX_ROWS)))
+        centre = rows.mean(axis=0)
+        least = max(ALIKE, CHANCE * sqrt(2 * log(len(rows)) / rows.shape[1]))
+        found: DisorderedPositions | MovedPart | None = _judge_neighbours(_to_unit(rows - centre), least)
+        for parts in PARTS:
+            if found is None and number % parts == 0:
+                size = number // parts
+                ends, starts = (_to_unit(read(np.arange(first, number, size)) - centre) for first in (size - 1, 0))
+                found = _judge_seams(ends @ starts.T, size, least)
+        return found
+
+
+def _to_unit(rows: NDArray[Any]) -> NDArray[Any]:
+    """Return the rows as vectors of length one; those without a direction as zeros."""
+    import numpy as np
+
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.where(np.isfinite(lengths) & (lengths > 0), rows / lengths, 0.0)
+
+
+def _judge_neighbours(unit: NDArray[Any], least: float) -> DisorderedPositions | None:
+    """Find for each row the one that is most alike it."""
+    import numpy as np
+
+    cosines = unit @ unit.T
+    np.fill_diagonal(cosines, -1)
+    distances = np.abs(cosines.argmax(axis=1) - np.arange(len(unit)))[cosines.max(axis=1) >= least]
+    if len(distances) < MIN_ALIKE * len(unit):
+        return None
+    in_order = int(np.count_nonzero(distances <= NEAR))
+    regular = np.sort(np.unique(distances, return_counts=True)[1])[-4:].sum()
+    if in_order > MAX_IN_ORDER * len(distances) or regular > MAX_REGULAR * len(distances):
+        return None
+    return DisorderedPositions(len(unit), len(distances), in_order)
+
+
+def _judge_seams(cosines: NDArray[Any], size: int, least: float) -> MovedPart | None:
+    """Find two parts that belong together and do not stand together.
+
+    cosines: of the last row of each part with the first of each part.
+    """
+    inner = cosines.diagonal(offset=1)
+    for part, row in enumerate(cosines):
+        after = max((other for other in range(len(row)) if other != part), key=row.__getitem__)
+        if after == part + 1 or row[after] < least:
+            continue
+        # The end of the table and its start stand at no seam: then another one has to be broken.
+        seams = [inner[place] for place in (part, after - 1) if 0 <= place < len(inner)] or [inner.min()]
+        if row[after] >= max(seams) + MIN_GAP:
+            last = size * (part + 1) - 1
+            return MovedPart(len(row), last, size * after, float(row[after]), max(0.0, *map(float, seams)))
+    return None
