@@ -60,6 +60,10 @@ class Vocabulary:
     """The merges of a BPE, the first applied first; those that are no pair of texts are left out."""
     ignore_merges: bool = False
     """Whether a word that is a token is encoded as that token, regardless of merges (`ignore_merges`)."""
+    dropout: float = 0.0
+    """With which chance a BPE leaves out a merge."""
+    word_end: str = ""
+    """What a BPE appends to the last character of each word (`end_of_word_suffix`)."""
     unk_token: str | None = None
     """The token for an unknown word, for models that fail without one."""
     post_processor_tokens: frozenset[str] = frozenset()
@@ -147,6 +151,8 @@ def _from_fast(value: dict[str, Any]) -> Vocabulary:
     merges = model.get("merges") if model.get("type") == "BPE" else None
     pairs, whole_words = len(merges) if isinstance(merges, list) else None, model.get("ignore_merges") is True
     unknown = model.get("unk_token") if model.get("type") in ("WordPiece", "WordLevel") else None
+    dropout = model.get("dropout") if merges is not None else None
+    word_end = model.get("end_of_word_suffix") if merges is not None else None
     vocabulary = Vocabulary(
         file,
         ids,
@@ -155,6 +161,8 @@ def _from_fast(value: dict[str, Any]) -> Vocabulary:
         merge_count=pairs,
         merges=_pairs(merges) if isinstance(merges, list) else (),
         ignore_merges=whole_words,
+        dropout=float(dropout) if isinstance(dropout, (int, float)) else 0.0,
+        word_end=word_end if isinstance(word_end, str) else "",
         unk_token=unknown if isinstance(unknown, str) else None,
         post_processor_tokens=frozenset(_strings(value.get("post_processor"))),
         encoding_words=frozenset(_strings([value.get("normalizer"), value.get("pre_tokenizer")])),
