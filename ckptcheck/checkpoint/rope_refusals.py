@@ -52,13 +52,13 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
         filled.add("original_max_position_embeddings")
     for path, parameters in iter_rope(part):
         # Classes with one rotary embedding for each kind of layer translate the words of transformers 4 themselves.
-        old = "default" if part.config_class.rope.get("labels") else parameters.get("type", "default")
+        old = "default" if _has_kinds(part.config_class.rope.get("default") or {}) else parameters.get("type", "default")
         kind = parameters.get("rope_type", old)
         own = (part.config_class.rope.get("default") or {}).get("rope_type")
         is_tower = "vision" in part.path or "audio" in part.path
         is_unknown = (
             not part.path
-            and kind not in (*required_rope_keys(), *part.config_class.rope.get("translated", ()), own)
+            and kind not in (*required_rope_keys(), *_list_translated(part), own)
             and part.config_class.model_type not in UNREAD_TYPES
         )
         if part.config_class.rope and (
@@ -101,6 +101,11 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
                     f"{path}.{key}",
                     f"{path}.{key} is {write_value(value)}, but the part of each head that is rotated is from 0 to 1",
                 )
+
+
+def _list_translated(part: ResolvedPart) -> tuple[str, ...]:
+    """Return the types of older releases that the class turns into one which transformers has."""
+    return (*part.config_class.rope.get("translated", ()), *part.config_class.rope.get("renamed", ()))
 
 
 def _check_given_rope(part: ResolvedPart, rope: Any) -> Iterator[Fault]:
@@ -156,18 +161,15 @@ def iter_lost_rope(part: ResolvedPart, needed: Mapping[str, tuple[str, ...]]) ->
         yield f"{part.path}rope_parameters", f"{part.path}rope_parameters has nothing for {needed['absent'][0]}"
     # a kind that the class has by default, and no layer of this model is of, tells that the settings are of one kind each
     kinds = {kind for kind, value in default.items() if isinstance(value, dict)}
-    if not isinstance(settings, dict):
-        return
     scaling = part.settings.get("rope_scaling")
-    if (
-        needed.get("flat")
-        and _has_kinds(settings)
-        and isinstance(scaling, dict)
-        and scaling
-        and not _has_kinds(scaling)
-    ):
+    # Without rope_parameters, a class that fills in the kinds that are absent makes all of them of the one (ModernBERT).
+    is_needed = needed.get("flat") if isinstance(settings, dict) else needed.get("absent")
+    given = settings if isinstance(settings, dict) else default
+    if is_needed and _has_kinds(given) and isinstance(scaling, dict) and scaling and not _has_kinds(scaling):
         path = f"{part.path}rope_scaling"
-        yield path, f"{path} takes the place of rope_parameters, and has nothing for {needed['flat'][0]}"
+        yield path, f"{path} takes the place of rope_parameters, and has nothing for {is_needed[0]}"
+        return
+    if not isinstance(settings, dict):
         return
     # settings of no known kind at all are those of one kind under a wrong name, unless they are for all layers
     is_lost = (

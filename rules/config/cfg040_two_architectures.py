@@ -47,7 +47,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     known = find_config_class(model_type)
     expected = find_model_types(architecture)
     # The parts of composite models have types of their own: mllama and mllama_text_model.
-    is_related = any(model_type.startswith(other) or other.startswith(model_type) for other in expected)
+    is_related = any(other in _list_parts(model_type) or model_type in _list_parts(other) for other in expected)
     if known is not None and known.models and expected and not is_related:
         named = [other for other in expected if architecture.lower().startswith(other.replace("_", ""))]
         yield Problem(
@@ -76,3 +76,14 @@ def _find_exchanged(part: ResolvedPart, file: str) -> Iterator[Problem]:
                 severity="error",
                 hint="put each under its own name, as in the config of the model this one was made from",
             )
+
+
+def _list_parts(model_type: str) -> frozenset[str]:
+    """Return the model types that a config of one type holds by default, however deep; itself too."""
+    known, waiting = {model_type}, [model_type]
+    while waiting:
+        config_class = find_config_class(waiting.pop())
+        parts = config_class.nested.values() if config_class is not None else ()
+        waiting += (new := {part.model_type for part in parts} - known)
+        known |= new
+    return frozenset(known)
