@@ -72,7 +72,7 @@ def iter_wrong_types(part: ResolvedPart) -> Iterator[Fault]:
             # NaN, which JSON of Python may hold, is within no bounds
             if (least is not None and not value >= least) or (most is not None and not value <= most):
                 limits = f"at least {least}" if most is None else f"from {least} to {most}"
-                yield path, f"{path} is {value}, but {config_class.name} takes only numbers {limits}"
+                yield path, f"{path} is {write_value(value)}, but {config_class.name} takes only numbers {limits}"
 
 
 def iter_wrong_common_types(part: ResolvedPart) -> Iterator[Fault]:

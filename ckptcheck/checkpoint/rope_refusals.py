@@ -6,6 +6,7 @@ Each function yields what one kind of check finds in one part of a config.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from typing import Any
 
 from ckptcheck.checkpoint.config_class import required_rope_keys
@@ -19,6 +20,8 @@ NUMBERS = frozenset(
 )  # fmt: skip
 """Keys of rotary embeddings that transformers computes with."""
 BETAS = ("beta_fast", "beta_slow")
+FINITE_IN_YARN = (*BETAS, "original_max_position_embeddings")
+"""Numbers from which YaRN computes whole ones, and stops where they are NaN or infinite."""
 PARTIAL = "partial_rotary_factor"
 LEGACY_ROPE_TYPES = ("mrope", "su", "axial", "deepseek_yarn")
 """Names that released configs have and that some classes translate."""
@@ -52,7 +55,9 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
         filled.add("original_max_position_embeddings")
     for path, parameters in iter_rope(part):
         # Classes with one rotary embedding for each kind of layer translate the words of transformers 4 themselves.
-        old = "default" if _has_kinds(part.config_class.rope.get("default") or {}) else parameters.get("type", "default")
+        old = (
+            "default" if _has_kinds(part.config_class.rope.get("default") or {}) else parameters.get("type", "default")
+        )
         kind = parameters.get("rope_type", old)
         own = (part.config_class.rope.get("default") or {}).get("rope_type")
         is_tower = "vision" in part.path or "audio" in part.path
@@ -88,6 +93,8 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not is_number and (needed or value is not None):
                 yield f"{path}.{key}", f"{path}.{key} is {write_value(value)}, but it must be a number"
+            elif isinstance(value, float) and kind == "yarn" and key in FINITE_IN_YARN and not isfinite(value):
+                yield f"{path}.{key}", f"{path}.{key} is {write_value(value)}, but it must be a finite number"
             elif is_number and ((key in required and value <= 0) or (kind == "yarn" and key in BETAS and value <= 0)):
                 yield f"{path}.{key}", f"{path}.{key} is {write_value(value)}, but it must be more than 0"
             elif (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, TypeGuard
 
@@ -25,7 +26,9 @@ def write_value(value: Any) -> str:
     """Return a JSON value as a finding shows it, cut where it is long."""
     text = {True: "true", False: "false", None: "null"}.get(value) if value is None or isinstance(value, bool) else None
     if text is None:
-        text = f'"{value}"' if isinstance(value, str) else repr(value)
+        text = (
+            f'"{value}"' if isinstance(value, str) else json.dumps(value) if isinstance(value, float) else repr(value)
+        )
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

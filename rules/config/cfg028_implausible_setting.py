@@ -10,6 +10,7 @@ In every part of such a config, encoders of images and sound included:
 
 - the base of the rotary embeddings is at most 1e15, and the same in `rope_theta` and `rope_parameters`, where both are there
 - rates of dropout are from 0 to 1
+- no number is NaN, and none is infinite that the class has finite, those of rotary embeddings included
 - there are no more attention heads than the hidden size
 - sizes and counts are below two billion
 - a patch of an image has from 1 to 4,096 pixels a side
@@ -33,13 +34,14 @@ No public report: configs edited by hand.
 
 import re
 from collections.abc import Iterator
+from math import inf, isfinite, isnan, nan
 from typing import TypeGuard
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.config_refusals import NORM_EPSILON
 from ckptcheck.checkpoint.model_refusals import iter_refused_by_model
 from ckptcheck.checkpoint.resolved_config import ResolvedPart
-from ckptcheck.checkpoint.rope_refusals import iter_rope
+from ckptcheck.checkpoint.rope_refusals import NUMBERS, iter_rope, iter_wrong_rope
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.checkpoint.weights_table import WeightsTable
 
@@ -55,6 +57,8 @@ LARGEST_PATCH = 4096
 HUGE = 2**31
 UNBOUNDED = re.compile(r"rope|theta|position|token|window|length|len$|seed|max_|limit|chunk|_id")
 """Numbers that stand for "no limit" where they are large."""
+READ_AS = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
+"""How transformers writes the numbers that JSON does not have, in an object with the key ``__float__``."""
 PATCHES = ("patch_size", "temporal_patch_size", "spatial_merge_size")
 
 
@@ -81,7 +85,11 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     for each in resolved.parts:
         for path, parameters in iter_rope(each):
             base = parameters.get("rope_theta")
-            if _is_number(base) and base > LARGEST_BASE:
+            for key in sorted(NUMBERS & parameters.keys()):
+                if (number := _read_number(parameters[key])) is not None and not isfinite(number):
+                    where, called = f"{path}.{key}", "NaN" if isnan(number) else "infinite"
+                    odd[where] = f"{where} is {called}, and no released model has such a number"
+            if _is_number(base) and LARGEST_BASE < base < inf:
                 where = f"{path}.rope_theta"
                 odd[where] = f"{where} is {base}, and no released model has a base above {LARGEST_BASE:.0e}"
     for each in resolved.parts:
@@ -95,6 +103,9 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     for each in resolved.parts:
         for key, value in each.settings.items():
             path = f"{each.path}{key}"
+            if (endless := _find_endless(each, key, value)) is not None:
+                odd[path] = f"{path} is {endless}, and no released model has such a number"
+                continue
             if not _is_number(value) or each.config_class.type_of(key) is None:
                 continue
             size = _find_size(each, key)
@@ -124,6 +135,25 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
         if path in told:
             continue
         yield Problem(fault, file=ckpt.config.file, key=path, hint="copy it from the model's own config")
+
+
+def _find_endless(part: ResolvedPart, key: str, value: object) -> str | None:
+    """Return NaN or infinity as it is called, where a field has it that the class has as a finite number; None for all others."""
+    number = _read_number(value)
+    default = part.config_class.defaults.get(key)
+    if number is None or isfinite(number) or "float" not in (part.config_class.type_of(key) or ""):
+        return None
+    if isnan(number):
+        return "NaN"
+    is_bound = UNBOUNDED.search(key) is not None or not (_is_number(default) and isfinite(default))
+    return None if is_bound else "infinite"
+
+
+def _read_number(value: object) -> float | None:
+    """Return a number with a decimal point, or NaN or infinity, as transformers reads it; None for all else."""
+    if isinstance(value, dict):
+        return READ_AS.get(str(value.get("__float__")))
+    return value if isinstance(value, float) else None
 
 
 def _find_two_bases(part: ResolvedPart) -> str | None:
@@ -166,6 +196,8 @@ def _has_width(part: ResolvedPart) -> bool:
 def _is_refused(ckpt: ConfiguredCheckpoint, path: str) -> bool:
     """Whether CFG024 reports the setting, for the model refuses it."""
     table, resolved = WeightsTable.of(ckpt.config), ckpt.config.resolved
+    if resolved is not None and any(where == path for part in resolved.parts for where, _ in iter_wrong_rope(part)):
+        return True
     if table is None or resolved is None:
         return False
     return any(where == path for where, _ in iter_refused_by_model(table, resolved))
