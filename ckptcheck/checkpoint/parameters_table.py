@@ -92,7 +92,7 @@ class ParametersTable:
         architecture = config.architecture
         if architecture is None or architecture not in config.resolved.top.config_class.models:
             return None
-        table = _find(architecture)
+        table = _find(architecture) or _find_relative(architecture)
         if table is None:  # a classifier, of which only is known what its config class does to the layers
             models = map(_find, config.resolved.top.config_class.models)
             adds = any(model is not None and model.adds_cross_attention for model in models)
@@ -267,3 +267,30 @@ def _legacy_renamings() -> tuple[Renaming, ...]:
 def _find(architecture: str) -> ParametersTable | None:
     facts = _parse_line(architecture)
     return None if facts is None else ParametersTable(architecture, facts)
+
+
+@cache
+def _relatives() -> dict[str, dict[str, Any]]:
+    """Return what classes without a line share with one that has it: its name, and what each has for itself."""
+    relatives: dict[str, dict[str, Any]] | None = _parse_line("relatives")
+    return relatives or {}
+
+
+@cache
+def _find_relative(architecture: str) -> ParametersTable | None:
+    """Return the table of a base model, or of a model with another head: that of a class with the same layers, without its head."""
+    own = _relatives().get(architecture)
+    shared = _find(own["of"]) if own is not None else None
+    if own is None or shared is None:
+        return None
+    usual = shared.facts.get("base", "")
+    base = own.get("prefix", usual)
+    lacks, more = {*own.get("lacks", ())}, {*own.get("own", ())}
+    if own.get("is_whole"):
+        needs = shared.needs - lacks
+    else:
+        start = "" if own.get("is_base") else f"{base}."
+        inside = (name for name in shared.needs - lacks if name.startswith(f"{usual}."))
+        needs = frozenset(start + name.removeprefix(f"{usual}.") for name in inside)
+    kept = {key: shared.facts[key] for key in ("renames", "adds_cross_attention", "rope") if key in shared.facts}
+    return ParametersTable(architecture, {**kept, "needs": sorted(needs | more), "base": base})

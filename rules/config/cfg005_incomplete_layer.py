@@ -33,26 +33,15 @@ NVIDIA-NeMo/RL#2124, NVIDIA-NeMo/Megatron-Bridge#2892
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.decoder_families import family_of
-from ckptcheck.checkpoint.layout import LAYER_NAMES, Stack
-from ckptcheck.checkpoint.packing import unquantized_names
-from ckptcheck.checkpoint.siblings import (
-    CLEAR,
-    SPARSE,
-    Names,
-    find_incomplete_layers,
-    find_uneven_shapes,
-    layer_kinds,
-)
+from ckptcheck.checkpoint.incomplete_layers import find_torn_layers, iter_compared_stacks, list_kinds
+from ckptcheck.checkpoint.siblings import Names, find_uneven_shapes
 from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.text.formatting import format_layers, format_shape, join_truncated
 
-KEYS_OR_VALUES = re.compile(r"(^|\.)(k|v|kv|key|value)_(proj|norm)(\.|$)")
-"""What a layer that shares its keys and values with an earlier one may lack."""
 POSITIONS = re.compile(r"rel_pos|relative_position|position_bias")
 """Tables with a row for each distance that a layer can see."""
 
@@ -66,24 +55,11 @@ POSITIONS = re.compile(r"rel_pos|relative_position|position_bias")
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
     anatomy, table = ckpt.components, WeightsTable.of(ckpt.config)
-    for stack in anatomy.layout.stacks.values():
+    for stack in iter_compared_stacks(ckpt):
         main = stack is anatomy.stack
-        if not main and stack.prefix.rpartition(".")[2] not in LAYER_NAMES:
-            continue
-        if not anatomy.is_language_model and any("{}" in name for names in stack.layers.values() for name in names):
-            continue  # stages of an encoder of images, each of its own make
-        layers = {
-            layer: unquantized_names(names) for layer, names in (anatomy.layers if main else stack.layers).items()
-        }
-        said = layer_kinds(ckpt.config.text, len(layers)) if main and ckpt.config is not None else {}
         lacking: dict[Names, dict[int, list[int]]] = {}
-        for layer, (missing, having) in find_incomplete_layers(
-            layers, said, alike=main and anatomy.is_language_model
-        ).items():
-            if _shares_keys(ckpt, stack, layer):
-                missing = frozenset(name for name in missing if not KEYS_OR_VALUES.search(name))
-            if missing and not _by_design(ckpt, stack, layer, missing, layers):
-                lacking.setdefault(missing, {})[layer] = having
+        for layer, (missing, having) in find_torn_layers(ckpt, stack).items():
+            lacking.setdefault(missing, {})[layer] = having
         for missing, where in lacking.items():
             first = min(where)
             yield Problem(
@@ -95,7 +71,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 hint="export again; until then transformers initializes it with random numbers",
             )
 
-        for uneven in find_uneven_shapes(stack, said, ckpt.tensors):
+        for uneven in find_uneven_shapes(stack, list_kinds(ckpt, stack), ckpt.tensors):
             if not (main and anatomy.is_language_model) and uneven.layer in (min(stack.layers), max(stack.layers)):
                 continue  # the ends of an encoder may be of another width
             if not main and POSITIONS.search(uneven.name):
@@ -111,25 +87,3 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                 key=name,
                 hint="export again; the layer is torn, or comes from another model",
             )
-
-
-def _by_design(ckpt: Checkpoint, stack: Stack, layer: int, missing: Names, layers: Mapping[int, Names]) -> bool:
-    """Whether a layer may lack this, since only a few layers show what is usual.
-
-    In a family whose layers are all alike two layers show it. In others the first layer may do without a norm, a scale, or a
-    part that only some kinds of layers have, and such a part needs a clear majority wherever it is missing.
-    """
-    if stack is ckpt.components.stack and ckpt.config is not None and family_of(ckpt.config) is not None:
-        return False
-    having = [other for other, names in layers.items() if missing <= names]
-    if all(SPARSE.search(name) for name in missing):
-        return len(having) < CLEAR or layer == 0
-    found = [ckpt.tensors.get(stack.full_name(having[0], name)) for name in missing]
-    return layer == 0 and all(tensor is not None and len(tensor.shape) < 2 for tensor in found)
-
-
-def _shares_keys(ckpt: Checkpoint, stack: Stack, layer: int) -> bool:
-    """Whether a layer computes with the keys and values of an earlier one, as the last layers of Gemma 3n do."""
-    if stack is not ckpt.components.stack or ckpt.config is None:
-        return False
-    return layer >= len(ckpt.components.layers) - (ckpt.config.integer("num_kv_shared_layers") or 0)

@@ -8,6 +8,10 @@ parameters these are, and by which renamings transformers finds them under the n
 transformers. A parameter of a layer is looked for in each stored layer of its stack. Where the config names a model of another
 type for a part than the architecture has by default, the rule is skipped.
 
+A base model (`BertModel`) and a model with another head (`BertForQuestionAnswering`) need what the language model of their config
+class needs, and their own head; a pooler, which not all of them use, may be absent. Where a base model was saved under the name of
+its model for pretraining, as many encoders of sentences are, the missing head is an info.
+
 Where a list in the config gives each layer its type (`mlp_layer_types`), a layer of a type that has some matrices of a part has all
 of them: a dense layer with `up_proj` and without `gate_proj`, or experts without their router, are torn.
 
@@ -35,13 +39,17 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.components import EMBEDDING, HEAD, SCORE
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.decoder_families import family_of
+from ckptcheck.checkpoint.heads import is_scorer
+from ckptcheck.checkpoint.incomplete_layers import find_torn_layers, iter_compared_stacks
 from ckptcheck.checkpoint.layer_blocks import find_lacking_layers, list_layer_tensors, list_outer_tensors
-from ckptcheck.checkpoint.layout import ASIDE, INDEX, LAYER_NAMES
+from ckptcheck.checkpoint.layout import ASIDE, INDEX
 from ckptcheck.checkpoint.packing import COMPANION, unquantized_name, unquantized_names
 from ckptcheck.checkpoint.parameters_table import ParametersTable, Places, list_samples
-from ckptcheck.checkpoint.siblings import SHARED, SPARSE, find_incomplete_layers, layer_kinds
+from ckptcheck.checkpoint.siblings import SHARED, SPARSE, layer_kinds
 from ckptcheck.text.formatting import count, format_layers, join_truncated
 
+PRETRAINED = ("ForMaskedLM", "ForPreTraining")
+"""Ends of the names of classes whose heads only pretraining needs."""
 ROUTER = re.compile(r"(^|\.)(gate|router)\.weight$")
 
 
@@ -92,7 +100,17 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         if not _is_foreign_layout(ckpt):
             yield _describe_all(ckpt, sorted(table.needs))
         return
-    absent = [name for name in absent if not _is_told(name, told)]
+    lost_head = _list_lost_head(ckpt, table, absent)
+    if lost_head:
+        yield Problem(
+            f"nothing is stored for {join_truncated(lost_head)}: the base model was saved without the head of "
+            f"{ckpt.config.architecture}, and only what loads the base model misses nothing",
+            file=ckpt.config.file,
+            key="architectures",
+            severity="info",
+            hint="name the class of the base model in architectures",
+        )
+    absent = [name for name in absent if name not in lost_head and not _is_told(ckpt, name, told)]
     tie = ckpt.config.resolved.top.find("tie_word_embeddings") if ckpt.config.resolved is not None else None
     if tie is not None and tie.source == "config" and tie.value is False:
         absent += [name for name in sorted(table.untied) if name not in places and not _is_head(ckpt, name)]
@@ -111,12 +129,24 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         )
     for (head, missing), names in lacking.items():
         names = [name for name in names if not (SPARSE.search(name) and _is_kind(ckpt, head, missing))]
-        if names := [name for name in names if not _is_told(f"{head}.{{}}.{name}", told)]:
+        if names := [name for name in names if not _is_told(ckpt, f"{head}.{{}}.{name}", told)]:
             yield _describe_lacking(ckpt.config, head, missing, names, str(ckpt.config.architecture))
     for prefix, kind, torn, names in _iter_lost_by_type(ckpt.config, table, places, packed):
-        names = [name for name in names if not _is_told(f"{prefix}.{{}}.{name}", told)]
+        names = [name for name in names if not _is_told(ckpt, f"{prefix}.{{}}.{name}", told)]
         if names:
             yield _describe_lacking(ckpt.config, prefix, torn, names, f'the type "{kind}"')
+
+
+def _list_lost_head(ckpt: Checkpoint, table: ParametersTable, absent: Collection[str]) -> list[str]:
+    """Return the head for pretraining of a model whose base model was saved by itself; [] for all others.
+
+    Encoders of sentences are saved so, under a config that still names the model they were trained from.
+    """
+    base = f"{table.facts.get('base', '')}."
+    head = sorted(name for name in table.needs if not name.startswith(base))
+    is_saved_alone = base != "." and not any(name.startswith(base) for name in ckpt.tensors)
+    is_for_pretraining = table.architecture.endswith(PRETRAINED)
+    return head if is_saved_alone and is_for_pretraining and {*head} <= {*absent} else []
 
 
 def _describe_lacking(config: Config, prefix: str, layers: Sequence[int], names: list[str], kind: str) -> Problem:
@@ -229,18 +259,10 @@ def _list_told(ckpt: Checkpoint) -> set[str]:
     """Return the names, within a layer or beside the layers, that CFG003, CFG005, CFG016, CFG020 and CFG042 report."""
     stack, config, alike = ckpt.components.stack, ckpt.config, family_of(ckpt.config) is not None
     told: set[str] = set()
-    for each in ckpt.layout.stacks.values():
-        main = each is stack
-        if not ckpt.components.layers or not (main or each.prefix.rpartition(".")[2] in LAYER_NAMES):
-            continue  # CFG005 does not look at it (XLM's four lists of modules)
-        layers = {
-            layer: unquantized_names(names)
-            for layer, names in (ckpt.components.layers if main else each.layers).items()
-        }
-        kinds = layer_kinds(config.text, len(layers)) if main and config is not None else {}
-        unlike = find_incomplete_layers(layers, kinds, alike=main and ckpt.components.is_language_model)
-        told.update(name for missing, _ in unlike.values() for name in missing)
-        if main:
+    for each in iter_compared_stacks(ckpt):
+        told.update(name for missing, _ in find_torn_layers(ckpt, each).values() for name in missing)
+        if each is stack:
+            layers = {layer: unquantized_names(names) for layer, names in ckpt.components.layers.items()}
             built = list_layer_tensors(config, each.prefix)
             told.update(find_lacking_layers(layers, built, alike=alike))
     if stack is not None:
@@ -248,11 +270,10 @@ def _list_told(ckpt: Checkpoint) -> set[str]:
     return told
 
 
-def _is_told(parameter: str, told: set[str]) -> bool:
+def _is_told(ckpt: Checkpoint, parameter: str, told: set[str]) -> bool:
     """Whether another rule reports a parameter: of the layers, beside them, an embedding or a head."""
     _, is_inside, rest = parameter.partition(".{}.")
     if is_inside:
         return rest in told
-    return parameter in told or any(
-        kind.search(parameter) and not ASIDE.search(parameter) for kind in (EMBEDDING, HEAD, SCORE)
-    )
+    kinds = (EMBEDDING, HEAD, *((SCORE,) if is_scorer(ckpt.config) else ()))  # HEAD001 looks at scorers only
+    return parameter in told or any(kind.search(parameter) and not ASIDE.search(parameter) for kind in kinds)

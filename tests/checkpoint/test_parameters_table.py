@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
+from ckptcheck.checkpoint import parameters_table
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layout import parse_layout
 from ckptcheck.checkpoint.parameters_table import MOST_MEMBERS, ParametersTable, list_samples
 from ckptcheck.checkpoint.weights_table import WeightsTable
 
+TABLE = Path(parameters_table.__file__).with_name("parameters.json")
 LLAVA = {
     "model_type": "llava",
     "architectures": ["LlavaForConditionalGeneration"],
@@ -87,3 +91,30 @@ def test_what_is_tied_to_another_parameter_need_not_be_stored() -> None:
     assert table is not None
     assert "ernie.embeddings.word_embeddings.weight" in table.required
     assert not any(name.startswith("cls.predictions.decoder") for name in table.required)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "needed"),
+    [
+        ("bert", "BertModel", "encoder.layer.{}.output.dense.weight"),
+        ("bert", "BertForQuestionAnswering", "bert.encoder.layer.{}.output.dense.weight"),
+        ("bert", "BertForQuestionAnswering", "qa_outputs.weight"),
+        ("qwen3", "Qwen3Model", "layers.{}.mlp.up_proj.weight"),
+        ("qwen3", "Qwen3ForQuestionAnswering", "transformer.layers.{}.mlp.up_proj.weight"),
+        ("t5", "T5Model", "decoder.block.{}.layer.{}.EncDecAttention.k.weight"),
+    ],
+)
+def test_a_relative_has_the_layers_of_the_language_model(model_type: str, architecture: str, needed: str) -> None:
+    config = Config("config.json", {"model_type": model_type, "architectures": [architecture]}, readable=True)
+    table = ParametersTable.of(config)
+    assert table is not None
+    assert needed in table.needs
+    assert not any("lm_head" in name or "cls." in name or "pooler" in name for name in table.needs)
+
+
+def test_each_relative_shares_with_a_class_of_the_table() -> None:
+    facts = json.loads(TABLE.read_text(encoding="utf-8"))
+    relatives = facts["relatives"]
+    assert len(relatives) > 600
+    assert {found["of"] for found in relatives.values()} <= facts["architectures"].keys()
+    assert not relatives.keys() & facts["architectures"].keys()
