@@ -67,9 +67,9 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
             key=key,
             hint=hint,
         )
-    elif len(vocabulary.merges) >= MIN_ORDERED and vocabulary.late_merge_count > MAX_LATE * len(vocabulary.merges):
+    elif vocabulary.merge_count >= MIN_ORDERED and vocabulary.late_merge_share > MAX_LATE:
         yield Problem(
-            f"{vocabulary.late_merge_count:,} of its {len(vocabulary.merges):,} merges join a part that only later merges "
+            f"{vocabulary.late_merge_share:.0%} of its {vocabulary.merge_count:,} merges join a part that only later merges "
             "make: they are not in the order of their training, so text falls into other pieces than the model was trained on",
             file=file,
             key=key,

@@ -17,7 +17,7 @@ import pytest
 from ckptcheck.checkpoint import chat_template
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.tokenizer import Tokenizer
-from ckptcheck.checkpoint.vocabulary import Vocabulary
+from ckptcheck.checkpoint.vocabulary import measure_late_merges
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
@@ -80,9 +80,10 @@ def exchanged(merges: list[Any]) -> list[Any]:
 
 def test_merges_whose_parts_come_later_are_counted() -> None:
     merges = (("a", "b"), ("ab", "c"), ("de", "f"), ("d", "e"), ("x", "yz"))
-    assert Vocabulary("tokenizer.json", merges=merges).late_merge_count == 1
-    assert Vocabulary("tokenizer.json", merges=merges[::-1]).late_merge_count == 1
-    assert Vocabulary("tokenizer.json", merges=(*merges, ("d", "e"))).late_merge_count == 1
+    assert measure_late_merges(merges) == measure_late_merges(merges[::-1]) == 1 / 5
+    assert measure_late_merges([*merges, ("d", "e")]) == 1 / 6
+    assert measure_late_merges(["d ef", "e f"]) == 1 / 2
+    assert [measure_late_merges(broken) for broken in ([1], [["a"]], ["a b c"], [["a", 1]], [None])] == [0.0] * 5
 
 
 def test_the_ids_of_smollm2_are_those_of_tokenizers(smollm2: Path) -> None:
