@@ -5,10 +5,10 @@ A byte-pair encoding (tokenizer.json, or vocab.json with merges.txt) has at leas
 one character. Added tokens and the tokens of single bytes (`<0x0A>`) do not count, because no merge makes them. The rule reports
 nothing if there are few such tokens: fewer than 20, or less than half of the vocabulary.
 
-Of 1,000 merges or more, it also warns of a list in which more than three in ten join a part that only later merges make. Training
-makes each token of earlier ones, so there are none in SmolLM2, DeepSeek V3 and Claude 2; conversions that list every way to cut a
-token have 16 to 20 % (Gemma 3, r50k, cl100k and o200k of tiktoken). A shuffled list has 43 to 61 %, one whose halves are exchanged
-48 to 55 %, a reversed one 86 to 97 %.
+Of 1,000 merges or more, it also warns of a list in which more than three in ten join a part that only later merges make; in a long
+list it looks at some 20,000 of them. Training makes each token of earlier ones, so there are none in SmolLM2, DeepSeek V3
+and Claude 2; conversions that list every way to cut a token have 16 to 20 % (Gemma 3, r50k, cl100k and o200k of tiktoken). A
+shuffled list has 43 to 61 %, one whose halves are exchanged 48 to 55 %, a reversed one 86 to 97 %.
 
 ## Why it matters
 Each merge makes one token, and a token without a merge never occurs. Nothing fails: `Hello there world` becomes 17 tokens of one
