@@ -122,6 +122,7 @@ def test_the_user_chooses_a_configuration(tmp_path: Path) -> None:
     assert (job.text("trainer.backend"), job.number("rollout.prompt_length"), job.refusals) == ("megatron", 9, [])
 
 
+@pytest.mark.usefixtures("without_clock")
 def test_defaults_that_multiply_are_refused(tmp_path: Path) -> None:
     for number in range(1, 19):
         text = f"defaults: [{', '.join(f'f{number - 1}@{name}' for name in 'abc')}]\n"

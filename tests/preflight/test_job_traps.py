@@ -89,6 +89,7 @@ def test_a_trap_has_an_answer(tmp_path: Path, make: Callable[[int], Files]) -> N
     assert not outcome.fault, (outcome.fault, outcome.answer)
 
 
+@pytest.mark.usefixtures("without_clock")
 def test_the_budget_is_one_for_all_parsers_of_a_job(tmp_path: Path) -> None:
     script = "echo a b c d e f g h\n" * 4000
     files = {"run.sh": "source a.sh\n" * 20 + LAUNCH, "a.sh": script}

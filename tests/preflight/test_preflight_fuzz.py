@@ -144,6 +144,7 @@ def test_a_name_of_nothing_in_defaults(tmp_path: Path) -> None:
         assert open_job([str(path)]).framework == "verl"
 
 
+@pytest.mark.usefixtures("without_clock")
 def test_one_budget_for_all_files_of_a_job(tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"{number}.yaml").write_text(f"a{number}: {'x' * 50_000}\n", encoding="utf-8")
