@@ -56,6 +56,8 @@ class Vocabulary:
     defects: tuple[Defect, ...] = ()
     readable: bool = False
     """Whether the file gives every token an id."""
+    kind: str | None = None
+    """The kind of model that the file names: BPE, Unigram, WordPiece, WordLevel."""
     merge_count: int | None = None
     """Number of merges of a BPE; None for other models, and where it is unknown."""
     late_merge_share: float = 0.0
@@ -138,6 +140,7 @@ def _from_fast(value: dict[str, Any]) -> Vocabulary:
     merges = model.get("merges") if model.get("type") == "BPE" else None
     pairs, whole_words = len(merges) if isinstance(merges, list) else None, model.get("ignore_merges") is True
     unknown = model.get("unk_token") if model.get("type") in ("WordPiece", "WordLevel") else None
+    kind = model.get("type")
     dropout = model.get("dropout") if merges is not None else None
     word_end = model.get("end_of_word_suffix") if merges is not None else None
     vocabulary = Vocabulary(
@@ -145,6 +148,7 @@ def _from_fast(value: dict[str, Any]) -> Vocabulary:
         ids,
         len(entries),
         readable=True,
+        kind=kind if isinstance(kind, str) else None,
         merge_count=pairs,
         late_merge_share=measure_late_merges(merges) if isinstance(merges, list) else 0.0,
         ignore_merges=whole_words,
