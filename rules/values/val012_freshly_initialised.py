@@ -1,7 +1,7 @@
 """A weight looks freshly initialised, and the rest of the model does not.
 
 ## What it checks
-Seven things, each only if the rest of the model is trained:
+Eight things, each only if the rest of the model is trained:
 
 - A matrix looks freshly drawn: its values have a uniform or normal distribution without a single outlier, and the norms of its
   rows, and of its columns, differ no more than by chance. Its siblings (the same matrix in other layers or experts), or most
@@ -12,6 +12,9 @@ Seven things, each only if the rest of the model is trained:
 - All norms of the layers are one number each, while the final norm is not and the matrices do not look drawn.
 - All norms of the layers are 1, in 32 bits, while the biases of at least half of them, and of at least four, are trained.
 - The final norm is one number, while at least half of the norms of the layers, and at least four, are not.
+- The rows of a table of learned positions are like each other by chance alone: training makes neighbours alike. In seven trained
+  models neighbours have a cosine of 0.2 and more, 75 times what chance leaves and more. A table that the config does not use
+  (`position_embedding_type`) is not judged.
 - A reward, value or classification head is uniform exactly within ± 1 / sqrt(columns), as `torch.nn.Linear` starts it.
 
 It reads 4 KiB of every matrix of at least 32 × 32 (of at most 256 siblings, those with the smallest largest magnitude), and
@@ -80,6 +83,7 @@ from ckptcheck.values.detectors.norms import (
     find_norms_without_scale,
     find_zero_norms,
 )
+from ckptcheck.values.detectors.position_order import find_drawn_positions
 
 HINT = "look for newly initialized weights in the log of what loaded it before it was saved; if it is new on purpose, train it"
 
@@ -141,6 +145,16 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=first.name,
             hint="one rank's part seems not to be loaded: merge or load again from all ranks",
         )
+    drawn = {sample.name for samples in samples_by_shard.values() for sample, _ in samples}
+    for name in find_drawn_positions(ckpt):
+        if name not in drawn:
+            yield Problem(
+                f"its {values.tensors[name].shape[0]:,} rows are like each other by chance alone, as before training, which makes "
+                "neighbouring positions alike",
+                file=ckpt.tensor_to_file[name],
+                key=name,
+                hint=HINT,
+            )
     zero = (
         {stats.name for stats in find_zero_norms(ckpt)}
         if ckpt.config is not None or ckpt.arguments is not None

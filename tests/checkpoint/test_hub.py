@@ -688,6 +688,8 @@ def test_what_is_not_looked_for_on_the_hub_is_skipped_and_not_passed(hub: HubSer
         "VAL030",
         "VAL031",
         "VAL032",
+        "VAL033",
+        "VAL034",
     }
 
 

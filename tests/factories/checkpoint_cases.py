@@ -49,6 +49,10 @@ class DrawnTensor(StrictTable, kw_only=True):
     """The axis with the channels of the residual stream: along it all such tensors have the same norms."""
     scale: float = 1.0
     """By what the numbers are multiplied."""
+    shift: float = 0.0
+    """What is added to all numbers."""
+    zeros: float = 0.0
+    """Share of the numbers, chosen at random, that are set to zero."""
     fresh: tuple[int, int, int] | None = None
     """Axis, begin and end of a part of trained ones that is drawn anew."""
 
@@ -323,7 +327,10 @@ def _draw(path: Path, drawn: dict[str, Any]) -> None:
                 axis, begin, end = entry["fresh"]
                 part = value[begin:end] if axis == 0 else value[:, begin:end]
                 part[:] = random.normal(0, 0.02, part.shape)
-            tensors[pattern.replace("*", str(number))] = (value * entry.get("scale", 1.0)).astype(np.float32)
+            value = value * entry.get("scale", 1.0) + entry.get("shift", 0.0)
+            if "zeros" in entry:
+                value[random.random(shape) < entry["zeros"]] = 0
+            tensors[pattern.replace("*", str(number))] = value.astype(np.float32)
     save_file(tensors, path, {"format": "pt"})
 
 

@@ -1,4 +1,4 @@
-"""Finds tables of learned positions whose rows are in another order than they were trained in.
+"""Finds tables of learned positions whose rows are in another order than they were trained in, or were never trained.
 
 A model learns for neighbouring positions nearly the same vector. So the row that is most alike a row is one of its neighbours, and
 a table whose rows were shuffled, or whose parts changed places, still shows where each row belongs.
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.values.stats import TensorStats
 
 POSITIONS = re.compile(r"(^|\.)(wpe|position_embeddings?|embed_positions|position_embed|pos_embeddings?)\.weight$")
 """Names of tables with a row for each place in a text."""
@@ -39,6 +40,9 @@ MAX_IN_ORDER, MAX_REGULAR = 0.25, 0.5
 a table that repeats a shorter one (Longformer), or that counts patches row by row, has regular distances."""
 PARTS = (2, 4, 8)
 """Numbers of parts that may have changed places."""
+MAX_CHANCE, MAX_NEIGHBOURS = 1.2, 8.0
+"""Cosines of rows that were drawn: their root mean square, and the mean of neighbours in standard errors, both in units of chance.
+Trained tables have 1.75 and more, and 75 and more."""
 MIN_GAP = 0.3
 """By how much the cosine at the seam where a part belongs is larger than at the seam where it stands."""
 
@@ -85,15 +89,56 @@ def find_position_tables(ckpt: Checkpoint) -> list[str]:
     ]
 
 
+def find_drawn_positions(ckpt: Checkpoint) -> list[str]:
+    """Return the tables of positions whose rows are like each other by chance alone, as before training.
+
+    A model whose config names another kind of positions does not use its table. Raises as `judge_positions`.
+    """
+    kind = ckpt.config.get("position_embedding_type") if ckpt.config is not None else None
+    if kind not in (None, "absolute"):
+        return []
+    return [name for name in find_position_tables(ckpt) if _is_drawn(_read_table(ckpt, name))]
+
+
 def judge_positions(ckpt: Checkpoint, name: str) -> DisorderedPositions | MovedPart | None:
     """Return how a table of positions is out of order; None where it is not, or where it does not show an order.
 
     Raises Skip if the file has shrunk, OSError if reading fails.
     """
+    stats = _find_stats(ckpt, name)
+    return judge_order(stats.shape[0], partial(read_rows, ckpt, stats))
+
+
+def _find_stats(ckpt: Checkpoint, name: str) -> TensorStats:
     stats = ckpt.values.tensors.get(name)
     if stats is None:
         raise Skip(f"{name} could not be read")
-    return judge_order(stats.shape[0], partial(read_rows, ckpt, stats))
+    return stats
+
+
+def _read_table(ckpt: Checkpoint, name: str) -> NDArray[Any]:
+    """Read the rows of a table that are compared."""
+    import numpy as np
+
+    stats = _find_stats(ckpt, name)
+    return read_rows(ckpt, stats, np.arange(min(stats.shape[0], MAX_ROWS)))
+
+
+def _is_drawn(rows: NDArray[Any]) -> bool:
+    """Whether rows are like each other by chance alone."""
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        unit = _to_unit(rows - rows.mean(axis=0))
+        unit = unit[unit.any(axis=1)]
+        number, columns = unit.shape
+        if number < MIN_ROWS:
+            return False
+        # The cosines of all pairs, without the number of them: |U Uᵀ| = |Uᵀ U|.
+        squares = float(np.square(unit.T @ unit).sum()) - number
+        spread = sqrt(max(0.0, squares) / (number * (number - 1)) * columns)
+        neighbours = float(np.einsum("ij,ij->", unit[1:], unit[:-1])) / (number - 1)
+        return spread <= MAX_CHANCE and abs(neighbours) * sqrt((number - 1) * columns) <= MAX_NEIGHBOURS
 
 
 def judge_order(

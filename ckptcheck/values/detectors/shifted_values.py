@@ -1,0 +1,84 @@
+"""Finds matrices to which a number was added: the mean of their numbers is far from zero, as seen from how much they differ.
+
+Training leaves the mean of a projection near zero. In the 592 matrices of the layers of eight trained models it is at most 0.03
+standard deviations away, and in 2,048 neighbouring numbers of one at most 0.1. A zero point that is one step off when weights of 4
+bits are unpacked adds about 0.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptcheck.values.detectors.middle_pieces import list_kinds, measure_piece, read_middle_pieces, read_piece
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+MIN_SHIFT, MAX_SOUND = 0.2, 0.12
+"""Mean, in standard deviations, from which a matrix was shifted, and up to which its siblings are sound."""
+MIN_SIBLINGS, SIBLINGS_PER_SUSPECT = 3, 3
+"""Sound siblings that it takes, and how many for each matrix that was shifted: where many are, training may have done it."""
+MOST, MIN_KINDS = 0.75, 3
+"""Share of the matrices, of as many kinds, that are shifted to one side where all of them were. Training may do it to one kind."""
+PLACES = tuple((number + 0.5) / 16 for number in range(16))
+"""Where a suspicious matrix is read again."""
+PIECE = 256
+"""Numbers that are read in each of these places."""
+
+
+@dataclass(frozen=True)
+class ShiftedMatrix:
+    """A matrix to which a number was added."""
+
+    name: str
+    mean: float
+    deviation: float
+
+    @property
+    def shift(self) -> float:
+        """The mean in standard deviations."""
+        return self.mean / self.deviation if self.deviation > 0 else 0.0
+
+
+def find_shifted_matrices(ckpt: Checkpoint) -> list[ShiftedMatrix]:
+    """Return the matrices whose numbers have a mean far from zero, where the siblings' do not, or where nearly all have.
+
+    Raises Skip if a file has shrunk, OSError if reading fails.
+    """
+    import numpy as np
+
+    pieces = read_middle_pieces(ckpt)
+    kinds = [
+        [
+            ShiftedMatrix(name, piece.mean, piece.deviation)
+            for name in kind
+            if not (piece := pieces[name]).sign and piece.deviation > 0
+        ]
+        for kind in list_kinds(ckpt)
+    ]
+    suspects = _find_shift_everywhere(kinds) or [matrix for kind in kinds for matrix in _find_suspects(kind)]
+    found = []
+    for suspect in suspects:
+        whole = measure_piece(np.concatenate([read_piece(ckpt, suspect.name, place, PIECE) for place in PLACES]))
+        matrix = ShiftedMatrix(suspect.name, whole.mean, whole.deviation)
+        if abs(matrix.shift) >= MIN_SHIFT:
+            found.append(matrix)
+    return found
+
+
+def _find_shift_everywhere(kinds: list[list[ShiftedMatrix]]) -> list[ShiftedMatrix]:
+    """Return the matrices that are shifted to one side, where most are; none else."""
+    for side in (1, -1):
+        shifted = [[matrix for matrix in kind if side * matrix.shift >= MIN_SHIFT] for kind in kinds]
+        number = sum(map(len, shifted))
+        if sum(map(bool, shifted)) >= MIN_KINDS and number >= MOST * sum(map(len, kinds)):
+            return [matrix for kind in shifted for matrix in kind]
+    return []
+
+
+def _find_suspects(kind: list[ShiftedMatrix]) -> list[ShiftedMatrix]:
+    """Return the matrices of a kind that are shifted, where enough others are not."""
+    suspects = [matrix for matrix in kind if abs(matrix.shift) >= MIN_SHIFT]
+    sound = sum(abs(matrix.shift) <= MAX_SOUND for matrix in kind)
+    return suspects if sound >= max(MIN_SIBLINGS, SIBLINGS_PER_SUSPECT * len(suspects)) else []

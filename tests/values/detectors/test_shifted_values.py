@@ -1,0 +1,67 @@
+"""Matrices of a real model to which a number was added."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.values.detectors.shifted_values import ShiftedMatrix, find_shifted_matrices
+from ckptcheck.values.value_pass import ValuePass
+from tests.factories.value_cases import copy_with_values, read_raw_values
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("smollm2")]
+NAME = "model.layers.12.mlp.up_proj.weight"
+
+
+def read_matrix(folder: Path, name: str) -> NDArray[np.float32]:
+    raw = np.frombuffer(read_raw_values(open_checkpoint(str(folder)), name), np.uint16)
+    return (raw.astype(np.uint32) << 16).view(np.float32)
+
+
+def find_after(source: Path, target: Path, changed: dict[str, NDArray[np.float32]]) -> list[ShiftedMatrix]:
+    """Write matrices as BF16, rounded toward zero, and look for shifted ones."""
+    values = {name: (value.view(np.uint32) >> 16).astype(np.uint16).tobytes() for name, value in changed.items()}
+    folder = copy_with_values(source, target, values)
+    return find_shifted_matrices(open_checkpoint(str(folder), value_reader=ValuePass()))
+
+
+@pytest.mark.parametrize("deviations", [0.3, -0.4, 1.5])
+def test_a_number_was_added_to_one_matrix(smollm2: Path, tmp_path: Path, deviations: float) -> None:
+    value = read_matrix(smollm2, NAME)
+    (found,) = find_after(smollm2, tmp_path / "copy", {NAME: value + np.float32(deviations) * value.std()})
+    assert found.name == NAME
+    assert found.shift == pytest.approx(deviations, abs=0.06)
+
+
+def test_zero_points_that_are_one_step_off(smollm2: Path, tmp_path: Path) -> None:
+    """Each group of 64 numbers is rounded to 4 bits and unpacked with its zero point off by one, in all matrices."""
+    names = [name for name in open_checkpoint(str(smollm2)).tensors if name.endswith("proj.weight")]
+    sound, shifted = {}, {}
+    for name in names:
+        groups = read_matrix(smollm2, name).reshape(-1, 64)
+        least, most = groups.min(axis=1, keepdims=True), groups.max(axis=1, keepdims=True)
+        scales = (most - least) / 15
+        zeros = np.round(-least / scales)
+        codes = np.round(groups / scales + zeros).clip(0, 15)
+        sound[name] = ((codes - zeros) * scales).ravel()
+        shifted[name] = ((codes - zeros - 1) * scales).ravel()
+    assert find_after(smollm2, tmp_path / "sound", sound) == []
+    found = find_after(smollm2, tmp_path / "shifted", shifted)
+    assert len(found) >= 0.98 * len(names)
+    assert all(-0.6 < matrix.shift <= -0.2 for matrix in found)
+
+
+def test_one_kind_of_matrices_may_have_another_mean(smollm2: Path, tmp_path: Path) -> None:
+    """Training may do that; what no training does is to shift all kinds."""
+    names = [name for name in open_checkpoint(str(smollm2)).tensors if name.endswith("down_proj.weight")]
+    changed = {name: (value := read_matrix(smollm2, name)) + value.std() for name in names}
+    assert find_after(smollm2, tmp_path / "copy", changed) == []
+
+
+def test_no_matrix_of_real_models_is_doubted(smollm2: Path, minilm: Path) -> None:
+    for folder in (smollm2, minilm):
+        assert find_shifted_matrices(open_checkpoint(str(folder), value_reader=ValuePass())) == []
