@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.runtime.engines.remote import RemoteEngine
 from ckptcheck.runtime.environments.interpreter import Interpreter, find_interpreter
+from tests.imported_engines import ImportedEngines
 from tests.paths import FIXTURES
 
 for number in (signal.SIGINT, signal.SIGHUP):
@@ -106,6 +109,16 @@ def minilm() -> Path:
     assert spec is not None
     assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported_engines() -> Iterator[ImportedEngines]:
+    """Start the engines of this process's tests as copies of ones that are imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        engines = ImportedEngines(vars(RemoteEngine)["worker_starter"].__func__)
+        patch.setattr(RemoteEngine, "worker_starter", engines.share_starter())
+        yield engines
+        engines.close()
 
 
 SLOW_FIXTURES = {"smollm2", "smollm2_w4a16", "zoo"}

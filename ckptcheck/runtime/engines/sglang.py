@@ -59,6 +59,17 @@ class SglangEngine(RemoteEngine[SglangOptions]):
         tokens, _ = kv_cache_size(checkpoint, options["context_len"], concurrent_sequences, options["dtype"])
         return SglangOptions(**options, tokens=max(tokens, MIN_CACHE_TOKENS))
 
+    def restart(
+        self, checkpoint: Path, options: SglangOptions | None = None, *, timeout: float | None = None
+    ) -> None:
+        """Load another checkpoint, or the same one again; see `RemoteEngine.restart`.
+
+        On a CPU a worker serves one start: SGLang ends the process that its own are forked from, and the next one would import
+        everything again. A new worker takes as long, and where it is a copy of one that has imported, no time.
+        """
+        super().restart(checkpoint, options, timeout=timeout)
+        self._needs_new_worker = self.info.facts.get("device") == "cpu"
+
     def can_restart_with(self, options: SglangOptions) -> bool:
         """Return whether the running worker can load a checkpoint with these options: a worker keeps its mode."""
         return options.mode == self.options.mode

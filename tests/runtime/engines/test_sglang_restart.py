@@ -64,7 +64,14 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "find_interpreter", lambda *_: fake)
 
 
-def test_a_start_after_one_that_failed_has_a_new_process(tmp_path: Path) -> None:
+def test_on_a_cpu_every_start_of_sglang_has_a_process_of_its_own(tmp_path: Path) -> None:
+    with SglangEngine(tmp_path) as engine:
+        engine.restart(tmp_path)
+        assert [(host.starts, host.closed) for host in hosts] == [(1, True), (1, False)]
+
+
+def test_a_start_after_one_that_failed_has_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SAID, "facts", {"device": "cuda"})
     whole = SglangOptions(switches=Switches(chunked_prefill=False))
     with SglangEngine(tmp_path) as engine:
         engine.restart(tmp_path, SglangOptions())
@@ -82,7 +89,10 @@ def test_a_first_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [host.closed for host in hosts] == [True]
 
 
-def test_weights_are_dropped_in_sleep_where_it_was_started_so(tmp_path: Path) -> None:
+def test_weights_are_dropped_in_sleep_where_it_was_started_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SAID, "facts", {"device": "cuda"})
     dropping = SglangOptions(sleep_level=2, extra_arguments={"log_level": "info"})
     with SglangEngine(tmp_path, dropping) as engine:
         engine.sleep(2)

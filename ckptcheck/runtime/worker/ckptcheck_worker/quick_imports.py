@@ -15,4 +15,11 @@ def end_quick_imports() -> None:
     """Look for garbage from now on, but not among what was imported."""
     if not gc.isenabled():
         gc.freeze()
+        # vLLM freezes what its engine made, and at the engine's end unfreezes all, what was imported as well. It looks for garbage
+        # several times at each start and end, and each time would take a second.
+        gc.freeze = gc.unfreeze = _keep_frozen
         gc.enable()
+
+
+def _keep_frozen() -> None:
+    """Leave what is frozen as it is."""
