@@ -17,7 +17,8 @@ FALSE_ERRORS: dict[str, set[str]] = {}
 """Structure → codes of errors that are known to be false, until the rule is mended."""
 
 MOST_TENSORS, MANY_TENSORS = 60_000, 8_000
-"""Of a model that is changed, and of one that is changed in one way of the four: more experts of the same kind take most of the time."""
+"""Of a model that is changed, and of one that is changed in one way of the four: more experts of the same kind take most of
+the time."""
 
 Mutation = Callable[[dict[str, Entry], Random], None]
 LAYER = re.compile(r"(?:[^.]+\.)*?(?:layers|h|blocks|block|layer|resblocks)\.\d+\.")

@@ -59,9 +59,7 @@ class SglangEngine(RemoteEngine[SglangOptions]):
         tokens, _ = kv_cache_size(checkpoint, options["context_len"], concurrent_sequences, options["dtype"])
         return SglangOptions(**options, tokens=max(tokens, MIN_CACHE_TOKENS))
 
-    def restart(
-        self, checkpoint: Path, options: SglangOptions | None = None, *, timeout: float | None = None
-    ) -> None:
+    def restart(self, checkpoint: Path, options: SglangOptions | None = None, *, timeout: float | None = None) -> None:
         """Load another checkpoint, or the same one again; see `RemoteEngine.restart`.
 
         On a CPU a worker serves one start: SGLang ends the process that its own are forked from, and the next one would import

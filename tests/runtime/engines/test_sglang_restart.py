@@ -89,9 +89,7 @@ def test_a_first_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [host.closed for host in hosts] == [True]
 
 
-def test_weights_are_dropped_in_sleep_where_it_was_started_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_dropped_in_sleep_where_it_was_started_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SAID, "facts", {"device": "cuda"})
     dropping = SglangOptions(sleep_level=2, extra_arguments={"log_level": "info"})
     with SglangEngine(tmp_path, dropping) as engine:
