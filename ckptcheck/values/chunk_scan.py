@@ -40,6 +40,8 @@ class ChunkStats(msgspec.Struct):
     """The same of the sampled columns, [runs, columns]."""
     elements: bytes = b""
     """What `sketch.take_sample` returns, if the piece asks for a sample."""
+    marks: bytes = b""
+    """What `file_marks.take_marks` returns."""
 
 
 def scan_chunk(raw: NDArray[np.uint8], dtype: str) -> ChunkStats:

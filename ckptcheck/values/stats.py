@@ -62,6 +62,8 @@ class ValueStats:
     """Matrix → the mean squares of some of its rows and columns (`channel_sample.is_sampled` says which matrices)."""
     element_samples: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     """Tensor of numbers → dtype and patterns of a sample of its elements; {} where the pass takes none."""
+    marks: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
+    """Shard → the number of a block and the marks from it on, of each piece that has some (see `file_marks`)."""
     shrunk: dict[str, str] = field(default_factory=dict)
     """Shard → what happened to it while it was being read."""
     unread: dict[str, str] = field(default_factory=dict)

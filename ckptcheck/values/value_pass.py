@@ -16,6 +16,7 @@ from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
 from ckptcheck.values.device import DeviceScanner
+from ckptcheck.values.file_marks import MARK_STEP
 from ckptcheck.values.scan_plan import BATCHES_PER_WORKER, MAX_BATCH_BYTES, ScanPlan, plan_scan
 from ckptcheck.values.stats import StatsAccumulator, ValueStats, merge_runs
 from ckptcheck.values.worker import Batch, ChunkScanner, fits_piece, scan_piece
@@ -84,6 +85,8 @@ def run_value_pass(
             progress(done, plan.nbytes)
         for piece, chunk in zip(batch.pieces, chunks, strict=True):
             accumulators[piece.tensor].add(chunk, piece.offset)
+            if chunk.marks:
+                values.marks.setdefault(batch.shard, []).append((-(-piece.begin // MARK_STEP), chunk.marks))
             start = piece.begin - plan.shards[batch.shard].data_start
             runs.setdefault(batch.shard, []).extend((start + begin, start + end) for begin, end in chunk.zero_runs)
     for name in list_rewritten(source, plan.shards):  # since they were listed, for their headers were read then

@@ -21,6 +21,7 @@ from ckptcheck.text.file_io import open_regular_file
 from ckptcheck.values.channel_sample import RUNS, choose_runs, sum_squares
 from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
 from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.file_marks import MARK_BYTES, count_marks, take_marks
 from ckptcheck.values.row_scan import FINGERPRINT_BYTES, max_row_patterns, row_fingerprints
 from ckptcheck.values.sketch import take_sample
 from ckptcheck.values.tensor_part import Sums, TensorPart, sum_part
@@ -78,6 +79,7 @@ ChunkScanner = Callable[[NDArray[np.uint8], str], ChunkStats]
 def scan_piece(raw: NDArray[np.uint8], piece: Piece, scan: ChunkScanner) -> ChunkStats:
     """Scan the bytes of a piece, each of its rows if the piece asks for that, and samples of its channels and elements."""
     stats = scan(raw, piece.dtype)
+    stats.marks = take_marks(raw, piece.begin)
     if piece.row:
         stats.row_max = max_row_patterns(raw, piece.dtype, piece.row)
         stats.row_fingerprints = row_fingerprints(raw, piece.row)
@@ -109,6 +111,7 @@ def fits_piece(stats: ChunkStats, piece: Piece) -> bool:
         and len(stats.column_squares) == (columns if stats.row_squares else 0)
         and len(stats.elements) <= (piece.nbytes if piece.elements else 0)
         and len(stats.elements) % width == 0
+        and len(stats.marks) == MARK_BYTES * count_marks(piece.begin, piece.nbytes)
     )
 
 

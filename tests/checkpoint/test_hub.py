@@ -690,6 +690,7 @@ def test_what_is_not_looked_for_on_the_hub_is_skipped_and_not_passed(hub: HubSer
         "VAL032",
         "VAL033",
         "VAL034",
+        "VAL035",
     }
 
 

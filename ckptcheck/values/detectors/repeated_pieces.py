@@ -1,0 +1,156 @@
+"""Finds pieces of a file that are copies of other pieces, cut where no tensor and no row ends.
+
+A model may hold the same heads, experts or layers twice: such copies begin and end with rows. What is copied by a write to the
+wrong place, a block that was uploaded twice, or a broken copy of a file, begins and ends with blocks of the file.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from ckptcheck.linter.rule import Skip
+from ckptcheck.values.file_marks import MARK_BYTES, MARK_STEP
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.checkpoint.header import Shard
+
+MIN_MARKS = 3
+"""Neighbouring marks that repeat others at one distance."""
+MIN_WORDS = 1024
+"""Different words of eight bytes in the first block of a piece, of 8,192: masks and tables repeat themselves."""
+MAX_CANDIDATES = 32
+"""Runs of marks of a file that are looked at, the longest first."""
+SLACK = 16
+"""Bytes beyond a copy that may be equal by chance."""
+
+
+@dataclass(frozen=True)
+class RepeatedPiece:
+    """A piece of a file whose bytes stand twice in it."""
+
+    shard: str
+    original: int
+    """First byte of the one, from the start of the file."""
+    copy: int
+    """First byte of the other one, which lies behind it. Which of the two is wrong is not known."""
+    nbytes: int
+    tensors: tuple[str, str]
+    """The tensors in which they begin."""
+
+
+def find_repeated_pieces(ckpt: Checkpoint) -> list[RepeatedPiece]:
+    """Return the pieces of files that stand twice in them and are cut in the middle of a row.
+
+    Raises Skip if a file has shrunk, OSError if reading fails.
+    """
+    found = []
+    for name, pieces in ckpt.values.marks.items():
+        if name in ckpt.values.complete_shards:
+            for first, second, number in _find_runs_of_marks(pieces):
+                piece = _measure_piece(ckpt, ckpt.shards[name], first, second, number)
+                if piece is not None:
+                    found.append(piece)
+    return found
+
+
+def _find_runs_of_marks(pieces: list[tuple[int, bytes]]) -> list[tuple[int, int, int]]:
+    """Return the first block, the block that repeats it, and how many blocks in a row do so; the longest runs first."""
+    import numpy as np
+
+    blocks = np.concatenate([first + np.arange(len(marks) // MARK_BYTES) for first, marks in pieces])
+    words = np.frombuffer(b"".join(marks for _, marks in pieces), "<u8")
+    # A word of one number throughout, such as zeros, says nothing.
+    telling = words != (words & 0xFFFF) * 0x0001000100010001
+    blocks, words = blocks[telling], words[telling]
+    order = np.lexsort((blocks, words))
+    blocks, words = blocks[order], words[order]
+    equal = np.flatnonzero(words[1:] == words[:-1])
+    if equal.size < MIN_MARKS:
+        return []
+    firsts, distances = blocks[equal], blocks[equal + 1] - blocks[equal]
+    order = np.lexsort((firsts, distances))
+    firsts, distances = firsts[order], distances[order]
+    breaks = np.flatnonzero((np.diff(firsts) != 1) | (np.diff(distances) != 0)) + 1
+    begins = np.concatenate(([0], breaks))
+    lengths = np.diff(np.concatenate((begins, [len(firsts)])))
+    runs = [
+        (int(firsts[begin]), int(firsts[begin] + distances[begin]), int(length))
+        for begin, length in zip(begins, lengths, strict=True)
+        if length >= MIN_MARKS
+    ]
+    return sorted(runs, key=lambda run: -run[2])[:MAX_CANDIDATES]
+
+
+def _measure_piece(ckpt: Checkpoint, shard: Shard, first: int, second: int, number: int) -> RepeatedPiece | None:
+    """Return the piece that these marks lie in; None where the bytes differ, overlap, are a pattern, or are whole rows."""
+    import numpy as np
+
+    original, copy = first * MARK_STEP, second * MARK_STEP
+    nbytes = (number - 1) * MARK_STEP + MARK_BYTES
+    for block in range(number - 1):
+        at = block * MARK_STEP
+        ours, theirs = (_read(ckpt, shard, begin + at, MARK_STEP) for begin in (original, copy))
+        if not np.array_equal(ours, theirs):
+            return None
+    if np.unique(_read(ckpt, shard, original, MARK_STEP).view("<u8")).size < MIN_WORDS:
+        return None
+    before = min(MARK_STEP, original - shard.data_start)
+    ours, theirs = (_read(ckpt, shard, begin - before, before) for begin in (original, copy))
+    extent = _count_equal(ours[::-1], theirs[::-1])
+    original, copy, nbytes = original - extent, copy - extent, nbytes + extent
+    after = min(MARK_STEP, shard.size - copy - nbytes)
+    nbytes += _count_equal(*(_read(ckpt, shard, begin + nbytes, after) for begin in (original, copy)))
+    order = sorted(
+        (name for name, tensor in shard.tensors.items() if tensor.nbytes),
+        key=lambda name: shard.tensors[name].data_offsets,
+    )
+    if copy - original < nbytes or all(
+        _is_row_edge(shard, order, place, side) for place in (original, copy) for side in (0, nbytes)
+    ):
+        return None
+    return RepeatedPiece(
+        shard.name, original, copy, nbytes, (_find_tensor(shard, order, original), _find_tensor(shard, order, copy))
+    )
+
+
+def _read(ckpt: Checkpoint, shard: Shard, begin: int, nbytes: int) -> NDArray[np.uint8]:
+    import numpy as np
+
+    raw = ckpt.source.read(shard.name, begin, nbytes)
+    if len(raw) < nbytes:
+        raise Skip(f"{shard.name} shrank while it was being read")
+    return np.frombuffer(raw, np.uint8)
+
+
+def _count_equal(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> int:
+    """Return how many bytes from the start on are equal."""
+    import numpy as np
+
+    different = np.flatnonzero(ours != theirs)
+    return int(different[0]) if different.size else len(ours)
+
+
+def _find_tensor(shard: Shard, order: list[str], place: int) -> str:
+    """Return the tensor that holds a byte of the file."""
+    begins = [shard.tensors[name].data_offsets[0] for name in order]
+    return order[max(0, bisect_right(begins, place - shard.data_start) - 1)]
+
+
+def _is_row_edge(shard: Shard, order: list[str], place: int, side: int) -> bool:
+    """Whether a row of a tensor begins or ends at one end of a piece, but for bytes that are equal by chance.
+
+    place: the first byte of the piece. side: 0 for its start, its length for its end.
+    """
+    at = place + side
+    tensor = shard.tensors[_find_tensor(shard, order, at - (1 if side else 0))]
+    begin = shard.data_start + tensor.data_offsets[0]
+    row = tensor.nbytes * tensor.shape[-1] // prod(tensor.shape) if len(tensor.shape) > 1 else tensor.nbytes
+    # chance makes a piece longer at both ends, never shorter
+    return (at - begin if side else begin - at) % row <= SLACK
