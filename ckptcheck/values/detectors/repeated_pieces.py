@@ -69,11 +69,13 @@ def _find_runs_of_marks(pieces: list[tuple[int, bytes]]) -> list[tuple[int, int,
     # A word of one number throughout, such as zeros, says nothing.
     telling = words != (words & 0xFFFF) * 0x0001000100010001
     blocks, words = blocks[telling], words[telling]
+    # Sorting the words alone takes a tenth of the time, and hardly any file has two that are equal.
+    in_order = np.sort(words)
+    if np.count_nonzero(in_order[1:] == in_order[:-1]) < MIN_MARKS:
+        return []
     order = np.lexsort((blocks, words))
     blocks, words = blocks[order], words[order]
     equal = np.flatnonzero(words[1:] == words[:-1])
-    if equal.size < MIN_MARKS:
-        return []
     firsts, distances = blocks[equal], blocks[equal + 1] - blocks[equal]
     order = np.lexsort((firsts, distances))
     firsts, distances = firsts[order], distances[order]
