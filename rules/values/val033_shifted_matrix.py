@@ -1,10 +1,10 @@
 """A number seems to have been added to all numbers of a matrix: their mean is far from zero.
 
 ## What it checks
-In each matrix of the layers it reads 2,048 numbers from the middle. It reports those whose mean is 0.2 standard deviations or more
-from zero, in 4,096 numbers from all over the matrix too, where three times as many of the same matrix in other layers, and at least
-three, are within 0.12. Where three quarters of all matrices, of three kinds or more, are shifted to the same side, it reports them
-all. It looks at no more than 256 matrices of a kind, and does not look on the Hub.
+In each matrix of attention and of feed-forward blocks it reads 2,048 numbers from the middle. It reports those whose mean is 0.2
+standard deviations or more from zero, in 4,096 numbers from all over the matrix too, where three times as many of the same matrix
+in other layers, and at least three, are within 0.12. Where three quarters of all matrices, of three kinds or more, are shifted to
+the same side, it reports them all. It looks at no more than 256 matrices of a kind, and does not look on the Hub.
 
 ## Why it matters
 A projection has a mean near zero; training leaves it there. A shift adds the sum of all inputs to each output. Weights of 4 or 8

@@ -7,14 +7,20 @@ bits are unpacked adds about 0.4.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptcheck.values.detectors.fresh_shares import FEED_FORWARD, KEYS, QUERIES
 from ckptcheck.values.detectors.middle_pieces import list_kinds, measure_piece, read_middle_pieces, read_piece
+from ckptcheck.values.detectors.roles import name_pattern
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
+FUSED = re.compile(r"(^|[._])(qkv_proj|query_key_value|c_attn|Wqkv)\.weight$")
+"""Names of matrices that are queries, keys and values in one. Of other matrices, such as routers, no means are
+known."""
 MIN_SHIFT, MAX_SOUND = 0.2, 0.12
 """Mean, in standard deviations, from which a matrix was shifted, and up to which its siblings are sound."""
 MIN_SIBLINGS, SIBLINGS_PER_SUSPECT = 3, 3
@@ -56,6 +62,7 @@ def find_shifted_matrices(ckpt: Checkpoint) -> list[ShiftedMatrix]:
             if not (piece := pieces[name]).sign and piece.deviation > 0
         ]
         for kind in list_kinds(ckpt)
+        if _is_judged(name_pattern(kind[0]))
     ]
     suspects = _find_shift_everywhere(kinds) or [matrix for kind in kinds for matrix in _find_suspects(kind)]
     found = []
@@ -65,6 +72,11 @@ def find_shifted_matrices(ckpt: Checkpoint) -> list[ShiftedMatrix]:
         if abs(matrix.shift) >= MIN_SHIFT:
             found.append(matrix)
     return found
+
+
+def _is_judged(pattern: str) -> bool:
+    """Whether a matrix is one of attention or of a feed-forward block. pattern: its name with {} for numbers."""
+    return any(names.search(pattern) for names in (FEED_FORWARD, QUERIES, KEYS, FUSED))
 
 
 def _find_shift_everywhere(kinds: list[list[ShiftedMatrix]]) -> list[ShiftedMatrix]:
