@@ -92,12 +92,17 @@ def find_position_tables(ckpt: Checkpoint) -> list[str]:
 def find_drawn_positions(ckpt: Checkpoint) -> list[str]:
     """Return the tables of positions whose rows are like each other by chance alone, as before training.
 
-    A model whose config names another kind of positions does not use its table. Raises as `judge_positions`.
+    A model whose config names another kind of positions does not use its table, and one whose tokens' rows are like each other by
+    chance alone was not trained. Raises as `judge_positions`.
     """
     kind = ckpt.config.get("position_embedding_type") if ckpt.config is not None else None
     if kind not in (None, "absolute"):
         return []
-    return [name for name in find_position_tables(ckpt) if _is_drawn(_read_table(ckpt, name))]
+    drawn = [name for name in find_position_tables(ckpt) if _is_drawn(_read_table(ckpt, name))]
+    embedding = ckpt.components.embedding
+    if not drawn or embedding is None or ckpt.tensors[embedding].dtype not in FLOATS:
+        return []
+    return [] if _is_drawn(_read_table(ckpt, embedding)) else drawn
 
 
 def judge_positions(ckpt: Checkpoint, name: str) -> DisorderedPositions | MovedPart | None:

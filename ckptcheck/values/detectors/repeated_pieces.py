@@ -103,12 +103,18 @@ def _measure_piece(ckpt: Checkpoint, shard: Shard, first: int, second: int, numb
             return None
     if np.unique(_read(ckpt, shard, original, MARK_STEP).view("<u8")).size < MIN_WORDS:
         return None
-    before = min(MARK_STEP, original - shard.data_start)
-    ours, theirs = (_read(ckpt, shard, begin - before, before) for begin in (original, copy))
-    extent = _count_equal(ours[::-1], theirs[::-1])
-    original, copy, nbytes = original - extent, copy - extent, nbytes + extent
-    after = min(MARK_STEP, shard.size - copy - nbytes)
-    nbytes += _count_equal(*(_read(ckpt, shard, begin + nbytes, after) for begin in (original, copy)))
+    # The marks may end before the piece does: where one of them is constant, or stands a third time.
+    more = MARK_STEP
+    while more == MARK_STEP:
+        before = min(MARK_STEP, original - shard.data_start)
+        ours, theirs = (_read(ckpt, shard, begin - before, before) for begin in (original, copy))
+        more = _count_equal(ours[::-1], theirs[::-1])
+        original, copy, nbytes = original - more, copy - more, nbytes + more
+    more = MARK_STEP
+    while more == MARK_STEP:
+        after = min(MARK_STEP, shard.size - copy - nbytes)
+        more = _count_equal(*(_read(ckpt, shard, begin + nbytes, after) for begin in (original, copy)))
+        nbytes += more
     order = sorted(
         (name for name, tensor in shard.tensors.items() if tensor.nbytes),
         key=lambda name: shard.tensors[name].data_offsets,

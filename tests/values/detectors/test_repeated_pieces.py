@@ -84,6 +84,15 @@ def test_whole_rows_may_stand_twice(tmp_path: Path) -> None:
     assert find(write_file(tmp_path / "rows", {"a.weight": shifted}).parent) == []
 
 
+def test_whole_rows_whose_marks_are_broken(tmp_path: Path) -> None:
+    """In the middle of both copies stand zeros, so that a mark is missing."""
+    shared = draw(512)
+    shared[250:290] = 0
+    tensors = {"a.weight": np.concatenate([shared, draw(512)]), "b.weight": draw(512), "c.weight": draw(512)}
+    tensors["d.weight"] = shared
+    assert find(write_file(tmp_path / "model", tensors).parent) == []
+
+
 def test_patterns_say_nothing(tmp_path: Path) -> None:
     mask = np.tile(np.tril(np.ones((COLUMNS, COLUMNS), np.float32)), (2, 1))
     period = np.tile(RANDOM.standard_normal(64, dtype=np.float32), COLUMNS * 1024 // 64).reshape(-1, COLUMNS)
