@@ -60,7 +60,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 
 def _list_lone_biases(ckpt: Checkpoint) -> list[str]:
     """Return the biases beside the layers that are the only tensor of their module, and as long as no vocabulary."""
-    lengths = {ckpt.tensors[name].shape[0] for parts in ckpt.vocabulary_tensors.values() for name in parts}
+    lengths = {ckpt.tensors[name].shape[:1] for parts in ckpt.vocabulary_tensors.values() for name in parts}
     vocabulary = ckpt.config.integer("vocab_size") if ckpt.config is not None else None
     companions = {
         name[: place + 1]
@@ -75,5 +75,5 @@ def _list_lone_biases(ckpt: Checkpoint) -> list[str]:
         if name.endswith(".bias")
         and name.removesuffix("bias") not in companions
         and len(shape := ckpt.tensors[name].shape) == 1
-        and shape[0] not in lengths | {vocabulary}
+        and shape not in lengths | {(vocabulary,)}
     ]

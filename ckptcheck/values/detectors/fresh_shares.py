@@ -11,7 +11,6 @@ The variance of a mean of squares is textbook statistics.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
@@ -21,6 +20,7 @@ from ckptcheck.checkpoint.config import HEADS
 from ckptcheck.values.channel_sample import RUNS, ChannelSample, choose_channels
 from ckptcheck.values.detectors.init_detection import can_look_fresh, match_initialiser
 from ckptcheck.values.detectors.matrix_samples import FLOATS, read_rows
+from ckptcheck.values.detectors.roles import FEED_FORWARD, KEYS, QUERIES
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
@@ -29,19 +29,6 @@ if TYPE_CHECKING:
 
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
-FEED_FORWARD = re.compile(
-    r"(^|[._])(gate_proj|up_proj|down_proj|gate_up_proj|fc1|fc2|fc_in|fc_out|lin1|lin2|w1|w2|w3|wi|wi_0|wi_1|dense_h_to_4h"
-    r"|dense_4h_to_h|mlp\.c_fc|mlp\.c_proj|intermediate\.dense|(layer|h|block)s?\.\{\}\.output\.dense)\.weight$"
-)
-"""Names of the matrices of a feed-forward block."""
-QUERIES = re.compile(
-    r"(^|[._])(q|query|q_proj|wq|q_lin|query_proj|o_proj|out_proj|wo|out_lin|attn_out|attention\.output\.dense|attention\.dense"
-    r"|attn\.c_proj)\.weight$"
-)
-"""Names of matrices with a row or a column for each channel of a query head."""
-KEYS = re.compile(r"(^|[._])(k|v|key|value|k_proj|v_proj|wk|wv|k_lin|v_lin|key_proj|value_proj)\.weight$")
-"""Names of matrices with a row for each channel of a key-value head. Matrices of attention that fuse several are not judged: their
-parts differ."""
 MIN_LENGTH, MIN_CHANNELS = 128, 192
 """Channels that are cut into parts, and channels along which the parts are compared, below which chance may look like training."""
 CHANCE_DEVIATIONS = 4.0

@@ -25,6 +25,10 @@ MAX_OF_A_KIND = 256
 """Matrices of one kind that are looked at: of experts there are thousands."""
 LEAST_SIDE = 32
 """Narrower matrices are tables, kernels of convolutions or gates of a few heads."""
+PLACES, SHORT_PIECE = tuple((number + 0.5) / 16 for number in range(16)), 256
+"""Where a suspicious matrix is read again, and how many numbers there."""
+MIN_SIBLINGS, SIBLINGS_PER_SUSPECT = 3, 3
+"""Sound siblings that it takes to call a matrix an exception, and how many for each such matrix."""
 NEAR = 1e-3
 """How near a number has to be to the largest magnitude of its matrix to count as cut off there, as a share of it."""
 TABLE = re.compile(r"embed|position|rel_pos|rope|rotary|A_log|inv_freq|filter|mask", re.I)
@@ -67,6 +71,7 @@ def read_middle_pieces(ckpt: Checkpoint) -> dict[str, MiddlePiece]:
     return dict(zip(names, map_pieces(ckpt, measure, list(names)), strict=True))
 
 
+@remembered
 def list_layer_projections(ckpt: Checkpoint) -> list[str]:
     """Return the projections of the language model's layers, experts aside."""
     stack = ckpt.components.stack
@@ -122,6 +127,18 @@ def read_piece(ckpt: Checkpoint, name: str, place: float, number: int = PIECE) -
     if len(raw) < number * width:
         raise Skip(f"{ckpt.tensor_to_file[name]} shrank while it was being read")
     return decode(tensor.dtype, np.frombuffer(raw, form.unsigned))
+
+
+def read_all_over(ckpt: Checkpoint, name: str) -> NDArray[Any]:
+    """Read 4,096 numbers from all over a matrix. Raises as `read_piece`."""
+    import numpy as np
+
+    return np.concatenate([read_piece(ckpt, name, place, SHORT_PIECE) for place in PLACES])
+
+
+def are_exceptions(suspects: int, sound: int) -> bool:
+    """Whether so many matrices are exceptions among so many sound siblings, and no other way to train or to prune."""
+    return suspects > 0 and sound >= max(MIN_SIBLINGS, SIBLINGS_PER_SUSPECT * suspects)
 
 
 def measure_piece(values: NDArray[Any], absmax: float = inf) -> MiddlePiece:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.detectors.middle_pieces import (
+    SHORT_PIECE,
     MiddlePiece,
+    are_exceptions,
     list_layer_projections,
     measure_piece,
     read_middle_pieces,
@@ -22,13 +24,10 @@ if TYPE_CHECKING:
 
 QUARTERS = (0.25, 0.5, 0.75)
 """Where the pieces of a suspicious matrix lie."""
-PIECE = 256
-"""Numbers of each of these pieces."""
 MAX_ZEROS = 0.5
 """Share of zeros up to which a piece says something: with more of them a matrix is sparse or damaged."""
-MANY_MAGNITUDES, MIN_SIBLINGS, SIBLINGS_PER_SUSPECT = 16, 3, 3
-"""Magnitudes of a piece from which it has many: a weight of 4 bits has 8 in each block, and its blocks differ. Siblings that have
-to have many, and how many for each matrix with one."""
+MANY_MAGNITUDES = 16
+"""Magnitudes of a piece from which it has many: a weight of 4 bits has 8 in each block, and its blocks differ."""
 
 
 def find_one_signed(ckpt: Checkpoint) -> list[str]:
@@ -59,8 +58,10 @@ def find_single_magnitudes(ckpt: Checkpoint) -> list[str]:
         suspects = [name for name in names if _find_magnitude(pieces[name])]
         if not suspects:
             continue
-        many = sum(len(np.unique(np.abs(read_piece(ckpt, name, 0.5, PIECE)))) >= MANY_MAGNITUDES for name in names)
-        if many >= max(MIN_SIBLINGS, SIBLINGS_PER_SUSPECT * len(suspects)):
+        many = sum(
+            len(np.unique(np.abs(read_piece(ckpt, name, 0.5, SHORT_PIECE)))) >= MANY_MAGNITUDES for name in names
+        )
+        if are_exceptions(len(suspects), many):
             found += [
                 name
                 for name in suspects
@@ -71,7 +72,7 @@ def find_single_magnitudes(ckpt: Checkpoint) -> list[str]:
 
 def _read_quarters(ckpt: Checkpoint, name: str) -> list[MiddlePiece]:
     """Measure short pieces behind the first, second and third quarter of a matrix."""
-    return [measure_piece(read_piece(ckpt, name, place, PIECE)) for place in QUARTERS]
+    return [measure_piece(read_piece(ckpt, name, place, SHORT_PIECE)) for place in QUARTERS]
 
 
 def _find_sign(piece: MiddlePiece) -> int:

@@ -7,7 +7,6 @@ alike are compared.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
@@ -16,13 +15,11 @@ from typing import TYPE_CHECKING
 from ckptcheck.checkpoint.config import HEADS, HIDDEN
 from ckptcheck.linter.rule import Skip
 from ckptcheck.values.detectors.byte_compare import PREFIX_BYTES, have_equal_bytes, map_pieces, read_tensor_bytes
-from ckptcheck.values.detectors.roles import is_matrix
+from ckptcheck.values.detectors.roles import KEYS, is_matrix
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
-KEYS_AND_VALUES = re.compile(r"(^|[._])(k|v|key|value|k_proj|v_proj|wk|wv|k_lin|v_lin|key_proj|value_proj)\.weight$")
-"""Names of projections with rows for each key-value head."""
 MIN_LAYERS = 4
 """Layers that it takes to say what is usual."""
 MAX_SHARE = 1 / 4
@@ -55,7 +52,7 @@ def find_repeated_heads(ckpt: Checkpoint) -> list[RepeatedHead]:
     names_by_role: dict[str, list[str]] = {}
     for layer, roles in sorted(stack.layers.items()):
         for role in sorted(roles):
-            if KEYS_AND_VALUES.search(role) and _has_heads(ckpt, name := stack.full_name(layer, role), width):
+            if KEYS.search(role) and _has_heads(ckpt, name := stack.full_name(layer, role), width):
                 names_by_role.setdefault(role, []).append(name)
     found = []
     for names in names_by_role.values():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptcheck.linter.rule import Skip
 from ckptcheck.values.file_marks import MARK_BYTES, MARK_STEP
@@ -45,6 +45,18 @@ class RepeatedPiece:
     """The tensors in which they begin."""
 
 
+class Twin(NamedTuple):
+    """Two pieces of a file that hold the same bytes: where each begins, and their length."""
+
+    original: int
+    copy: int
+    nbytes: int
+
+    def holds(self, first: int, second: int) -> bool:
+        """Whether two places of the file lie in the two pieces, at the same distance."""
+        return second - first == self.copy - self.original and self.original <= first < self.original + self.nbytes
+
+
 def find_repeated_pieces(ckpt: Checkpoint) -> list[RepeatedPiece]:
     """Return the pieces of files that stand twice in them and are cut in the middle of a row.
 
@@ -52,11 +64,18 @@ def find_repeated_pieces(ckpt: Checkpoint) -> list[RepeatedPiece]:
     """
     found = []
     for name, pieces in ckpt.values.marks.items():
-        if name in ckpt.values.complete_shards:
-            for first, second, number in _find_runs_of_marks(pieces):
-                piece = _measure_piece(ckpt, ckpt.shards[name], first, second, number)
-                if piece is not None:
-                    found.append(piece)
+        if name not in ckpt.values.complete_shards:
+            continue
+        shard, seen = ckpt.shards[name], list[Twin]()
+        for first, second, number in _find_runs_of_marks(pieces):
+            # The marks of one piece may be several runs: one of them is constant, or stands a third time.
+            if any(twin.holds(first * MARK_STEP, second * MARK_STEP) for twin in seen):
+                continue
+            twin = _measure_twin(ckpt, shard, first, second, number)
+            if twin is not None:
+                seen.append(twin)
+                if not _is_meant(shard, twin):
+                    found.append(_describe_piece(shard, twin))
     return found
 
 
@@ -90,20 +109,16 @@ def _find_runs_of_marks(pieces: list[tuple[int, bytes]]) -> list[tuple[int, int,
     return sorted(runs, key=lambda run: -run[2])[:MAX_CANDIDATES]
 
 
-def _measure_piece(ckpt: Checkpoint, shard: Shard, first: int, second: int, number: int) -> RepeatedPiece | None:
-    """Return the piece that these marks lie in; None where the bytes differ, overlap, are a pattern, or are whole rows."""
+def _measure_twin(ckpt: Checkpoint, shard: Shard, first: int, second: int, number: int) -> Twin | None:
+    """Return the two pieces that these marks lie in; None where their bytes differ or are a pattern."""
     import numpy as np
 
     original, copy = first * MARK_STEP, second * MARK_STEP
-    nbytes = (number - 1) * MARK_STEP + MARK_BYTES
-    for block in range(number - 1):
-        at = block * MARK_STEP
+    nbytes = (number - 1) * MARK_STEP
+    for at in range(0, nbytes, MARK_STEP):
         ours, theirs = (_read(ckpt, shard, begin + at, MARK_STEP) for begin in (original, copy))
-        if not np.array_equal(ours, theirs):
+        if not np.array_equal(ours, theirs) or (at == 0 and np.unique(ours.view("<u8")).size < MIN_WORDS):
             return None
-    if np.unique(_read(ckpt, shard, original, MARK_STEP).view("<u8")).size < MIN_WORDS:
-        return None
-    # The marks may end before the piece does: where one of them is constant, or stands a third time.
     more = MARK_STEP
     while more == MARK_STEP:
         before = min(MARK_STEP, original - shard.data_start)
@@ -115,17 +130,27 @@ def _measure_piece(ckpt: Checkpoint, shard: Shard, first: int, second: int, numb
         after = min(MARK_STEP, shard.size - copy - nbytes)
         more = _count_equal(*(_read(ckpt, shard, begin + nbytes, after) for begin in (original, copy)))
         nbytes += more
-    order = sorted(
-        (name for name, tensor in shard.tensors.items() if tensor.nbytes),
-        key=lambda name: shard.tensors[name].data_offsets,
+    return Twin(original, copy, nbytes)
+
+
+def _is_meant(shard: Shard, twin: Twin) -> bool:
+    """Whether the pieces overlap, as those of a pattern do, or all their ends are ends of rows."""
+    order = _list_in_order(shard)
+    return twin.copy - twin.original < twin.nbytes or all(
+        _is_row_edge(shard, order, place, side) for place in (twin.original, twin.copy) for side in (0, twin.nbytes)
     )
-    if copy - original < nbytes or all(
-        _is_row_edge(shard, order, place, side) for place in (original, copy) for side in (0, nbytes)
-    ):
-        return None
-    return RepeatedPiece(
-        shard.name, original, copy, nbytes, (_find_tensor(shard, order, original), _find_tensor(shard, order, copy))
-    )
+
+
+def _describe_piece(shard: Shard, twin: Twin) -> RepeatedPiece:
+    order = _list_in_order(shard)
+    tensors = _find_tensor(shard, order, twin.original), _find_tensor(shard, order, twin.copy)
+    return RepeatedPiece(shard.name, twin.original, twin.copy, twin.nbytes, tensors)
+
+
+def _list_in_order(shard: Shard) -> list[str]:
+    """Return the tensors that hold bytes, in the order of the data."""
+    names = [name for name, tensor in shard.tensors.items() if tensor.nbytes]
+    return sorted(names, key=lambda name: shard.tensors[name].data_offsets)
 
 
 def _read(ckpt: Checkpoint, shard: Shard, begin: int, nbytes: int) -> NDArray[np.uint8]:
@@ -159,6 +184,6 @@ def _is_row_edge(shard: Shard, order: list[str], place: int, side: int) -> bool:
     at = place + side
     tensor = shard.tensors[_find_tensor(shard, order, at - (1 if side else 0))]
     begin = shard.data_start + tensor.data_offsets[0]
-    row = tensor.nbytes * tensor.shape[-1] // prod(tensor.shape) if len(tensor.shape) > 1 else tensor.nbytes
+    row = max(1, tensor.nbytes * tensor.shape[-1] // prod(tensor.shape)) if len(tensor.shape) > 1 else tensor.nbytes
     # chance makes a piece longer at both ends, never shorter
     return (at - begin if side else begin - at) % row <= SLACK

@@ -18,6 +18,18 @@ if TYPE_CHECKING:
 ROUTER = re.compile(
     r"(^|\.)(gate|router|router\.(classifier|weight|proj|layer)|gate\.wg|moe\.gate|ffn\.router)\.weight$"
 )
+FEED_FORWARD = re.compile(
+    r"(^|[._])(gate_proj|up_proj|down_proj|gate_up_proj|fc1|fc2|fc_in|fc_out|lin1|lin2|w1|w2|w3|wi|wi_0|wi_1|dense_h_to_4h"
+    r"|dense_4h_to_h|mlp\.c_fc|mlp\.c_proj|intermediate\.dense|(layer|h|block)s?\.\{\}\.output\.dense)\.weight$"
+)
+"""Names of the matrices of a feed-forward block."""
+QUERIES = re.compile(
+    r"(^|[._])(q|query|q_proj|wq|q_lin|query_proj|o_proj|out_proj|wo|out_lin|attn_out|attention\.output\.dense|attention\.dense"
+    r"|attn\.c_proj)\.weight$"
+)
+"""Names of matrices with a row or a column for each channel of a query head."""
+KEYS = re.compile(r"(^|[._])(k|v|key|value|k_proj|v_proj|wk|wv|k_lin|v_lin|key_proj|value_proj)\.weight$")
+"""Names of matrices with a row for each channel of a key-value head."""
 NORM = re.compile(r"norm[^.]*\.weight$|\.ln_?\w*\.weight$|\.layer_norm_weight$", re.IGNORECASE)
 """Names of norms. Transformer Engine keeps a norm in the projection that follows it: ``linear_qkv.layer_norm_weight``."""
 BOUND = re.compile(r"(_min|_max|\bmin|\bmax|mask|masked_bias)$")

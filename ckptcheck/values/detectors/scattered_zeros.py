@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptcheck.values.detectors.middle_pieces import list_kinds, read_middle_pieces, read_piece
+from ckptcheck.values.detectors.middle_pieces import are_exceptions, list_kinds, read_all_over, read_middle_pieces
 from ckptcheck.values.detectors.zeroed_blocks import find_zero_blocks
 from ckptcheck.values.detectors.zeroed_columns import find_zero_columns
 
@@ -18,15 +18,9 @@ if TYPE_CHECKING:
 
 MIN_ZEROS, MAX_SOUND = 0.3, 0.15
 """Share of zeros from which a matrix is doubted, and up to which its siblings are sound."""
-MIN_SIBLINGS, SIBLINGS_PER_SUSPECT = 3, 3
-"""Sound siblings that it takes, and how many for each matrix that is doubted: where many have zeros they were pruned."""
 SMALLEST = 0.05
 """The smallest number that is not zero, as a share of the median: what is rounded to a few levels, or pruned by magnitude, has none
 that is as small."""
-PLACES = tuple((number + 0.5) / 16 for number in range(16))
-"""Where a doubted matrix is read again."""
-PIECE = 256
-"""Numbers that are read in each of these places."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +43,10 @@ def find_scattered_zeros(ckpt: Checkpoint) -> list[ScatteredZeros]:
         shares = {name: pieces[name].zeros / pieces[name].number for name in kind}
         suspects = [name for name, share in shares.items() if share >= MIN_ZEROS]
         sound = sum(share <= MAX_SOUND for share in shares.values())
-        if not suspects or sound < max(MIN_SIBLINGS, SIBLINGS_PER_SUSPECT * len(suspects)):
+        if not are_exceptions(len(suspects), sound):
             continue
         for name in suspects:
-            values = np.abs(np.concatenate([read_piece(ckpt, name, place, PIECE) for place in PLACES]))
+            values = np.abs(read_all_over(ckpt, name))
             nonzero = values[values > 0]
             share = 1 - nonzero.size / values.size
             if share >= MIN_ZEROS and nonzero.size and nonzero.min() < SMALLEST * np.median(nonzero):

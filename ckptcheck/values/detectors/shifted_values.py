@@ -11,9 +11,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckptcheck.values.detectors.fresh_shares import FEED_FORWARD, KEYS, QUERIES
-from ckptcheck.values.detectors.middle_pieces import list_kinds, measure_piece, read_middle_pieces, read_piece
-from ckptcheck.values.detectors.roles import name_pattern
+from ckptcheck.values.detectors.middle_pieces import (
+    are_exceptions,
+    list_kinds,
+    measure_piece,
+    read_all_over,
+    read_middle_pieces,
+)
+from ckptcheck.values.detectors.roles import FEED_FORWARD, KEYS, QUERIES, name_pattern
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -23,14 +28,8 @@ FUSED = re.compile(r"(^|[._])(qkv_proj|query_key_value|c_attn|Wqkv)\.weight$")
 known."""
 MIN_SHIFT, MAX_SOUND = 0.2, 0.12
 """Mean, in standard deviations, from which a matrix was shifted, and up to which its siblings are sound."""
-MIN_SIBLINGS, SIBLINGS_PER_SUSPECT = 3, 3
-"""Sound siblings that it takes, and how many for each matrix that was shifted: where many are, training may have done it."""
 MOST, MIN_KINDS = 0.75, 3
 """Share of the matrices, of as many kinds, that are shifted to one side where all of them were. Training may do it to one kind."""
-PLACES = tuple((number + 0.5) / 16 for number in range(16))
-"""Where a suspicious matrix is read again."""
-PIECE = 256
-"""Numbers that are read in each of these places."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,6 @@ def find_shifted_matrices(ckpt: Checkpoint) -> list[ShiftedMatrix]:
 
     Raises Skip if a file has shrunk, OSError if reading fails.
     """
-    import numpy as np
-
     pieces = read_middle_pieces(ckpt)
     kinds = [
         [
@@ -67,7 +64,7 @@ def find_shifted_matrices(ckpt: Checkpoint) -> list[ShiftedMatrix]:
     suspects = _find_shift_everywhere(kinds) or [matrix for kind in kinds for matrix in _find_suspects(kind)]
     found = []
     for suspect in suspects:
-        whole = measure_piece(np.concatenate([read_piece(ckpt, suspect.name, place, PIECE) for place in PLACES]))
+        whole = measure_piece(read_all_over(ckpt, suspect.name))
         matrix = ShiftedMatrix(suspect.name, whole.mean, whole.deviation)
         if abs(matrix.shift) >= MIN_SHIFT:
             found.append(matrix)
@@ -93,4 +90,4 @@ def _find_suspects(kind: list[ShiftedMatrix]) -> list[ShiftedMatrix]:
     """Return the matrices of a kind that are shifted, where enough others are not."""
     suspects = [matrix for matrix in kind if abs(matrix.shift) >= MIN_SHIFT]
     sound = sum(abs(matrix.shift) <= MAX_SOUND for matrix in kind)
-    return suspects if sound >= max(MIN_SIBLINGS, SIBLINGS_PER_SUSPECT * len(suspects)) else []
+    return suspects if are_exceptions(len(suspects), sound) else []

@@ -141,10 +141,8 @@ def test_rows_that_were_drawn_anew(minilm: Path, tmp_path: Path, deviation: floa
     copy_with_values(minilm, tmp_path / "changed", {TABLE: drawn.tobytes()})
     (finding,) = scan(tmp_path / "changed", select=["VAL012", "EMB010"]).findings
     assert finding.key == TABLE
-    assert finding.message in (
-        "its 512 rows are like each other by chance alone, as before training, which makes neighbouring positions alike",
-        "its values look freshly initialised (normal distribution, row norms equal within 18 %), most other matrices of the model "
-        "do not",
+    assert finding.message == (
+        "its 512 rows are like each other by chance alone, as before training, which makes neighbouring positions alike"
     )
 
 

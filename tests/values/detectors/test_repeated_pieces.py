@@ -93,6 +93,16 @@ def test_whole_rows_whose_marks_are_broken(tmp_path: Path) -> None:
     assert find(write_file(tmp_path / "model", tensors).parent) == []
 
 
+def test_a_piece_whose_marks_are_broken_is_told_once(tmp_path: Path) -> None:
+    value = draw(1400)
+    value[150:170] = 0  # a mark in the middle of the piece
+    path = write_file(tmp_path / "model", {"a.weight": value})
+    copy_piece(path, 100_000, 100_000 + (40 << 16), 1_500_000)
+    ((original, copy, length),) = find(path.parent)
+    assert copy - original == 40 << 16
+    assert 0 <= length - 1_500_000 < 16
+
+
 def test_patterns_say_nothing(tmp_path: Path) -> None:
     mask = np.tile(np.tril(np.ones((COLUMNS, COLUMNS), np.float32)), (2, 1))
     period = np.tile(RANDOM.standard_normal(64, dtype=np.float32), COLUMNS * 1024 // 64).reshape(-1, COLUMNS)
