@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 MARK_STEP = 1 << 16
 """Bytes from one mark to the next, from the start of the file. Disks, networks and object stores move blocks of such sizes."""
@@ -15,6 +18,8 @@ def take_marks(raw: NDArray[np.uint8], begin: int) -> bytes:
 
     begin: where `raw` begins in the file. A mark that does not lie in `raw` as a whole is left out.
     """
+    import numpy as np
+
     number = count_marks(begin, raw.size)
     if not number:
         return b""
