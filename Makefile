@@ -56,7 +56,7 @@ browser: .venv/tools.done
 	$(BIN)/pip install --quiet playwright axe-core-python
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } \
 	  || echo 'install a Chromium by hand, or name one: CKPTCHECK_CHROMIUM=/path/to/chrome'
-	$(BIN)/python -m pytest -q -m browser tests/linter/reporters
+	$(BIN)/python -m pytest -q -m browser tests/reporters
 
 engines: .venv/tools.done
 	$(BIN)/ckptcheck engine install $(ENGINES) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))

@@ -187,7 +187,7 @@ def _add_pictures(report: Report, ckpt: Checkpoint) -> Report:
     """Add what the HTML report draws, where that is asked for."""
 
     def list_makers() -> Iterable[tuple[str, PictureMaker]]:
-        from ckptcheck.values.pictures.scan_pictures import list_scan_pictures
+        from ckptcheck.reporters.pictures.values.scan_pictures import list_scan_pictures
 
         return list_scan_pictures(ckpt)
 

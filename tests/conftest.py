@@ -17,8 +17,8 @@ from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.runtime.engines.remote import RemoteEngine
-from ckptcheck.runtime.environments.interpreter import Interpreter, find_interpreter
+from ckptcheck.live.runtime.engines.remote import RemoteEngine
+from ckptcheck.live.runtime.environments.interpreter import Interpreter, find_interpreter
 from tests.imported_engines import ImportedEngines
 from tests.paths import FIXTURES
 

@@ -34,10 +34,10 @@ from ckptcheck.checkpoint.tiling import BITS
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.reporters import FORMATS, render, text
 from ckptcheck.linter.runner import run_rules
+from ckptcheck.reporters import FORMATS, render, text
+from tests.jobs.job_fuzz import check_one
 from tests.paths import ROOT
-from tests.preflight.job_fuzz import check_one
 
 CHECKPOINTS = ROOT / "fixtures" / "checkpoints"
 RULES = rule_loader.load_rules()

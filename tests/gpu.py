@@ -67,7 +67,7 @@ def overdue(cell: Cell, report: dict[str, Any]) -> set[str]:
     """Return the rules that did not pass and had to. Where buckets are one stream, their sizes are nothing (REF008); and on a
     GPU logprobs may be off by what rounding explains (REF010), which the rule then says itself.
     """
-    from ckptcheck.runtime.engines.transports import find_transport
+    from ckptcheck.live.runtime.engines.transports import find_transport
 
     excused = {"REF008"} if find_transport(cell.engine, cell.transport).joins_buckets else set()
     excused |= {

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ckptcheck.runtime.engines.prepared_worker import StartWorker
-from ckptcheck.runtime.engines.remote import RemoteEngine
-from ckptcheck.runtime.environments.interpreter import find_interpreter
-from ckptcheck.runtime.process.client import WorkerClient
-from ckptcheck.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
+from ckptcheck.live.runtime.engines.prepared_worker import StartWorker
+from ckptcheck.live.runtime.engines.remote import RemoteEngine
+from ckptcheck.live.runtime.environments.interpreter import find_interpreter
+from ckptcheck.live.runtime.process.client import WorkerClient
+from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
 
 MOST = 4
 """Workers that are kept: each takes half a gigabyte."""

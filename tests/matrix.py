@@ -22,11 +22,11 @@ import smollm2
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.trace_queries import compare_scoring
-from ckptcheck.runtime.environments.interpreter import find_interpreter
-from ckptcheck.runtime.trainers.layout import ParallelLayout
-from ckptcheck.runtime.trainers.schemes import SCHEMES
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.trace_queries import compare_scoring
+from ckptcheck.live.runtime.environments.interpreter import find_interpreter
+from ckptcheck.live.runtime.trainers.layout import ParallelLayout
+from ckptcheck.live.runtime.trainers.schemes import SCHEMES
 from tests.factories.matrix_cell import Cell, MatrixRunner
 
 LAYOUTS = (ParallelLayout(), ParallelLayout(tp=2), ParallelLayout(pp=2), ParallelLayout(tp=2, pp=2))

@@ -26,12 +26,12 @@ from ckptcheck.cli.app import build_app
 from ckptcheck.compare.manifest import Manifest
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import FindingsError, Report, Reports
-from ckptcheck.parity.live_session import LiveSession
-from ckptcheck.parity.rollouts import write_rollouts
-from ckptcheck.refit.live_trial import TrialQuantization
-from ckptcheck.refit.recording import RecordError
-from ckptcheck.runtime.engines import registry
-from ckptcheck.runtime.trainers import registry as trainers
+from ckptcheck.live.experiments.live_session import LiveSession
+from ckptcheck.live.refit.live_trial import TrialQuantization
+from ckptcheck.live.refit.recording import RecordError
+from ckptcheck.live.runtime.engines import registry
+from ckptcheck.live.runtime.trainers import registry as trainers
+from ckptcheck.rollouts import write_rollouts
 from tests.doubles.fake_serving import FakeServing
 from tests.doubles.junk_server import JunkServer, sglang
 from tests.factories import localize_cases
@@ -39,7 +39,7 @@ from tests.factories.checkpoint_cases import CHECKPOINTS, MEGATRON
 from tests.factories.history_cases import build_history
 from tests.factories.probe_cases import ScoringTrainer
 from tests.factories.rollout_cases import draw_rollouts
-from tests.refit.test_trouble import place, write_stand_ins  # noqa: F401 - a fixture
+from tests.live.refit.test_trouble import place, write_stand_ins  # noqa: F401 - a fixture
 
 RUN = sorted(MEGATRON.iterdir())[0]
 JOB = """\
@@ -313,7 +313,7 @@ def test_refit_prints_what_the_function_returns(place: Path, monkeypatch: pytest
         as_json(api.history(place / "second"))["verdict"]
         == run_command("refit", "history", str(place / "first"))[0]["verdict"]
     )
-    monkeypatch.setattr("ckptcheck.refit.recording.append_to_record", failing)
+    monkeypatch.setattr("ckptcheck.live.refit.recording.append_to_record", failing)
     with pytest.raises(RecordError, match="the disk is full") as caught:
         api.refit(source, trainer="transformers", bucket_mb=0.002, record=place / "third", **python)
     assert caught.value.report.verdict == "clean"
@@ -635,8 +635,8 @@ def test_an_exported_name_is_loaded_when_it_is_used() -> None:
         f"assert ckptcheck.scan({str(CHECKPOINTS / 'tiny-llama')!r}).verdict == 'clean'\n"
         "assert not {'torch', 'transformers', 'typer', 'rich'} & set(sys.modules)\n"
         "assert ckptcheck.refit is refit and callable(refit)\n"
-        "import ckptcheck.refit.trial\n"
-        "assert ckptcheck.refit.trial.__name__ and callable(ckptcheck.refit) and callable(ckptcheck.preflight)\n"
+        "import ckptcheck.live.refit.trial\n"
+        "assert ckptcheck.live.refit.trial.__name__ and callable(ckptcheck.refit) and callable(ckptcheck.preflight)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ckptcheck
-from ckptcheck.parity.rollouts import write_rollouts
+from ckptcheck.rollouts import write_rollouts
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.history_cases import build_history
 from tests.factories.rollout_cases import draw_rollouts

@@ -52,7 +52,7 @@ def collect_interface() -> dict[str, Any]:
                 names.add(name)
                 names |= {f"{name}={getattr(choice, 'value', choice)}" for choice in choices}
         options[path] = sorted(names)
-    schema = json.loads((files("ckptcheck.linter.reporters") / "report.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads((files("ckptcheck.reporters") / "report.schema.json").read_text(encoding="utf-8"))
     return {
         "rules": {rule.code: rule.name for rule in sorted(load_rules(), key=lambda rule: rule.code)},
         "options": options,

@@ -12,8 +12,8 @@ from types import ModuleType
 
 import pytest
 
-from ckptcheck.linter.reporters import sarif
 from ckptcheck.linter.rule_loader import load_rules
+from ckptcheck.reporters import sarif
 from tests.paths import ROOT
 
 

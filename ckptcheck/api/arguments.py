@@ -132,7 +132,7 @@ def require_range(name: str, value: object, allowed: NumberRange) -> None:
 
 def normalize_gpu_option(option: str, value: str | None) -> str | None:
     """Return the GPUs without spaces. Raises CkptcheckError that names the option."""
-    from ckptcheck.runtime.process.gpus import normalize_gpus
+    from ckptcheck.live.runtime.process.gpus import normalize_gpus
 
     try:
         return None if value is None else normalize_gpus(str(value))

@@ -166,7 +166,7 @@ def scan_all(
     known = baselines.read_baseline(Path(baseline)) if baseline else frozenset()
     with ExitStack() as stack:
         if wanted := wrap_single(dry_load):
-            from ckptcheck.runtime.dry_loading import create_dry_loaders
+            from ckptcheck.live.runtime.dry_loading import create_dry_loaders
 
             loaders = create_dry_loaders(wanted, stack, len(names))
             request = replace(request, options=replace(request.options, dry_loaders=loaders))

@@ -290,7 +290,7 @@ def identity(
     from ckptcheck.checkpoint.open import open_target
     from ckptcheck.checkpoint.scan_options import ScanOptions
     from ckptcheck.compare.identity import compute_identity, identify_checkpoint
-    from ckptcheck.saves.rank_shards import plan_rank_files
+    from ckptcheck.runs.saves.rank_shards import plan_rank_files
 
     name = os.fspath(target)
     options = ScanOptions(follow_links=follow_links)
@@ -332,7 +332,7 @@ def series(
     """
     runs = wrap_single(runs)
     require_ranges(jobs=jobs)
-    from ckptcheck.saves.open_series import open_series
+    from ckptcheck.runs.saves.open_series import open_series
 
     if not runs:
         raise CkptcheckError("there is nothing to compare", hint="name the folder of a run")
@@ -462,8 +462,8 @@ def critic(
     require_ranges(length=length, timeout=timeout)
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.checkpoint.open import open_target
-    from ckptcheck.parity.critic import compare_critic
-    from ckptcheck.runtime.trainers.critic_layout import CriticLayout
+    from ckptcheck.live.experiments.critic import compare_critic
+    from ckptcheck.live.runtime.trainers.critic_layout import CriticLayout
 
     chosen = [CriticLayout.parse(text) for text in dict.fromkeys(layouts)] or None
     name = os.fspath(source)

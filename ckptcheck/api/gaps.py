@@ -29,7 +29,7 @@ from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
     from ckptcheck.linter.report import Report
-    from ckptcheck.runtime.trainers.base import Trainer
+    from ckptcheck.live.runtime.trainers.base import Trainer
 
 
 COMPILING_PROBES = ("graphs", "inductor", "casts")
@@ -123,20 +123,20 @@ def parity_matrix(
         seed=seed, tp=tp, pp=pp, ep=ep, engine_tp=engine_tp, max_mult_prob_error=max_mult_prob_error,
         max_floor_multiple=max_floor_multiple, timeout=timeout,
     )  # fmt: skip
-    from ckptcheck.parity.matrix import cells
+    from ckptcheck.live.experiments.matrix import cells
 
     length_list = cells.LENGTHS if lengths is None else wrap_single(lengths)
     for name, numbers in (("lengths", length_list), ("batch", batch)):
         for number in numbers:
             require_range(name, number, FROM_ONE)
     from ckptcheck.linter.rule_loader import load_rules
-    from ckptcheck.parity.live_session import open_live_session
-    from ckptcheck.parity.matrix.live_matrix import MatrixSides, measure_matrix
-    from ckptcheck.parity.metrics.noise_floor import read_noise_floor
-    from ckptcheck.parity.prompts import Data
-    from ckptcheck.parity.thresholds import Thresholds
-    from ckptcheck.runtime.engines.engine_options import parse_switches
-    from ckptcheck.runtime.engines.registry import ENGINES
+    from ckptcheck.live.experiments.live_session import open_live_session
+    from ckptcheck.live.experiments.matrix.live_matrix import MatrixSides, measure_matrix
+    from ckptcheck.live.runtime.engines.engine_options import parse_switches
+    from ckptcheck.live.runtime.engines.registry import ENGINES
+    from ckptcheck.rollouts.metrics.noise_floor import read_noise_floor
+    from ckptcheck.rollouts.prompts import Data
+    from ckptcheck.rollouts.thresholds import Thresholds
     from ckptcheck.text.file_io import real_path, replace_file, require_output_apart, require_writable
     from ckptcheck.unused_options import Arguments, reject_unused_matrix_options
 
@@ -258,16 +258,16 @@ def parity_probe(
         require_range(name, number, NumberRange(4, is_whole=True))
     require_range("room", room, NumberRange(64, is_whole=True))
     from ckptcheck.linter.rule_loader import load_rules
-    from ckptcheck.parity.default_prompts import DefaultPrompts
-    from ckptcheck.parity.live_session import open_live_session
-    from ckptcheck.parity.metrics.noise_floor import read_noise_floor
-    from ckptcheck.parity.probes.environment import EngineSetup, ProbeEnvironment
-    from ckptcheck.parity.probes.registry import has_experts, select_probes
-    from ckptcheck.parity.probes.runner import run_probes
-    from ckptcheck.runtime.engines import registry
-    from ckptcheck.runtime.engines.base import Engine
-    from ckptcheck.runtime.engines.engine_options import parse_switches
-    from ckptcheck.runtime.engines.sampling import Sampling
+    from ckptcheck.live.experiments.live_session import open_live_session
+    from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment
+    from ckptcheck.live.experiments.probes.registry import has_experts, select_probes
+    from ckptcheck.live.experiments.probes.runner import run_probes
+    from ckptcheck.live.runtime.engines import registry
+    from ckptcheck.live.runtime.engines.base import Engine
+    from ckptcheck.live.runtime.engines.engine_options import parse_switches
+    from ckptcheck.live.runtime.engines.sampling import Sampling
+    from ckptcheck.rollouts.default_prompts import DefaultPrompts
+    from ckptcheck.rollouts.metrics.noise_floor import read_noise_floor
     from ckptcheck.unused_options import Arguments, reject_unused_probe_options
 
     given = Arguments(parity_probe, locals())
@@ -362,13 +362,13 @@ def parity_why(
     switch = wrap_single(switch)
     require_ranges(tp=tp, pp=pp, ep=ep, engine_tp=engine_tp, timeout=timeout)
     from ckptcheck.linter.rule_loader import load_rules
-    from ckptcheck.parity.attribution import live_search
-    from ckptcheck.parity.attribution.experiments import EXPERIMENTS
-    from ckptcheck.parity.attribution.recorded_backend import RecordedBackend
-    from ckptcheck.parity.attribution.search import run_search
-    from ckptcheck.parity.attribution.trace import Attribution
-    from ckptcheck.parity.live_session import open_live_session
-    from ckptcheck.parity.rollouts import read_rollouts
+    from ckptcheck.live.experiments.attribution import live_search
+    from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
+    from ckptcheck.live.experiments.attribution.recorded_backend import RecordedBackend
+    from ckptcheck.live.experiments.attribution.search import run_search
+    from ckptcheck.live.experiments.attribution.trace import Attribution
+    from ckptcheck.live.experiments.live_session import open_live_session
+    from ckptcheck.rollouts import read_rollouts
     from ckptcheck.unused_options import Arguments, reject_unused_why_options
 
     given = Arguments(parity_why, locals())
@@ -471,11 +471,11 @@ def localize(
     if source is None and dumps is None:
         raise CkptcheckError("there is nothing to compare", hint="name a checkpoint, or two dumps with --dumps A B")
     if dumps is not None:
-        from ckptcheck.parity.localize.dumps import compare_dumps
+        from ckptcheck.live.localize.dumps import compare_dumps
 
         localization = compare_dumps(Path(dumps[0]), Path(dumps[1]), to_path(source), dtype, limit)
     else:
-        from ckptcheck.parity.localize.live_checkpoint import LocalizeSides, localize_checkpoint
+        from ckptcheck.live.localize.live_checkpoint import LocalizeSides, localize_checkpoint
 
         assert source is not None
         sides = LocalizeSides(
@@ -485,7 +485,7 @@ def localize(
         localization = localize_checkpoint(Path(source), sides, tokens=tokens, limit=limit, observer=observer)
     report = build_report(localization)
     if plots is not None:
-        from ckptcheck.parity.localize.plot import draw
+        from ckptcheck.live.localize.plot import draw
 
         observer.log(f"drew {draw(localization, Path(plots))}")
     return report

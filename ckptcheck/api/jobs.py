@@ -17,8 +17,8 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
+    from ckptcheck.jobs.job import Job
     from ckptcheck.linter.report import FailOn, Report
-    from ckptcheck.preflight.job import Job
 
 
 def preflight(
@@ -76,11 +76,11 @@ def _open_job(
     model: str | None = None,
 ) -> tuple[Job, Report]:
     """Return a job as `preflight` reads it, and what it finds in it. model: a copy of the model that it names, None for none."""
+    from ckptcheck.jobs.job import build_settings_section
+    from ckptcheck.jobs.open_job import open_job, split_variables
+    from ckptcheck.jobs.this_machine import Probe
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.linter.selection import match_rules, select_rules
-    from ckptcheck.preflight.job import build_settings_section
-    from ckptcheck.preflight.open_job import open_job, split_variables
-    from ckptcheck.preflight.this_machine import Probe
 
     loaded = load_rules()
     ignored = {rule.code: "ignored on the command line" for pattern in ignore for rule in match_rules(loaded, pattern)}
@@ -127,9 +127,9 @@ def gate(
 
     began = time.monotonic()
     stages = wrap_single(stages)
-    from ckptcheck.gate.gate_file import STAGES, parse_duration, read_gate_request
-    from ckptcheck.gate.plan import check_options
-    from ckptcheck.gate.run_gate import run_gate
+    from ckptcheck.live.gate.gate_file import STAGES, parse_duration, read_gate_request
+    from ckptcheck.live.gate.plan import check_options
+    from ckptcheck.live.gate.run_gate import run_gate
 
     functions: dict[str, Callable[..., Any]] = {
         "preflight": preflight, "scan_all": scan_all, "refit": refit, "record_rollouts": record_rollouts,

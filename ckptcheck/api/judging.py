@@ -15,7 +15,7 @@ from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
     from ckptcheck.linter.report import Report, Reports
-    from ckptcheck.parity.rollouts import Rollouts
+    from ckptcheck.rollouts import Rollouts
 
 
 def judge(
@@ -122,17 +122,17 @@ def judge_all(
         max_sequence_error=max_sequence_error, max_floor_multiple=max_floor_multiple, max_lag=max_lag, clip_low=clip_low,
         clip_high=clip_high,
     )  # fmt: skip
+    from ckptcheck import rollouts
     from ckptcheck.linter.report import Reports
     from ckptcheck.linter.rule_loader import load_rules
-    from ckptcheck.parity import rollouts
-    from ckptcheck.parity.labelled_weights import read_labelled_weights
-    from ckptcheck.parity.metrics.noise_floor import read_noise_floor
-    from ckptcheck.parity.rollout_evidence import RolloutEvidence
-    from ckptcheck.parity.rollouts.files import list_rollout_files
-    from ckptcheck.parity.run_comparison import RunComparison
-    from ckptcheck.parity.series import RolloutSeries
-    from ckptcheck.parity.series_member import SeriesMember
-    from ckptcheck.parity.thresholds import Thresholds
+    from ckptcheck.rollouts.files import list_rollout_files
+    from ckptcheck.rollouts.labelled_weights import read_labelled_weights
+    from ckptcheck.rollouts.metrics.noise_floor import read_noise_floor
+    from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+    from ckptcheck.rollouts.run_comparison import RunComparison
+    from ckptcheck.rollouts.series import RolloutSeries
+    from ckptcheck.rollouts.series_member import SeriesMember
+    from ckptcheck.rollouts.thresholds import Thresholds
     from ckptcheck.unused_options import Arguments, reject_unused_judge_options
 
     given = Arguments(judge_all, locals())
@@ -157,7 +157,7 @@ def judge_all(
     drawn_by = None
     if checkpoint is not None:
         from ckptcheck.checkpoint.open import open_checkpoint
-        from ckptcheck.parity.sampling_checkpoint import SamplingCheckpoint
+        from ckptcheck.rollouts.sampling_checkpoint import SamplingCheckpoint
 
         drawn_by = SamplingCheckpoint(open_checkpoint(os.fspath(checkpoint)))
         if tokenizer is None and (Path(checkpoint) / "tokenizer.json").is_file():
@@ -166,7 +166,7 @@ def judge_all(
     decode_text = load_decoder(Path(tokenizer)) if tokenizer is not None else None
     decode = None if decode_text is None else lambda token: repr(decode_text([token])) if token >= 0 else "–"
     if plots is not None:
-        from ckptcheck.parity import plots as drawing
+        from ckptcheck.rollouts import plots as drawing
 
         drawing.require_matplotlib()
     loaded = load_rules()
@@ -208,9 +208,9 @@ def load_decoder(folder: Path) -> Callable[[Sequence[int]], str]:
 
 def read_rollout_files(paths: list[Path], source: str | None) -> tuple[Rollouts, str]:
     """Read the rollouts of a framework, or our own; return them and what wrote them."""
-    from ckptcheck.parity.rollouts import read_rollouts
-    from ckptcheck.parity.rollouts.convert import convert
-    from ckptcheck.parity.rollouts.lines import is_rollout_lines
+    from ckptcheck.rollouts import read_rollouts
+    from ckptcheck.rollouts.convert import convert
+    from ckptcheck.rollouts.lines import is_rollout_lines
 
     is_own = source is None and (paths[0].suffix == ".safetensors" or is_rollout_lines(paths[0]))
     if not is_own and source != "ckptcheck":

@@ -31,11 +31,11 @@ from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.parity.calibrate import FloorMeasurement
-    from ckptcheck.parity.first_step import FirstStepRollouts
-    from ckptcheck.parity.rollouts import Rollouts
-    from ckptcheck.refit.first_step import PlanFirstStep
-    from ckptcheck.runtime.engines.engine_options import Switches
+    from ckptcheck.live.experiments.calibrate import FloorMeasurement
+    from ckptcheck.live.experiments.first_step import FirstStepRollouts
+    from ckptcheck.live.refit.first_step import PlanFirstStep
+    from ckptcheck.live.runtime.engines.engine_options import Switches
+    from ckptcheck.rollouts import Rollouts
 
 
 COHERENCE_RULES = ("PAR003", "PAR004", "PAR009", "PAR027", "PAR050", "PAR051", "PAR076", "PAR077")
@@ -45,8 +45,8 @@ COHERENCE_RULES = ("PAR003", "PAR004", "PAR009", "PAR027", "PAR050", "PAR051", "
 def _log_responses(rollouts: Rollouts, source: Path, observer: Observer) -> None:
     """Write the texts of the first responses, and whether they are coherent."""
     from ckptcheck.linter.rule_loader import load_rules
-    from ckptcheck.parity.response_texts import read_texts
-    from ckptcheck.parity.rollout_evidence import RolloutEvidence
+    from ckptcheck.rollouts.response_texts import read_texts
+    from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 
     decode_text = load_decoder(source) if (source / "tokenizer.json").is_file() else None
     for text in read_texts(rollouts, decode_text) if decode_text is not None else ():
@@ -126,18 +126,18 @@ def record_rollouts(
         presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, repetition_penalty=repetition_penalty,
         seed=seed, full=full, step=step, engine_tp=engine_tp, timeout=timeout,
     )  # fmt: skip
-    from ckptcheck.parity.default_prompts import DefaultPrompts
-    from ckptcheck.parity.expert_routing import add_expert_routing
-    from ckptcheck.parity.full_vocab import add_full_vocab_logprobs
-    from ckptcheck.parity.live_session import open_live_session, with_batch_size
-    from ckptcheck.parity.record import describe_rollouts
-    from ckptcheck.parity.record import record_rollouts as record
-    from ckptcheck.parity.rollouts import write_rollouts
-    from ckptcheck.parity.scoring import engine_logprob_temperature
-    from ckptcheck.runtime.engines import registry
-    from ckptcheck.runtime.engines.engine_options import parse_switches
-    from ckptcheck.runtime.engines.sampling import Sampling
-    from ckptcheck.runtime.engines.sizing import SPARE_TOKENS
+    from ckptcheck.live.experiments.live_session import open_live_session, with_batch_size
+    from ckptcheck.live.experiments.record import describe_rollouts
+    from ckptcheck.live.experiments.record import record_rollouts as record
+    from ckptcheck.live.experiments.scoring import engine_logprob_temperature
+    from ckptcheck.live.runtime.engines import registry
+    from ckptcheck.live.runtime.engines.engine_options import parse_switches
+    from ckptcheck.live.runtime.engines.sampling import Sampling
+    from ckptcheck.live.runtime.engines.sizing import SPARE_TOKENS
+    from ckptcheck.rollouts import write_rollouts
+    from ckptcheck.rollouts.default_prompts import DefaultPrompts
+    from ckptcheck.rollouts.expert_routing import add_expert_routing
+    from ckptcheck.rollouts.full_vocab import add_full_vocab_logprobs
     from ckptcheck.text.file_io import require_output_apart, require_writable
     from ckptcheck.unused_options import Arguments, reject_unused_length
 
@@ -198,9 +198,9 @@ def plan_first_step(
     rollouts: the file, or the file as ``output`` with arguments of `record_rollouts`. Raises CkptcheckError for an argument that it
     does not take, and for a file that cannot be written.
     """
-    from ckptcheck.parity.first_step import FirstStepRollouts
-    from ckptcheck.refit.first_step import FIRST_STEP_ARGUMENTS
-    from ckptcheck.runtime.engines.sampling import Sampling
+    from ckptcheck.live.experiments.first_step import FirstStepRollouts
+    from ckptcheck.live.refit.first_step import FIRST_STEP_ARGUMENTS
+    from ckptcheck.live.runtime.engines.sampling import Sampling
     from ckptcheck.text.file_io import require_writable
 
     given = dict(rollouts) if isinstance(rollouts, Mapping) else {"output": rollouts}
@@ -274,10 +274,10 @@ def score_rollouts(
     require_ranges(trainer_version=trainer_version, tp=tp, pp=pp, ep=ep, timeout=timeout)
     require_range("temperature", temperature, NumberRange(1e-6))
     require_range("tokens", tokens, FROM_ONE)
-    from ckptcheck.parity.live_session import open_live_session
-    from ckptcheck.parity.rollouts import read_rollouts, write_rollouts
-    from ckptcheck.parity.scoring import score_rollouts
-    from ckptcheck.runtime.trainers.layout import ParallelLayout
+    from ckptcheck.live.experiments.live_session import open_live_session
+    from ckptcheck.live.experiments.scoring import score_rollouts
+    from ckptcheck.live.runtime.trainers.layout import ParallelLayout
+    from ckptcheck.rollouts import read_rollouts, write_rollouts
     from ckptcheck.text.file_io import require_output_apart, require_writable
 
     require_choices(trainer=(trainer, TrainerName), dtype=(dtype, Dtype))
@@ -364,13 +364,13 @@ def calibrate_floor(
     require_ranges(
         number=number, length=length, response=response, tp=tp, pp=pp, ep=ep, engine_tp=engine_tp, timeout=timeout
     )
-    from ckptcheck.parity.calibrate import calibrate
-    from ckptcheck.parity.default_prompts import DefaultPrompts
-    from ckptcheck.parity.live_session import describe_side, open_live_session, with_batch_size
-    from ckptcheck.runtime.engines import registry
-    from ckptcheck.runtime.engines.engine_options import parse_switches
-    from ckptcheck.runtime.engines.sizing import SPARE_TOKENS
-    from ckptcheck.runtime.trainers.layout import ParallelLayout
+    from ckptcheck.live.experiments.calibrate import calibrate
+    from ckptcheck.live.experiments.live_session import describe_side, open_live_session, with_batch_size
+    from ckptcheck.live.runtime.engines import registry
+    from ckptcheck.live.runtime.engines.engine_options import parse_switches
+    from ckptcheck.live.runtime.engines.sizing import SPARE_TOKENS
+    from ckptcheck.live.runtime.trainers.layout import ParallelLayout
+    from ckptcheck.rollouts.default_prompts import DefaultPrompts
     from ckptcheck.text.file_io import require_output_apart, require_writable
     from ckptcheck.unused_options import Arguments, reject_unused_length
 
@@ -459,10 +459,10 @@ def convert_rollouts(
     )  # fmt: skip
     import msgspec
 
-    from ckptcheck.parity.rollouts import ScorerInfo, write_rollouts
-    from ckptcheck.parity.rollouts.columns import SIDES
-    from ckptcheck.parity.rollouts.convert import files
-    from ckptcheck.parity.rollouts.convert.slime_file import write_slime_file
+    from ckptcheck.frameworks.slime.rollout_file import write_slime_file
+    from ckptcheck.rollouts import ScorerInfo, write_rollouts
+    from ckptcheck.rollouts.columns import SIDES
+    from ckptcheck.rollouts.convert import files
     from ckptcheck.text.file_io import require_output_apart
     from ckptcheck.text.formatting import count
 

@@ -26,7 +26,7 @@ def write_page(files: StrPath | Sequence[StrPath], output: StrPath) -> None:
     Raises CkptcheckError for a file that holds no report, and where the page cannot be written.
     """
     files = wrap_single(files)
-    from ckptcheck.linter.reporters.html.saved_reports import render_saved_reports
+    from ckptcheck.reporters.html.saved_reports import render_saved_reports
     from ckptcheck.text.file_io import replace_file, require_output_apart
 
     paths = [Path(file) for file in files]

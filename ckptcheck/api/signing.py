@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from ckptcheck.compare.signatures.keys import TrustedSigner
     from ckptcheck.compare.signatures.signature_check import SignatureCheck
     from ckptcheck.compare.verification import Verification
+    from ckptcheck.live.runtime.process.exchange import TensorExchange
+    from ckptcheck.live.runtime.trainers.base import Trainer
     from ckptcheck.runners.runner import Runner
-    from ckptcheck.runtime.process.exchange import TensorExchange
-    from ckptcheck.runtime.trainers.base import Trainer
     from ckptcheck.text.observer import Advance
 
     E = TypeVar("E", Verification, SignatureCheck)
@@ -252,10 +252,10 @@ def ask_servers(
     if not check.is_as_signed:
         return replace(check, is_attached=True)
     from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.refit.running_servers.attach import AttachOptions, attach_to_servers
-    from ckptcheck.runtime.process.signal_guard import SignalGuard
-    from ckptcheck.runtime.trainers.layout import ParallelLayout
-    from ckptcheck.runtime.trainers.registry import start_trainer
+    from ckptcheck.live.refit.running_servers.attach import AttachOptions, attach_to_servers
+    from ckptcheck.live.runtime.process.signal_guard import SignalGuard
+    from ckptcheck.live.runtime.trainers.layout import ParallelLayout
+    from ckptcheck.live.runtime.trainers.registry import start_trainer
 
     if not isinstance(check.ckpt, Checkpoint):
         raise CkptcheckError(

@@ -29,9 +29,9 @@ from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
     from ckptcheck.linter.report import Report
-    from ckptcheck.refit.conformance.own_transport import WeightTransport
-    from ckptcheck.runtime.process.exchange import TensorExchange
-    from ckptcheck.runtime.trainers.base import Trainer
+    from ckptcheck.live.conformance.own_transport import WeightTransport
+    from ckptcheck.live.runtime.process.exchange import TensorExchange
+    from ckptcheck.live.runtime.trainers.base import Trainer
 
 
 def refit(
@@ -135,21 +135,21 @@ def refit(
     trainer_gpus = normalize_gpu_option("--trainer-gpus", trainer_gpus)
     engine_gpus = normalize_gpu_option("--engine-gpus", engine_gpus)
     from ckptcheck.linter.rule_loader import load_rules
-    from ckptcheck.refit.feasibility import check_quantization, require_engine_layout
-    from ckptcheck.refit.history.record import Record
-    from ckptcheck.refit.live_trial import (
+    from ckptcheck.live.refit.feasibility import check_quantization, require_engine_layout
+    from ckptcheck.live.refit.live_trial import (
         TrialEngine,
         TrialQuantization,
         TrialSource,
         TrialTrainer,
         run_live_trial,
     )
-    from ckptcheck.refit.recording import RecordError, append_to_record
-    from ckptcheck.refit.settings import TrialSettings
-    from ckptcheck.refit.source import add_source_errors
-    from ckptcheck.refit.timeouts import parse_timeouts
-    from ckptcheck.runtime.engines import registry
-    from ckptcheck.runtime.engines.engine_options import parse_switches
+    from ckptcheck.live.refit.recording import RecordError, append_to_record
+    from ckptcheck.live.refit.settings import TrialSettings
+    from ckptcheck.live.refit.source import add_source_errors
+    from ckptcheck.live.refit.timeouts import parse_timeouts
+    from ckptcheck.live.runtime.engines import registry
+    from ckptcheck.live.runtime.engines.engine_options import parse_switches
+    from ckptcheck.runs.history.record import Record
     from ckptcheck.unused_options import Arguments, reject_unused_refit_options
 
     given = Arguments(refit, locals())
@@ -249,10 +249,10 @@ def conformance(
     switch = wrap_single(switch)
     require_ranges(engine_tp=engine_tp)
     engine_gpus = normalize_gpu_option("--engine-gpus", engine_gpus)
-    from ckptcheck.refit.conformance.live_run import is_own_transport, try_engine_transport, try_own_transport
-    from ckptcheck.refit.live_trial import TrialEngine, TrialSource
-    from ckptcheck.refit.source import add_source_errors
-    from ckptcheck.runtime.engines import registry
+    from ckptcheck.live.conformance.live_run import is_own_transport, try_engine_transport, try_own_transport
+    from ckptcheck.live.refit.live_trial import TrialEngine, TrialSource
+    from ckptcheck.live.refit.source import add_source_errors
+    from ckptcheck.live.runtime.engines import registry
     from ckptcheck.text.file_io import replace_file, require_writable
     from ckptcheck.unused_options import Arguments, reject_unused_conformance_options
 
@@ -332,13 +332,13 @@ def attach(
     from contextlib import ExitStack
 
     from ckptcheck.linter.rule_loader import load_rules
-    from ckptcheck.refit.live_trial import clean_up_folder
-    from ckptcheck.refit.running_servers.attach import AttachOptions, attach_to_servers
-    from ckptcheck.refit.source import add_source_errors, open_source
-    from ckptcheck.refit.timeouts import parse_timeouts
-    from ckptcheck.runtime.process.signal_guard import SignalGuard
-    from ckptcheck.runtime.trainers.layout import ParallelLayout
-    from ckptcheck.runtime.trainers.registry import start_trainer
+    from ckptcheck.live.refit.live_trial import clean_up_folder
+    from ckptcheck.live.refit.running_servers.attach import AttachOptions, attach_to_servers
+    from ckptcheck.live.refit.source import add_source_errors, open_source
+    from ckptcheck.live.refit.timeouts import parse_timeouts
+    from ckptcheck.live.runtime.process.signal_guard import SignalGuard
+    from ckptcheck.live.runtime.trainers.layout import ParallelLayout
+    from ckptcheck.live.runtime.trainers.registry import start_trainer
     from ckptcheck.unused_options import Arguments, reject_unused_attach_options
 
     given = Arguments(attach, locals())
@@ -410,10 +410,10 @@ def lora(
     require_ranges(engine_tp=engine_tp)
     require_choices(update=(update, AdapterUpdate), engine_mode=(engine_mode, EngineMode), dtype=(dtype, Dtype))
     engine_gpus = normalize_gpu_option("--engine-gpus", engine_gpus)
-    from ckptcheck.refit.live_trial import TrialEngine
-    from ckptcheck.refit.lora.live_trial import run_live_lora_trial
-    from ckptcheck.refit.timeouts import parse_timeouts
-    from ckptcheck.runtime.engines import registry
+    from ckptcheck.live.refit.live_trial import TrialEngine
+    from ckptcheck.live.refit.lora.live_trial import run_live_lora_trial
+    from ckptcheck.live.refit.timeouts import parse_timeouts
+    from ckptcheck.live.runtime.engines import registry
     from ckptcheck.unused_options import reject_unused_lora_phases
 
     timeout = wrap_single(timeout)
@@ -445,8 +445,8 @@ def history(
         observer: receives messages and progress.
 
     """
-    from ckptcheck.refit.history.held_against import ResponseVersions, SavedWeights
-    from ckptcheck.refit.history.history import open_history
+    from ckptcheck.runs.history.held_against import ResponseVersions, SavedWeights
+    from ckptcheck.runs.history.history import open_history
 
     held = responses = None
     if like is not None and saved is None:
@@ -462,8 +462,8 @@ def history(
             )
         held = SavedWeights(named.target, named.identity)
     if rollouts is not None:
-        from ckptcheck.parity.rollouts.files import read_rollouts
-        from ckptcheck.parity.rollouts.response_versions import count_versions
+        from ckptcheck.rollouts.files import read_rollouts
+        from ckptcheck.rollouts.response_versions import count_versions
 
         responses = ResponseVersions(os.fspath(rollouts), count_versions(read_rollouts(Path(rollouts))))
     return build_report(open_history(Path(file), saved=held, responses=responses))
@@ -477,7 +477,7 @@ def follow_history(file: StrPath) -> Iterator[Report]:
     file: the record of a job that runs.
     """
     from ckptcheck.linter.rule_loader import load_rules
-    from ckptcheck.refit.history.follow import follow_history as follow
+    from ckptcheck.runs.history.follow import follow_history as follow
 
     loaded = load_rules()
     for record in follow(Path(file)):

@@ -11,12 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ckptcheck.checkpoint.chat_growth import (
-    PREFIX,
-    RewrittenTurn,
-    find_rewritten_turns,
-    list_growing_conversations,
-)
+from ckptcheck.checkpoint.chat_growth import PREFIX, RewrittenTurn, find_rewritten_turns, list_growing_conversations
 from ckptcheck.checkpoint.sandbox import SandboxResult, run_sandboxed
 from ckptcheck.checkpoint.token_search import TokenSearch
 

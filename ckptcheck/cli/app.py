@@ -171,8 +171,8 @@ def _find_command_name(words: list[str]) -> str:
 
 
 def _exit_with_error(message: str, hint: str | None = None, code: int = 2) -> NoReturn:
-    from ckptcheck.linter.reporters.printable import printable
-    from ckptcheck.linter.reporters.runner_commands import break_commands
+    from ckptcheck.reporters.printable import printable
+    from ckptcheck.reporters.runner_commands import break_commands
 
     text = _wrap(f"ckptcheck: {printable(message)}") + (_wrap(f"           {printable(hint)}") if hint else "")
     # OSError: the terminal was closed

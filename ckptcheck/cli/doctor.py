@@ -24,7 +24,7 @@ def doctor() -> None:
     from ckptcheck import __version__
     from ckptcheck.checkpoint.confinement import describe_confinement
     from ckptcheck.linter import rule_loader, settings
-    from ckptcheck.runtime.worker.ckptcheck_worker.landlock import describe_landlock
+    from ckptcheck.live.runtime.worker.ckptcheck_worker.landlock import describe_landlock
 
     write = sys.stdout.write
     write(
@@ -87,8 +87,8 @@ def _describe_kernel() -> str:
 
 def _describe_environments() -> Iterator[str]:
     """Say which environments are ready, and how to get the others."""
-    from ckptcheck.runtime.environments import recipe as recipes
-    from ckptcheck.runtime.environments.store import find_environment
+    from ckptcheck.live.runtime.environments import recipe as recipes
+    from ckptcheck.live.runtime.environments.store import find_environment
 
     states = {
         "missing": "is not installed",

@@ -45,8 +45,8 @@ def install(
 ) -> None:
     """Build environments that are not ready. Each takes some minutes and one to three GB."""
     from ckptcheck.cli.output import log, progress_bar
-    from ckptcheck.runtime.environments import recipe as recipes
-    from ckptcheck.runtime.environments.install import InstallOptions, install
+    from ckptcheck.live.runtime.environments import recipe as recipes
+    from ckptcheck.live.runtime.environments.install import InstallOptions, install
     from ckptcheck.text.formatting import format_bytes
 
     for recipe in [recipes.find_recipe(name) for name in names]:
@@ -66,8 +66,8 @@ def list_(format: Annotated[ListFormat, typer.Option(help="Format of the list.")
 
     import msgspec
 
-    from ckptcheck.runtime.environments import recipe as recipes
-    from ckptcheck.runtime.environments.store import find_environment
+    from ckptcheck.live.runtime.environments import recipe as recipes
+    from ckptcheck.live.runtime.environments.store import find_environment
     from ckptcheck.text.formatting import format_bytes
 
     environments = [find_environment(recipe) for recipe in recipes.builtin_recipes()]
@@ -110,8 +110,8 @@ def list_(format: Annotated[ListFormat, typer.Option(help="Format of the list.")
 def remove(names: Annotated[list[str], NAMES]) -> None:
     """Remove environments from the disk."""
     from ckptcheck.cli.output import log
-    from ckptcheck.runtime.environments import recipe as recipes
-    from ckptcheck.runtime.environments.store import find_environment, lock_environment, remove_environment
+    from ckptcheck.live.runtime.environments import recipe as recipes
+    from ckptcheck.live.runtime.environments.store import find_environment, lock_environment, remove_environment
 
     for environment in [find_environment(recipes.find_recipe(name)) for name in names]:
         with lock_environment(environment, log):

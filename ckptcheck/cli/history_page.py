@@ -10,8 +10,8 @@ from pathlib import Path
 from ckptcheck import api
 from ckptcheck.cli import output as out
 from ckptcheck.linter.report import Cell, Report
-from ckptcheck.linter.reporters.printable import printable
 from ckptcheck.linter.rule import Finding
+from ckptcheck.reporters.printable import printable
 
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 """Moves to the top left corner of a terminal, and clears the screen and what was scrolled out of it."""

@@ -29,9 +29,9 @@ def identity(
     Several targets are printed one below the other. Exit codes: 0 printed, 2 a tensor is missing or cannot be read.
     """
     from ckptcheck.cli import output as out
-    from ckptcheck.linter.reporters.json import escape_deceptive
-    from ckptcheck.linter.reporters.printable import printable
-    from ckptcheck.linter.reporters.runner_commands import break_commands
+    from ckptcheck.reporters.json import escape_deceptive
+    from ckptcheck.reporters.printable import printable
+    from ckptcheck.reporters.runner_commands import break_commands
     from ckptcheck.text.formatting import count, format_bytes
 
     found = [

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ckptcheck import api
+from ckptcheck import api, reporters
 from ckptcheck.errors import CkptcheckError, UsageError
-from ckptcheck.linter import report, reporters
+from ckptcheck.linter import report
 from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.unused_options import reject_flags
 
@@ -40,7 +40,7 @@ def gpus(value: str | None) -> str | None:
     >>> gpus("0, 1"), gpus("")
     ('0,1', '')
     """
-    from ckptcheck.runtime.process.gpus import normalize_gpus
+    from ckptcheck.live.runtime.process.gpus import normalize_gpus
 
     try:
         return normalize_gpus(value) if value else value

@@ -17,7 +17,7 @@ import typer
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import FailOn, Report, Reports
 from ckptcheck.linter.rule import Rule
-from ckptcheck.runtime.process.signal_guard import SignalGuard
+from ckptcheck.live.runtime.process.signal_guard import SignalGuard
 from ckptcheck.text.formatting import count, format_bytes, format_duration
 from ckptcheck.text.observer import Advance, Observer
 
@@ -31,8 +31,8 @@ INTERRUPTED = 130
 
 def log(message: str) -> None:
     """Write a message to stderr. A terminal that was closed is no error."""
-    from ckptcheck.linter.reporters.printable import printable
-    from ckptcheck.linter.reporters.runner_commands import break_commands
+    from ckptcheck.reporters.printable import printable
+    from ckptcheck.reporters.runner_commands import break_commands
 
     with contextlib.suppress(OSError):
         sys.stderr.write(break_commands(printable(message)) + "\n")
@@ -43,7 +43,7 @@ def write_reports(
 ) -> None:
     """Write the reports in a format to stdout, or to a file: whole or not at all."""
     if format == "text":
-        from ckptcheck.linter.reporters import text
+        from ckptcheck.reporters import text
 
         if output is None:
             text.write(reports, rules, sys.stdout, verbose=verbose)
@@ -52,7 +52,7 @@ def write_reports(
         text.write(reports, rules, buffer, verbose=verbose)
         content = buffer.getvalue()
     else:
-        from ckptcheck.linter.reporters import render
+        from ckptcheck.reporters import render
 
         content = render(format, reports, rules).rstrip("\n") + "\n"
     if output is None:
@@ -115,7 +115,7 @@ def _list_reports(result: Report | Reports) -> Sequence[Report]:
 
 def _say_where(reports: Sequence[Report], output: Path) -> str:
     """Return the line for a person whose report went to a file: the verdict, and the file."""
-    from ckptcheck.linter.reporters.text import describe_verdict
+    from ckptcheck.reporters.text import describe_verdict
 
     if len(reports) == 1:
         return f"{describe_verdict(reports[0])} · the report is {output}"
@@ -200,7 +200,7 @@ def _create_bar(target: str, bytewise: bool) -> Progress:
     from rich import progress
     from rich.console import Console
 
-    from ckptcheck.linter.reporters.printable import printable
+    from ckptcheck.reporters.printable import printable
 
     counter: tuple[progress.ProgressColumn, ...] = (progress.MofNCompleteColumn(),)
     if bytewise:

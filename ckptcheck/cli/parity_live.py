@@ -146,7 +146,7 @@ def calibrate(
     from rich.console import Console
 
     from ckptcheck.cli import output as out
-    from ckptcheck.linter.reporters import tables
+    from ckptcheck.reporters import tables
 
     reject_unused_length(WrittenOptions(ctx), has_prompts=prompts is not None)
     measurement = api.calibrate_floor(

@@ -70,7 +70,7 @@ def _show_line(label: str, most: float | None, say: Say) -> Iterator[None]:
     from rich import progress
     from rich.console import Console
 
-    from ckptcheck.linter.reporters.printable import printable
+    from ckptcheck.reporters.printable import printable
 
     columns = (
         progress.SpinnerColumn(),

@@ -27,7 +27,7 @@ from ckptcheck.cli.options import (
     gpus,
 )
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.runtime.engines.transports import describe_transports
+from ckptcheck.live.runtime.engines.transports import describe_transports
 from ckptcheck.unused_options import (
     ATTACHED,
     reject_unused_attach_options,
@@ -226,7 +226,7 @@ def refit(
     Exit codes: 0 the engine computes with the trainer's weights, 1 findings, 2 could not check.
     """
     from ckptcheck.cli import output as out
-    from ckptcheck.refit.recording import RecordError
+    from ckptcheck.live.refit.recording import RecordError
     from ckptcheck.text.file_io import require_output_apart, require_writable
 
     written = WrittenOptions(ctx)

@@ -13,8 +13,8 @@ from ckptcheck.cli.empty_values import refuse_empty_values
 from ckptcheck.cli.examples import write_examples
 from ckptcheck.errors import CkptcheckError, OutputError, UsageError
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.reporters import WITH_PICTURES
 from ckptcheck.linter.requested_pictures import ask_for_pictures
+from ckptcheck.reporters import WITH_PICTURES
 from ckptcheck.text.addresses import is_remote_address
 
 

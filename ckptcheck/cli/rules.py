@@ -40,7 +40,7 @@ def rules(
     from rich.console import Console
     from rich.table import Table
 
-    from ckptcheck.linter.reporters.text import STYLE, width_for
+    from ckptcheck.reporters.text import STYLE, width_for
 
     table = Table(box=None, pad_edge=False)
     for heading in ("Code", "Name", "Severity", "What it sees"):
@@ -78,8 +78,8 @@ def rule(
     from rich.markdown import Markdown
 
     from ckptcheck.linter import rule_loader, settings
-    from ckptcheck.linter.reporters.text import width_for
     from ckptcheck.linter.selection import find_rules
+    from ckptcheck.reporters.text import width_for
 
     rules = rule_loader.load_rules([*settings.find_settings(Path.cwd()).rule_folders, *folders])
     for number, rule in enumerate(find_rules(rules, " ".join(code))):

@@ -136,8 +136,8 @@ def scan(
     """
     from ckptcheck.checkpoint.targets import normalize_target
     from ckptcheck.cli import output as out
-    from ckptcheck.linter.reporters.printable import printable_lines
-    from ckptcheck.linter.reporters.runner_commands import break_commands
+    from ckptcheck.reporters.printable import printable_lines
+    from ckptcheck.reporters.runner_commands import break_commands
     from ckptcheck.text.file_io import require_distinct_outputs
 
     written = WrittenOptions(ctx)

@@ -146,7 +146,7 @@ class Verification(EvidenceDefaults):
 
     def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
         """Return what the HTML report draws: the tensors by layer."""
-        from ckptcheck.compare.verification_picture import draw_verification
+        from ckptcheck.reporters.pictures.verification import draw_verification
 
         return [("Tensors by layer", partial(draw_verification, self))]
 

@@ -15,13 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptcheck.consumers.base import EXPERTS
-from ckptcheck.consumers.mismatches import (
-    Mismatch,
-    evaluate_checkpoint,
-    map_stored_modules,
-    sort_modules,
-    to_template,
-)
+from ckptcheck.consumers.mismatches import Mismatch, evaluate_checkpoint, map_stored_modules, sort_modules, to_template
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint

@@ -8,14 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ckptcheck.consumers.base import (
-    ConsumerError,
-    ConsumerInput,
-    Decision,
-    Module,
-    SplitModuleError,
-    UnknownBehavior,
-)
+from ckptcheck.consumers.base import ConsumerError, ConsumerInput, Decision, Module, SplitModuleError, UnknownBehavior
 from ckptcheck.consumers.consumer import Consumer, QuantizationPolicy
 from ckptcheck.consumers.entries import EntryList
 from ckptcheck.consumers.registry import CONSUMERS

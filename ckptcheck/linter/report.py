@@ -123,12 +123,12 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the report as a notebook shows it."""
-        from ckptcheck.linter.reporters.html.page import render_fragment
+        from ckptcheck.reporters.html.page import render_fragment
 
         return render_fragment([self])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the documented JSON form (``ckptcheck/linter/reporters/report.schema.json``)."""
+        """Return the documented JSON form (``ckptcheck/reporters/report.schema.json``)."""
         from ckptcheck import __version__
 
         result: dict[str, Any] = {
@@ -206,7 +206,7 @@ class Reports:
 
     def _repr_html_(self) -> str:
         """Return the reports as a notebook shows them."""
-        from ckptcheck.linter.reporters.html.page import render_fragment
+        from ckptcheck.reporters.html.page import render_fragment
 
         return render_fragment(self.reports)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptcheck.runtime.worker.ckptcheck_worker.shard_digest import (
+from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import (
     BLOCK,
     DIGITS,
     LONG_RUN,

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.refit.history.record import NO_BYTES
-from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import without_functions_of_classes
+from ckptcheck.live.runtime.worker.ckptcheck_worker.tensor_copies import without_functions_of_classes
+from ckptcheck.runs.history.record import NO_BYTES
 from ckptcheck.watch.engine_layout import EngineLayout
 from ckptcheck.watch.engine_parts import split_fused
 from ckptcheck.watch.tensor_digests import SyncDigests
 
 if TYPE_CHECKING:
-    from ckptcheck.runtime.servers.base import Server
+    from ckptcheck.live.runtime.servers.base import Server
 
 SOON = 5.0
 """Seconds for a server to report its version, which needs no scheduler."""
@@ -174,7 +174,7 @@ class _ModuleSide:
 
     def _read_empty(self, layout: EngineLayout, digests: SyncDigests, selection: EngineSelection) -> Mapping[str, str]:
         """Digest what the layers of emptied weights compute, and return those that cannot be read → why."""
-        from ckptcheck.runtime.worker.ckptcheck_worker.packed_weights import read_packed_weight
+        from ckptcheck.live.runtime.worker.ckptcheck_worker.packed_weights import read_packed_weight
 
         unseen = {}
         for name, owner in layout.empty:
@@ -230,8 +230,8 @@ class _ServersSide:
 
     def _found(self) -> list[Server]:
         """Return the servers. The first call connects to them, because they may start after the trainer."""
-        from ckptcheck.runtime.servers.client import ServerClient
-        from ckptcheck.runtime.servers.detect_engine import detect_engine
+        from ckptcheck.live.runtime.servers.client import ServerClient
+        from ckptcheck.live.runtime.servers.detect_engine import detect_engine
 
         if not self._servers:
             key = os.environ.get("CKPTCHECK_API_KEY")

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import SEVERITIES, Finding
-from ckptcheck.refit.history.history import SyncPair
-from ckptcheck.refit.history.record import SyncRecord
+from ckptcheck.runs.history.history import SyncPair
+from ckptcheck.runs.history.record import SyncRecord
 
 PREFIX = "ckptcheck/"
 """What the names begin with: trackers show the part before the slash as a section of its own."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.refit.history.record import ProbeRecord
+from ckptcheck.runs.history.record import ProbeRecord
 
 Score = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[float]]]
 """Takes sequences of token ids; returns the natural logprob of each token after the first, one list for each sequence."""
@@ -46,7 +46,7 @@ class Probe:
 
     def measure(self, step: int | None, version: str | None) -> ProbeRecord:
         """Score the sequences on both sides, and return the gap. Raises CkptcheckError if a side scores something else."""
-        from ckptcheck.parity.metrics.noise_floor import read_noise_floor
+        from ckptcheck.rollouts.metrics.noise_floor import read_noise_floor
 
         scores = {name: [list(row) for row in score(self.sequences)] for name, score in self._sides}
         for name, rows in scores.items():
@@ -67,7 +67,7 @@ class Probe:
 
     def _write(self, scores: dict[str, list[list[float]]], step: int | None, version: str | None) -> str:
         """Write the logprobs as rollouts whose prompt is the first token, and return the name of the file."""
-        from ckptcheck.parity.rollouts import Metadata, Rollout, ScorerInfo, build_rollouts, write_rollouts
+        from ckptcheck.rollouts import Metadata, Rollout, ScorerInfo, build_rollouts, write_rollouts
 
         assert self.keep is not None
         rows = zip(self.sequences, scores["engine"], scores["trainer"], strict=True)
@@ -116,7 +116,7 @@ def score_with_transformers(model: Any) -> Score:
     """
 
     def score(sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        from ckptcheck.runtime.worker.ckptcheck_worker.scoring import score_batched
+        from ckptcheck.live.runtime.worker.ckptcheck_worker.scoring import score_batched
 
         was_training = model.training
         model.eval()

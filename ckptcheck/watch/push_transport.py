@@ -27,8 +27,8 @@ def try_transport(push: Push, engine: WatchedEngine, weights: Mapping[str, Any])
     """
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.linter.runner import run_rules
-    from ckptcheck.refit.conformance.own_transport import OwnTransport
-    from ckptcheck.refit.conformance.run import ConformanceRun
+    from ckptcheck.live.conformance.own_transport import OwnTransport
+    from ckptcheck.live.conformance.run import ConformanceRun
 
     name = f"{getattr(push, '__qualname__', 'push')} → {engine.name}"
     subject = OwnTransport(lambda: PushTransport(push, engine), name, weights)

@@ -6,10 +6,10 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.errors import CkptcheckError, EvidenceError
-from ckptcheck.refit.joined_weights import split_joined_weights
-from ckptcheck.refit.weight_identity import name_weights
-from ckptcheck.runtime.engines.codec import decode_sums, encode_pieces
-from ckptcheck.runtime.trainers.base import Weight
+from ckptcheck.live.refit.joined_weights import split_joined_weights
+from ckptcheck.live.refit.weight_identity import name_weights
+from ckptcheck.live.runtime.engines.codec import decode_sums, encode_pieces
+from ckptcheck.live.runtime.trainers.base import Weight
 from ckptcheck.values.shard_digest import add_sums
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class SetIdentity:
         like: see `compute`. Raises CkptcheckError for what is no whole tensor, and for one that cannot be split; the set has no
         identity then.
         """
-        from ckptcheck.runtime.worker.ckptcheck_worker.tensors import dtype_name
+        from ckptcheck.live.runtime.worker.ckptcheck_worker.tensors import dtype_name
 
         if not hasattr(tensor, "dtype") or hasattr(tensor, "full_tensor"):
             self._is_whole = False
@@ -50,8 +50,8 @@ class SetIdentity:
             raw = tensor.tobytes() if pieces else b""
             found = [(each.tensor, sum_part(each, raw)) for each in pieces] or [(name, sum_shard(tensor))]
         else:
-            from ckptcheck.runtime.worker.ckptcheck_worker.shard_digest import sum_pieces
-            from ckptcheck.runtime.worker.ckptcheck_worker.shard_digest import sum_shard as sum_torch
+            from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import sum_pieces
+            from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import sum_shard as sum_torch
 
             summed = sum_pieces(tensor, encode_pieces({name: pieces})[name])
             found = list(zip((each.tensor for each in pieces), summed, strict=True)) or [(name, sum_torch(tensor))]

@@ -9,8 +9,8 @@ from functools import partial
 
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding
-from ckptcheck.refit.history.history import tensors_stored_as_sent
-from ckptcheck.refit.history.record import SyncRecord
+from ckptcheck.runs.history.history import tensors_stored_as_sent
+from ckptcheck.runs.history.record import SyncRecord
 from ckptcheck.watch.engine_side import is_layout_kept
 from ckptcheck.watch.metrics import PREFIX, MetricSink, measure_sync
 from ckptcheck.watch.tensor_digests import SyncDigests

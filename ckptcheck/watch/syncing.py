@@ -14,7 +14,7 @@ from typing import Any, overload
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
-from ckptcheck.refit.history.record import SyncRecord, run_id
+from ckptcheck.runs.history.record import SyncRecord, run_id
 from ckptcheck.watch.engine_side import EngineSelection, read_engine, read_parts
 from ckptcheck.watch.payload import find_tensors
 from ckptcheck.watch.planned_copies import PlannedCopy

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.runtime.worker.ckptcheck_worker.tensor_copies import (
+from ckptcheck.live.runtime.worker.ckptcheck_worker.tensor_copies import (
     cast_pieces,
     copy_from_host,
     copy_tensor,
@@ -33,10 +33,10 @@ MOST_ON_DEVICE = 16 << 20
 def digest_tensor(tensor: Any) -> str:
     """Digest a torch tensor on its own device, or a numpy array; equal bytes give equal digests."""
     if hasattr(tensor, "data_ptr"):
-        from ckptcheck.runtime.worker.ckptcheck_worker.digest import digest as of_torch
+        from ckptcheck.live.runtime.worker.ckptcheck_worker.digest import digest as of_torch
 
         return of_torch(tensor)
-    from ckptcheck.runtime.engines.digest import digest as of_numpy
+    from ckptcheck.live.runtime.engines.digest import digest as of_numpy
 
     return of_numpy(tensor)
 
@@ -53,7 +53,7 @@ def digest_rows(tensor: Any, rows: slice) -> str:
     """
     part = tensor[rows]
     if hasattr(part, "data_ptr"):
-        from ckptcheck.runtime.worker.ckptcheck_worker.digest import copy_bytes
+        from ckptcheck.live.runtime.worker.ckptcheck_worker.digest import copy_bytes
 
         part = copy_bytes(part)
     return _digest_bytes(part)
@@ -217,7 +217,7 @@ class SyncDigests:
 
 def _digest_copy(copy: Any, has_rows: bool) -> str:
     """Return the digest that `digest_rows` or `digest_tensor` gives these bytes."""
-    from ckptcheck.runtime.engines.digest import digest
+    from ckptcheck.live.runtime.engines.digest import digest
 
     array = view_bytes(copy)
     return _digest_bytes(array) if has_rows else digest(array)

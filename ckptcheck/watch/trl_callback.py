@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ckptcheck.watch.adapters.trl_generation import trl
+from ckptcheck.frameworks.trl.watch import trl
 from ckptcheck.watch.engine_side import WatchedEngine, module, servers
 from ckptcheck.watch.watch import Watch
 from ckptcheck.watch.watch_state import SyncWarning

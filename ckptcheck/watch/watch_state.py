@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding, Rule
-from ckptcheck.refit.history.history import History
-from ckptcheck.refit.history.record import KEEP, Record, SyncRecord
+from ckptcheck.runs.history.history import History
+from ckptcheck.runs.history.record import KEEP, Record, SyncRecord
 from ckptcheck.watch.background_thread import BackgroundThread
 from ckptcheck.watch.engine_side import WatchedEngine, digests_whole_tensors
 from ckptcheck.watch.metrics import Metrics, open_sinks

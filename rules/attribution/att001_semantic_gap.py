@@ -23,7 +23,7 @@ vllm-project/vllm#9453 (raw and processed logprobs), PipelineRL's move from vLLM
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.trace import Attribution
 
 
 @rule(

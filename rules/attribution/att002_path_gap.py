@@ -23,7 +23,7 @@ vllm-project/vllm#22103 (prefix cache across weight updates), thinkingmachines.a
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.trace import Attribution
 
 
 @rule(

@@ -24,7 +24,7 @@ arXiv:2510.26788 (float16 against the training-inference mismatch), arXiv:2506.1
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.trace import Attribution
 
 
 @rule(

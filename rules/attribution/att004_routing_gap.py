@@ -22,7 +22,7 @@ arXiv:2510.11370 (rollout routing replay)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.trace import Attribution
 
 
 @rule(

@@ -23,7 +23,7 @@ NVIDIA-NeMo/RL#3259, sgl-project/sglang#27718
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.trace import Attribution
 
 
 @rule(

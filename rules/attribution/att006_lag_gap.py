@@ -22,7 +22,7 @@ AReaL (arXiv:2505.24298), PipelineRL (arXiv:2509.19128)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.trace import Attribution
 
 
 @rule(

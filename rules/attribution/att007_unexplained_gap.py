@@ -20,8 +20,8 @@ training jobs whose teams stopped at the first cause
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.attribution.search import EXPLAINED
-from ckptcheck.parity.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.search import EXPLAINED
+from ckptcheck.live.experiments.attribution.trace import Attribution
 from ckptcheck.text.formatting import count
 
 

@@ -20,7 +20,7 @@ jobs whose response mask was all zero
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.trace import Attribution
 
 
 @rule("ATT008", "nothing-to-compare", severity="error", on="attribution")

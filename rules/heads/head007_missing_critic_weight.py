@@ -20,7 +20,7 @@ The design of ROLL's Megatron critic: a load from a GPT may lack only `value_hea
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.critic import CriticComparison
+from ckptcheck.live.experiments.critic import CriticComparison
 from ckptcheck.text.formatting import count, join_truncated
 
 

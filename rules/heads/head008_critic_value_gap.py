@@ -24,7 +24,7 @@ The design of ROLL's Megatron critic (`test_backend_consistency`)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.critic import RTOL, CriticComparison
+from ckptcheck.live.experiments.critic import RTOL, CriticComparison
 from ckptcheck.text.formatting import format_shape
 
 

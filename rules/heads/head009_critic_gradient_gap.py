@@ -24,7 +24,7 @@ The design of ROLL's Megatron critic ("Gradient flow through value head", "Loss 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.critic import GRADIENT_RTOL, RTOL, CriticComparison
+from ckptcheck.live.experiments.critic import GRADIENT_RTOL, RTOL, CriticComparison
 from ckptcheck.text.formatting import count, join_truncated
 
 

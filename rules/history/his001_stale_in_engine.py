@@ -25,7 +25,7 @@ NVIDIA-NeMo/RL#3259 (half of the layers never synced), sgl-project/sglang#38298 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History
+from ckptcheck.runs.history.history import History
 from ckptcheck.text.formatting import count, join_truncated
 
 

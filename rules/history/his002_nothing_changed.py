@@ -22,7 +22,7 @@ volcengine/verl#7495 (the base weights pushed at every sync for two months)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History, find_unchanged_runs
+from ckptcheck.runs.history.history import History, find_unchanged_runs
 
 
 @rule("HIS002", "nothing-changed", severity="warning", on="history", when=lambda history: bool(history.step_pairs))

@@ -21,7 +21,7 @@ volcengine/verl#7495 (the base weights pushed at every sync for two months)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History, find_unchanged_runs
+from ckptcheck.runs.history.history import History, find_unchanged_runs
 
 
 @rule("HIS003", "frozen-payload", severity="error", on="history", when=lambda history: len(history.step_pairs) > 2)

@@ -23,7 +23,7 @@ NVIDIA-NeMo/RL#3259 (layers of the second pipeline stage)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History, name_pattern, trainable_matrices
+from ckptcheck.runs.history.history import History, name_pattern, trainable_matrices
 from ckptcheck.text.formatting import count, join_truncated
 
 STEPS = 3

@@ -20,7 +20,7 @@ radixark/miles#2244 (57 to 1 on failover), vLLM 0.32 (the version stays `default
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History, SyncPair
+from ckptcheck.runs.history.history import History, SyncPair
 
 
 def _pairs_with_versions(history: History) -> list[SyncPair]:

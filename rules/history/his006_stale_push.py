@@ -21,7 +21,7 @@ radixark/miles#1724 (a recovered engine serves an old sync), THUDM/slime#1695 (a
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History, trainable_matrices
+from ckptcheck.runs.history.history import History, trainable_matrices
 from ckptcheck.text.formatting import count, list_unless_single
 
 

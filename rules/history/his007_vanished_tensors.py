@@ -21,7 +21,7 @@ NVIDIA-NeMo/RL#3259, NVIDIA/Model-Optimizer#2427 (0 of 15 MTP tensors exported, 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History
+from ckptcheck.runs.history.history import History
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -23,7 +23,7 @@ sgl-project/sglang#14178 (buckets garbled), volcengine/verl#4780
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History, tensors_stored_as_sent
+from ckptcheck.runs.history.history import History, tensors_stored_as_sent
 from ckptcheck.text.formatting import count, list_unless_single
 
 

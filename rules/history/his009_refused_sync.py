@@ -19,7 +19,7 @@ SGLang 0.5.23 (`in_place` pauses), vLLM 0.32 (a failed `reload_weights` kills th
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History
+from ckptcheck.runs.history.history import History
 
 
 @rule("HIS009", "refused-sync", severity="error", on="history")

@@ -19,7 +19,7 @@ Jobs that were killed while another process wrote to the same file
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History
+from ckptcheck.runs.history.history import History
 from ckptcheck.text.formatting import count, format_ranges
 
 

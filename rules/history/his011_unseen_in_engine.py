@@ -23,7 +23,7 @@ vLLM 0.32 for CPUs: every linear layer has an empty parameter beside its packed 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History
+from ckptcheck.runs.history.history import History
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -19,7 +19,7 @@ slime with pipeline parallelism (each stage broadcasts its own weights), NeMo-RL
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History
+from ckptcheck.runs.history.history import History
 
 
 @rule(

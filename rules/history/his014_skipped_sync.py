@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History
+from ckptcheck.runs.history.history import History
 from ckptcheck.text.formatting import count
 
 PAUSES = 4

@@ -21,7 +21,7 @@ verl's FSDP2, whose mixed precision is bfloat16 unless `mixed_precision` says ot
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History
+from ckptcheck.runs.history.history import History
 from ckptcheck.text.formatting import count
 
 

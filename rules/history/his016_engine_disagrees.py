@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History
+from ckptcheck.runs.history.history import History
 
 BEYOND_FLOOR = 5.0
 """How many times its floor the gap of a model may be, as in `ckptcheck parity judge`."""

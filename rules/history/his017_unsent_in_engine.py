@@ -27,7 +27,7 @@ from functools import lru_cache
 
 from ckptcheck import Problem, rule
 from ckptcheck.consumers.engine_tensors import find_source_tensors
-from ckptcheck.refit.history.history import History, name_pattern
+from ckptcheck.runs.history.history import History, name_pattern
 from ckptcheck.text.formatting import count, join_truncated
 
 STEPS = 2

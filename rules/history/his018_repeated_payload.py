@@ -22,7 +22,7 @@ NovaSky-AI/SkyRL#2142 (a delta engine with stale weights)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.history.history import History
+from ckptcheck.runs.history.history import History
 
 LEAST_BYTES = 4096
 """A delta without a change still has its table of contents."""

@@ -24,7 +24,7 @@ THUDM/slime#2270 (converters that dropped frozen tensors)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.history.history import History
+from ckptcheck.runs.history.history import History
 from ckptcheck.text.formatting import count
 
 

@@ -21,7 +21,7 @@ radixark/miles#2244 (after a failover the version jumps backwards, and the filte
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.history.history import History
+from ckptcheck.runs.history.history import History
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -33,7 +33,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.compare.activations.points import LAYER
-from ckptcheck.parity.localize.localization import Localization
+from ckptcheck.live.localize.localization import Localization
 from ckptcheck.text.formatting import join_truncated
 
 LOOK = {

@@ -20,7 +20,7 @@ the verl/msProbe guide to consistency dumps (shapes have to be aligned first: pr
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.localize.localization import Localization
+from ckptcheck.live.localize.localization import Localization
 from ckptcheck.text.formatting import count
 
 

@@ -22,7 +22,7 @@ the verl/msProbe guide to consistency dumps
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.localize.localization import Localization
+from ckptcheck.live.localize.localization import Localization
 from ckptcheck.text.formatting import count
 
 

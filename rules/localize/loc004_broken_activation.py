@@ -22,7 +22,7 @@ vLLM's W8A8 layers after a reload of weights, float16 attention logits beyond 65
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.localize.localization import Localization
+from ckptcheck.live.localize.localization import Localization
 
 
 @rule("LOC004", "broken-activation", severity="error", on="localization", when=lambda evidence: bool(evidence.points))

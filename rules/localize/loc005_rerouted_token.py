@@ -23,7 +23,7 @@ arXiv:2510.11370 (rollout routing replay), THUDM/slime (`--use-rollout-routing-r
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.localize.localization import Localization
+from ckptcheck.live.localize.localization import Localization
 from ckptcheck.text.formatting import count, format_layers
 
 

@@ -24,7 +24,7 @@ the verl/msProbe guide to consistency dumps: it compares one rank with one rank
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.localize.localization import Localization
+from ckptcheck.live.localize.localization import Localization
 
 
 @rule("LOC006", "unequal-ranks", severity="error", on="localization", when=lambda evidence: evidence.layout is not None)

@@ -23,7 +23,7 @@ the verl/msProbe guide to consistency dumps ("ensure that the data collected cor
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.localize.localization import Localization
+from ckptcheck.live.localize.localization import Localization
 
 
 @rule(

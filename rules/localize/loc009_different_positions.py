@@ -24,7 +24,7 @@ the verl/msProbe guide to consistency dumps (`qwen2vl mrope`)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.localize.localization import Localization
+from ckptcheck.live.localize.localization import Localization
 
 
 @rule(

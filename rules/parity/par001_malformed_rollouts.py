@@ -23,7 +23,7 @@ files that were cut off while they were copied
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 
 
 @rule("PAR001", "malformed-rollouts", severity="error", on="rollouts")

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 
 
 @rule("PAR002", "left-out-sequence", severity="warning", on="rollouts", when=lambda evidence: evidence.is_well_formed)

@@ -22,8 +22,8 @@ PrimeIntellect-ai/prime-rl#2714: values up to 1e17 and NaN after a layerwise rel
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import describe_logprob_column, find_tokens, list_logprob_columns
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import describe_logprob_column, find_tokens, list_logprob_columns
 from ckptcheck.text.formatting import count
 
 

@@ -23,8 +23,8 @@ vLLM `processed_logprobs` with top-p: ids outside of the nucleus are -inf
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import describe_logprob_column, find_tokens, list_logprob_columns
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import describe_logprob_column, find_tokens, list_logprob_columns
 from ckptcheck.text.formatting import count
 
 

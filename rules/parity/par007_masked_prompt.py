@@ -23,7 +23,7 @@ modelscope/ms-swift#8196 (a column shifted left by one)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 

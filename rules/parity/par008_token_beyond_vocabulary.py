@@ -22,8 +22,8 @@ collators that pad with -100
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import find_tokens
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import find_tokens
 from ckptcheck.text.formatting import count
 
 

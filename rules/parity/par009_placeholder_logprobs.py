@@ -22,8 +22,8 @@ metrics where the gap is largest
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import describe_logprob_column, list_logprob_columns
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import describe_logprob_column, list_logprob_columns
 from ckptcheck.text.formatting import count
 
 LEAST = 8

@@ -23,7 +23,7 @@ vllm-project/vime#45 (the version is None), radixark/miles#1724 (a recovered eng
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 

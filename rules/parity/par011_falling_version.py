@@ -24,8 +24,8 @@ radixark/miles#2244 (the counter jumps from 57 to 1 on failover), #1724
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import parse_version
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import parse_version
 from ckptcheck.text.formatting import count
 
 

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Skip
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import compute_version_lag
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import compute_version_lag
 from ckptcheck.text.formatting import count
 
 

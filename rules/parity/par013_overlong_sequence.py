@@ -23,7 +23,7 @@ NeMo-RL tools/model_diagnostics/1.max_model_len_respected.py exists because of i
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 

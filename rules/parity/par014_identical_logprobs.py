@@ -21,7 +21,7 @@ on-policy: intended)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 LEAST = 64

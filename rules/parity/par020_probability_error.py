@@ -23,8 +23,8 @@ NVIDIA-NeMo/RL docs/adding-new-models.md and its nightly gates (1.02 to 1.15); N
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import describe_staleness
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import describe_staleness
 from ckptcheck.text.formatting import count
 
 

@@ -22,8 +22,8 @@ sgl-project/sglang#38298 (1.5), prime-rl#2714 (2 to 5), #3543 (0.194)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import describe_staleness
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import describe_staleness
 from ckptcheck.text.formatting import count
 
 

@@ -21,8 +21,8 @@ verl docs/faq; volcengine/verl#3894 (0.5 with gpt-oss-20B), OpenClaw-RL#69 (0.2 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import describe_staleness
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import describe_staleness
 
 
 @rule(

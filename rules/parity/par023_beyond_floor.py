@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from math import inf
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.metrics.noise_floor import COMPARED
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import describe_staleness
+from ckptcheck.rollouts.metrics.noise_floor import COMPARED
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import describe_staleness
 
 
 @rule(

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Skip
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 LEAST = 16

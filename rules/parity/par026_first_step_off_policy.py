@@ -22,8 +22,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Skip
-from ckptcheck.parity.metrics.logprob_metrics import compute_metrics
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.metrics.logprob_metrics import compute_metrics
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 
 SAME = 1e-8
 

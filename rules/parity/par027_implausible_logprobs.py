@@ -36,8 +36,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Skip
-from ckptcheck.parity.coherence import guess_logprob, mean_logprob
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.coherence import guess_logprob, mean_logprob
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 
 TUNED = re.compile(r"instruct|chat|[-_]it\b|rlhf|sft", re.IGNORECASE)
 TUNED_LIMIT, LIMIT = -0.8, -3.0

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Skip
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 
 
 @rule("PAR029", "temperature-mismatch", severity="error", on="rollouts", when=lambda evidence: evidence.has_both_sides)

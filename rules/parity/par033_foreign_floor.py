@@ -23,8 +23,8 @@ floors kept in a repository while the engine's dtype changed
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import find_floor_mismatches
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import find_floor_mismatches
 
 
 @rule(

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.series import RolloutSeries
+from ckptcheck.rollouts.series import RolloutSeries
 from ckptcheck.text.formatting import count
 
 LEAST = 5

@@ -22,7 +22,7 @@ from itertools import pairwise
 
 from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Skip
-from ckptcheck.parity.series import RolloutSeries
+from ckptcheck.rollouts.series import RolloutSeries
 
 
 @rule("PAR041", "frozen-version", severity="warning", on="rollout-series")

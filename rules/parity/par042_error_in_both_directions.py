@@ -23,7 +23,7 @@ NVIDIA-NeMo/RL docs/adding-new-models.md: the much stricter guarantee
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.series import RolloutSeries
+from ckptcheck.rollouts.series import RolloutSeries
 
 
 @rule(

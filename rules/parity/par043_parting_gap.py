@@ -27,7 +27,7 @@ and lag left the reference early in training, entropy and reward followed
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.run_comparison import RunComparison
+from ckptcheck.rollouts.run_comparison import RunComparison
 
 LOOK_AT = {
     "ratio": "see what a logprob means on both sides first: logprobs-mode, temperature, penalties (ckptcheck parity probe)",

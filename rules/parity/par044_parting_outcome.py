@@ -23,7 +23,7 @@ PipelineRL's move to vLLM V1, whose final run follows the reward of the referenc
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.run_comparison import RunComparison
+from ckptcheck.rollouts.run_comparison import RunComparison
 
 
 @rule("PAR044", "parting-outcome", severity="warning", on="rollout-runs", when=lambda runs: bool(runs.comparisons))

@@ -21,7 +21,7 @@ runs that save rollouts every 10 steps, compared with others that save every 25
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.run_comparison import RunComparison
+from ckptcheck.rollouts.run_comparison import RunComparison
 from ckptcheck.text.formatting import count
 
 

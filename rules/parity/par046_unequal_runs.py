@@ -22,7 +22,7 @@ PipelineRL's first run on vLLM V1: several V1-only defaults were on, so it was n
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.run_comparison import RunComparison
+from ckptcheck.rollouts.run_comparison import RunComparison
 
 
 @rule("PAR046", "unequal-runs", severity="warning", on="rollout-runs")

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Skip
-from ckptcheck.parity.coherence import LEAST
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.coherence import LEAST
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 SHARE = 0.5

@@ -24,8 +24,8 @@ vllm-project/vllm#39917 (routing that was gathered before a preemption is droppe
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import describe_rows
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import describe_rows
 from ckptcheck.text.formatting import count
 
 

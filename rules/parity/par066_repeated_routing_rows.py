@@ -23,7 +23,7 @@ sgl-project/sglang#36404 (one row stands for 67 tokens from a chunk's boundary o
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 

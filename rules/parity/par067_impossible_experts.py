@@ -23,8 +23,8 @@ src/prime_rl/inference/vllm/routed_experts.py
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import describe_rows
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import describe_rows
 
 
 @rule(

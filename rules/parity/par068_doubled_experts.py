@@ -23,8 +23,8 @@ vllm-project/tpu-inference#3583, PrimeIntellect-ai/verifiers#2616 (a row of zero
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollout_queries import describe_rows
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import describe_rows
 
 
 @rule(

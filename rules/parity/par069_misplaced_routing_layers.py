@@ -26,9 +26,9 @@ THUDM/slime `validate_rollout_routed_experts_for_replay` (all zero for layers of
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.expert_layout import ExpertLayout
-from ckptcheck.parity.metrics.routing_record import RoutingRecord
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.expert_layout import ExpertLayout
+from ckptcheck.rollouts.metrics.routing_record import RoutingRecord
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count, format_layers
 
 LEAST = 16

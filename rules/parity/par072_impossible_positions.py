@@ -22,8 +22,8 @@ sequence)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.metrics.indexer_record import find_wrong_position
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.metrics.indexer_record import find_wrong_position
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 KINDS = {

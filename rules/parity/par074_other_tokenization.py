@@ -21,7 +21,7 @@ THUDM/slime and miles (rollouts keep ids), verl-project/verl#6719 (token in, tok
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 

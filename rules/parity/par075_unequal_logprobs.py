@@ -23,7 +23,7 @@ THUDM/slime and radixark/miles true on-policy examples, volcengine/verl#7688
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Skip
-from ckptcheck.parity.labelled_weights import find_ambiguous_versions, find_equal_versions
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.labelled_weights import find_ambiguous_versions, find_equal_versions
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 

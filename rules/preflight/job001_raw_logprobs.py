@@ -28,7 +28,7 @@ PipelineRL's move to vLLM V1, vllm-project/vime#64, huggingface/trl#4159, verl-p
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 PENALTIES = ("rollout.min_p", "rollout.repetition_penalty", "rollout.presence_penalty", "rollout.frequency_penalty")
 LOOKED_AT = ("engine.logprobs", "rollout.temperature", "rollout.top_p", "rollout.top_k", *PENALTIES)

@@ -22,7 +22,7 @@ verl-project/verl#4162, NVIDIA-NeMo/RL#4015, marin-community/marin#1879, OpenRLH
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

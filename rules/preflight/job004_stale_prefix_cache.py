@@ -29,7 +29,7 @@ NVIDIA-NeMo/RL#4018, NVIDIA-NeMo/RL#3152, PrimeIntellect-ai/prime-rl#1650, vllm-
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

@@ -23,7 +23,7 @@ PipelineRL's move from vLLM 0.8.5 to 0.18.1 ("runtime defaults")
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job, shown
+from ckptcheck.jobs.job import Job, shown
 
 LEFT = ("logprobs", "prefix_caching", "async_scheduling", "cascade_attention")
 

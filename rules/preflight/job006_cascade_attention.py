@@ -20,7 +20,7 @@ vllm-project/vllm#22103, verl-project/verl#3595, vllm-project/vllm#36318
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

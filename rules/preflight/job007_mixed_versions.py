@@ -22,7 +22,7 @@ vllm-project/vllm#54443, PipelineRL's move to vLLM V1 ("lag was a useful runtime
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

@@ -23,7 +23,7 @@ NVIDIA-NeMo/RL#1098
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

@@ -25,7 +25,7 @@ NVIDIA-NeMo/RL#3936, ServiceNow/Fast-LLM#525, huggingface/trl#4303, PipelineRL's
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

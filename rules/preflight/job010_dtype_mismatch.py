@@ -21,7 +21,7 @@ NeMo-RL's guide ("Numerical precision differences"), verl's FAQ (rollout_probs_d
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

@@ -21,7 +21,7 @@ NovaSky-AI/SkyRL#1862, NeMo-RL's guide ("High-precision training with FP8 infere
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

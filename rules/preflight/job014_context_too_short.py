@@ -24,7 +24,7 @@ verl's rollout workers ("max_model_len should be greater than total sequence len
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

@@ -23,7 +23,7 @@ prime-rl (seq_len), PipelineRL (finetune.seq_length; `validate_config` in pipeli
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

@@ -27,7 +27,7 @@ verl's and msProbe's guide to training-inference consistency (release/v0.6.1, Me
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule("JOB016", "unaligned-dump", severity="error", on="job", when=lambda job: bool(job.flag("dump.on")))

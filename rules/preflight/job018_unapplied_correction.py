@@ -22,7 +22,7 @@ verl's trainer (`"rollout_log_probs" in batch.batch`; `apply_bypass_mode` raises
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule("JOB018", "unapplied-correction", severity="error", on="job", when=lambda job: job.framework == "verl")

@@ -20,7 +20,7 @@ slime's launch scripts ("default dropout in megatron is 0.1")
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

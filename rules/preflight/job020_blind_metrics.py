@@ -24,7 +24,7 @@ verl-project/verl#7196, verl's `apply_bypass_mode` and `trainer_base.py`, NeMo-R
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 SWITCHES = {"algorithm.forced_ratio": "force_on_policy_ratio", "algorithm.bypass": "bypass_mode"}
 

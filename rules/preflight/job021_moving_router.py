@@ -22,7 +22,7 @@ NeMo-RL's configurations ("by default, disable bias updates for grpo"), slime's 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

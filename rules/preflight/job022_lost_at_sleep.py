@@ -23,7 +23,7 @@ verl-project/verl#7904, NVIDIA-NeMo/RL#2631, vllm-project/vllm#29341, huggingfac
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule("JOB022", "lost-at-sleep", severity="warning", on="job", when=lambda job: job["engine.sleep_level"].is_known)

@@ -23,7 +23,7 @@ PipelineRL's move to vLLM V1: disable-cascade-attn came through launch-time argu
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job, Setting, shown
+from ckptcheck.jobs.job import Job, Setting, shown
 from ckptcheck.text.formatting import join_truncated
 
 CONFIGURATIONS = (".yaml", ".yml", ".toml")

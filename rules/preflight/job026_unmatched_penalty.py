@@ -23,7 +23,7 @@ PipelineRL's move to vLLM V1 (processed logprobs are those after temperature, pe
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 NAMES = ("rollout.repetition_penalty", "rollout.presence_penalty", "rollout.frequency_penalty", "rollout.min_p")
 

@@ -26,7 +26,7 @@ slime/utils/arguments.py `slime_validate_args` ("debug_rollout_only and debug_tr
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 DEBUG = ("debug.rollout_only", "debug.train_only", "debug.load_rollouts", "debug.save_rollouts", "debug.save_train")
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 FLAGS = {
     "debug.save_rollouts": ("--save-debug-rollout-data", ("rollout_id",)),

@@ -23,7 +23,7 @@ slime/utils/arguments.py `slime_validate_args`; slime docs/en/developer_guide/de
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

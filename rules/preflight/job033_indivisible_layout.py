@@ -26,7 +26,7 @@ The checks of megatron-core 0.16.1 (`TransformerConfig.__post_init__`, `get_num_
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.preflight.job import Job, NamedCheckpoint
+from ckptcheck.jobs.job import Job, NamedCheckpoint
 
 SIDES = {"trainer": ("checkpoint.trainer", "checkpoint.model"), "critic": ("checkpoint.critic",)}
 """Who trains → the checkpoints that it may start from, the first with a config.json counts."""

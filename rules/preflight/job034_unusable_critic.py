@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 LOADED = ("trl", "auto_token_classification")
 """The values of model_type with which ROLL's default_value_model_provider loads a critic."""

@@ -23,7 +23,7 @@ alibaba/ROLL at 8eb27cc2 (`reward_pretrain` is what a critic starts from unless 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 MOST_DIFFERENT = 0.01
 """The share of tokens that may differ: an instruct model names a few special tokens differently from its base."""

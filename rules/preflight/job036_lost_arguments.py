@@ -22,8 +22,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
-from ckptcheck.preflight.document import LostArguments
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.document import LostArguments
+from ckptcheck.jobs.job import Job
 
 
 @rule("JOB036", "lost-arguments", severity="error", on="job", when=lambda job: job.lost is not None)

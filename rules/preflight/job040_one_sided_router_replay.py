@@ -32,7 +32,7 @@ alibaba/ROLL roll/configs/worker_config.py, NVIDIA-NeMo/RL nemo_rl/models/megatr
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.document import clip
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 MOST_DIFFERENT = 0.01
 """The share of tokens that may differ: an instruct model names a few special tokens differently from its base."""

@@ -27,7 +27,7 @@ slime/backends/megatron_utils/update_weight/expert_routing.py
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 ENGINES_ALONE = ("vLLM", "SGLang")
 """Jobs that start an engine and no trainer: nothing updates their weights."""

@@ -28,7 +28,7 @@ slime docs/en/advanced/speculative-decoding.md, NVIDIA-NeMo/RL nemo_rl/models/ge
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix", "lookahead", "none")
 """Methods of speculating that have no weights."""

@@ -26,7 +26,7 @@ nemo_rl/models/generation/vllm/quantization/fp8.py (`init_fp8`)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 ENGINES_ALONE = ("vLLM", "SGLang")
 

@@ -25,7 +25,7 @@ verl/workers/engine/utils.py (`enable_full_determinism`)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 ENGINES_ALONE = ("vLLM", "SGLang")
 

@@ -27,7 +27,7 @@ verl-project/verl verl/workers/rollout/vllm_rollout/vllm_async_server.py (`lora_
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 ENGINES_ALONE = ("vLLM", "SGLang")
 

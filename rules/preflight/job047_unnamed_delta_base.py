@@ -27,7 +27,7 @@ verl-project/verl verl/checkpoint_engine/base.py, NVIDIA-NeMo/RL nemo_rl/weight_
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 FOLDERS = {
     "update.base": (

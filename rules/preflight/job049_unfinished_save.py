@@ -28,7 +28,7 @@ THUDM/slime#1886, THUDM/slime slime/backends/megatron_utils/actor.py (`save_mode
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

@@ -25,7 +25,7 @@ https://hydra.cc/docs/advanced/defaults_list/
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 MOST = 8
 """Largest number of findings."""

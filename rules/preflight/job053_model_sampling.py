@@ -23,8 +23,8 @@ vllm-project/vllm#12622, vllm-project/vllm#15241, PipelineRL's conf/base.yaml (`
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job, shown
-from ckptcheck.preflight.model_defaults import FILE, NEUTRAL, takes_model_defaults
+from ckptcheck.jobs.job import Job, shown
+from ckptcheck.jobs.model_defaults import FILE, NEUTRAL, takes_model_defaults
 
 
 @rule("JOB053", "model-sampling", severity="warning", on="job", when=takes_model_defaults)

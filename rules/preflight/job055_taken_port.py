@@ -21,7 +21,7 @@ vLLM and SGLang: "[Errno 98] Address already in use"
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 
 @rule(

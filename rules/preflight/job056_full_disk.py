@@ -24,7 +24,7 @@ checkpoint directory is written per sync")
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 from ckptcheck.text.formatting import format_bytes
 
 OPTIMIZER_BYTES = 12

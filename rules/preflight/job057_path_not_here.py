@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 
 WHAT = {
     "model": "the checkpoint",

@@ -21,7 +21,7 @@ NCCL's guide, "Troubleshooting: Docker" (`--shm-size=1g`); Ray: "The object stor
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.preflight.job import Job
+from ckptcheck.jobs.job import Job
 from ckptcheck.text.formatting import format_bytes
 
 LEAST = 1 << 30

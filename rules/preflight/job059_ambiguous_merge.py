@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
-from ckptcheck.preflight.job import Job, shown
+from ckptcheck.jobs.job import Job, shown
 from ckptcheck.text.formatting import count
 
 MOST = 8

@@ -25,8 +25,8 @@ NVIDIA-NeMo/RL tools/model_diagnostics/1.max_model_len_respected.py
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.length import LengthResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.length import LengthResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 RESERVE = 2
 """Places that SGLang keeps free of tokens (Scheduler.init_req_max_new_tokens: the context - 1, less the prompt, less 1)."""

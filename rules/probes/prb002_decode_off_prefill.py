@@ -24,9 +24,9 @@ comments mention a value above 300 beside a healthy 1.007
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.gap_summary import LOOSE
-from ckptcheck.parity.probes.decode import DecodeResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.decode import DecodeResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.rollouts.gap_summary import LOOSE
 
 
 @rule("PRB002", "decode-off-prefill", severity="error", on="probe", when=requires_probe("decode"))

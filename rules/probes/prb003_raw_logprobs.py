@@ -26,8 +26,8 @@ vime#64; ServiceNow/PipelineRL's migration to vLLM V1; volcengine/verl#4162
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.parity.probes.semantics import SemanticsResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.semantics import SemanticsResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB003", "raw-logprobs", severity="warning", on="probe", when=requires_probe("semantics"))

@@ -25,9 +25,14 @@ vLLM's documentation of `logprobs_mode`; ServiceNow/PipelineRL's migration to vL
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.parity.gap_summary import exceeds_rounding
-from ckptcheck.parity.probes.semantics import SemanticsResult, SemanticsRound, has_penalties, truncates_vocabulary
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.semantics import (
+    SemanticsResult,
+    SemanticsRound,
+    has_penalties,
+    truncates_vocabulary,
+)
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.rollouts.gap_summary import exceeds_rounding
 
 
 @rule("PRB004", "filtered-logprobs", severity="warning", on="probe", when=requires_probe("semantics"))

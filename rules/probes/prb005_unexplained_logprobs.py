@@ -27,10 +27,10 @@ NVIDIA-NeMo/RL#4015; vime#64; verl-omni#637, where weights were equal and norms 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.gap_summary import LOOSE
-from ckptcheck.parity.probes.semantics import SemanticsResult, SemanticsRound
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
-from ckptcheck.parity.thresholds import Thresholds
+from ckptcheck.live.experiments.probes.semantics import SemanticsResult, SemanticsRound
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.rollouts.gap_summary import LOOSE
+from ckptcheck.rollouts.thresholds import Thresholds
 
 HOT = 10.0
 """Nobody samples at that temperature: there all logprobs are nearly alike, and would explain anything."""

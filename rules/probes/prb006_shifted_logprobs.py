@@ -27,8 +27,8 @@ shifted labels that were shifted already
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.semantics import SemanticsResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.semantics import SemanticsResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB006", "shifted-logprobs", severity="error", on="probe", when=requires_probe("semantics"))

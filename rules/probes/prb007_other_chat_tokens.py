@@ -25,8 +25,8 @@ slime docs/en/developer_guide/debug.md: an instruct model at 0.8 nats a token su
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.tokenization import TokenizationResult, describe_token_difference
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.tokenization import TokenizationResult, describe_token_difference
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB007", "other-chat-tokens", severity="error", on="probe", when=requires_probe("prompt"))

@@ -20,8 +20,8 @@ Hugging Face's documentation of chat templates, which warns of special tokens ad
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.tokenization import TokenizationResult, describe_token_difference
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.tokenization import TokenizationResult, describe_token_difference
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB008", "other-text-tokens", severity="warning", on="probe", when=requires_probe("prompt"))

@@ -25,9 +25,9 @@ NVIDIA-NeMo/RL's guide for new models: "`batch_size>1` may produce larger errors
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.gap_summary import exceeds_rounding
-from ckptcheck.parity.probes.padding import PaddingResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.padding import PaddingResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.rollouts.gap_summary import exceeds_rounding
 
 
 @rule("PRB009", "padded-scores", severity="error", on="probe", when=requires_probe("padding"))

@@ -29,8 +29,8 @@ NVIDIA-NeMo/RL tools/model_diagnostics/4.vllm_precision_compilation_test.py: Dee
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.compilation import CompilationResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.compilation import CompilationResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB010", "compiled-logprobs", severity="warning", on="probe", when=requires_probe("inductor"))

@@ -21,8 +21,8 @@ ServiceNow/PipelineRL's migration to vLLM V1 turned it off to have one degree of
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.parity.probes.setups import SetupsResult, find_differing_setups
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.setups import SetupsResult, find_differing_setups
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB012", "prefix-cache-gap", severity="error", on="probe", when=requires_probe("prefix-cache"))

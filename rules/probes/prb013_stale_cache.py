@@ -23,8 +23,8 @@ NVIDIA-NeMo/RL#4018; PrimeIntellect-ai/prime-rl#2270 and #1651; radixark/miles#2
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.parity.probes.stale_cache import StaleCacheResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.stale_cache import StaleCacheResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB013", "stale-cache", severity="warning", on="probe", when=requires_probe("stale"))

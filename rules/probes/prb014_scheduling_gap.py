@@ -20,8 +20,8 @@ ServiceNow/PipelineRL's migration to vLLM V1: async scheduling and prefix cachin
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.setups import SetupsResult, find_differing_setups
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.setups import SetupsResult, find_differing_setups
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB014", "scheduling-gap", severity="warning", on="probe", when=requires_probe("scheduling"))

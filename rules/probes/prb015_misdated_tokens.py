@@ -22,8 +22,8 @@ rllm#622 stamps the version when a response is complete; vllm-project/vllm#54443
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.inflight import InflightProbeResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.inflight import InflightProbeResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB015", "misdated-tokens", severity="warning", on="probe", when=requires_probe("inflight"))

@@ -22,8 +22,8 @@ ServiceNow/PipelineRL: pause "keep" without clearing the cache matched its refer
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.inflight import InflightProbeResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.inflight import InflightProbeResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB016", "mixed-cache", severity="info", on="probe", when=requires_probe("inflight"))

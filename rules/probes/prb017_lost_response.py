@@ -25,8 +25,8 @@ in_place of SGLang 0.5.23 applies the update and answers False, for the cache wa
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.inflight import InflightProbeResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.inflight import InflightProbeResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB017", "lost-response", severity="error", on="probe", when=requires_probe("inflight"))

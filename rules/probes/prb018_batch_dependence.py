@@ -21,9 +21,9 @@ NVIDIA-NeMo/RL's guide for new models; "Defeating Nondeterminism in LLM Inferenc
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.gap_summary import exceeds_rounding
-from ckptcheck.parity.probes.decode import DecodeResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.decode import DecodeResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.rollouts.gap_summary import exceeds_rounding
 
 
 @rule("PRB018", "batch-dependence", severity="warning", on="probe", when=requires_probe("decode"))

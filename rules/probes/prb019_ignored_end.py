@@ -25,8 +25,8 @@ Instruct models with a list of end tokens of which an engine took only the first
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.stop_tokens import StopTokensResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.stop_tokens import StopTokensResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB019", "ignored-end", severity="error", on="probe", when=requires_probe("ends"))

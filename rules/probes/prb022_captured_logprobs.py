@@ -31,8 +31,8 @@ NVIDIA-NeMo/RL#4243, where graphs were ruled out by hand, one switch after the o
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.compilation import CompilationResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.compilation import CompilationResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB022", "captured-logprobs", severity="warning", on="probe", when=requires_probe("graphs"))

@@ -31,8 +31,8 @@ it as without it, and agrees without inductor
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.compilation import CompilationResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.compilation import CompilationResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB023", "emulated-casts", severity="warning", on="probe", when=requires_probe("casts"))

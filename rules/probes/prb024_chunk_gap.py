@@ -20,8 +20,8 @@ ServiceNow/PipelineRL's migration to vLLM V1, which held scheduling and caching 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.setups import SetupsResult, find_differing_setups
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.setups import SetupsResult, find_differing_setups
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB024", "chunk-gap", severity="warning", on="probe", when=requires_probe("chunks"))

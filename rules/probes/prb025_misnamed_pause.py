@@ -25,8 +25,8 @@ volcengine/verl#5721, weights updated before the rollout was finished; vllm-proj
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.inflight import InflightProbeResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.inflight import InflightProbeResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB025", "misnamed-pause", severity="warning", on="probe", when=requires_probe("inflight"))

@@ -24,8 +24,8 @@ SGLang's in_place, which cannot flush a cache in use, and says so (PRB017)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.probes.inflight import InflightProbeResult
-from ckptcheck.parity.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.inflight import InflightProbeResult
+from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 
 @rule("PRB026", "uncleared-cache", severity="warning", on="probe", when=requires_probe("inflight"))

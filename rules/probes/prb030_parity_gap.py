@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from math import isfinite
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.matrix.trace import MatrixTrace
+from ckptcheck.live.experiments.matrix.trace import MatrixTrace
 
 
 @rule("PRB030", "parity-gap", severity="error", on="matrix")

@@ -22,7 +22,7 @@ NovaSky-AI/SkyRL#1862, where a floor of 0.0118 told a fault of 0.0279 from round
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.parity.matrix.trace import MatrixTrace
+from ckptcheck.live.experiments.matrix.trace import MatrixTrace
 
 SMALL = 1e-4
 

@@ -33,12 +33,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.quantization.declarations import Declaration
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
 from ckptcheck.consumers.registry import CONSUMERS
-from ckptcheck.consumers.undeclared_method import (
-    get_algorithm,
-    is_fixed_by_naming_method,
-    read_by_sglang,
-    read_by_vllm,
-)
+from ckptcheck.consumers.undeclared_method import get_algorithm, is_fixed_by_naming_method, read_by_sglang, read_by_vllm
 from ckptcheck.text.formatting import join_words
 
 MODELOPT = "hf_quant_config.json"

@@ -23,12 +23,12 @@ sgl-project/sglang#38298 (halves that straddle a bucket), vllm-project/vllm#5052
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.arrivals import describe_arrival
-from ckptcheck.refit.delivery import describe_stop
-from ckptcheck.refit.trace import Key, RefitTrace, Sync, is_draft
-from ckptcheck.refit.trace_queries import iter_unwritten_parts, why_not_scrambled
-from ckptcheck.refit.weight_names import describe_origin, describe_ranks, weights_within
-from ckptcheck.runtime.engines.base import UnwrittenElements
+from ckptcheck.live.refit.arrivals import describe_arrival
+from ckptcheck.live.refit.delivery import describe_stop
+from ckptcheck.live.refit.trace import Key, RefitTrace, Sync, is_draft
+from ckptcheck.live.refit.trace_queries import iter_unwritten_parts, why_not_scrambled
+from ckptcheck.live.refit.weight_names import describe_origin, describe_ranks, weights_within
+from ckptcheck.live.runtime.engines.base import UnwrittenElements
 from ckptcheck.text.formatting import count, join_truncated
 
 

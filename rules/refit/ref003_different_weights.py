@@ -27,11 +27,16 @@ vllm-project/vllm#42821 (gate and up swapped from the second load on), vllm-proj
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.arrivals import describe_arrival
-from ckptcheck.refit.misplaced import describe_misplaced, find_misplaced
-from ckptcheck.refit.trace import Key, RefitTrace, Sync, is_draft
-from ckptcheck.refit.trace_queries import stale_parameters, still_wrong_parameters, wrong_parameters, wrong_references
-from ckptcheck.refit.weight_names import describe_origin, describe_part_origin, describe_ranks
+from ckptcheck.live.refit.arrivals import describe_arrival
+from ckptcheck.live.refit.misplaced import describe_misplaced, find_misplaced
+from ckptcheck.live.refit.trace import Key, RefitTrace, Sync, is_draft
+from ckptcheck.live.refit.trace_queries import (
+    stale_parameters,
+    still_wrong_parameters,
+    wrong_parameters,
+    wrong_references,
+)
+from ckptcheck.live.refit.weight_names import describe_origin, describe_part_origin, describe_ranks
 from ckptcheck.text.formatting import count, join_truncated
 
 

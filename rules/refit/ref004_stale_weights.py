@@ -23,10 +23,10 @@ volcengine/verl#7495, NovaSky-AI/SkyRL#1737, OpenRLHF/OpenRLHF#1349
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.arrivals import describe_arrival
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.trace_queries import stale_parameters
-from ckptcheck.refit.weight_names import describe_origin, describe_ranks
+from ckptcheck.live.refit.arrivals import describe_arrival
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.trace_queries import stale_parameters
+from ckptcheck.live.refit.weight_names import describe_origin, describe_ranks
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -29,10 +29,10 @@ NVIDIA-NeMo/RL#3225 (calibrated scales dropped to 1.0)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.trace import Key, RefitTrace, Sync
-from ckptcheck.refit.trace_queries import modified_buffers
-from ckptcheck.refit.weight_names import describe_ranks
-from ckptcheck.runtime.engines.base import TensorDigests
+from ckptcheck.live.refit.trace import Key, RefitTrace, Sync
+from ckptcheck.live.refit.trace_queries import modified_buffers
+from ckptcheck.live.refit.weight_names import describe_ranks
+from ckptcheck.live.runtime.engines.base import TensorDigests
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -28,9 +28,9 @@ sgl-project/sglang#29916, sgl-project/sglang#6265, PrimeIntellect-ai/prime-rl#24
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.trace_queries import stale_packed_copies
-from ckptcheck.refit.weight_names import describe_origin
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.trace_queries import stale_packed_copies
+from ckptcheck.live.refit.weight_names import describe_origin
 from ckptcheck.text.formatting import join_truncated
 
 

@@ -22,7 +22,7 @@ vLLM 0.32 on CPUs (tied heads and experts are stale after `reload_weights`)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -23,9 +23,9 @@ sgl-project/sglang#38298, sgl-project/sglang#14178
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.trace import RefitTrace, is_draft
-from ckptcheck.refit.trace_queries import stale_parameters
-from ckptcheck.refit.weight_names import describe_origin
+from ckptcheck.live.refit.trace import RefitTrace, is_draft
+from ckptcheck.live.refit.trace_queries import stale_parameters
+from ckptcheck.live.refit.weight_names import describe_origin
 from ckptcheck.text.formatting import format_bytes, join_truncated
 
 

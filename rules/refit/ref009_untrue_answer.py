@@ -25,8 +25,8 @@ sgl-project/sglang#26032 (HTTP 200), SGLang 0.5.23 (`(True, 'Success')` for tens
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.trace_queries import wrong_references
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.trace_queries import wrong_references
 
 
 @rule(

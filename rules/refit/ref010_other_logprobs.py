@@ -30,8 +30,8 @@ vLLM 0.32 on CPUs: after `reload_weights` of a tied model its packed head is sta
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.trace import RefitTrace, Sync
-from ckptcheck.refit.trace_queries import ScoringDiffs, compare_scoring
+from ckptcheck.live.refit.trace import RefitTrace, Sync
+from ckptcheck.live.refit.trace_queries import ScoringDiffs, compare_scoring
 
 
 @rule(

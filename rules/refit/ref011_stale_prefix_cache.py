@@ -26,9 +26,9 @@ NVIDIA-NeMo/RL#4018, PrimeIntellect-ai/prime-rl#2270, radixark/miles#2783
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.logprob_diff import compare_logprobs
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.runtime.engines.base import SequenceScores
+from ckptcheck.live.refit.logprob_diff import compare_logprobs
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.runtime.engines.base import SequenceScores
 
 TOLERANCE = 1e-4
 """Nats that two ways to compute the same tokens may differ by."""

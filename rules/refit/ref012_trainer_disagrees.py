@@ -32,8 +32,8 @@ verl, NeMo-RL and slime guides: `mult_prob_error`, Pearson, train/rollout mismat
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.trace_queries import (
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.trace_queries import (
     compare_scoring,
     describe_off_module,
     input_rounding_tolerance,

@@ -27,10 +27,10 @@ from collections.abc import Iterator
 from math import exp
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.logprob_diff import LogprobDiff, compare_logprobs
-from ckptcheck.refit.noise_floor import MOST
-from ckptcheck.refit.trace import RefitTrace, Scoring
-from ckptcheck.runtime.trainers.base import OptimizerStep
+from ckptcheck.live.refit.logprob_diff import LogprobDiff, compare_logprobs
+from ckptcheck.live.refit.noise_floor import MOST
+from ckptcheck.live.refit.trace import RefitTrace, Scoring
+from ckptcheck.live.runtime.trainers.base import OptimizerStep
 
 
 @rule("REF013", "trainer-unsteady", severity="error", on="refit", when=lambda trace: bool(trace.scorings))

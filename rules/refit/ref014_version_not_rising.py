@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.live.refit.trace import RefitTrace
 
 
 def _reported_versions(trace: RefitTrace) -> list[str]:

@@ -21,7 +21,7 @@ vLLM and SGLang reports of growing memory after repeated updates
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.text.formatting import count, format_bytes
 
 ALWAYS = 64 << 20

@@ -25,8 +25,8 @@ THUDM/slime and NeMo-RL guides: the first rollout is garbage when a converter is
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.trace_queries import input_rounding_tolerance
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.trace_queries import input_rounding_tolerance
 
 
 @rule(

@@ -25,8 +25,8 @@ vllm-project/vllm#29341 (buffers lost by sleep), sgl-project/sglang (static stat
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.weight_names import describe_origin
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.weight_names import describe_origin
 from ckptcheck.text.formatting import count, join_truncated
 
 

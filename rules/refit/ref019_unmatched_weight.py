@@ -23,8 +23,8 @@ SGLang 0.5.23 (Qwen3-MoE drops unknown names without a log line); vLLM 0.32 rais
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.weight_names import unmatched_weights
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.weight_names import unmatched_weights
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -23,8 +23,8 @@ NVIDIA/Megatron-LM issues about layer norms under sequence parallelism, NVIDIA-N
 from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.runtime.trainers.base import UnlikeReplicas
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.runtime.trainers.base import UnlikeReplicas
 from ckptcheck.text.formatting import count, format_ranges, join_truncated
 
 

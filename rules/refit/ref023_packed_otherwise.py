@@ -24,8 +24,8 @@ THUDM/slime (INT4 debug guide: `mlp.gate.weight` all zero), volcengine/verl#7519
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.packing import packing_mismatches, suggest_ignore_entry
-from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.live.refit.packing import packing_mismatches, suggest_ignore_entry
+from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -23,7 +23,7 @@ SGLang 0.5.23 (a shape that does not fit kills it), vLLM 0.32.0 on a CPU (the fi
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.running_servers.trace import ServerEvidence
+from ckptcheck.live.refit.running_servers.trace import ServerEvidence
 
 
 @rule("REF028", "dead-scheduler", severity="error", on="servers")

@@ -29,8 +29,8 @@ NVIDIA-NeMo/RL#3259 (half of the layers never synced), volcengine/verl#7495 (the
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.running_servers.comparability import differing_places, reference_mismatch
-from ckptcheck.refit.running_servers.trace import ServerEvidence, ServerState
+from ckptcheck.live.refit.running_servers.comparability import differing_places, reference_mismatch
+from ckptcheck.live.refit.running_servers.trace import ServerEvidence, ServerState
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -27,8 +27,8 @@ verl, NeMo-RL and slime guides: train/rollout mismatch; vLLM 0.32 on CPUs after 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.running_servers.tolerances import compare_scores, is_within_tolerance
-from ckptcheck.refit.running_servers.trace import ServerEvidence
+from ckptcheck.live.refit.running_servers.tolerances import compare_scores, is_within_tolerance
+from ckptcheck.live.refit.running_servers.trace import ServerEvidence
 
 
 @rule(

@@ -20,7 +20,7 @@ vLLM 0.32.0 on CPUs
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.running_servers.trace import ServerEvidence
+from ckptcheck.live.refit.running_servers.trace import ServerEvidence
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -26,7 +26,7 @@ The issue that the message names
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.runtime.engines.known_issues import EngineIdentity, load_known_issues
+from ckptcheck.live.runtime.engines.known_issues import EngineIdentity, load_known_issues
 
 
 @rule("REF033", "known-bad-version", severity="warning", on="engines", when=bool)

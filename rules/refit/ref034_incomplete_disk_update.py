@@ -26,9 +26,9 @@ sgl-project/sglang#15398 (a head that is not loaded), sgl-project/sglang#27718 (
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.running_servers.comparability import reference_mismatch
-from ckptcheck.refit.running_servers.trace import ServerEvidence, ServerState, UpdateTrial
-from ckptcheck.runtime.servers.layout import is_draft
+from ckptcheck.live.refit.running_servers.comparability import reference_mismatch
+from ckptcheck.live.refit.running_servers.trace import ServerEvidence, ServerState, UpdateTrial
+from ckptcheck.live.runtime.servers.layout import is_draft
 from ckptcheck.text.formatting import count, join_truncated
 
 EMPTY: frozenset[str] = frozenset()

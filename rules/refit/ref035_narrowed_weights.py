@@ -21,8 +21,8 @@ vLLM's `dtype=auto` (float32 checkpoints are served in bf16 or fp16); mbridge 0.
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.weight_names import describe_origin, trainer_weights
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.weight_names import describe_origin, trainer_weights
 from ckptcheck.text.formatting import count, join_truncated
 
 BITS = {"F64": 64, "F32": 32, "BF16": 16, "F16": 16}

@@ -26,8 +26,8 @@ NVIDIA-NeMo/RL#3312 (saved weights that no step changed), volcengine/verl#7495
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.weight_names import describe_origin
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.weight_names import describe_origin
 from ckptcheck.text.formatting import count, join_truncated
 
 FLOATS = ("F64", "F32", "BF16", "F16")

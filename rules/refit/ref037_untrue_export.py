@@ -27,8 +27,8 @@ NVIDIA-NeMo/Megatron-Bridge#1329, NVIDIA-NeMo/Megatron-Bridge#5252, radixark/mil
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.weight_names import describe_part_origin
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.weight_names import describe_part_origin
 from ckptcheck.text.formatting import count, join_truncated
 
 

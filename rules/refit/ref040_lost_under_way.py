@@ -22,7 +22,7 @@ vLLM's and SGLang's pause modes: abort drops what is running, and in one process
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.live.refit.trace import RefitTrace
 
 
 @rule(

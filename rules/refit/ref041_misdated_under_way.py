@@ -26,7 +26,7 @@ rllm#622 stamps the version when a response is complete; vllm-project/vllm#54443
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.live.refit.trace import RefitTrace
 
 
 @rule(

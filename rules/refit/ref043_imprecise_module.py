@@ -26,8 +26,8 @@ MiniMax-M1 (a bf16 head of the engine beside a float32 one of the trainer), vLLM
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.trace_queries import describe_off_module
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.trace_queries import describe_off_module
 
 
 @rule(

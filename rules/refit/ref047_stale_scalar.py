@@ -28,9 +28,9 @@ calibrated scales to 1.0), NVIDIA-NeMo/RL#3225
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.trace import RefitTrace, Sync
-from ckptcheck.refit.trace_queries import differing_scalars, scalars_before_step
-from ckptcheck.refit.weight_names import describe_ranks
+from ckptcheck.live.refit.trace import RefitTrace, Sync
+from ckptcheck.live.refit.trace_queries import differing_scalars, scalars_before_step
+from ckptcheck.live.refit.weight_names import describe_ranks
 from ckptcheck.text.formatting import count, join_truncated
 
 

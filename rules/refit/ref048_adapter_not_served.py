@@ -25,8 +25,8 @@ verl-project/verl#7495 (the engine got none of 399 LoRA tensors)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.logprob_diff import LogprobDiff
-from ckptcheck.refit.lora.trace import LoraTrace, compare_scores
+from ckptcheck.live.refit.logprob_diff import LogprobDiff
+from ckptcheck.live.refit.lora.trace import LoraTrace, compare_scores
 
 LEAST = LogprobDiff(1e-5, 2e-6)
 """Tolerance in nats where rounding is less."""

@@ -22,7 +22,7 @@ huggingface/trl#7017 (adapters evicted while requests use them)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.lora.trace import LoraTrace, compare_scores
+from ckptcheck.live.refit.lora.trace import LoraTrace, compare_scores
 from ckptcheck.text.formatting import count, join_truncated
 
 

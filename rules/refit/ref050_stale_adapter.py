@@ -24,7 +24,7 @@ vllm-project/vllm#48297 (RFC: adapters in the weight update), verl-project/verl#
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.lora.trace import LoraTrace, compare_scores
+from ckptcheck.live.refit.lora.trace import LoraTrace, compare_scores
 from ckptcheck.text.formatting import count, join_truncated
 
 WAYS = {

@@ -21,8 +21,8 @@ NVIDIA-NeMo/RL#4018 (17 refits without a reset of the cache)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.logprob_diff import compare_logprobs
-from ckptcheck.refit.lora.trace import LoraTrace, compare_scores
+from ckptcheck.live.refit.logprob_diff import compare_logprobs
+from ckptcheck.live.refit.lora.trace import LoraTrace, compare_scores
 
 
 @rule("REF051", "stale-adapter-cache", severity="warning", on="lora", when=lambda trace: trace.cold_probe is not None)

@@ -26,8 +26,8 @@ radixark/miles#1926 (acceptance 2.71, then 1.00, no error), sgl-project/sglang#3
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.draft import FEWEST_GAINED, KEPT_SHARE
-from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.live.refit.draft import FEWEST_GAINED, KEPT_SHARE
+from ckptcheck.live.refit.trace import RefitTrace
 
 
 @rule(

@@ -25,8 +25,8 @@ radixark/miles#1926, sgl-project/sglang#28257, SkyRL#2142 ("silently drafted wit
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.draft import FEWEST_GAINED, KEPT_SHARE
-from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.live.refit.draft import FEWEST_GAINED, KEPT_SHARE
+from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.text.formatting import join_truncated
 
 

@@ -30,9 +30,9 @@ rebalance copies weights of before the update back), PrimeIntellect-ai/prime-rl#
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.expert_slots import WrongSlot
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.weight_names import describe_ranks
+from ckptcheck.live.refit.expert_slots import WrongSlot
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.weight_names import describe_ranks
 from ckptcheck.text.formatting import count, join_truncated
 
 

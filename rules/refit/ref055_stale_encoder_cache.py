@@ -29,8 +29,8 @@ vllm-project/vllm#44910 (stale image embeddings after a native update)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.logprob_diff import compare_logprobs
-from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.live.refit.logprob_diff import compare_logprobs
+from ckptcheck.live.refit.trace import RefitTrace
 
 TOLERANCE = 1e-4
 """Nats that two ways to compute the same tokens may differ by."""

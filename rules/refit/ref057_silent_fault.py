@@ -25,8 +25,8 @@ vllm-project/vllm#54443 and sgl-project/sglang#35926 (versions of tokens under u
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.conformance.report_faults import group_by_kind
-from ckptcheck.refit.conformance.trace import ConformanceTrace
+from ckptcheck.live.conformance.report_faults import group_by_kind
+from ckptcheck.live.conformance.trace import ConformanceTrace
 
 
 @rule("REF057", "silent-fault", severity="error", on="conformance")

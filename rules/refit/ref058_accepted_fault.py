@@ -24,8 +24,8 @@ tokenspeed#1373 (200 OK and nothing written), miles#2605 (ten failed writes, ok=
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.conformance.report_faults import group_by_kind
-from ckptcheck.refit.conformance.trace import ConformanceTrace
+from ckptcheck.live.conformance.report_faults import group_by_kind
+from ckptcheck.live.conformance.trace import ConformanceTrace
 
 
 @rule("REF058", "accepted-fault", severity="warning", on="conformance")

@@ -25,7 +25,7 @@ miles#2552, tokenspeed#1373 (updates that report success and write nothing)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.conformance.trace import ConformanceTrace
+from ckptcheck.live.conformance.trace import ConformanceTrace
 
 
 @rule("REF059", "unproved-update", severity="error", on="conformance")

@@ -21,8 +21,8 @@ NVIDIA-NeMo/RL#3944, sgl-project/sglang#17870 (an update that hangs in the group
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.conformance.report_faults import group_by_kind
-from ckptcheck.refit.conformance.trace import ConformanceTrace
+from ckptcheck.live.conformance.report_faults import group_by_kind
+from ckptcheck.live.conformance.trace import ConformanceTrace
 
 
 @rule("REF060", "unanswered-fault", severity="warning", on="conformance")

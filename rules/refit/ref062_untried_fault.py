@@ -21,8 +21,8 @@ Transports that take all buckets in one call: reload_weights of vLLM, update_wei
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.refit.conformance.report_faults import group_by_kind
-from ckptcheck.refit.conformance.trace import ConformanceTrace
+from ckptcheck.live.conformance.report_faults import group_by_kind
+from ckptcheck.live.conformance.trace import ConformanceTrace
 
 
 @rule("REF062", "untried-fault", severity="info", on="conformance", when=lambda trace: not trace.problems)

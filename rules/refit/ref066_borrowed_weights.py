@@ -26,8 +26,8 @@ Loaders that assign what they are given (`param.data = loaded_weight`), with the
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.weight_names import describe_origin
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.weight_names import describe_origin
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -22,7 +22,7 @@ SGLang without torch_memory_saver: release_memory_occupation answers success and
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.refit.trace import RefitTrace
+from ckptcheck.live.refit.trace import RefitTrace
 
 
 @rule(

@@ -21,8 +21,8 @@ NVIDIA-NeMo/RL#4183 (moments of an earlier step in asynchronous saves)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.saves.save import Save, digest_records
-from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.save import Save, digest_records
+from ckptcheck.runs.saves.save_series import SaveSeries
 from ckptcheck.text.formatting import count
 
 

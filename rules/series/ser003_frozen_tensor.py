@@ -28,9 +28,9 @@ from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
 from ckptcheck.compare.matching.name_groups import group_names
-from ckptcheck.saves.save import TensorRecord
-from ckptcheck.saves.save_series import SaveSeries
-from ckptcheck.saves.strand import Interval, is_large_matrix
+from ckptcheck.runs.saves.save import TensorRecord
+from ckptcheck.runs.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.strand import Interval, is_large_matrix
 from ckptcheck.text.formatting import count
 
 FIRST_MOMENT = re.compile(r"(^|[._])(exp_avg|momentum_buffer)([._]|$)")

@@ -21,9 +21,9 @@ NVIDIA-NeMo/RL#3312, NVIDIA/Megatron-LM#4378 (writers of asynchronous saves that
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.saves.save import FileRecord, Save
-from ckptcheck.saves.save_series import SaveSeries
-from ckptcheck.saves.strand import Strand
+from ckptcheck.runs.saves.save import FileRecord, Save
+from ckptcheck.runs.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.strand import Strand
 from ckptcheck.text.formatting import count
 
 

@@ -26,8 +26,8 @@ from statistics import median
 
 from ckptcheck import Problem, rule
 from ckptcheck.compare.matching.name_groups import group_names, name_template
-from ckptcheck.saves.save_series import SaveSeries
-from ckptcheck.saves.strand import Strand, is_large_matrix
+from ckptcheck.runs.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.strand import Strand, is_large_matrix
 from ckptcheck.text.formatting import count
 
 FAR = 0.3

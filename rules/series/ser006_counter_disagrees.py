@@ -22,9 +22,9 @@ NVIDIA-NeMo/RL#3312 (an asynchronous save that writes the state of another step)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.saves.counters import find_step_counter
-from ckptcheck.saves.save_series import SaveSeries
-from ckptcheck.saves.state_files import share_name
+from ckptcheck.runs.saves.counters import find_step_counter
+from ckptcheck.runs.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.state_files import share_name
 
 
 @rule(

@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ckptcheck import Problem, rule
-from ckptcheck.saves.counters import find_step_counter
-from ckptcheck.saves.save import Save
-from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.counters import find_step_counter
+from ckptcheck.runs.saves.save import Save
+from ckptcheck.runs.saves.save_series import SaveSeries
 
 
 @rule(

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 from ckptcheck import Problem, rule
-from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.save_series import SaveSeries
 from ckptcheck.text.formatting import format_duration
 
 MINUTE = 60.0

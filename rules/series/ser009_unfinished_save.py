@@ -22,7 +22,7 @@ KempnerInstitute/KempnerForge#102 (the tracker moved before the shards were dura
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.save_series import SaveSeries
 from ckptcheck.text.formatting import join_truncated
 
 

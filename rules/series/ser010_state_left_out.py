@@ -21,8 +21,8 @@ import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.saves.save import Save
-from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.save import Save
+from ckptcheck.runs.saves.save_series import SaveSeries
 from ckptcheck.text.formatting import count, join_truncated
 
 STATE = re.compile(

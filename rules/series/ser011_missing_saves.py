@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ckptcheck import Problem, rule
-from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.save_series import SaveSeries
 
 MOST_NAMED = 3
 LEAST = 3

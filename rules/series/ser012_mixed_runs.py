@@ -23,8 +23,8 @@ from itertools import pairwise
 
 from ckptcheck import Problem, rule
 from ckptcheck.compare.matching.name_groups import group_names
-from ckptcheck.saves.save import Save
-from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.save import Save
+from ckptcheck.runs.saves.save_series import SaveSeries
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -23,8 +23,8 @@ NVIDIA-NeMo/RL#3312 (evaluation in the job was fine, and its saves were old)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.saves.save import Save
-from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.save import Save
+from ckptcheck.runs.saves.save_series import SaveSeries
 from ckptcheck.text.formatting import count
 
 

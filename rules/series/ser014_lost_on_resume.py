@@ -21,8 +21,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.compare.matching.name_groups import group_names
-from ckptcheck.saves.save import Save
-from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.save import Save
+from ckptcheck.runs.saves.save_series import SaveSeries
 from ckptcheck.text.formatting import count
 
 

@@ -21,8 +21,8 @@ import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.saves.find_saves import read_step
-from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.find_saves import read_step
+from ckptcheck.runs.saves.save_series import SaveSeries
 
 NUMBER = re.compile(r"\d{1,15}")
 

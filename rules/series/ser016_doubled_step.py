@@ -21,8 +21,8 @@ Runs that were restarted with another padding of the step in the folder's name
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.saves.save import Save
-from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.save import Save
+from ckptcheck.runs.saves.save_series import SaveSeries
 
 
 @rule(

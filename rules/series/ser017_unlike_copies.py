@@ -23,7 +23,7 @@ pytorch/pytorch#145978 (under HSDP, what was loaded was not what had been saved)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.save_series import SaveSeries
 from ckptcheck.text.formatting import join_truncated
 
 

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.compare.signatures.signature_check import SignatureCheck
-from ckptcheck.refit.running_servers.comparability import has_comparable_weights, holds_source
-from ckptcheck.refit.running_servers.trace import ServerEvidence
+from ckptcheck.live.refit.running_servers.comparability import has_comparable_weights, holds_source
+from ckptcheck.live.refit.running_servers.trace import ServerEvidence
 
 
 @rule("SIG009", "unproven-weights", severity="warning", on="signature", when=lambda signature: signature.is_attached)

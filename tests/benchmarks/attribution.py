@@ -12,7 +12,7 @@ SEEDS = 3
 def main() -> None:
     """Measure and print."""
     sys.path[:0] = [str(ROOT / "fixtures")]
-    from tests.parity.attribution.twin import table
+    from tests.live.experiments.attribution.twin import table
 
     print("\nattribution: the fault matrix")
     rows, right, total = table(SEEDS)

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.linter.reporters.html.page import render_page
+from ckptcheck.reporters.html.page import render_page
 from ckptcheck.values.value_pass import ValuePass
 from tests.benchmarks.figures import line
 from tests.benchmarks.values import seconds, write

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ckptcheck.parity import rollouts
-from ckptcheck.parity.metrics import compute_metrics
-from ckptcheck.parity.rollouts import Metadata, Rollouts, ScorerInfo
+from ckptcheck import rollouts
+from ckptcheck.rollouts import Metadata, Rollouts, ScorerInfo
+from ckptcheck.rollouts.metrics import compute_metrics
 from tests.benchmarks.figures import line
 from tests.benchmarks.headers import ROOT
 
@@ -102,8 +102,8 @@ PROGRAM = (
     "import json, sys, time\n"
     "from pathlib import Path\n"
     "from ckptcheck.linter.rule_loader import load_rules\n"
-    "from ckptcheck.parity import rollouts\n"
-    "from ckptcheck.parity.rollout_evidence import RolloutEvidence\n"
+    "from ckptcheck.rollouts import rollouts\n"
+    "from ckptcheck.rollouts.rollout_evidence import RolloutEvidence\n"
     "from ckptcheck.linter.runner import run_rules\n"
     "rules = load_rules()\n"
     "import numpy\n"

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.refit.sync import send_weights
-from ckptcheck.runtime.engines.vllm import VllmEngine, VllmOptions
-from ckptcheck.runtime.environments.interpreter import find_interpreter
-from ckptcheck.runtime.process.exchange import TensorExchange
-from ckptcheck.runtime.trainers.transformers import start_transformers
+from ckptcheck.live.refit.sync import send_weights
+from ckptcheck.live.runtime.engines.vllm import VllmEngine, VllmOptions
+from ckptcheck.live.runtime.environments.interpreter import find_interpreter
+from ckptcheck.live.runtime.process.exchange import TensorExchange
+from ckptcheck.live.runtime.trainers.transformers import start_transformers
 from tests.benchmarks.figures import line
 from tests.benchmarks.headers import ROOT
 
@@ -32,7 +32,7 @@ def digests() -> None:
     """Digest half a gigabyte, in tensors as models have them, and sum the same words."""
     import torch
 
-    from ckptcheck.runtime.worker.ckptcheck_worker.digest import digest
+    from ckptcheck.live.runtime.worker.ckptcheck_worker.digest import digest
 
     weights = [torch.randn(1536, 2048) for _ in range(SIZE // (4 * 1536 * 2048))]
     whole = sum(weight.nbytes for weight in weights)

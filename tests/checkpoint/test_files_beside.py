@@ -15,11 +15,11 @@ from safetensors.numpy import save_file
 from ckptcheck.checkpoint.files_beside import copy_files_beside
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.parity.attribution.config_diff import link_checkpoint
-from ckptcheck.refit.conformance.weights import write_checkpoint
-from ckptcheck.refit.draft_weights import DraftWeights
-from ckptcheck.refit.source import open_source
-from ckptcheck.runtime.trainers.remote import RemoteTrainer
+from ckptcheck.live.conformance.weights import write_checkpoint
+from ckptcheck.live.experiments.attribution.config_diff import link_checkpoint
+from ckptcheck.live.refit.draft_weights import DraftWeights
+from ckptcheck.live.refit.source import open_source
+from ckptcheck.live.runtime.trainers.remote import RemoteTrainer
 from tests.factories.checkpoint_cases import MEGATRON
 
 
@@ -105,7 +105,7 @@ def test_a_checkpoint_of_links_has_none_that_leads_out(tmp_path: Path, source: P
 
 
 def test_no_measurement_is_written_through_a_link(tmp_path: Path) -> None:
-    from ckptcheck.parity.matrix.measurement_log import MeasurementLog
+    from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
 
     log = tmp_path / "log.jsonl"
     log.symlink_to("elsewhere.jsonl")

@@ -28,7 +28,7 @@ from ckptcheck.checkpoint.header import FIRST_READ
 from ckptcheck.checkpoint.hub import Repository
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError, EvidenceError
-from ckptcheck.linter.reporters import FORMATS, render
+from ckptcheck.reporters import FORMATS, render
 from tests.doubles.hub_server import HubServer, Way
 from tests.limited_child import run_limited
 

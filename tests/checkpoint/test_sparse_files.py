@@ -10,8 +10,8 @@ import pytest
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.linter.rule import Skip
-from ckptcheck.runtime import dry_loading
-from ckptcheck.runtime.dry_loading import copy_without_values
+from ckptcheck.live.runtime import dry_loading
+from ckptcheck.live.runtime.dry_loading import copy_without_values
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.limited_child import run_limited
 

@@ -14,8 +14,8 @@ import pytest
 from ckptcheck.checkpoint import hub_requests
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError, EvidenceError
-from ckptcheck.runtime.servers import client
-from ckptcheck.runtime.servers.client import ServerClient
+from ckptcheck.live.runtime.servers import client
+from ckptcheck.live.runtime.servers.client import ServerClient
 
 LONG = 60.0
 """Seconds within which a client has given up; its own limits are a second here."""

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 
 from ckptcheck.linter.report import Reports
-from ckptcheck.linter.reporters import ReportFormat
+from ckptcheck.reporters import ReportFormat
 from tests.factories.command_line import SCHEMA, run
 
 

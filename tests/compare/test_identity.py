@@ -19,7 +19,7 @@ from ckptcheck.checkpoint.open import open_target
 from ckptcheck.compare import layout_sums
 from ckptcheck.compare.identity import Identity, TensorIdentity, compute_root, identify_checkpoint
 from ckptcheck.errors import EvidenceError
-from ckptcheck.runtime.worker.ckptcheck_worker.shard_digest import format_sums
+from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import format_sums
 from ckptcheck.values import value_pass
 from ckptcheck.values.shard_digest import sum_bytes
 from tests.factories.checkpoint_cases import CHECKPOINTS

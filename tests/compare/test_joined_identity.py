@@ -15,14 +15,14 @@ from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.weights import is_weight
 from ckptcheck.checkpoint.open import open_checkpoint, open_target
 from ckptcheck.errors import EvidenceError
-from ckptcheck.refit.joined_weights import split_joined_weights
-from ckptcheck.refit.weight_identity import identify_engine, identify_trainer, list_weight_parts
-from ckptcheck.runtime.engines import codec
-from ckptcheck.runtime.engines.base import TensorDigest
-from ckptcheck.runtime.trainers.base import ShardDigest, Weight
-from ckptcheck.runtime.worker.ckptcheck_worker.inventory import sum_parts
-from ckptcheck.runtime.worker.ckptcheck_worker.shard_digest import sum_pieces
-from ckptcheck.runtime.worker.ckptcheck_worker.shard_digest import sum_shard as sum_torch
+from ckptcheck.live.refit.joined_weights import split_joined_weights
+from ckptcheck.live.refit.weight_identity import identify_engine, identify_trainer, list_weight_parts
+from ckptcheck.live.runtime.engines import codec
+from ckptcheck.live.runtime.engines.base import TensorDigest
+from ckptcheck.live.runtime.trainers.base import ShardDigest, Weight
+from ckptcheck.live.runtime.worker.ckptcheck_worker.inventory import sum_parts
+from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import sum_pieces
+from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import sum_shard as sum_torch
 from ckptcheck.watch.set_identity import SetIdentity
 from tests.factories.identities import list_differences
 from tests.paths import ROOT

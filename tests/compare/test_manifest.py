@@ -19,10 +19,10 @@ from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.compare import manifest
 from ckptcheck.compare.verification import verify_manifest
-from ckptcheck.compare.verification_picture import draw_verification
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
+from ckptcheck.reporters.pictures.verification import draw_verification
 from tests.factories.checkpoint_cases import CHECKPOINTS, edit_tensors
 
 

@@ -24,16 +24,16 @@ from ckptcheck.compare.signatures.sign import MANIFEST_NAME
 from ckptcheck.compare.signatures.signature_check import _list_left_out
 from ckptcheck.errors import CkptcheckError, EvidenceError, UsageError
 from ckptcheck.linter.report import Report
-from ckptcheck.refit.running_servers import attach as attaching
-from ckptcheck.refit.running_servers import probe
-from ckptcheck.refit.running_servers.trace import ServerState
-from ckptcheck.runtime.trainers import registry
+from ckptcheck.live.refit.running_servers import attach as attaching
+from ckptcheck.live.refit.running_servers import probe
+from ckptcheck.live.refit.running_servers.trace import ServerState
+from ckptcheck.live.runtime.trainers import registry
 from tests.compare.test_identity import load_all
 from tests.doubles.junk_server import JunkServer, sglang, vllm
 from tests.factories.attached_servers import INFO, SOUND
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.signatures import NEEDED, restate, sign_with_model_signing, write_certificate, write_key
-from tests.refit.running_servers.test_attach import summing, with_extension
+from tests.live.refit.running_servers.test_attach import summing, with_extension
 
 model_signing = pytest.importorskip("model_signing", reason=NEEDED)
 SHARD = "model-00002-of-00003.safetensors"

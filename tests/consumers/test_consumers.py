@@ -20,7 +20,7 @@ from tests.conftest import needs
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.paths import ROOT
 
-SCHEMA = ROOT / "ckptcheck/linter/reporters/report.schema.json"
+SCHEMA = ROOT / "ckptcheck/reporters/report.schema.json"
 EVERYBODY = ("vllm", "sglang", "transformers", "compressed-tensors", "slime")
 
 

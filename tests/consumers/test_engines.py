@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.runtime.environments.interpreter import find_interpreter
+from ckptcheck.live.runtime.environments.interpreter import find_interpreter
 from tests.consumers.compare import ask, differences
 from tests.consumers.questions import questions
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ckptcheck.consumers.undeclared_method import read_by_sglang, read_by_vllm
-from ckptcheck.runtime.environments.interpreter import find_interpreter
+from ckptcheck.live.runtime.environments.interpreter import find_interpreter
 from tests.conftest import needs_engine
 from tests.factories.checkpoint_cases import CHECKPOINTS
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.runtime.engines.base import (
+from ckptcheck.live.runtime.engines.base import (
     Arrival,
     Bucket,
     EngineInfo,
@@ -15,8 +15,8 @@ from ckptcheck.runtime.engines.base import (
     SequenceScores,
     UpdateResult,
 )
-from ckptcheck.runtime.engines.digest import digest
-from ckptcheck.runtime.engines.transports import Transport
+from ckptcheck.live.runtime.engines.digest import digest
+from ckptcheck.live.runtime.engines.transports import Transport
 from tests.doubles import fake_model as model
 from tests.doubles.fake_fault import Fault
 from tests.doubles.fake_memory import SCRATCH, FakeMemory

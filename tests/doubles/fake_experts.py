@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.runtime.engines.base import ExpertSlots
-from ckptcheck.runtime.engines.digest import digest
+from ckptcheck.live.runtime.engines.base import ExpertSlots
+from ckptcheck.live.runtime.engines.digest import digest
 from tests.doubles import fake_model as model
 from tests.doubles.fake_engine import ReceivingEngine
 from tests.doubles.fake_fault import Fault

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ckptcheck.runtime.engines.base import Bucket, UpdateResult
-from ckptcheck.runtime.process.errors import RemoteError
+from ckptcheck.live.runtime.engines.base import Bucket, UpdateResult
+from ckptcheck.live.runtime.process.errors import RemoteError
 from tests.doubles import fake_model as model
 from tests.doubles.fake_engine import FakeEngine
 

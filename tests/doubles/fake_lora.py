@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
-from ckptcheck.runtime.engines.base import EngineInfo, SequenceScores, TensorDigest, TensorDigests
-from ckptcheck.runtime.process.errors import RemoteError
+from ckptcheck.live.runtime.engines.base import EngineInfo, SequenceScores, TensorDigest, TensorDigests
+from ckptcheck.live.runtime.process.errors import RemoteError
 
 AdapterFault = Literal[
     "unapplied",  # requests with an adapter get the base model

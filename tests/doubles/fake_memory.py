@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.runtime.engines.base import (
+from ckptcheck.live.runtime.engines.base import (
     HostScalars,
     Kind,
     ScrambleResult,
@@ -16,8 +16,8 @@ from ckptcheck.runtime.engines.base import (
     UnwrittenElements,
     WeightPart,
 )
-from ckptcheck.runtime.engines.digest import digest
-from ckptcheck.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
+from ckptcheck.live.runtime.engines.digest import digest
+from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
 from tests.doubles import fake_model as model
 from tests.doubles.fake_fault import Fault, FaultKind
 

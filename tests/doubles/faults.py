@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ckptcheck.runtime.engines.remote import RemoteEngine
-from ckptcheck.runtime.engines.sglang import SglangEngine
-from ckptcheck.runtime.engines.vllm import VllmEngine
+from ckptcheck.live.runtime.engines.remote import RemoteEngine
+from ckptcheck.live.runtime.engines.sglang import SglangEngine
+from ckptcheck.live.runtime.engines.vllm import VllmEngine
 from tests.paths import DOUBLES
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptcheck.preflight.this_machine import Probe
+from ckptcheck.jobs.this_machine import Probe
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import json  # noqa: E402
 
 from safetensors.numpy import load, load_file  # noqa: E402
 
-from ckptcheck.runtime.engines.base import Bucket, WeightPart  # noqa: E402
+from ckptcheck.live.runtime.engines.base import Bucket, WeightPart  # noqa: E402
 from tests.doubles.fake_engine import FakeEngine  # noqa: E402
 from tests.doubles.fake_fault import Fault  # noqa: E402
 from tests.doubles.stand_in_faults import faulty  # noqa: E402

@@ -13,7 +13,7 @@ sys.path.append(str(ROOT))
 import numpy as np  # noqa: E402
 from safetensors.numpy import load_file, save, save_file  # noqa: E402
 
-from ckptcheck.runtime.engines.digest import digest  # noqa: E402
+from ckptcheck.live.runtime.engines.digest import digest  # noqa: E402
 from ckptcheck.values.shard_digest import sum_shard  # noqa: E402
 from tests.doubles.fake_engine import FakeEngine  # noqa: E402
 from tests.doubles.stand_in_faults import faulty, note  # noqa: E402

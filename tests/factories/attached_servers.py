@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from ckptcheck.refit.running_servers.trace import ServerEvidence, ServerState, UpdateTrial
-from ckptcheck.runtime.engines.base import SequenceScores
-from ckptcheck.runtime.servers.base import EMPTY_CHECKSUMS, ServerInfo, ServerUpdateResult
-from ckptcheck.runtime.servers.layout import ServerLayout
-from ckptcheck.runtime.trainers.base import TrainerInfo
+from ckptcheck.live.refit.running_servers.trace import ServerEvidence, ServerState, UpdateTrial
+from ckptcheck.live.runtime.engines.base import SequenceScores
+from ckptcheck.live.runtime.servers.base import EMPTY_CHECKSUMS, ServerInfo, ServerUpdateResult
+from ckptcheck.live.runtime.servers.layout import ServerLayout
+from ckptcheck.live.runtime.trainers.base import TrainerInfo
 from tests.factories.case_table import CaseTable, StrictTable
 
 NAMES = (

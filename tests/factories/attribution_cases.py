@@ -8,12 +8,12 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from ckptcheck.parity.attribution.backend import NotAvailable
-from ckptcheck.parity.attribution.change import EngineChange, TrainerChange
-from ckptcheck.parity.attribution.experiments import EXPERIMENTS
-from ckptcheck.parity.attribution.search import run_search
-from ckptcheck.parity.attribution.trace import Attribution
-from ckptcheck.parity.rollouts import Metadata, Rollout, Rollouts, SamplingInfo, ScorerInfo, build_rollouts
+from ckptcheck.live.experiments.attribution.backend import NotAvailable
+from ckptcheck.live.experiments.attribution.change import EngineChange, TrainerChange
+from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
+from ckptcheck.live.experiments.attribution.search import run_search
+from ckptcheck.live.experiments.attribution.trace import Attribution
+from ckptcheck.rollouts import Metadata, Rollout, Rollouts, SamplingInfo, ScorerInfo, build_rollouts
 from tests.factories.case_table import CaseTable, StrictTable
 
 SEQUENCES, PROMPT, TOKENS = 4, 4, 40

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.paths import ROOT
 
-SCHEMA = json.loads((ROOT / "ckptcheck/linter/reporters/report.schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((ROOT / "ckptcheck/reporters/report.schema.json").read_text(encoding="utf-8"))
 RULE = '''"""Every model is called Bob.
 
 ## What it checks

@@ -17,7 +17,7 @@ from ckptcheck.linter import rule_loader
 
 PRELOADED = (
     "ckptcheck.cli.app", "ckptcheck.api", "ckptcheck.scanning", "ckptcheck.values.value_pass",
-    "ckptcheck.linter.reporters.text", "numpy", "rich.progress",
+    "ckptcheck.reporters.text", "numpy", "rich.progress",
 )  # fmt: skip
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from ckptcheck.refit.conformance.faults import FaultKind
-from ckptcheck.refit.conformance.outcome import Answer, Outcome
-from ckptcheck.refit.conformance.trace import ConformanceTrace
+from ckptcheck.live.conformance.faults import FaultKind
+from ckptcheck.live.conformance.outcome import Answer, Outcome
+from ckptcheck.live.conformance.trace import ConformanceTrace
 from tests.factories.case_table import CaseTable, StrictTable
 
 

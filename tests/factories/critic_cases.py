@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ckptcheck.parity.critic import CriticComparison, MegatronRun
+from ckptcheck.live.experiments.critic import CriticComparison, MegatronRun
 from tests.factories.case_table import CaseTable
 
 VALUES = (0.5, -1.0, 0.25, 0.001, 0.75, -0.3)

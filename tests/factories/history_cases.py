@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from ckptcheck.consumers.engine_tensors import find_source_tensors
-from ckptcheck.refit.history.held_against import ResponseVersions, SavedWeights
-from ckptcheck.refit.history.history import History, open_history
-from ckptcheck.refit.history.record import ProbeRecord, Record, SyncRecord
+from ckptcheck.runs.history.held_against import ResponseVersions, SavedWeights
+from ckptcheck.runs.history.history import History, open_history
+from ckptcheck.runs.history.record import ProbeRecord, Record, SyncRecord
 from tests.factories.case_table import CaseTable, StrictTable
 
 LAYERS = 3

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ckptcheck.preflight.job import Job
-from ckptcheck.preflight.open_job import open_job
+from ckptcheck.jobs.job import Job
+from ckptcheck.jobs.open_job import open_job
 from tests.doubles.machine import build_probe
 from tests.factories.checkpoint_cases import CheckpointChanges, write_checkpoint
 

@@ -13,11 +13,11 @@ import numpy as np
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.refit.settings import TrialSettings
-from ckptcheck.refit.trial import RefitTrial
-from ckptcheck.runtime.engines.base import Bucket, Engine, UpdateResult
-from ckptcheck.runtime.engines.sampling import InflightResult
-from ckptcheck.runtime.process.exchange import TensorExchange
+from ckptcheck.live.refit.settings import TrialSettings
+from ckptcheck.live.refit.trial import RefitTrial
+from ckptcheck.live.runtime.engines.base import Bucket, Engine, UpdateResult
+from ckptcheck.live.runtime.engines.sampling import InflightResult
+from ckptcheck.live.runtime.process.exchange import TensorExchange
 from tests.factories import sent_buckets
 from tests.factories.refit_cases import FakeTrainer
 

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from ckptcheck.compare.activations.points import PARTS, execution_order
-from ckptcheck.parity.localize.dumps import compare_ranks
-from ckptcheck.parity.localize.dumps.names import AttentionShape
-from ckptcheck.parity.localize.dumps.rank import RankDump
-from ckptcheck.parity.localize.localization import Localization
+from ckptcheck.live.localize.dumps import compare_ranks
+from ckptcheck.live.localize.dumps.names import AttentionShape
+from ckptcheck.live.localize.dumps.rank import RankDump
+from ckptcheck.live.localize.localization import Localization
 from tests.factories.case_table import CaseTable, StrictTable
 
 TOKENS, LAYERS = 12, 3

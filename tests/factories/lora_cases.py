@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ckptcheck.refit.lora.trace import LoraTrace
-from ckptcheck.refit.lora.trial import LoraEngine, LoraTrial
+from ckptcheck.live.refit.lora.trace import LoraTrace
+from ckptcheck.live.refit.lora.trial import LoraEngine, LoraTrial
 from tests.doubles.fake_lora import AdapterFault, FakeLoraEngine
 from tests.factories.case_table import CaseTable
 

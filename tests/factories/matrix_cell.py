@@ -18,18 +18,18 @@ from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.refit.settings import TrialSettings
-from ckptcheck.refit.tokenizer import TrialTokenizer
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.trial import RefitTrial
-from ckptcheck.runtime.engines import registry
-from ckptcheck.runtime.environments.interpreter import find_interpreter
-from ckptcheck.runtime.process.exchange import TensorExchange
-from ckptcheck.runtime.trainers.layout import ParallelLayout
-from ckptcheck.runtime.trainers.megatron import start_megatron
-from ckptcheck.runtime.trainers.quantized import QuantizedTrainer
-from ckptcheck.runtime.trainers.schemes import DEFAULT_IGNORE, build_scheme
-from ckptcheck.runtime.trainers.transformers import start_transformers
+from ckptcheck.live.refit.settings import TrialSettings
+from ckptcheck.live.refit.tokenizer import TrialTokenizer
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.trial import RefitTrial
+from ckptcheck.live.runtime.engines import registry
+from ckptcheck.live.runtime.environments.interpreter import find_interpreter
+from ckptcheck.live.runtime.process.exchange import TensorExchange
+from ckptcheck.live.runtime.trainers.layout import ParallelLayout
+from ckptcheck.live.runtime.trainers.megatron import start_megatron
+from ckptcheck.live.runtime.trainers.quantized import QuantizedTrainer
+from ckptcheck.live.runtime.trainers.schemes import DEFAULT_IGNORE, build_scheme
+from ckptcheck.live.runtime.trainers.transformers import start_transformers
 
 RULES = [rule for rule in rule_loader.load_rules() if rule.on == "refit"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from ckptcheck.parity.gap_summary import GapSummary
-from ckptcheck.parity.matrix.cells import Cell
-from ckptcheck.parity.matrix.trace import MatrixTrace
-from ckptcheck.parity.thresholds import Thresholds
+from ckptcheck.live.experiments.matrix.cells import Cell
+from ckptcheck.live.experiments.matrix.trace import MatrixTrace
+from ckptcheck.rollouts.gap_summary import GapSummary
+from ckptcheck.rollouts.thresholds import Thresholds
 from tests.factories.case_table import CaseTable
 
 

@@ -11,16 +11,16 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
-from ckptcheck.parity.metrics.noise_floor import NoiseFloor
-from ckptcheck.parity.metrics.sampling_distribution import processed
-from ckptcheck.parity.probes.environment import EngineSetup, ProbeEnvironment
-from ckptcheck.parity.probes.registry import select_probes
-from ckptcheck.parity.probes.runner import run_probes
-from ckptcheck.parity.probes.trace import ProbeTrace
-from ckptcheck.runtime.engines.base import Engine
-from ckptcheck.runtime.engines.engine_options import Switches
-from ckptcheck.runtime.engines.sampling import Sampling
-from ckptcheck.runtime.trainers.base import Trainer
+from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment
+from ckptcheck.live.experiments.probes.registry import select_probes
+from ckptcheck.live.experiments.probes.runner import run_probes
+from ckptcheck.live.experiments.probes.trace import ProbeTrace
+from ckptcheck.live.runtime.engines.base import Engine
+from ckptcheck.live.runtime.engines.engine_options import Switches
+from ckptcheck.live.runtime.engines.sampling import Sampling
+from ckptcheck.live.runtime.trainers.base import Trainer
+from ckptcheck.rollouts.metrics.noise_floor import NoiseFloor
+from ckptcheck.rollouts.metrics.sampling_distribution import processed
 from tests.doubles import fake_model as model
 from tests.doubles.fake_serving import EXPERTS, FakeServing
 from tests.factories.case_table import CaseTable

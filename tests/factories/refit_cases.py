@@ -14,17 +14,17 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.refit.draft_weights import DraftWeights, find_draft_folder
-from ckptcheck.refit.first_step import FirstStep
-from ckptcheck.refit.settings import TrialSettings
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.trial import RefitTrial
-from ckptcheck.refit.trial_phases import Log
-from ckptcheck.runtime.engines.base import Bucket, Engine
-from ckptcheck.runtime.engines.digest import digest
-from ckptcheck.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
-from ckptcheck.runtime.process.errors import RemoteError
-from ckptcheck.runtime.trainers.base import OptimizerStep, ShardDigest, TrainerInfo, UnlikeReplicas, Weight
+from ckptcheck.live.refit.draft_weights import DraftWeights, find_draft_folder
+from ckptcheck.live.refit.first_step import FirstStep
+from ckptcheck.live.refit.settings import TrialSettings
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.trial import RefitTrial
+from ckptcheck.live.refit.trial_phases import Log
+from ckptcheck.live.runtime.engines.base import Bucket, Engine
+from ckptcheck.live.runtime.engines.digest import digest
+from ckptcheck.live.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
+from ckptcheck.live.runtime.process.errors import RemoteError
+from ckptcheck.live.runtime.trainers.base import OptimizerStep, ShardDigest, TrainerInfo, UnlikeReplicas, Weight
 from ckptcheck.values.shard_digest import sum_shard
 from tests.doubles import fake_model as model
 from tests.doubles.fake_engine import FakeEngine, ReceivingEngine

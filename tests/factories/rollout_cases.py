@@ -9,19 +9,19 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from ckptcheck.parity.expert_layout import ExpertLayout
-from ckptcheck.parity.labelled_weights import list_labelled_weights
-from ckptcheck.parity.metrics.noise_floor import NoiseFloor
-from ckptcheck.parity.prompts import PromptTokenizer
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
-from ckptcheck.parity.rollouts import Metadata, Rollout, Rollouts, build_rollouts
-from ckptcheck.parity.rollouts.validation import find_defects
-from ckptcheck.parity.run_comparison import RunComparison
-from ckptcheck.parity.sampling_checkpoint import SamplingCheckpoint
-from ckptcheck.parity.series import RolloutSeries
-from ckptcheck.parity.series_member import SeriesMember
-from ckptcheck.parity.thresholds import Thresholds
-from ckptcheck.refit.history.record import SCHEMA, SyncRecord
+from ckptcheck.rollouts import Metadata, Rollout, Rollouts, build_rollouts
+from ckptcheck.rollouts.expert_layout import ExpertLayout
+from ckptcheck.rollouts.labelled_weights import list_labelled_weights
+from ckptcheck.rollouts.metrics.noise_floor import NoiseFloor
+from ckptcheck.rollouts.prompts import PromptTokenizer
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.run_comparison import RunComparison
+from ckptcheck.rollouts.sampling_checkpoint import SamplingCheckpoint
+from ckptcheck.rollouts.series import RolloutSeries
+from ckptcheck.rollouts.series_member import SeriesMember
+from ckptcheck.rollouts.thresholds import Thresholds
+from ckptcheck.rollouts.validation import find_defects
+from ckptcheck.runs.history.record import SCHEMA, SyncRecord
 from tests.factories.case_table import CaseTable, StrictTable
 
 

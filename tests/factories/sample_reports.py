@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from jsonschema import Draft4Validator, Draft202012Validator
 
-import ckptcheck.linter.reporters
+import ckptcheck.reporters
 from ckptcheck.linter.report import Report, Section
-from ckptcheck.linter.reporters import render
 from ckptcheck.linter.rule import Finding, Rule
+from ckptcheck.reporters import render
 from tests.paths import DATA
 
 FORM = Draft202012Validator(
-    json.loads(Path(ckptcheck.linter.reporters.__file__).with_name("report.schema.json").read_text(encoding="utf-8"))
+    json.loads(Path(ckptcheck.reporters.__file__).with_name("report.schema.json").read_text(encoding="utf-8"))
 )
 SARIF_FILE = DATA / "sarif-schema-2.1.0.json"
 SARIF = Draft4Validator(json.loads(SARIF_FILE.read_text(encoding="utf-8")))

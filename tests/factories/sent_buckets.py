@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from ckptcheck.runtime.engines.base import Bucket
-from ckptcheck.runtime.process.exchange import TensorExchange
+from ckptcheck.live.runtime.engines.base import Bucket
+from ckptcheck.live.runtime.process.exchange import TensorExchange
 
 DTYPES = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64"}
 

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from ckptcheck.compare.identity import TensorIdentity, compute_root
-from ckptcheck.saves.find_saves import read_step
-from ckptcheck.saves.save import FileRecord, Save, TensorRecord, UnlikeCopy
-from ckptcheck.saves.save_series import SaveSeries
-from ckptcheck.saves.strand import Strand
+from ckptcheck.runs.saves.find_saves import read_step
+from ckptcheck.runs.saves.save import FileRecord, Save, TensorRecord, UnlikeCopy
+from ckptcheck.runs.saves.save_series import SaveSeries
+from ckptcheck.runs.saves.strand import Strand
 from tests.factories.case_table import CaseTable, StrictTable
 
 LAYERS = 4

@@ -13,7 +13,7 @@ from ckptcheck.linter.evidence import Evidence
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.requested_pictures import ask_for_pictures
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.parity.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from tests.factories.attached_servers import NAMES, build_servers
 from tests.factories.attribution_cases import build_attribution
 from tests.factories.checkpoint_cases import CHECKPOINTS

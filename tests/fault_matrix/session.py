@@ -29,18 +29,18 @@ from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.refit.settings import TrialSettings
-from ckptcheck.refit.tokenizer import TrialTokenizer
-from ckptcheck.refit.trace import RefitTrace
-from ckptcheck.refit.trial import RefitTrial
-from ckptcheck.runtime.engines import registry
-from ckptcheck.runtime.engines.base import Bucket
-from ckptcheck.runtime.engines.sglang import SglangEngine
-from ckptcheck.runtime.engines.vllm import VllmEngine
-from ckptcheck.runtime.process.exchange import TensorExchange
-from ckptcheck.runtime.trainers import megatron
-from ckptcheck.runtime.trainers.layout import ParallelLayout
-from ckptcheck.runtime.trainers.transformers import start_transformers
+from ckptcheck.live.refit.settings import TrialSettings
+from ckptcheck.live.refit.tokenizer import TrialTokenizer
+from ckptcheck.live.refit.trace import RefitTrace
+from ckptcheck.live.refit.trial import RefitTrial
+from ckptcheck.live.runtime.engines import registry
+from ckptcheck.live.runtime.engines.base import Bucket
+from ckptcheck.live.runtime.engines.sglang import SglangEngine
+from ckptcheck.live.runtime.engines.vllm import VllmEngine
+from ckptcheck.live.runtime.process.exchange import TensorExchange
+from ckptcheck.live.runtime.trainers import megatron
+from ckptcheck.live.runtime.trainers.layout import ParallelLayout
+from ckptcheck.live.runtime.trainers.transformers import start_transformers
 from tests.fault_matrix.fault import Fault
 
 RULES = [rule for rule in rule_loader.load_rules() if rule.on == "refit"]
@@ -187,7 +187,7 @@ class FaultSession:
             self._load(self._cold, self._folder / f"sound{step}")
 
     def _sequences(self) -> list[tuple[int, ...]]:
-        from ckptcheck.refit.scoring_inputs import ScoringInputs
+        from ckptcheck.live.refit.scoring_inputs import ScoringInputs
 
         rows = self._source.tensors[str(self._source.components.embedding)].shape[0]
         decode = SETTINGS["decode"]

@@ -18,17 +18,17 @@ from typing import Any
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.compare.manifest import read_manifest
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.gate.gate_file import read_gate_request
 from ckptcheck.linter.baseline import read_baseline
 from ckptcheck.linter.rule import Rule
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.linter.settings import load_settings
 from ckptcheck.linter.stored_report import load_report
-from ckptcheck.parity.metrics.noise_floor import read_noise_floor
-from ckptcheck.parity.prompts import read_prompts_file
-from ckptcheck.parity.rollouts import read_rollouts
-from ckptcheck.parity.rollouts.convert import convert
-from ckptcheck.refit.history.history import open_history
+from ckptcheck.live.gate.gate_file import read_gate_request
+from ckptcheck.rollouts import read_rollouts
+from ckptcheck.rollouts.convert import convert
+from ckptcheck.rollouts.metrics.noise_floor import read_noise_floor
+from ckptcheck.rollouts.prompts import read_prompts_file
+from ckptcheck.runs.history.history import open_history
 from tests.factories.history_cases import build_history
 from tests.fuzz import CHECKPOINTS, RULES, damaged, draft, mutate, random_text, written
 from tests.fuzzing.batches import copy_flat
@@ -178,7 +178,7 @@ def _rollouts() -> dict[str, bytes]:
 
 def measure(path: Path) -> None:
     """Read rollouts of our own and compute their metrics."""
-    from ckptcheck.parity.metrics.logprob_metrics import compute_metrics
+    from ckptcheck.rollouts.metrics.logprob_metrics import compute_metrics
 
     rollouts = read_rollouts(path)
     if not rollouts.defects and {"engine_logprobs", "trainer_logprobs"} <= rollouts.columns.keys():

@@ -30,9 +30,9 @@ from ckptcheck.compare.signatures.keys import SigningKey, TrustedSigner
 from ckptcheck.compare.signatures.sign import sign_folder
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.reporters import text
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.saves.open_series import open_series
+from ckptcheck.reporters import text
+from ckptcheck.runs.saves.open_series import open_series
 from tests.factories import saved_runs
 from tests.factories.lineage_cases import build_manifest
 from tests.factories.signatures import write_key

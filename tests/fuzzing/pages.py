@@ -11,9 +11,9 @@ from typing import Any
 
 from ckptcheck import api
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.linter.reporters.html.saved_reports import render_saved_reports
 from ckptcheck.linter.stored_pictures import picture_to_json
 from ckptcheck.linter.stored_report import WITH_PICTURES
+from ckptcheck.reporters.html.saved_reports import render_saved_reports
 from tests.factories.pictures import PICTURES
 from tests.fuzz import CHECKPOINTS
 from tests.fuzzing.kept_files import change_form

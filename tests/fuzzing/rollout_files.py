@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.parity.rollouts import read_rollouts, write_rollouts
-from ckptcheck.parity.rollouts.convert import convert
+from ckptcheck.rollouts import read_rollouts, write_rollouts
+from ckptcheck.rollouts.convert import convert
 from tests.fuzz import damaged, draft, mutate, written
 from tests.fuzzing.documents import ROLLOUTS, measure
 from tests.fuzzing.megatron import change_pickle

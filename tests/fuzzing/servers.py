@@ -20,8 +20,8 @@ from unittest import mock
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.refit.running_servers.attach import AttachOptions, attach_to_servers
-from ckptcheck.runtime.servers.client import ServerClient
+from ckptcheck.live.refit.running_servers.attach import AttachOptions, attach_to_servers
+from ckptcheck.live.runtime.servers.client import ServerClient
 from tests.doubles import hub_server
 from tests.doubles.junk_server import sglang, vllm
 from tests.fuzz import CHECKPOINTS, damaged

@@ -12,13 +12,13 @@ import pytest
 from ckptcheck import CkptcheckError, api
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, NoPicture, Picture, Series, SmallMultiples
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.reporters import render
-from ckptcheck.linter.reporters.html import limit_cells, overview, tables
-from ckptcheck.linter.reporters.html.page import render_page
-from ckptcheck.linter.reporters.html.saved_reports import render_saved_reports
 from ckptcheck.linter.requested_pictures import ask_for_pictures
 from ckptcheck.linter.stored_pictures import load_picture, picture_to_json
 from ckptcheck.linter.stored_report import read_reports
+from ckptcheck.reporters import render
+from ckptcheck.reporters.html import limit_cells, overview, tables
+from ckptcheck.reporters.html.page import render_page
+from ckptcheck.reporters.html.saved_reports import render_saved_reports
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.pictures import DRAWN, PICTURES
 from tests.factories.sample_reports import FOUND
@@ -132,7 +132,7 @@ def test_the_sentence_of_a_clean_report_is_saved_with_its_pictures(tmp_path: Pat
 
 
 def test_reports_of_one_run_are_drawn_side_by_side() -> None:
-    from ckptcheck.linter.reporters.html.overview import draw_overview
+    from ckptcheck.reporters.html.overview import draw_overview
 
     assert draw_overview([DRAWN]) == ()
     multiples = [picture for picture in draw_overview([DRAWN, FOUND, DRAWN]) if isinstance(picture, SmallMultiples)]
@@ -141,7 +141,7 @@ def test_reports_of_one_run_are_drawn_side_by_side() -> None:
 
 
 def test_rules_by_targets_show_who_found_what() -> None:
-    from ckptcheck.linter.reporters.html.overview import draw_overview
+    from ckptcheck.reporters.html.overview import draw_overview
 
     passed = replace(
         DRAWN, findings=(), passed=("VAL001",), skipped=(("VAL002", "not read"),), crashed=(("VAL003", "odd"),)

@@ -12,14 +12,14 @@ import pytest
 from ckptcheck.compare.manifest import read_manifest
 from ckptcheck.compare.signatures.keys import SigningKey, TrustedSigner
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.gate.gate_file import read_gate_request
+from ckptcheck.jobs.document import read_text_file
 from ckptcheck.linter.baseline import read_baseline
 from ckptcheck.linter.settings import load_settings
-from ckptcheck.parity.matrix.measurement_log import MeasurementLog
-from ckptcheck.parity.metrics.noise_floor import read_noise_floor
-from ckptcheck.parity.prompts import read_prompts_file
-from ckptcheck.preflight.document import read_text_file
-from ckptcheck.refit.history.record import read_record
+from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
+from ckptcheck.live.gate.gate_file import read_gate_request
+from ckptcheck.rollouts.metrics.noise_floor import read_noise_floor
+from ckptcheck.rollouts.prompts import read_prompts_file
+from ckptcheck.runs.history.record import read_record
 from ckptcheck.text import file_io
 from ckptcheck.text.file_io import read_regular_file, read_whole_file, real_path
 from tests.limited_child import run_limited

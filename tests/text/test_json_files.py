@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.gate.plan import Call
-from ckptcheck.gate.run_call import _read_kept
-from ckptcheck.parity.prompts import read_prompts_file
-from ckptcheck.refit.lora.live_trial import read_adapter_shape
-from ckptcheck.refit.source import _read_config
-from ckptcheck.runtime.engines.sizing import default_context_len, kv_cache_size
+from ckptcheck.live.gate.plan import Call
+from ckptcheck.live.gate.run_call import _read_kept
+from ckptcheck.live.refit.lora.live_trial import read_adapter_shape
+from ckptcheck.live.refit.source import _read_config
+from ckptcheck.live.runtime.engines.sizing import default_context_len, kv_cache_size
+from ckptcheck.rollouts.prompts import read_prompts_file
 from ckptcheck.text.file_io import read_json_file
 from tests.limited_child import run_limited
 

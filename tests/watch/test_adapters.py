@@ -15,7 +15,7 @@ import pytest
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.rule import Finding
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.refit.history.history import open_history
+from ckptcheck.runs.history.history import open_history
 from ckptcheck.watch import SyncError, SyncWarning, Watch, adapters
 from tests.watch.toy import NAMES, Engine, Trainer
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ckptcheck.refit.history.history import open_history
+from ckptcheck.runs.history.history import open_history
 from ckptcheck.watch import (
     SyncError,
     SyncWarning,

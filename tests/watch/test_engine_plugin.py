@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ckptcheck import api
-from ckptcheck.refit.history.history import open_history
+from ckptcheck.runs.history.history import open_history
 from ckptcheck.watch import SyncWarning, engine_plugin
 from ckptcheck.watch.engine_plugin import ModelSyncs, parse_settings
 from tests.paths import ROOT

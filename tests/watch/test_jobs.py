@@ -12,7 +12,7 @@ from jobs import launch
 
 from ckptcheck import api
 from ckptcheck.linter.rule import Finding
-from ckptcheck.refit.history.history import open_history
+from ckptcheck.runs.history.history import open_history
 from tests.conftest import needs_engine
 from tests.watch.plugin_site import write_plugin_site
 

@@ -10,7 +10,7 @@ import pytest
 
 from ckptcheck import api
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.refit.history.history import open_history
+from ckptcheck.runs.history.history import open_history
 from ckptcheck.watch import Probe, SyncWarning, Watch, fixed_sequences, score_with_transformers
 from tests.conftest import needs
 from tests.watch.toy import Trainer

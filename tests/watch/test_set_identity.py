@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckptcheck import CkptcheckError, identity
-from ckptcheck.refit.history.history import open_history
+from ckptcheck.runs.history.history import open_history
 from ckptcheck.watch import SyncWarning, Watch, digests, module
 from tests.compare.test_identity import join_experts, load_all
 from tests.factories.checkpoint_cases import CHECKPOINTS

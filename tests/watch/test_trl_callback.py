@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ckptcheck.refit.history.history import open_history
-from ckptcheck.refit.history.record import Record, SyncRecord
+from ckptcheck.runs.history.history import open_history
+from ckptcheck.runs.history.record import Record, SyncRecord
 from ckptcheck.watch import SyncWarning, WatchCallback
 from ckptcheck.watch.trl_callback import find_engine
 from tests.watch.toy import NAMES, Engine, Trainer

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from ckptcheck.refit.history import record as record_module
-from ckptcheck.refit.history.history import open_history
-from ckptcheck.refit.history.record import Record, SyncRecord, read_record
+from ckptcheck.runs.history import record as record_module
+from ckptcheck.runs.history.history import open_history
+from ckptcheck.runs.history.record import Record, SyncRecord, read_record
 from ckptcheck.watch import SyncWarning, Watch, engine_plugin
 from ckptcheck.watch.record_claim import claim_record
 from tests.paths import ROOT

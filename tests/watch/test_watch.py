@@ -16,8 +16,8 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.rule import Finding
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.refit.history.history import open_history
-from ckptcheck.runtime.engines.digest import digest
+from ckptcheck.live.runtime.engines.digest import digest
+from ckptcheck.runs.history.history import open_history
 from ckptcheck.watch import SyncError, SyncWarning, Watch, digests, module, servers
 from tests.conftest import needs
 from tests.paths import ROOT

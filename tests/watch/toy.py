@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ckptcheck.runtime.engines.digest import digest
+from ckptcheck.live.runtime.engines.digest import digest
 
 NAMES = [f"model.layers.{layer}.mlp.{part}.weight" for layer in range(3) for part in ("up_proj", "down_proj")]
 

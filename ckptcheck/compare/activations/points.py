@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from ckptcheck.runtime.engines.activations import Activations
+    from ckptcheck.live.runtime.engines.activations import Activations
 
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 """Dtype → distance from 1 to the next larger number."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from ckptcheck.runtime.engines.activations import Activations
+    from ckptcheck.live.runtime.engines.activations import Activations
 
 EXPLAINED = 0.02
 """A relation holds if the norm of what it leaves unexplained is below this share of the norm of the difference."""

@@ -368,7 +368,7 @@ class Comparison(EvidenceDefaults):
 
     def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
         """Return what the HTML report draws: the tensors by layer."""
-        from ckptcheck.compare.matching.comparison_picture import draw_comparison
+        from ckptcheck.reporters.pictures.comparison import draw_comparison
 
         return [("Tensors by layer", partial(draw_comparison, self))]
 

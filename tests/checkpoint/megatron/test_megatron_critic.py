@@ -11,7 +11,7 @@ from ckptcheck.compare.matching.comparison import Comparison
 from ckptcheck.compare.matching.side import open_side
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.runtime.process.client import WorkerClient
+from ckptcheck.live.runtime.process.client import WorkerClient
 from tests.conftest import needs_engine
 from tests.paths import DOUBLES
 

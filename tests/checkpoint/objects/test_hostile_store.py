@@ -10,7 +10,7 @@ import ckptcheck
 from ckptcheck.checkpoint.objects import find
 from ckptcheck.checkpoint.targets import resolve_targets
 from ckptcheck.errors import CkptcheckError, EvidenceError
-from ckptcheck.linter.reporters import render
+from ckptcheck.reporters import render
 from tests.doubles.object_server import ObjectServer
 from tests.paths import FIXTURES
 

@@ -16,8 +16,8 @@ from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.runtime.environments.interpreter import find_interpreter
-from ckptcheck.runtime.process.client import WorkerClient
+from ckptcheck.live.runtime.environments.interpreter import find_interpreter
+from ckptcheck.live.runtime.process.client import WorkerClient
 from tests.conftest import needs
 from tests.factories.checkpoint_cases import ROOT, edit_tensors, read_tensors
 

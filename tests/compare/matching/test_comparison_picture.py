@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from ckptcheck import api
 from ckptcheck.linter.pictures import HeatCell, HeatMap
-from ckptcheck.linter.reporters import render
 from ckptcheck.linter.requested_pictures import ask_for_pictures
+from ckptcheck.reporters import render
 from tests.factories.checkpoint_cases import CHECKPOINTS
 
 TINY = CHECKPOINTS / "tiny-llama"

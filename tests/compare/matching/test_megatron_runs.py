@@ -19,8 +19,8 @@ from ckptcheck.compare.matching.side import open_side
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.runtime.environments.recipe import find_recipe
-from ckptcheck.runtime.environments.store import find_environment
+from ckptcheck.live.runtime.environments.recipe import find_recipe
+from ckptcheck.live.runtime.environments.store import find_environment
 from tests.factories.comparison_cases import read_header
 from tests.factories.identities import list_differences
 from tests.paths import ROOT

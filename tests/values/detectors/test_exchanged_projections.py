@@ -10,11 +10,7 @@ import pytest
 
 from ckptcheck import scan
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.values.detectors.exchanged_projections import (
-    find_exchanged_projections,
-    iter_blocks,
-    measure_agreement,
-)
+from ckptcheck.values.detectors.exchanged_projections import find_exchanged_projections, iter_blocks, measure_agreement
 from ckptcheck.values.value_pass import ValuePass
 
 GATE, UP = "mlp.gate_proj", "mlp.up_proj"

@@ -13,9 +13,7 @@ from ckptcheck.values.detectors.tensor_table import encode_records, tensor_recor
 from ckptcheck.values.sketch import SHARES
 from ckptcheck.values.value_pass import ValuePass
 from tests.factories.checkpoint_cases import CHECKPOINTS
-from tests.factories.value_cases import (
-    read_values,
-)
+from tests.factories.value_cases import read_values
 
 
 def test_stats_are_a_table(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,108 @@
+"""The flags that slime's train.py takes, and which of them a misspelt one may mean.
+
+slime parses its command line with ``ignore_unknown_args``, so that it drops a flag that it does not know without a word. Source:
+``slime/utils/arguments.py`` and ``scripts/`` of THUDM/slime at 624b824.
+"""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+
+from ckptcheck.jobs.framework import split_names
+
+OWN = split_names("""
+    actor_num_gpus_per_node actor_num_nodes advantage_estimator allgather_cp apply_chat_template
+    apply_chat_template_kwargs async_save balance_by_flops balance_data buffer_filter_path calculate_per_token_loss
+    check_weight_update_equal ci_disable_kl_checker ci_load_grad_norm ci_save_grad_norm ci_test
+    ci_train_rollout_logprob_abs_diff_threshold clip_grad colocate custom_advantage_function_path custom_config_path
+    custom_convert_samples_to_train_data_path custom_eval_rollout_log_function_path custom_generate_function_path
+    custom_loss_function_path custom_megatron_before_log_prob_hook_path custom_megatron_before_train_step_hook_path
+    custom_megatron_init_path custom_model_provider_path custom_pg_loss_reducer_function_path
+    custom_reward_post_process_path custom_rm_path custom_rollout_log_function_path custom_tis_function_path
+    custom_update_weight_post_write_path data_pad_size_multiplier data_source_path debug_rollout_only debug_train_only
+    disable_compute_advantages_and_returns disable_grpo_std_normalization disable_rewards_normalization
+    disable_rollout_global_dataset disable_wandb_random_suffix distributed_backend distributed_timeout_minutes
+    dump_details dynamic_sampling_filter_path enable_mtp_training entropy_coef eps_clip eps_clip_c eps_clip_high
+    eval_config eval_function_path eval_input_key eval_interval eval_label_key eval_max_context_len eval_max_prompt_len
+    eval_max_response_len eval_min_new_tokens eval_prompt_data eval_reward_key eval_temperature eval_tool_key eval_top_k
+    eval_top_p fetch_trajectory_retry_times freeze_indexer freeze_params_name_list gamma get_mismatch_metrics
+    global_batch_size group_rm hf_checkpoint http_proxy input_key keep_old_actor kl_coef kl_loss_coef kl_loss_type
+    label_key lambd load load_debug_rollout_data load_debug_rollout_data_subsample load_forge_rollout_data
+    log_correct_samples log_multi_turn log_passrate log_probs_chunk_size log_probs_max_tokens_per_gpu
+    log_reward_category loss_mask_type loss_type lr mask_offpolicy_in_partial_rollout max_tokens_per_gpu
+    megatron_config_path megatron_deepgemm_forward_layers megatron_deepgemm_forward_modules
+    megatron_deepgemm_moe_forward_layers megatron_deepgemm_moe_forward_modules memory_recorder memory_snapshot_dir
+    memory_snapshot_num_steps metadata_key micro_batch_size min_batch_collection_ratio model_name
+    mtp_loss_scaling_factor mtp_num_layers multimodal_keys n_samples_per_eval_prompt n_samples_per_prompt no_save_optim
+    normalize_advantages num_critic_only_steps num_epoch num_gpus_per_node num_rollout num_steps_per_rollout offload
+    offload_rollout offload_train only_train_params_name_list opd_kl_coef opd_teacher_ckpt_step opd_teacher_load
+    opd_type opsm_delta over_sampling_batch_size padded_vocab_size partial_rollout profile_target prompt_data
+    qwen_gdn_backend recompute_loss_function record_memory_history ref_ckpt_step ref_load ref_update_interval
+    release_train reset_optimizer_states reward_key rm_type rm_url rollout_all_samples_process_path rollout_batch_size
+    rollout_buffer_url rollout_data_postprocess_path rollout_data_transport rollout_external_engine_addrs
+    rollout_function_path rollout_health_check_first_wait rollout_health_check_interval rollout_health_check_timeout
+    rollout_max_context_len rollout_max_prompt_len rollout_max_response_len rollout_num_gpus rollout_num_gpus_per_engine
+    rollout_sample_filter_path rollout_sample_hook_path rollout_seed rollout_shuffle rollout_skip_special_tokens
+    rollout_stop rollout_stop_token_ids rollout_task_type rollout_temperature rollout_top_k rollout_top_p save
+    save_debug_rollout_data save_debug_train_data save_hf save_interval seed skip_eval_before_train start_rollout_id
+    tb_experiment_name tb_project_name tis_clip tis_clip_low tool_key train_backend train_env_vars
+    update_weight_buffer_size update_weight_delta_checksum update_weight_delta_encoding update_weight_disk_dir
+    update_weight_disk_keep_files update_weight_local_checkpoint_dir update_weight_mode update_weight_transport
+    update_weights_interval use_distributed_post use_dynamic_batch_size use_fault_tolerance use_kl_loss use_opd use_opsm
+    use_rollout_entropy use_rollout_logprobs use_rollout_routing_replay use_routing_replay use_stateless_adam
+    use_tensorboard use_tis use_unbiased_kl use_wandb value_clip wandb_always_use_train_step wandb_dir wandb_group
+    wandb_host wandb_key wandb_mode wandb_project wandb_run_id wandb_team
+""")
+"""slime's own flags."""
+MEGATRON = split_names("""
+    accumulate_allreduce_grads_in_fp32 adam_beta1 adam_beta2 add_qkv_bias apply_layernorm_1p attention_backend
+    attention_dropout attention_output_gate attention_softmax_in_fp32 bf16 context_parallel_size
+    decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers deterministic_mode disable_bias_linear
+    enable_experimental expert_model_parallel_size expert_tensor_parallel_size ffn_hidden_size fp8_format fp8_recipe
+    group_query_attention hidden_dropout hidden_size kv_channels kv_lora_rank lr_decay_style lr_warmup_fraction
+    make_vocab_size_divisible_by max_position_embeddings min_lr moe_aux_loss_coeff moe_enable_deepep moe_ffn_hidden_size
+    moe_grouped_gemm moe_layer_freq moe_permute_fusion moe_router_bias_update_rate moe_router_dtype
+    moe_router_enable_expert_bias moe_router_group_topk moe_router_load_balancing_type moe_router_num_groups
+    moe_router_pre_softmax moe_router_score_function moe_router_topk moe_router_topk_scaling_factor
+    moe_shared_expert_gate moe_shared_expert_intermediate_size moe_token_dispatcher_type moe_token_drop_policy mscale
+    mscale_all_dim multi_latent_attention no_check_for_nan_in_loss_and_grad no_gradient_accumulation_fusion
+    no_masked_softmax_fusion no_offload_rollout no_offload_train no_position_embedding no_rope_fusion norm_epsilon
+    normalization num_attention_heads num_experts num_layers num_query_groups optimizer optimizer_cpu_offload
+    overlap_cpu_optimizer_d2h_h2d pipeline_model_parallel_size position_embedding_type post_mlp_layernorm
+    post_self_attn_layernorm q_lora_rank qk_head_dim qk_layernorm qk_pos_emb_head_dim recompute_granularity
+    recompute_method recompute_num_layers rotary_base rotary_interleaved rotary_percent rotary_scaling_factor seq_length
+    sequence_parallel spec swiglu tensor_model_parallel_size transformer_impl untie_embeddings_and_output_weights
+    use_distributed_optimizer use_gated_attention use_precision_aware_optimizer use_rope_scaling
+    use_rotary_position_embeddings v_head_dim vocab_size weight_decay
+""")
+"""Megatron's flags in slime's scripts. Megatron has more of them, so that a name which is not here need not be wrong."""
+KNOWN = OWN | MEGATRON
+LEAST_LENGTH = 6
+"""Names shorter than this are alike by chance."""
+LIKENESS = 0.92
+"""Least likeness of a misspelt name (difflib), where it differs in more than the order of its words or an s at the end."""
+
+
+def find_meant_flag(name: str) -> str:
+    """Return the flag that a misspelt one means; "" where the name is known, or is like none.
+
+    >>> find_meant_flag("debug_rolout_only"), find_meant_flag("rollout_only_debug"), find_meant_flag("debug_rollouts_only")
+    ('debug_rollout_only', 'debug_rollout_only', 'debug_rollout_only')
+    >>> find_meant_flag("rollout_batch_size"), find_meant_flag("adam_beta3"), find_meant_flag("no_offload_train")
+    ('', '', '')
+    """
+    if name in KNOWN or len(name) < LEAST_LENGTH or len(name) > 80 or name.removeprefix("no_") in KNOWN:
+        return ""
+    words = sorted(name.split("_"))
+    best, meant = 0.0, ""
+    for known in sorted(KNOWN):
+        if abs(len(known) - len(name)) > 2 and len(known) != len(name):
+            continue
+        if sorted(known.split("_")) == words:
+            return known
+        if [letter for letter in known if letter.isdigit()] != [letter for letter in name if letter.isdigit()]:
+            continue  # another number is another flag: adam_beta1, adam_beta2
+        likeness = SequenceMatcher(None, name, known).ratio()
+        if likeness > best:
+            best, meant = likeness, known
+    return meant if best >= LIKENESS else ""

@@ -1,0 +1,88 @@
+"""Converts TRL's batches, and recognises its logged completions, which hold texts.
+
+TRL writes no file that holds tokens. ``completions/completions_N.parquet`` (`log_completions`) has the columns `step`, `prompt`,
+`completion`, one for each reward function, and `advantage`: texts without token ids and without logprobs. The batch that
+`GRPOTrainer._generate_and_score_completions` returns has them, and ``torch.save(batch, FILE)`` keeps it: `prompt_ids` and
+`prompt_mask` [B, P] padded on the left, `completion_ids` and `completion_mask` [B, C] padded on the right;
+`sampling_per_token_logps` (the engine's), `old_per_token_logps` (the trainer's), `ref_per_token_logps` and `tool_mask` (0 for the
+tokens of tools) are [B, C]. vLLM gives processed logprobs. Source: huggingface/trl trl/trainer/grpo_trainer.py and
+trl/generation/vllm_generation.py at f2cd577, and trl 1.16.0 of PyPI.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.rollouts.build import Rollout, UnusableSequence
+from ckptcheck.rollouts.convert.padded import PaddedBatch, require_table, widen
+from ckptcheck.rollouts.metadata import Metadata, ScorerInfo
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+KEYS = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask"}
+TEXT_KEYS = {"step", "prompt", "completion", "advantage"}
+SIDES = {
+    "engine": "sampling_per_token_logps",
+    "trainer": "old_per_token_logps",
+    "reference": "ref_per_token_logps",
+}
+PANDAS_NAME = re.compile(rb'"field_name": "((?:[^"\\]|\\.){1,200})"')
+"""A column, in the description that pandas adds to a Parquet file."""
+
+
+def is_batch(content: Any) -> bool:
+    """Whether a pickle holds a batch."""
+    return isinstance(content, Mapping) and content.keys() >= KEYS
+
+
+def is_text_dump(content: Any) -> bool:
+    """Whether these lines are logged completions: texts, without tokens."""
+    first = next((line for line in content if isinstance(line, dict)), {})
+    return first.keys() >= TEXT_KEYS and "prompt_ids" not in first
+
+
+def list_parquet_columns(footer: bytes) -> list[str]:
+    """Return the columns of a Parquet file that pandas wrote; [] for one of another writer. footer: the end of the file."""
+    names = (match.decode("utf-8", "replace") for match in PANDAS_NAME.findall(footer))
+    return list(dict.fromkeys(name for name in names if not name.startswith("__index")))
+
+
+def batch(content: Mapping[str, Any]) -> tuple[list[Rollout | UnusableSequence], Metadata]:
+    """Convert a batch and remove the padding."""
+    import numpy as np
+
+    prompts, completions = require_table(content, "prompt_ids"), require_table(content, "completion_ids")
+    if len(prompts) != len(completions):
+        raise UnusableSequence(f"there are {len(prompts):,} prompts and {len(completions):,} completions")
+    width = prompts.shape[1]
+    due = (len(completions), completions.shape[1])
+    shape = (len(completions), width + due[1])
+    masks = [
+        require_table(content, name, table.shape) != 0
+        for name, table in (("prompt_mask", prompts), ("completion_mask", completions))
+    ]
+
+    def of_tokens(name: str) -> NDArray[Any]:
+        return widen(content, name, shape, due, width)
+
+    trained = of_tokens("completion_mask") != 0
+    if content.get("tool_mask") is not None:
+        trained &= of_tokens("tool_mask") != 0
+    found = PaddedBatch(
+        ids=np.concatenate([prompts, completions], 1),
+        is_token=np.concatenate(masks, 1),
+        is_response=np.arange(shape[1])[None, :].repeat(len(completions), 0) >= width,
+        mask=trained,
+        logprobs={side: of_tokens(name) for side, name in SIDES.items() if content.get(name) is not None},
+    )
+    is_sampled = content.get(SIDES["engine"]) is not None
+    metadata = Metadata(
+        engine=ScorerInfo("vllm") if is_sampled else None,
+        logprobs="processed" if is_sampled else "unknown",
+        trainer=ScorerInfo("trl") if content.get(SIDES["trainer"]) is not None else None,
+        source="TRL batch",
+    )
+    return found.to_rollouts(), metadata

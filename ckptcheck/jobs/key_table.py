@@ -1,0 +1,237 @@
+"""The keys and defaults of a framework's configuration, release by release.
+
+The tables are JSON files beside the readers; ``fixtures/learn_framework_keys.py`` writes them from the framework's sources.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from ckptcheck.jobs.dated_defaults import FrameworkVersion
+from ckptcheck.jobs.document import Document
+from ckptcheck.jobs.framework import FieldSource, find_closest_name, read_setting
+from ckptcheck.jobs.interpolation import ResolvedValue, resolve
+from ckptcheck.jobs.job import Job, UnknownKey
+
+
+@dataclass(frozen=True)
+class Key:
+    """What one release has at a path."""
+
+    default: object = None
+    """The default; None too where it is None, computed, or a section."""
+    is_open: bool = False
+    """Whether the key holds a mapping with any keys."""
+
+
+@dataclass(frozen=True)
+class KeyTable:
+    """The configuration of a framework in its releases, oldest first."""
+
+    repository: str
+    """The repository on GitHub: owner/name."""
+    releases: tuple[tuple[str, str, str], ...]
+    """(name of the release, commit, date) of each; the newest commit has no name."""
+    roots: tuple[str, ...]
+    """The section at the top of each release's configuration; "" where the release has none."""
+    sections: Mapping[str, Mapping[str, list[tuple[int, int, object]]]]
+    """Section → key → (first release, last release, default), where the releases are numbers in `releases`."""
+
+    @property
+    def newest(self) -> int:
+        """The number of the newest commit."""
+        return len(self.releases) - 1
+
+    def describe(self, release: int) -> str:
+        """Write a release: ``skyrl-v0.3.0``; the newest commit with its date: ``a9564572e (2026-08-21)``."""
+        name, commit, date = self.releases[release]
+        return name or f"{commit} ({date})"
+
+    def find(self, path: str, release: int) -> Key | None:
+        """Return what a release has at a dotted path, or None where it does not have the key."""
+        section = self.roots[release]
+        given: dict[str, object] = {}
+        parts = path.split(".")
+        for number, part in enumerate(parts):
+            spans = self.sections.get(section, {}).get(part, [])
+            entry = next((value for first, last, value in spans if first <= release <= last), self)
+            if entry is self:
+                return None
+            is_last = number == len(parts) - 1
+            if not isinstance(entry, dict):
+                return Key(given.get(part, entry)) if is_last else None
+            if "section" in entry:
+                section, given = str(entry["section"]), dict(entry.get("with", {}))
+                continue
+            if entry.get("open"):
+                return Key(is_open=True)
+            return Key(given.get(part)) if is_last else None
+        return Key()
+
+    def has(self, path: str) -> bool:
+        """Return whether any release has a key at a dotted path."""
+        return any(self.find(path, number) is not None for number in range(len(self.releases)))
+
+    def version(self, release: int) -> tuple[int, ...]:
+        """Return the numbers of a release's name: v0.27.2 → (0, 27, 2); () for a commit without a name."""
+        return tuple(int(part) for part in re.findall(r"\d+", self.releases[release][0]))
+
+    def find_release(self, version: str) -> int:
+        """Return the newest release that is not newer than a version; the oldest one where all are newer."""
+        wanted = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+        numbers = [number for number in range(len(self.releases)) if () < self.version(number) <= wanted]
+        return numbers[-1] if numbers else 0
+
+    def pick_release(self, job: Job, document: Document, ignored: frozenset[str] = frozenset()) -> tuple[int, int]:
+        """Return (the release whose keys and defaults hold, the release whose behaviour does).
+
+        Both are the one that the job names. Otherwise the first is the newest that knows the most of the job's keys, and the
+        second the newest of all, so that no mistake of an old release is reported that the job may not have.
+
+        Args:
+            job: The job, whose dated defaults know the version that it names.
+            document: The configuration.
+            ignored: Keys that say nothing of the release.
+        """
+        version = job.defaults.version if job.defaults is not None else FrameworkVersion()
+        if version.date is not None:
+            older = [number for number, entry in enumerate(self.releases) if entry[2] <= version.date.isoformat()]
+            return (max(older, default=0),) * 2
+        if version.is_known:
+            return (self.find_release(version.text),) * 2
+        return self.choose_release([path for path in document.leaves if path not in ignored]), self.newest
+
+    def date_job(self, job: Job, paths: Iterable[str]) -> int:
+        """Return the release by which a job is read: that of the version it names, or the newest that knows the most of its keys.
+
+        A version that lacks keys which another release has is not believed. Where the keys belong to an older release, the job's
+        dated defaults become those of its date.
+        """
+        names = list(paths)
+        by_keys = self.choose_release(names)
+        defaults = job.defaults
+        if defaults is None:
+            return by_keys
+        if defaults.version.is_known:
+            date = defaults.version.date
+            older = [number for number, entry in enumerate(self.releases) if date and entry[2] <= date.isoformat()]
+            number = (max(older, default=0)) if date else self.find_release(defaults.version.text)
+            if sum(self.find(name, number) is not None for name in names) >= sum(
+                self.find(name, by_keys) is not None for name in names
+            ):
+                return number
+        if by_keys != self.newest:
+            job.defaults = replace(defaults, version=FrameworkVersion(self.releases[by_keys][2], "by its keys"))
+        return by_keys
+
+    def is_present(self, path: str, release: int) -> bool:
+        """Return whether a section is built by default: an optional one (``teacher``) is not."""
+        section = self.roots[release]
+        for part in path.split("."):
+            spans = self.sections.get(section, {}).get(part, [])
+            entry = next((value for first, last, value in spans if first <= release <= last), None)
+            if not isinstance(entry, dict) or "section" not in entry or entry.get("absent"):
+                return False
+            section = str(entry["section"])
+        return True
+
+    def list_releases(self, path: str) -> list[int]:
+        """Return the numbers of the releases that have a key."""
+        return [number for number in range(len(self.releases)) if self.find(path, number) is not None]
+
+    def choose_release(self, paths: Iterable[str]) -> int:
+        """Return the newest release that knows the most of a job's keys."""
+        names = list(paths)
+        known = [sum(self.find(path, number) is not None for path in names) for number in range(len(self.releases))]
+        return max(range(len(known)), key=lambda number: (known[number], number))
+
+    def list_unknown_keys(
+        self, document: Document, release: int, sections: Iterable[str], refused_by: str = ""
+    ) -> list[UnknownKey]:
+        """Return the keys of a document, below these sections, that a release does not have.
+
+        refused_by: the framework, where it stops at such a key.
+        """
+        unknown = []
+        for path, leaf in document.leaves.items():
+            if path.partition(".")[0] not in sections or self.find(path, release) is not None:
+                continue
+            if others := self.list_releases(path):
+                unknown.append(
+                    UnknownKey(
+                        leaf, f"a key of {self.describe(others[-1])}, which {self.describe(release)} does not have"
+                    )
+                )
+                continue
+            parent, _, name = path.rpartition(".")
+            near = find_closest_name(name, self.names_below(parent, release))
+            # A slip of the pen changes a letter or two; a longer difference is rather a key of another version.
+            is_slip = abs(len(near) - len(name)) <= 2
+            unknown.append(
+                UnknownKey(
+                    leaf, near=f"{parent}.{near}" if near and parent else near, refused_by=refused_by if is_slip else ""
+                )
+            )
+        return unknown
+
+    def names_below(self, path: str, release: int) -> frozenset[str]:
+        """Return the keys that a release has in a section; none for a key that is no section."""
+        section = self.roots[release]
+        for part in path.split(".") if path else ():
+            spans = self.sections.get(section, {}).get(part, [])
+            entry = next((value for first, last, value in spans if first <= release <= last), None)
+            if not isinstance(entry, dict) or "section" not in entry:
+                return frozenset()
+            section = str(entry["section"])
+        return frozenset(
+            key
+            for key, spans in self.sections.get(section, {}).items()
+            if any(first <= release <= last for first, last, _ in spans)
+        )
+
+
+@cache
+def load_key_table(name: str) -> KeyTable:
+    """Read the table of a reader. name: the reader's, without ``_keys.json``."""
+    text = (Path(__file__).parent / "readers" / f"{name}_keys.json").read_text(encoding="utf-8")
+    table = json.loads(text)
+    releases = tuple((entry["release"], entry["commit"], entry["date"]) for entry in table["releases"])
+    return KeyTable(table["repository"], releases, tuple(table["roots"]), table["sections"])
+
+
+def set_from_table(
+    job: Job, document: Document, name: str, source: FieldSource, table: KeyTable, release: int, of: str
+) -> None:
+    """Set a field from the first of its paths that the job writes, or else from the release's default.
+
+    Args:
+        job: The job to change.
+        document: The configuration.
+        name: The field in `FIELDS`.
+        source: Its paths. The default is that of the first path which the release has.
+        table: The framework's keys.
+        release: The number of the release.
+        of: Whose default it is, for the report.
+    """
+    keys = [key for path in source.paths if (key := table.find(path, release)) is not None]
+    default = next((key.default for key in keys if key.default is not None), None)
+    if default is not None and source.read is not None:
+        default = source.read(default)
+    job.settings[name] = read_setting(job, document, name, replace(source, default=default, of=of))
+
+
+def read_mapping(document: Document, section: str) -> dict[str, ResolvedValue]:
+    """Return the values below a section: path below it → value. The section may be written as one mapping: ``a.b={c: 1}``."""
+    values: dict[str, ResolvedValue] = {}
+    whole = resolve(document, section)
+    if whole is not None and isinstance(whole.value, dict):
+        values |= {str(key): ResolvedValue(value, whole.leaf) for key, value in whole.value.items()}
+    for path in document.leaves:
+        if path.startswith(f"{section}.") and (resolved := resolve(document, path)) is not None:
+            values[path[len(section) + 1 :]] = resolved
+    return values

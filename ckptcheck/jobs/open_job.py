@@ -1,0 +1,289 @@
+"""Reads the files and overrides that the user names into a `Job`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ckptcheck.checkpoint.document import clip
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.frameworks.areal import preflight as areal
+from ckptcheck.frameworks.ms_swift import preflight as ms_swift
+from ckptcheck.frameworks.nemo_rl import preflight as nemo_rl
+from ckptcheck.frameworks.open_instruct import preflight as open_instruct
+from ckptcheck.frameworks.openrlhf import preflight as openrlhf
+from ckptcheck.frameworks.pipelinerl import preflight as pipelinerl
+from ckptcheck.frameworks.prime_rl import preflight as prime_rl
+from ckptcheck.frameworks.roll import preflight as roll
+from ckptcheck.frameworks.skyrl import preflight as skyrl
+from ckptcheck.frameworks.slime import preflight as slime
+from ckptcheck.frameworks.trl import preflight as trl
+from ckptcheck.frameworks.verl import preflight as verl
+from ckptcheck.jobs import engine_line, launch
+from ckptcheck.jobs.dated_defaults import DatedDefaults, FrameworkVersion, date_by_removed_keys, load_table
+from ckptcheck.jobs.document import Document, Leaf
+from ckptcheck.jobs.engine_flags import apply_engine_defaults
+from ckptcheck.jobs.files import SHELL, TOML, YAML, JobFiles, find_environment
+from ckptcheck.jobs.framework import Framework, environment_flag, fill_job
+from ckptcheck.jobs.framework_version import find_framework_version
+from ckptcheck.jobs.job import Job, Setting, UnknownKey
+from ckptcheck.jobs.launch_script import read_launch_script
+from ckptcheck.jobs.model_defaults import apply_model_defaults
+from ckptcheck.jobs.named_checkpoints import scan_named_checkpoints
+from ckptcheck.jobs.python_source.python_job import require_python_job
+from ckptcheck.jobs.shell.commands import SUGGESTIONS, suggest_commands
+from ckptcheck.jobs.shell.word import Word
+from ckptcheck.jobs.this_machine import Probe, look_at_machine
+from ckptcheck.linter.report import Section
+from ckptcheck.text.file_io import expand_home
+from ckptcheck.text.formatting import join_truncated
+
+FRAMEWORKS: dict[str, Framework] = {
+    reader.name: reader
+    for reader in (
+        skyrl.FRAMEWORK, verl.FRAMEWORK, slime.FRAMEWORK, nemo_rl.FRAMEWORK, pipelinerl.FRAMEWORK, roll.FRAMEWORK,
+        prime_rl.FRAMEWORK, trl.FRAMEWORK, openrlhf.FRAMEWORK, ms_swift.FRAMEWORK, areal.FRAMEWORK, open_instruct.FRAMEWORK,
+        engine_line.VLLM, engine_line.SGLANG,
+    )
+}  # fmt: skip
+
+
+def open_job(
+    arguments: Sequence[str],
+    *,
+    framework: str | None = None,
+    engine_version: str = "",
+    te_version: str = "",
+    framework_version: str = "",
+    scan: bool = True,
+    model: str | None = None,
+    here: Probe | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Job:
+    """Read a job.
+
+    Args:
+        arguments: The job's files, and overrides ``key=value`` that replace values of the files.
+        framework: A key of `FRAMEWORKS`; None recognises the framework by the keys or the launch line.
+        engine_version: The engine's version; "" takes the version that a file pins.
+        te_version: The version of Transformer Engine; "" takes the version that a file pins.
+        framework_version: The framework's release, or the date of a commit; "" takes the version that a file pins.
+        scan: Whether to scan the checkpoints that the job names.
+        model: The path of a checkpoint to scan in place of the model that the job names; None for that one.
+        here: Asks the system of this machine for what the job needs of it; None does not look.
+        environment: Values of variables that the job's scripts and configurations take from their environment.
+
+    Raises:
+        CkptcheckError: A file cannot be read or belongs to no framework. The message has file and line where possible.
+    """
+    if framework is not None and framework not in FRAMEWORKS:
+        raise CkptcheckError(f"there is no framework {clip(framework)}", hint=f"there is {', '.join(FRAMEWORKS)}")
+    names, overrides = _split_arguments(arguments)
+    if not names:
+        raise CkptcheckError("no configuration is named", hint="name the job's .yaml, .toml or .sh file")
+    files = JobFiles(Path(expand_home(names[0])), environment)
+    try:
+        with files.budget:
+            job, document, reader = _read_job(
+                files, names, overrides, framework, engine_version, te_version, framework_version
+            )
+            files.budget.require_left(names[0])
+        # What follows looks at more than the job's files, so that the clock of their budget stands still.
+        if scan:
+            scan_named_checkpoints(job, files.folder, model)
+            apply_model_defaults(job)
+        if here is not None:
+            job.machine = look_at_machine(job, document, reader.name, files.folder, here)
+        if lines := suggest_commands(job):
+            job.sections = (Section(SUGGESTIONS, lines=tuple(lines)),)
+    except (RecursionError, MemoryError) as error:
+        raise CkptcheckError(
+            f"{names[0]} is nested too deeply, or repeats itself too often, to be a job's configuration"
+        ) from error
+    return job
+
+
+def _read_job(
+    files: JobFiles, names: Sequence[str], overrides: Sequence[str], framework: str | None, engine_version: str,
+    te_version: str, framework_version: str,
+) -> tuple[Job, Document, Framework]:  # fmt: skip
+    """Read a job's files within their budget; return (the job, its configuration, its framework).
+
+    names: of the job's files; overrides: beside them.
+    """
+    paths = [Path(expand_home(name)) for name in names]
+    words = [Word(text, 0) for text in overrides]
+    files.overrides = launch.parse_overrides(words, Document(), None)[0]
+    document, reader = _read_document(files, paths, names, framework)
+    if reader is None:
+        reader = _recognize_framework(document, names[0])
+    document.budget = files.budget
+    values = [word for word, (override, _) in zip(words, files.overrides, strict=True) if override not in files.choices]
+    _apply_overrides(document, values, reader)
+    document.environment |= find_environment(document)
+    document.environment |= {variable: Leaf(value, variable) for variable, value in files.given.items()}
+    job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
+    job.is_incomplete, job.replaced = document.is_incomplete, document.replaced
+    job.refusals = [refusal for refusal in document.refusals if refusal.leaf.file] if reader.is_hydra else []
+    job.ambiguous = [merge for merge in document.ambiguous if document.takes_from(merge.leaf)]
+    _set_defaults(job, document, reader, framework_version, paths[0].parent)
+    fill_job(job, document, reader)
+    _set_versions(job, document, engine_version, te_version)
+    for name, variable in (("dump.on", "DUMP_ON"), ("dump.prompts_only", "PROMPTS_ONLY")):
+        if (setting := environment_flag(document, variable)).status != "unknown":
+            job.settings[name] = setting
+    if job.engine == "vllm" and (setting := environment_flag(document, "VLLM_BATCH_INVARIANT")).status != "unknown":
+        job.settings["engine.deterministic"] = setting
+    apply_engine_defaults(job)
+    job.gaps, job.lost = _list_gaps(job, document, reader, names[0]), document.lost
+    return job, document, reader
+
+
+def _list_gaps(job: Job, document: Document, framework: Framework, name: str) -> dict[str, str]:
+    """Return what of the configuration could not be read → why, and what to give. name: the job's first file."""
+    gaps = dict(document.gaps)
+    if document.is_incomplete and not gaps:
+        gaps["the configuration"] = document.notes[0] if document.notes else "a file of it could not be read"
+    if not gaps and not document.leaves:
+        gaps["any setting"] = f"{Path(name).name} has none; name the job's configuration before it"
+    engine = job.settings.get("engine.name", Setting())
+    keys = [*framework.sources["engine.name"].paths, "engine.name"] if "engine.name" in framework.sources else [""]
+    samples = any(setting.status == "set" for field, setting in job.settings.items() if field.startswith("rollout."))
+    if not gaps and not engine.is_known and samples and keys[0]:
+        why = engine.source if engine.status == "unresolved" else "nothing sets it"
+        gaps["which engine the job has"] = f"{keys[0]}: {why}; give it after the file: {keys[0]}=…"
+    return gaps
+
+
+def _set_defaults(job: Job, document: Document, framework: Framework, version: str, folder: Path) -> None:
+    """Set the framework's dated defaults. version: the user's word for it; folder: that of the job's first file."""
+    table = load_table(framework.fork(document, folder)) or load_table(framework.name)
+    if table is None:
+        return
+    job.framework = table.title
+    if version:
+        named = FrameworkVersion(version.removeprefix("v"))
+        if not named.is_known:
+            raise CkptcheckError(
+                f"{clip(version)} is no version of {table.title}",
+                hint="write a release, 0.7.1, or the date of a commit, 2026-06-05",
+            )
+    else:
+        named = find_framework_version(table, [folder / file for file in job.files], folder)
+    if not named.is_known:
+        places = {
+            key: f"{leaf.file or 'the command line'}:{leaf.line or ''}".rstrip(":")
+            for key, leaf in document.leaves.items()
+        }
+        dated = date_by_removed_keys(table, places)
+        named = dated if dated.is_known else named
+    job.defaults = DatedDefaults(table, named, " ".join([document.script, *job.files]))
+
+
+def split_variables(pairs: Sequence[str]) -> dict[str, str]:
+    """Split ``NAME=value`` texts. Raises CkptcheckError for one without a name."""
+    variables = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_]\w*|\d+", name):
+            raise CkptcheckError(
+                f"{clip(pair)} is no NAME=value", hint="write --env MODEL_PATH=/models/x, or --env 1=x"
+            )
+        variables[name] = value
+    return variables
+
+
+def _split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split arguments into (files, overrides). An override has the form of one, and no file has its name."""
+    names: list[str] = []
+    overrides: list[str] = []
+    for argument in arguments:
+        match = launch.OVERRIDE.fullmatch(argument) or launch.REMOVAL.fullmatch(argument)
+        (overrides if match and not os.path.exists(argument) else names).append(argument)
+    return names, overrides
+
+
+def _read_document(
+    files: JobFiles, paths: Sequence[Path], names: Sequence[str], framework: str | None
+) -> tuple[Document, Framework | None]:
+    """Read all files into one document; a later file replaces values of an earlier one.
+
+    Returns (document, framework); the framework is None where neither the caller nor a launch line names it.
+    """
+    whole = Document()
+    reader = FRAMEWORKS.get(framework or "")
+    is_split = len(paths) > 1 and all(path.suffix in TOML for path in paths)
+    for path, name in zip(paths, names, strict=True):
+        if path.suffix in YAML + TOML:
+            part = files.document(path, name)
+            section = (
+                next((section for prefix, section in prime_rl.PARTS.items() if path.stem.startswith(prefix)), "")
+                if is_split
+                else ""
+            )
+            for key, leaf in part.leaves.items():
+                whole.put(f"{section}.{key}" if section else key, leaf)
+            whole.environment |= part.environment
+            whole.versions |= part.versions
+            whole.notes += part.notes
+            whole.is_incomplete |= part.is_incomplete
+            whole.gaps |= part.gaps
+            whole.refusals += part.refusals
+            whole.ambiguous += part.ambiguous
+        elif path.suffix in SHELL:
+            part, reader = read_launch_script(files, path, name, FRAMEWORKS, reader, paths)
+            whole.update(part)
+        elif path.suffix == ".py":
+            part, reader = require_python_job(path, name, files, [reader] if reader else FRAMEWORKS.values())
+            whole.update(part)
+        else:
+            raise CkptcheckError(
+                f"{name} is neither YAML, TOML, a shell script nor Python",
+                hint="known are .yaml, .yml, .toml, .sh and .py",
+            )
+    return whole, reader
+
+
+def _recognize_framework(document: Document, name: str) -> Framework:
+    """Return the one framework whose keys the document has. name: the file, for messages. Raises CkptcheckError."""
+    candidates = [framework for framework in FRAMEWORKS.values() if framework.matches(document)]
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        raise CkptcheckError(
+            f"{name} could be of {' or '.join(framework.title for framework in candidates)}",
+            hint="say which with --framework",
+        )
+    sections = list(dict.fromkeys(key.partition(".")[0] for key in document.leaves))
+    raise CkptcheckError(
+        f"{name} does not have the keys of any framework that ckptcheck knows:"
+        f" {join_truncated([clip(key, 40) for key in sections], 5) or 'none'}",
+        hint=f"say which with --framework: {', '.join(FRAMEWORKS)}",
+    )
+
+
+def _apply_overrides(document: Document, words: Sequence[Word], framework: Framework) -> None:
+    """Apply the user's ``key=value`` arguments to the document, in the style of the framework."""
+    # What the user gives ckptcheck is not a command line of Hydra: it may name keys that no file has.
+    document.is_composed = False
+    if framework.style == "flags":
+        words = [Word(f"--{word.text.lstrip('+')}", 0) for word in words]
+        launch.flags(words, document, None)
+    else:
+        launch.apply_overrides(words, document, None)
+
+
+def _set_versions(job: Job, document: Document, engine_version: str, te_version: str) -> None:
+    """Set the versions of engine and Transformer Engine: from the user, else from a file that pins them."""
+    for version in (engine_version, te_version):
+        if version and not re.fullmatch(r"v?\d\S*", version):
+            raise CkptcheckError(f"{clip(version)} is no version", hint="write it as 0.18.1")
+    pinned = document.versions.get(job.engine)
+    job.engine_version = engine_version.removeprefix("v") or (str(pinned.value) if pinned else "")
+    te = document.versions.get("transformer_engine")
+    job.te_version = te_version or (str(te.value) if te else "")
+    if job.engine and job.engine not in ("vllm", "sglang") and job["engine.name"].leaf is not None:
+        leaf = job["engine.name"].leaf
+        job.unknown_keys.append(UnknownKey(leaf, f"{clip(job.engine, 40)} is no engine that ckptcheck knows"))

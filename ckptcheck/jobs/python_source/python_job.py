@@ -1,0 +1,69 @@
+"""Finds the job in a Python script: the first framework that recognises the script's calls, or a command that they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.jobs.document import Document, Leaf
+from ckptcheck.jobs.files import JobFiles, find_pinned_versions
+from ckptcheck.jobs.framework import Framework
+from ckptcheck.jobs.python_source.python_file import find_modules_beside, read_python_file
+from ckptcheck.jobs.python_source.python_launcher import NO_SETTINGS, read_python_launch
+from ckptcheck.jobs.python_source.values import to_plain
+
+
+def read_python_job(
+    path: Path, shown: str, files: JobFiles, frameworks: Iterable[Framework]
+) -> tuple[Document, Framework] | None:
+    """Read a Python script that builds a job's configuration, without running it.
+
+    Args:
+        path: The script.
+        shown: Its name in error messages.
+        files: Reads it, and the modules beside it that it imports.
+        frameworks: The readers to ask.
+
+    Returns the configuration and its framework, or None where no framework knows the script's calls. Raises CkptcheckError.
+    """
+    text = files.text(path, shown)
+    name = files.name(path)
+    script = read_python_file(
+        text,
+        name,
+        find=find_modules_beside(path.parent, files.name, lambda file: files.text(file, files.name(file))),
+        environment=files.given,
+        results=NO_SETTINGS,
+    )
+    frameworks = list(frameworks)
+    for framework in frameworks:
+        document = framework.read_python(script) if framework.read_python is not None else None
+        if document is not None:
+            found = document, framework
+            break
+    else:
+        launched = read_python_launch(script, files, path, frameworks)
+        if launched is None:
+            return None
+        found = launched
+    document, framework = found
+    document.notes += script.notes
+    document.versions |= find_pinned_versions(text, name)
+    for variable, value in script.environment.items():
+        plain, reason = to_plain(value)
+        document.environment.setdefault(variable, Leaf(plain, variable, name, None, reason))
+    return document, framework
+
+
+def require_python_job(
+    path: Path, shown: str, files: JobFiles, frameworks: Iterable[Framework]
+) -> tuple[Document, Framework]:
+    """Read a Python script as `read_python_job` does. Raises CkptcheckError too where it builds no configuration."""
+    found = read_python_job(path, shown, files, frameworks)
+    if found is None:
+        raise CkptcheckError(
+            f"{shown} builds no configuration that ckptcheck knows, such as trl.GRPOConfig(…), and starts no job that it knows",
+            hint="name the launch script or the configuration file that the job takes",
+        )
+    return found

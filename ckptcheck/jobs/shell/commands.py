@@ -1,0 +1,71 @@
+"""Suggests the commands that check a job on the real engine and trainer, beyond what its configuration shows."""
+
+from __future__ import annotations
+
+import shlex
+
+from ckptcheck.jobs.job import Job
+from ckptcheck.jobs.live_arguments import (
+    ENGINES,
+    Arguments,
+    choose_trainer,
+    list_dtype,
+    list_record_arguments,
+    list_refit_arguments,
+    list_score_arguments,
+)
+
+DUMPS = ("0_dump_path/update_actor", "0_dump_path/generate_sequences")
+"""The trainer's and the engine's dump, where the guide of verl and msProbe puts them."""
+
+SUGGESTIONS = "Then, on the real engine and trainer"
+"""Title of the section with the commands."""
+
+
+def suggest_commands(job: Job) -> list[str]:
+    """Return shell lines for this job's refit check and parity check. Comment lines name what the checks leave out."""
+    model = job.text("checkpoint.model")
+    if model is None or job.engine not in ENGINES:
+        return []
+    source, lines = _source(job, model)
+    if job.text("trainer.backend") is not None:
+        lines.append(_line("refit", source, *_options(list_refit_arguments(job))))
+    if job.number("trainer.cp") and (job.number("trainer.cp") or 1) > 1 and choose_trainer(job) == "megatron":
+        lines.append("# context parallelism is left out: it moves no weights")
+    lines.append(_line("parity", "record", source, *_options(list_record_arguments(job)), "-o", "rollouts.safetensors"))
+    if job.text("trainer.backend") is not None:
+        options = _options(list_score_arguments(job))
+        lines.append(_line("parity", "score", "rollouts.safetensors", source, *options, "-o", "scored.safetensors"))
+        lines.append(_line("parity", "judge", "scored.safetensors"))
+    if job.flag("dump.on"):
+        lines.append(_line("parity", "localize", source, "--dumps", *DUMPS, *_options(list_dtype(job))))
+    return lines
+
+
+def _source(job: Job, model: str) -> tuple[str, list[str]]:
+    """Return (path of the checkpoint, shell lines that come first: the download of a checkpoint that is on the Hub)."""
+    checkpoint = job.checkpoints.get("checkpoint.model")
+    if checkpoint is None or not checkpoint.reason:
+        return (checkpoint.path if checkpoint else model), []
+    if "is on the Hub" in checkpoint.reason:
+        folder = f"./{model.rpartition('/')[2]}"
+        return folder, [shlex.join(["hf", "download", model, "--local-dir", folder])]
+    return model, [f"# {' '.join(checkpoint.reason.split())}"]
+
+
+def _options(arguments: Arguments) -> list[str]:
+    """Return arguments as command-line options."""
+    options: list[str] = []
+    for name, value in arguments.items():
+        flag = "--trainer-head-fp32" if name == "head_fp32" else f"--{name.replace('_', '-')}"
+        if value is True:
+            options.append(flag)
+        elif isinstance(value, list):
+            options += [word for item in value for word in (flag, item)]
+        else:
+            options += [flag, f"{value:g}" if isinstance(value, (int, float)) else value]
+    return options
+
+
+def _line(*words: str) -> str:
+    return shlex.join(["ckptcheck", *words])

@@ -1,0 +1,66 @@
+"""The flags that TRL and ms-swift take over from transformers' `TrainingArguments` and from ``accelerate launch``.
+
+From transformers 4.51.3 and 5.23.0, and accelerate's `launch_command_parser`; a test compares the names with the installed ones.
+"""
+
+from __future__ import annotations
+
+from ckptcheck.jobs.framework import split_names
+
+TRAINING_ARGUMENTS = split_names("""
+    accelerator_config activation_checkpointing activation_checkpointing_kwargs adafactor adam_beta1 adam_beta2
+    adam_epsilon auto_find_batch_size average_tokens_across_devices batch_eval_metrics bf16 bf16_full_eval data_seed
+    dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers
+    dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers
+    ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout debug deepspeed disable_tqdm do_eval
+    do_predict do_train enable_jit_checkpoint eval_accumulation_steps eval_delay eval_do_concat_batches
+    eval_on_start eval_steps eval_strategy eval_use_gather_object evaluation_strategy fp16 fp16_backend
+    fp16_full_eval fp16_opt_level fsdp fsdp_config fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap
+    full_determinism gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs
+    greater_is_better group_by_length half_precision_backend hub_always_push hub_model_id hub_private_repo
+    hub_revision hub_strategy hub_token ignore_data_skip include_for_metrics include_inputs_for_metrics
+    include_num_input_tokens_seen include_tokens_per_second jit_mode_eval label_names label_smoothing_factor
+    learning_rate length_column_name liger_kernel_config load_best_model_at_end local_rank log_level
+    log_level_replica log_on_each_node logging_dir logging_first_step logging_nan_inf_filter logging_steps
+    logging_strategy lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps metric_for_best_model
+    mp_parameters neftune_noise_alpha no_cuda num_train_epochs optim optim_args optim_target_modules output_dir
+    overwrite_output_dir parallelism_config past_index per_device_eval_batch_size per_device_train_batch_size
+    per_gpu_eval_batch_size per_gpu_train_batch_size prediction_loss_only project push_to_hub push_to_hub_model_id
+    push_to_hub_organization push_to_hub_token ray_scope remove_unused_columns report_to
+    restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node save_only_model
+    save_safetensors save_steps save_strategy save_total_limit seed skip_memory_metrics tf32 torch_compile
+    torch_compile_backend torch_compile_mode torch_empty_cache_steps torchdynamo tp_size tpu_metrics_debug
+    tpu_num_cores trackio_bucket_id trackio_space_id trackio_static_space_id train_sampling_strategy use_cache
+    use_cpu use_ipex use_legacy_prediction_loop use_liger_kernel use_mps_device warmup_ratio warmup_steps
+    weight_decay
+""")
+ACCELERATE_FLAGS = split_names("""
+    aws_access_key_id aws_secret_access_key config_file cpu debug deepspeed_config_file deepspeed_exclusion_filter
+    deepspeed_hostfile deepspeed_inclusion_filter deepspeed_moe_layer_cls_names deepspeed_multinode_launcher
+    downcast_bf16 dynamo_backend dynamo_mode dynamo_use_dynamic dynamo_use_fullgraph dynamo_use_regional_compilation
+    enable_cpu_affinity env fp8_amax_compute_algo fp8_amax_history_len fp8_backend fp8_enable_fsdp_float8_all_gather
+    fp8_format fp8_interval fp8_margin fp8_opt_level fp8_override_linear_precision fp8_pad_inner_dim
+    fp8_use_autocast_during_eval fsdp_activation_checkpointing fsdp_activation_checkpointing_offload
+    fsdp_auto_wrap_policy fsdp_backward_prefetch fsdp_cpu_ram_efficient_loading fsdp_forward_prefetch
+    fsdp_min_num_params fsdp_offload_params fsdp_reshard_after_forward fsdp_sharding_strategy fsdp_state_dict_type
+    fsdp_sync_module_states fsdp_transformer_layer_cls_to_wrap fsdp_use_orig_params fsdp_version gpu_ids
+    gradient_accumulation_steps gradient_clipping help log_dir machine_rank main_process_ip main_process_port
+    main_training_function max_restarts megatron_lm_attention_backend megatron_lm_attention_dropout
+    megatron_lm_attention_softmax_in_fp32 megatron_lm_calculate_per_token_loss megatron_lm_context_parallel_size
+    megatron_lm_decoder_last_pipeline_num_layers megatron_lm_eod_mask_loss megatron_lm_expert_model_parallel_size
+    megatron_lm_expert_tensor_parallel_size megatron_lm_gradient_clipping megatron_lm_hidden_dropout
+    megatron_lm_no_load_optim megatron_lm_no_save_optim megatron_lm_num_micro_batches
+    megatron_lm_optimizer_cpu_offload megatron_lm_overlap_cpu_optimizer_d2h_h2d megatron_lm_pp_degree
+    megatron_lm_recompute_activations megatron_lm_recompute_granularity megatron_lm_recompute_method
+    megatron_lm_recompute_num_layers megatron_lm_sequence_parallelism megatron_lm_tp_degree
+    megatron_lm_use_custom_fsdp megatron_lm_use_distributed_optimizer megatron_lm_use_precision_aware_optimizer
+    megatron_lm_use_rotary_position_embeddings mixed_precision module monitor_interval mpirun_hostfile multi_gpu
+    no_python no_tpu_cluster num_cpu_threads_per_process num_machines num_processes offload_optimizer_device
+    offload_optimizer_nvme_path offload_param_device offload_param_nvme_path parallelism_config_cp_backend
+    parallelism_config_cp_comm_strategy parallelism_config_cp_size parallelism_config_dp_replicate_size
+    parallelism_config_dp_shard_size parallelism_config_sp_attn_implementation parallelism_config_sp_backend
+    parallelism_config_sp_seq_length parallelism_config_sp_seq_length_is_variable parallelism_config_sp_size
+    parallelism_config_tp_size quiet rdzv_backend rdzv_conf role same_network tee tpu tpu_cluster tpu_use_sudo
+    use_deepspeed use_fsdp use_megatron_lm use_parallelism_config vm zero3_init_flag zero3_save_16bit_model
+    zero_stage
+""")

@@ -1,0 +1,257 @@
+"""Measures a matrix on real engines and trainers, each started once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.live.experiments.live_session import LiveSession, with_batch_size
+from ckptcheck.live.experiments.matrix.cells import TRAINERS
+from ckptcheck.live.experiments.trainer_as_engine import TrainerAsEngine
+from ckptcheck.text.formatting import count
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.linter.report import Section
+    from ckptcheck.live.experiments.matrix.cells import Plan
+    from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
+    from ckptcheck.live.experiments.matrix.trace import MatrixTrace
+    from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine
+    from ckptcheck.live.runtime.engines.base import Engine, EngineInfo
+    from ckptcheck.live.runtime.trainers.base import Trainer, TrainerInfo
+    from ckptcheck.live.runtime.trainers.layout import ParallelLayout
+    from ckptcheck.rollouts.default_prompts import DefaultPrompts
+
+SPARE_TOKENS = 8
+"""Tokens of context beyond the longest sequence."""
+
+
+@dataclass(frozen=True)
+class MatrixSides:
+    """How the engines and trainers of a matrix are started."""
+
+    tp: int = 1
+    """Tensor parallelism of megatron."""
+    pp: int = 1
+    """Pipeline parallelism of megatron."""
+    ep: int = 1
+    """Expert parallelism of megatron."""
+    engine_tp: int = 1
+    """Tensor parallelism of the engines."""
+    dtype: str = "float32"
+    """What both sides compute in."""
+    head_fp32: bool = False
+    """The trainers' output head computes in float32."""
+    switches: Sequence[str] = ()
+    """Settings of the engines, as ``NAME=VALUE``."""
+    mode: str = "plain"
+    """How engines store weights on a CPU."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form, which a measurement log keeps so that other settings do not continue it."""
+        return {
+            "tp": self.tp,
+            "pp": self.pp,
+            "ep": self.ep,
+            "engine_tp": self.engine_tp,
+            "dtype": self.dtype,
+            "head_fp32": self.head_fp32,
+            "switches": sorted(self.switches),
+            "mode": self.mode,
+        }
+
+
+def measure_matrix(
+    live: LiveSession,
+    plan: Plan,
+    sides: MatrixSides,
+    *,
+    resume: Path | None = None,
+    calibrate: bool = False,
+    default_lengths: bool = False,
+) -> MatrixTrace:
+    """Start every engine and trainer once for each layout, and measure every cell.
+
+    resume: a file that keeps the measurements; those that it has are not repeated. calibrate: measure the noise floor of every
+    pair first. default_lengths: the user named no lengths. A worker that dies or hangs, and an interruption, end the measurement,
+    and the trace says so. Raises what a start raises, and an interruption before the first measurement.
+    """
+    from ckptcheck.live.experiments.matrix.cells import drop_unmeasurable_cells, drop_unsplit_pairs, list_cells
+    from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
+    from ckptcheck.live.experiments.matrix.trace import MatrixTrace
+    from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
+    from ckptcheck.rollouts.default_prompts import DefaultPrompts
+
+    default_prompts = DefaultPrompts(live.ckpt)
+    plan, left_out = drop_unmeasurable_cells(
+        plan, default_prompts.context_length, default_prompts.tokenizer_error, default_lengths=default_lengths
+    )
+    identity = {"source": live.source, "plan": plan.as_dict(), "setting": sides.to_dict()}
+    measurements = MeasurementLog(
+        resume, identity if resume is None else identity | {"weights": _digest_weights(live.ckpt)}
+    )
+    run = _LayoutRun(live, sides, default_prompts, measurements, left_out, calibrate=calibrate)
+    plans = [plan]
+    if plan.layouts:
+        pairs_of = drop_unsplit_pairs(plan.pairs, plan.layouts)
+        plans = [replace(plan, layouts=(layout,), pairs=pairs) for layout, pairs in pairs_of.items() if pairs]
+        left_out |= {
+            f"{':'.join(pair)} {layout}": "neither side is split otherwise than in a layout before"
+            for layout, pairs in pairs_of.items()
+            for pair in plan.pairs
+            if pair not in pairs
+        }
+    number = sum(1 for layout_plan in plans for _ in list_cells(layout_plan))
+    broken: dict[str, str] = {}
+    try:
+        for layout_plan in plans:
+            run.measure(layout_plan)
+    except (WorkerDied, WorkerTimeout, RemoteError, KeyboardInterrupt) as error:
+        done = len(measurements.measurements)
+        if not done and (isinstance(error, KeyboardInterrupt) or not run.versions):
+            raise
+        going_on = f"; the same command goes on from {resume}" if resume is not None else ""
+        broken["the matrix"] = f"{error or 'interrupted'}, after {done:,} of {number:,} measurements{going_on}"
+    if not run.versions:
+        raise CkptcheckError(f"no layout could be started: {left_out[plans[0].layouts[0]]}")
+    return MatrixTrace(
+        live.source, measurements.measurements, left_out, tuple(run.versions), sides.dtype, run.floor, tuple(run.sections),
+        broken,
+    )  # fmt: skip
+
+
+class _LayoutRun:
+    """Starts the sides of one layout after the other, so that those of two layouts need not fit into memory together."""
+
+    def __init__(
+        self,
+        live: LiveSession,
+        sides: MatrixSides,
+        default_prompts: DefaultPrompts,
+        measurements: MeasurementLog,
+        left_out: dict[str, str],
+        *,
+        calibrate: bool,
+    ) -> None:
+        self._live, self._sides, self._default_prompts = live, sides, default_prompts
+        self._measurements, self._left_out, self._calibrate = measurements, left_out, calibrate
+        self.versions: list[str] = []
+        self.floor: dict[str, float] = {}
+        self.sections: list[Section] = []
+
+    def measure(self, plan: Plan) -> None:
+        """Start the sides of a plan with one layout or none, calibrate where asked, and measure the cells."""
+        from ckptcheck.live.experiments.matrix.measure import MatrixRun
+        from ckptcheck.live.runtime.trainers.layout import ParallelLayout
+
+        sides = self._sides
+        layout = (
+            ParallelLayout.parse(plan.layouts[0].upper())
+            if plan.layouts
+            else ParallelLayout(sides.tp, sides.pp, sides.ep)
+        )
+        engine_tp = layout.tp if plan.layouts else sides.engine_tp
+        names = [name for pair in plan.pairs for name in pair]
+        with ExitStack() as stack:
+            try:
+                engines = {
+                    name: self._start_engine(name, engine_tp, plan, stack)
+                    for name in dict.fromkeys(names)
+                    if name not in TRAINERS
+                }
+                trainers = {
+                    name: self._start_trainer(name, layout, stack) for name in dict.fromkeys(names) if name in TRAINERS
+                }
+            except CkptcheckError as error:
+                # heads that this layout does not divide, for example; the other layouts are measured all the same
+                if not plan.layouts:
+                    raise
+                self._left_out[plan.layouts[0]] = error.message
+                return
+            infos: list[EngineInfo | TrainerInfo] = [
+                *(trainer.info for trainer in trainers.values()),
+                *(engine.info for engine in engines.values()),
+            ]
+            versions = [f"{info.name} {info.version}" for info in infos]
+            # the first layout has every pair
+            if not self.versions:
+                self._measurements.check_versions(versions)
+                self.versions = versions
+            sources: dict[str, ResponseEngine] = {
+                name: engines[name] if name in engines else TrainerAsEngine(trainers[name])
+                for name in dict.fromkeys(engine for _, engine in plan.pairs)
+            }
+            if self._calibrate:
+                self._measure_floors(plan, sources, trainers)
+            if before := len(self._measurements.measurements):
+                self._live.observer.log(
+                    f"{count(before, 'measurement')} of the log {'is' if before == 1 else 'are'} kept"
+                )
+            with self._live.observer.progress("measuring", bytewise=False) as advance:
+                MatrixRun(
+                    plan, sources, trainers, self._default_prompts.prompts, self._measurements, timeout=self._live.timeout,
+                    advance=advance,
+                ).run()  # fmt: skip
+
+    def _start_trainer(self, name: str, layout: ParallelLayout, stack: ExitStack) -> Trainer:
+        with self._live.observer.phase(f"starting {name}{f' {layout}' if name == 'megatron' and str(layout) else ''}"):
+            trainer = self._live.start_trainer(
+                name,
+                dtype=self._sides.dtype,
+                head_fp32=self._sides.head_fp32,
+                layout=layout if name == "megatron" else None,
+            )
+        stack.callback(trainer.close)
+        return trainer
+
+    def _start_engine(self, name: str, ranks: int, plan: Plan, stack: ExitStack) -> Engine:
+        from ckptcheck.live.runtime.engines.engine_options import parse_switches
+
+        sides = self._sides
+        # without this switch an engine splits a large batch into several small ones
+        switches = with_batch_size(parse_switches(sorted(sides.switches)), max(plan.batches))
+        with self._live.observer.phase(f"starting {name}{f' on {ranks} ranks' if ranks > 1 else ''}"):
+            engine = self._live.start_engine(
+                name, dtype=sides.dtype, ranks=ranks, mode=sides.mode,
+                context_len=min(max(plan.lengths) + SPARE_TOKENS, self._default_prompts.context_length or 1 << 30),
+                concurrent_sequences=max(8, *plan.batches), switches=switches,
+            )  # fmt: skip
+        stack.callback(engine.close)
+        self._left_out |= {f"{name} {switch}": reason for switch, reason in engine.ignored_switches.items()}
+        return engine
+
+    def _measure_floors(
+        self, plan: Plan, engines: Mapping[str, ResponseEngine], trainers: Mapping[str, Trainer]
+    ) -> None:
+        from ckptcheck.live.experiments.calibrate import TITLES, calibrate
+
+        for trainer_name, engine_name in plan.pairs:
+            pair = " ".join([f"{trainer_name}:{engine_name}", *plan.layouts])
+            prompts = self._default_prompts.prompts(min(plan.lengths) - plan.response, plan.data[0], 8)
+            self._live.observer.log(f"the floor of {pair}")
+            with self._live.observer.stages() as begin:
+                measurement = calibrate(
+                    engines[engine_name], trainers[trainer_name], prompts, response=plan.response, say=begin
+                )
+            if measurement.failed_comparisons:
+                reason = f"logprobs of {TITLES[measurement.failed_comparisons[0]]} are not finite"
+                self._left_out[f"the floor of {pair}"] = reason
+            else:
+                self.floor[pair] = max(metrics.mult_prob_error for metrics in measurement.metrics.values())
+            self.sections.append(measurement.section(pair))
+
+
+def _digest_weights(ckpt: Checkpoint) -> str:
+    """Return one digest of all weights, so that measurements of another training step are not continued."""
+    import xxhash
+
+    from ckptcheck.runners.runner import Local
+    from ckptcheck.values.digest import digest_tensors
+    from ckptcheck.values.tensor_stream import open_streams
+
+    digests = digest_tensors(ckpt.source, open_streams(ckpt), runner=Local(1))
+    return xxhash.xxh3_128_hexdigest(repr(sorted(digests.items())).encode())

@@ -1,0 +1,196 @@
+"""Plans what each stage of a gate runs, from the settings of the job."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptcheck.checkpoint.document import clip
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.jobs.job import Job, NamedCheckpoint
+from ckptcheck.jobs.live_arguments import ENGINES, list_record_arguments, list_refit_arguments, list_score_arguments
+from ckptcheck.live.gate.gate_file import GateRequest
+from ckptcheck.live.refit.first_step import FIRST_STEP_ARGUMENTS
+from ckptcheck.text.addresses import is_remote_address
+from ckptcheck.text.formatting import join_words
+
+FUNCTIONS = {
+    "preflight": ("preflight",),
+    "scan": ("scan_all",),
+    "refit": ("refit",),
+    "parity": ("record_rollouts", "score_rollouts", "judge"),
+}
+"""Stage → the functions of `ckptcheck.api` that it calls, in their order."""
+SCORED = "scored.safetensors"
+"""File of the results' folder with the engine's responses and the trainer's logprobs."""
+ENGINE_ARGUMENTS = ("engine", "engine_tp", "engine_mode", "engine_python", "dtype")
+TRAINER_ARGUMENTS = ("trainer", "tp", "pp", "ep", "dtype", "trainer_python")
+OWN = ("observer", "output", "baseline", "write_baseline", "fix", "stats", "plots", "record")
+"""Arguments that a gate sets itself, or that write elsewhere."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of one function of `ckptcheck.api`."""
+
+    function: str
+    arguments: Mapping[str, Any]
+    """Keyword arguments as JSON can hold them; ``*`` holds the positional ones."""
+    output: Path | None = None
+    """The file that the call writes and a later call reads; None where its report is all."""
+    made_by: Call | None = None
+    """A call of the trial that makes this one needless where it wrote its output; None where there is none."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one stage of a gate runs."""
+
+    name: str
+    calls: tuple[Call, ...] = ()
+    cannot: str = ""
+    """Why the stage cannot check the job, or not all of it; "" where it can."""
+
+
+def check_options(request: GateRequest, functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Raise CkptcheckError for an argument that no function of its stage takes. functions: name → function of `ckptcheck.api`."""
+    for stage, options in request.options.items():
+        known = {name for function in FUNCTIONS[stage] for name in _list_names(functions[function])} - {*OWN}
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, sorted(known), 1)
+                raise CkptcheckError(
+                    f"[{stage}] takes no {clip(name.replace('_', '-'))}"
+                    + (f"; did you mean {near[0].replace('_', '-')}?" if near else ""),
+                    hint=f"it takes the options of {join_words([f'ckptcheck.{name}' for name in FUNCTIONS[stage]])}",
+                )
+
+
+def plan_stages(
+    job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path
+) -> tuple[Stage, ...]:
+    """Return the stages after preflight that the request asks for. folder: where calls write what later calls read."""
+    plan = {"scan": _plan_scan, "refit": _plan_refit, "parity": _plan_parity}
+    return tuple(plan[name](job, request, functions, folder) for name in request.stages if name in plan)
+
+
+def _plan_scan(job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path) -> Stage:
+    model = job.checkpoints.get("checkpoint.model")
+    named = [checkpoint for checkpoint in job.checkpoints.values() if request.model is None or checkpoint != model]
+    found = [checkpoint.path for checkpoint in named if not checkpoint.reason]
+    missing = [_explain_missing(job, checkpoint) for checkpoint in named if checkpoint.reason]
+    targets = list(dict.fromkeys([*([request.model] if request.model else []), *found]))
+    cannot = missing[0] if missing else "" if targets else "the job names no checkpoint"
+    if not targets:
+        return Stage("scan", cannot=cannot)
+    arguments = {"*": [targets], **request.options.get("scan", {})}
+    return Stage("scan", (Call("scan_all", arguments),), cannot)
+
+
+def _plan_refit(job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path) -> Stage:
+    source, cannot = _find_source(job, request)
+    if cannot:
+        return Stage("refit", cannot=cannot)
+    return Stage("refit", (_plan_trial(job, request, functions, folder, source),))
+
+
+def _plan_trial(
+    job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path, source: str
+) -> Call:
+    """Return the call of ``refit``. It also records what parity judges, if both stages set up engine and trainer alike."""
+    options, of_job = request.options.get("refit", {}), list_refit_arguments(job)
+    if not options.get("check_logprobs", True):
+        of_job.pop("clear_cache", None)  # only what is scored depends on the cache
+    arguments = {"*": [source], **of_job, **options}
+    if "parity" not in request.stages or "rollouts" in arguments:
+        return Call("refit", arguments)
+    record, score = (_take_arguments(job, request, functions, name) for name in ("record_rollouts", "score_rollouts"))
+    if not _is_set_up_alike(arguments, record, score):
+        return Call("refit", arguments)
+    scored = folder / SCORED
+    rollouts = {name: value for name, value in record.items() if name in FIRST_STEP_ARGUMENTS}
+    if "switch" in record:
+        arguments["switch"] = record["switch"]
+    return Call("refit", {**arguments, "rollouts": {"output": str(scored), **rollouts}}, scored)
+
+
+def _is_set_up_alike(refit: Mapping[str, Any], record: Mapping[str, Any], score: Mapping[str, Any]) -> bool:
+    """Return whether the engine and the trainer of a trial are those that parity would start."""
+    switches = record.get("switch", [])
+    return (
+        all(refit.get(name) == record.get(name) for name in ENGINE_ARGUMENTS)
+        and all(refit.get(name) == score.get(name) for name in TRAINER_ARGUMENTS)
+        and not any(refit.get(name) for name in ("quantize", "engine_ep"))
+        and refit.get("check_weights", True)
+        and refit.get("switch", switches) == switches
+        and "head_fp32=on" not in switches
+        and record.keys() <= {*ENGINE_ARGUMENTS, *FIRST_STEP_ARGUMENTS, "switch", "timeout"}
+        and score.keys() <= {*TRAINER_ARGUMENTS, "timeout"}
+    )
+
+
+def _plan_parity(job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path) -> Stage:
+    source, cannot = _find_source(job, request)
+    if cannot:
+        return Stage("parity", cannot=cannot)
+    rollouts, scored = folder / "rollouts.safetensors", folder / SCORED
+    record, score, judge = (_take_arguments(job, request, functions, name) for name in FUNCTIONS["parity"])
+    trial = _plan_trial(job, request, functions, folder, source) if "refit" in request.stages else None
+    made_by = trial if trial is not None and trial.output == scored else None
+    return Stage(
+        "parity",
+        (
+            Call("record_rollouts", {**record, "*": [source, str(rollouts)]}, rollouts, made_by),
+            Call("score_rollouts", {**score, "*": [str(rollouts), source, str(scored)]}, scored, made_by),
+            Call("judge", {**judge, "*": [str(scored)]}),
+        ),
+    )
+
+
+def _take_arguments(
+    job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], function: str
+) -> dict[str, Any]:
+    """Return the arguments of a function of parity: those that follow from the job, and those of the gate file that it takes."""
+    of_job = {"record_rollouts": list_record_arguments, "score_rollouts": list_score_arguments}
+    names = _list_names(functions[function])
+    options = {name: value for name, value in request.options.get("parity", {}).items() if name in names}
+    return {**(of_job[function](job) if function in of_job else {}), **options}
+
+
+def _find_model(job: Job) -> str | None:
+    """Return the path of the model that the engine starts from, None where it is not on this machine."""
+    checkpoint = job.checkpoints.get("checkpoint.model")
+    return None if checkpoint is None or checkpoint.reason else checkpoint.path
+
+
+def _find_source(job: Job, request: GateRequest) -> tuple[str, str]:
+    """Return (path of the model, why engine and trainer cannot be checked; "" where they can)."""
+    if job.engine not in ENGINES:
+        return "", f"the job's engine is {job.engine}, not vllm or sglang" if job.engine else "no engine is known"
+    if job.text("trainer.backend") is None:
+        return "", "no trainer is known"
+    source = request.model or _find_model(job)
+    if source is None:
+        checkpoint = job.checkpoints.get("checkpoint.model")
+        return "", _explain_missing(job, checkpoint) if checkpoint is not None else "the job names no model"
+    if is_remote_address(source):
+        return "", f"{source} is not on this machine, and engine and trainer load their model from disk"
+    return source, ""
+
+
+def _explain_missing(job: Job, checkpoint: NamedCheckpoint) -> str:
+    """Return why a checkpoint that the job names cannot be read, and what to do where it is the model and only not here."""
+    if checkpoint != job.checkpoints.get("checkpoint.model") or checkpoint.path:
+        return checkpoint.reason
+    reason = checkpoint.reason.partition(": ckptcheck scan ")[0]
+    return f"{reason}; name a copy on this machine with --model, or with model in the gate file"
+
+
+def _list_names(function: Callable[..., Any]) -> Sequence[str]:
+    """Return the names of the keyword arguments of a function."""
+    parameters = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

@@ -1,0 +1,96 @@
+"""Brings the tokens that two replicas have in common into one order, so that their points can be compared row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckptcheck.compare.activations.points import EPSILON, execution_order, rounding_limit
+from ckptcheck.compare.activations.relation import describe_relation
+from ckptcheck.live.localize.dumps.alignment import Match
+from ckptcheck.live.localize.dumps.rank import Replica
+from ckptcheck.live.localize.rank_layout import UnequalCopy
+
+
+def pair_points(ours: Replica, theirs: Replica, match: Match) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the points of two replicas with the tokens of the match.
+
+    Of an output that the ranks of a group should all have alike and do not, it is what the rank farthest from the other side has;
+    or their sum, where an engine adds it up later. A point whose rows are no tokens of the match stays on the first side only.
+    """
+    reference = {point: _pick_rows(matrix, ours, match, 0) for point, matrix in ours.points.items()}
+    other = {point: _pick_rows(matrix, theirs, match, 1) for point, matrix in theirs.points.items()}
+    for point in {*ours.copies, *theirs.copies}:
+        if reference.get(point) is None or other.get(point) is None:
+            continue
+        for own, opposite, replica, side in ((reference, other, ours, 0), (other, reference, theirs, 1)):
+            if point in replica.copies:
+                copies = [_pick_rows(matrix, replica, match, side) for _, matrix in replica.copies[point]]
+                own[point] = _choose_copy(copies, opposite[point])
+    return (
+        {point: ours.points[point] if matrix is None else matrix for point, matrix in reference.items()},
+        {point: matrix for point, matrix in other.items() if matrix is not None and reference.get(point) is not None}
+        | {point: theirs.points[point] for point in other if point not in reference},
+    )
+
+
+def find_unequal_copy(
+    replica: Replica, opposite: Mapping[str, Any], match: Match, side: tuple[int, str], dtype: str
+) -> UnequalCopy | None:
+    """Return the first output that the ranks of a replica should all have alike and do not; None where there is none.
+
+    Args:
+        replica: the replica.
+        opposite: point → matrix of the other side, rows as in the match.
+        match: the tokens that are compared.
+        side: 0 for the reference and 1 for the other side, and its name.
+        dtype: what both sides compute in; a reduction gives all ranks the same number, so the limit is narrow.
+    """
+    import numpy as np
+
+    limit = rounding_limit(dtype) if dtype == "float32" else EPSILON[dtype]
+    for point in sorted(replica.copies, key=execution_order):
+        named = [(name, _pick_rows(matrix, replica, match, side[0])) for name, matrix in replica.copies[point]]
+        target = opposite.get(point)
+        if target is None or any(matrix is None or matrix.shape != target.shape for _, matrix in named):
+            continue
+        matrices = [matrix for _, matrix in named]
+        if _are_summands(matrices, target):
+            continue
+        distances = [float(np.nan_to_num(np.linalg.norm(matrix - target), nan=np.inf)) for matrix in matrices]
+        near, far = int(np.argmin(distances)), int(np.argmax(distances))
+        norm = float(np.linalg.norm(matrices[near]))
+        relative = float(np.linalg.norm(matrices[far] - matrices[near])) / norm if norm else float("inf")
+        if not relative <= limit:
+            relation = describe_relation(point, {point: matrices[near]}, {point: matrices[far]})
+            return UnequalCopy(side[1], point, named[far][0], named[near][0], relative, relation)
+    return None
+
+
+def _pick_rows(matrix: Any, replica: Replica, match: Match, side: int) -> Any:
+    """Return the rows of the match; None where the matrix has other rows than the replica has tokens."""
+    if match.rows is None:
+        return matrix
+    rows = match.rows[side]
+    if len(matrix) == replica.rows:
+        return matrix[rows]
+    return matrix if len(matrix) == 1 and match.has_last_token else None
+
+
+def _choose_copy(copies: list[Any], target: Any) -> Any:
+    """Return the copy that is farthest from the other side's, or the sum of all where that is what the other side has."""
+    import numpy as np
+
+    if any(copy is None or copy.shape != target.shape for copy in copies):
+        return copies[0]
+    if _are_summands(copies, target):
+        return np.sum(copies, axis=0, dtype=np.float32)
+    return max(copies, key=lambda copy: float(np.nan_to_num(np.linalg.norm(copy - target), nan=np.inf)))
+
+
+def _are_summands(copies: list[Any], target: Any) -> bool:
+    """Return whether the ranks' outputs add up to the other side's: an engine reduces them after the module."""
+    import numpy as np
+
+    nearest = min(float(np.linalg.norm(copy - target)) for copy in copies)
+    return float(np.linalg.norm(np.sum(copies, axis=0) - target)) < nearest / 2

@@ -1,0 +1,153 @@
+"""Tells tensor-parallel ranks from data-parallel ones, and joins the former.
+
+Tensor-parallel ranks compute the same tokens, have the same matrices after each reduction, and each its own columns before.
+Data-parallel ranks have all columns each. How many ranks share the columns comes from the dump's names, from the config, or from
+whether the columns of two ranks are related.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ckptcheck.compare.activations.points import execution_order
+from ckptcheck.live.localize.dumps.rank import RankPoints, Replica
+from ckptcheck.live.localize.dumps.stages import split_into_stages
+
+COLUMNS = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "core", "gate_proj", "up_proj", "act", "lm_head")
+"""Suffixes of points of which each tensor-parallel rank has its own columns."""
+OWN_COLUMNS = ("q_proj", "core", "gate_proj", "up_proj", "act")
+"""Those of which no two ranks have the same: a rank may have a copy of another's keys and values."""
+RELATED = 0.5
+"""Correlation, from which on two matrices are the same but for a fault. That of two ranks' columns is near 0."""
+
+
+def join_ranks(pieces: Sequence[RankPoints]) -> tuple[list[Replica], list[str]]:
+    """Return the replicas, and why some ranks are in none: sentences for a reader."""
+    stages = [_group_shards(stage) for stage in split_into_stages(pieces)]
+    count = min(map(len, stages), default=0)
+    replicas = []
+    for index in range(count):
+        groups = [stage[index] for stage in stages]
+        names = tuple(dict.fromkeys(piece.name for group in groups for piece in group))
+        replica = Replica(names, {})
+        for group in groups:
+            _join_group(group, replica)
+        replica.points = {point: replica.points[point] for point in sorted(replica.points, key=execution_order)}
+        replicas.append(replica)
+    left = [piece.name for stage in stages for group in stage[count:] for piece in group]
+    return replicas, [f"{name} is of a pipeline whose other stages are not in the dump" for name in left]
+
+
+def _group_shards(stage: Sequence[RankPoints]) -> list[list[RankPoints]]:
+    """Return the tensor-parallel groups of one stage."""
+    groups: list[list[RankPoints]] = []
+    rest = list(stage)
+    while rest:
+        peers = [piece for piece in rest if piece is rest[0] or _has_same_tokens(rest[0], piece)]
+        size = _count_shards(peers)
+        if size == 1 and (split := _count_token_shards(rest[0])) > 1:
+            # Sequence parallelism: each rank has a part of the tokens after a reduction, and all of them before it.
+            peers, size = rest[:split], split
+        groups += [peers[start : start + size] for start in range(0, len(peers), size)]
+        rest = [piece for piece in rest if piece not in peers]
+    return groups
+
+
+def _count_shards(peers: Sequence[RankPoints]) -> int:
+    """Return how many of the ranks that have the same tokens share the columns of a matrix; 1 where each has all of them."""
+    stated = peers[0].tensor_parallel_size
+    if stated is None:
+        copies = 1 + sum(_has_same_columns(peers[0], piece) for piece in peers[1:])
+        stated = len(peers) // copies
+    return stated if len(peers) % stated == 0 else 1
+
+
+def _count_token_shards(piece: RankPoints) -> int:
+    """Return by how many ranks the tokens are shared between the reductions of a layer; 1 where they are not."""
+    rows = [
+        {len(matrix) for point, matrix in piece.points.items() if point.endswith(suffixes)}
+        for suffixes in (("o_proj", "down_proj"), ("q_proj", "core", "act"))
+    ]
+    if not all(len(counts) == 1 for counts in rows):
+        return 1
+    reduced, whole = rows[0].pop(), rows[1].pop()
+    return whole // reduced if reduced and whole % reduced == 0 else 1
+
+
+def _has_same_tokens(one: RankPoints, two: RankPoints) -> bool:
+    """Return whether two ranks of a stage compute the same tokens."""
+    if one.tokens is not None and two.tokens is not None:
+        return bool(one.tokens.shape == two.tokens.shape and (one.tokens == two.tokens).all())
+    shared = [name for name in one.points if name in two.points and not name.endswith(COLUMNS)]
+    first = min(shared, key=execution_order, default=None)
+    return first is None or correlation(one.points[first], two.points[first]) > RELATED
+
+
+def _has_same_columns(one: RankPoints, two: RankPoints) -> bool:
+    """Return whether two ranks with the same tokens have the same columns of their matrices, so that each has all of them."""
+    import numpy as np
+
+    found = [
+        correlation(matrix, two.points[point])
+        for point, matrix in one.points.items()
+        if point.endswith(OWN_COLUMNS) and point in two.points
+    ]
+    return not found or float(np.median(found)) > RELATED
+
+
+def correlation(one: Any, two: Any) -> float:
+    """Return the correlation of two matrices over the columns of each row; 0 where shapes differ or a number is not finite."""
+    import numpy as np
+
+    if one.shape != two.shape or not one.size:
+        return 0.0
+    if np.array_equal(one, two):
+        return 1.0
+    a, b = (matrix - matrix.mean(1, keepdims=True, dtype=np.float64) for matrix in (one, two))
+    norms = float(np.linalg.norm(a)) * float(np.linalg.norm(b))
+    found = float((a * b).sum()) / norms if norms else 0.0
+    return found if np.isfinite(found) else 0.0
+
+
+def _join_group(group: Sequence[RankPoints], replica: Replica) -> None:
+    """Add the points of one tensor-parallel group to a replica."""
+    import numpy as np
+
+    head = group[0]
+    replica.tokens = head.tokens if replica.tokens is None else replica.tokens
+    replica.positions = head.positions if replica.positions is None else replica.positions
+    replica.starts = head.starts if replica.starts is None else replica.starts
+    rows = max((len(matrix) for piece in group for matrix in piece.points.values()), default=0)
+    for point in dict.fromkeys(point for piece in group for point in piece.points):
+        named = [(piece.name, piece.points[point]) for piece in group if point in piece.points]
+        matrices = [matrix for _, matrix in named]
+        if len(named) == len(group) > 1:
+            if len(matrices[0]) < rows and sum(map(len, matrices)) == rows:
+                matrices = [np.concatenate(matrices)]
+            elif point.endswith(COLUMNS) and not _are_copies(point, matrices):
+                matrices = [np.concatenate(list(_drop_copies(point, matrices)), 1)]
+            elif not all(np.array_equal(matrices[0], matrix) for matrix in matrices[1:]):
+                replica.copies[point] = named
+        replica.points[point] = np.ascontiguousarray(matrices[0], dtype=np.float32)
+
+
+def _are_copies(point: str, matrices: Sequence[Any]) -> bool:
+    """Return whether all ranks have all columns: an engine gathers the logits of all ranks on each."""
+    if len({len(matrix) for matrix in matrices}) != 1:
+        return True
+    return not point.endswith(("k_proj", "v_proj", "k_norm")) and all(
+        correlation(matrices[0], matrix) > RELATED for matrix in matrices[1:]
+    )
+
+
+def _drop_copies(point: str, matrices: Sequence[Any]) -> Iterator[Any]:
+    """Yield each rank's columns, without a copy of those of the rank before: more ranks than key-value heads share one."""
+    import numpy as np
+
+    before = None
+    for matrix in matrices:
+        is_shared = point.endswith(("k_proj", "v_proj", "k_norm"))
+        if not (is_shared and before is not None and np.array_equal(before, matrix)):
+            yield matrix
+        before = matrix

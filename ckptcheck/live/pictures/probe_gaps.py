@@ -1,0 +1,116 @@
+"""Draws what probes measured: gaps of logprobs, tokens that go to other experts, responses whose weights changed under them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from ckptcheck.linter.pictures import Bar, BarPart, Bars, Curves, HeatCell, HeatMap, Series, State
+from ckptcheck.live.experiments.probes.inflight import InflightProbeResult, InflightResponse
+from ckptcheck.live.experiments.probes.routing import RoutingResult
+from ckptcheck.live.experiments.probes.trace import list_tables
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import PictureMaker
+    from ckptcheck.live.experiments.probes.trace import ProbeTrace
+
+GAP = "|Δ|"
+"""Columns of a probe's table that have this in their name hold nats."""
+GAP_RULES = tuple(f"PRB{number:03}" for number in (2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 18, 21, 22, 23, 24))
+"""Rules that judge a gap between two ways to compute the same tokens."""
+UPDATE_RULES = ("PRB015", "PRB016", "PRB017", "PRB025", "PRB026")
+"""Rules that judge a response during which the weights were updated."""
+WEIGHTS = (
+    State("old weights", "quiet"),
+    State("old or new weights", "notice", "the logprobs of both fit"),
+    State("new weights", "good"),
+)
+
+
+def list_probe_pictures(trace: ProbeTrace) -> Iterable[tuple[str, PictureMaker]]:
+    """Return title and maker of each picture."""
+    makers = {
+        "Gaps that the probes measured": draw_gaps,
+        "Tokens that go to other experts": draw_rerouted_tokens,
+        "Responses while the weights were updated": draw_updated_responses,
+    }
+    return [(title, partial(maker, trace, title)) for title, maker in makers.items()]
+
+
+def draw_gaps(trace: ProbeTrace, title: str) -> HeatMap | None:
+    """Draw comparison × kind of gap in nats, from the tables of all probes; None where no table has gaps."""
+    rows: list[str] = []
+    columns: list[str] = []
+    cells: dict[tuple[int, int], HeatCell] = {}
+    tables = [(probe, section) for probe, result in trace.results.items() for section in list_tables(result)]
+    for probe, section in tables:
+        gaps = {at: name for at, name in enumerate(section.columns) if GAP in name}
+        for row in section.rows:
+            values = {gaps[at]: value for at, value in enumerate(row) if at in gaps and isinstance(value, float | int)}
+            if not any(map(isfinite, values.values())):
+                continue
+            labels = (value for at, value in enumerate(row) if isinstance(value, str) and at not in gaps)
+            rows.append(f"{probe}: {', '.join(filter(None, labels))}")
+            columns += [name for name in values if name not in columns]
+            cells |= {
+                (len(rows) - 1, columns.index(name)): HeatCell(float(value), note=section.title)
+                for name, value in values.items()
+            }
+    if not cells:
+        return None
+    caption = "A row for each comparison of a probe, in nats of a token. The findings say which gap is too wide."
+    return HeatMap(
+        title,
+        caption,
+        tuple(rows),
+        tuple(columns),
+        cells,
+        value_label="nats",
+        codes=GAP_RULES,
+        row_label="comparison",
+        column_label="gap",
+    )
+
+
+def draw_rerouted_tokens(trace: ProbeTrace, title: str) -> Curves | None:
+    """Draw the share of tokens that go to other experts, by layer; None where it was not measured."""
+    for result in trace.results.values():
+        if isinstance(result, RoutingResult) and result.tokens and result.layers:
+            shares = tuple(number / result.tokens for number in result.layers)
+            caption = f"Of {result.tokens:,} tokens, the share that engine and trainer send to other experts."
+            return Curves(
+                title,
+                caption,
+                tuple(range(len(shares))),
+                (Series("share of tokens", shares),),
+                "layer of experts",
+                codes=("PRB020",),
+            )
+    return None
+
+
+def draw_updated_responses(trace: ProbeTrace, title: str) -> Bars | None:
+    """Draw which weights computed which tokens of a response; None where no response was updated under way."""
+    for result in trace.results.values():
+        if isinstance(result, InflightProbeResult) and result.responses:
+            bars = tuple(_draw_response(response) for response in result.responses)
+            caption = "One bar for each way to pause: how many tokens the old and the new weights computed, by their logprobs."
+            return Bars(title, caption, bars, WEIGHTS, "tokens", codes=UPDATE_RULES)
+    return None
+
+
+def _draw_response(response: InflightResponse) -> Bar:
+    latest = response.tokens if response.changed is None else response.changed
+    earliest = min(response.earliest, latest)
+    lengths = (earliest, latest - earliest, response.tokens - latest)
+    parts = tuple(BarPart(length, state.name) for length, state in zip(lengths, WEIGHTS, strict=True) if length > 0)
+    dated = (
+        ""
+        if response.reported_from is None
+        else f"; the engine names the new version from token {response.reported_from} on"
+    )
+    return Bar(
+        response.pause_label, parts, f"ended by {response.finish}{dated}" if response.finish else dated.lstrip("; ")
+    )

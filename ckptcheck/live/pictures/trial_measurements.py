@@ -1,0 +1,128 @@
+"""Lists the pictures of a trial, and draws where its time went and how far its logprobs are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from ckptcheck.linter.pictures import Bar, BarPart, Bars, Curves, Series, State, choose_scale
+from ckptcheck.live.pictures.tensor_states import draw_tensor_states
+from ckptcheck.live.pictures.token_lines import draw_token_lines, subtract_logprobs
+from ckptcheck.live.refit.trace_queries import compare_scoring
+from ckptcheck.text.formatting import format_bytes
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import Picture, PictureMaker
+    from ckptcheck.live.refit.trace import RefitTrace, Scoring
+
+PHASES = (
+    State("export and send", "good", "what the trainer and the transport take"),
+    State("update", "notice", "what the engine takes to load the weights"),
+    State("digests of what was sent", "quiet"),
+    State("check", "change", "digests of what the engine holds, and their comparison with a cold load"),
+)
+
+
+def list_trial_pictures(trace: RefitTrace) -> Iterable[tuple[str, PictureMaker]]:
+    """Return title and maker of each picture."""
+    makers: dict[str, Callable[[RefitTrace, str], Picture | None]] = {
+        "Tensors of the engine": draw_tensor_states,
+        "Where the time went": draw_phases,
+        "Logprobs: how far the engine is from a cold load": draw_gap_to_cold_load,
+        "Logprobs: how far the engine is from the trainer": draw_gap_to_trainer,
+        "Logprobs before and after, token by token": draw_token_gaps,
+    }
+    return [(title, partial(maker, trace, title)) for title, maker in makers.items()]
+
+
+def draw_phases(trace: RefitTrace, title: str) -> Bars | None:
+    """Draw the seconds of each sync and of its check; None without a sync that has a time."""
+    bars = []
+    for sync in trace.syncs:
+        lengths = (sync.seconds - sync.answer.seconds, sync.answer.seconds, sync.sent_seconds, sync.check_seconds)
+        parts = tuple(
+            BarPart(seconds, phase.name) for seconds, phase in zip(lengths, PHASES, strict=True) if seconds > 0
+        )
+        if parts:
+            note = f"{format_bytes(sync.nbytes)} in {sync.buckets:,} buckets"
+            bars.append(Bar(f"sync {sync.number}, step {sync.step}", parts, note))
+    if not bars:
+        return None
+    caption = "One bar for each sync. A job has the first two parts; the others are what the trial adds to look."
+    return Bars(title, caption, tuple(bars), PHASES, "s")
+
+
+def draw_gap_to_cold_load(trace: RefitTrace, title: str) -> Curves | None:
+    """Draw the largest difference from a cold load after each sync; None where nothing was scored after one."""
+    scorings = [scoring for scoring in trace.scorings if scoring.after_sync]
+    diffs = [compare_scoring(scoring) for scoring in scorings]
+    allowed = trace.noise_floor.cold_load_tolerance
+    lines = {
+        "by prefill": [diff.prefill.most for diff in diffs],
+        "by decoding": [diff.decode.most for diff in diffs],
+        "allowed": [allowed] * len(diffs),
+    }
+    caption = "The largest difference of a token, beside what the engine's own noise allows."
+    return _draw_lines(title, caption, scorings, lines, ("REF010",))
+
+
+def draw_gap_to_trainer(trace: RefitTrace, title: str) -> Curves | None:
+    """Draw the difference from the trainer before and after each sync; None where nothing was scored."""
+    diffs = [compare_scoring(scoring) for scoring in trace.scorings]
+    allowed = trace.noise_floor.trainer_tolerance
+    lines: dict[str, Sequence[float | None]] = {
+        "largest": [diff.trainer.most for diff in diffs],
+        "mean": [diff.trainer.mean for diff in diffs],
+        "largest, decoding the trainer's tokens": [diff.forced.most if diff.forced else None for diff in diffs],
+        "largest that is allowed": [allowed.most] * len(diffs),
+        "mean that is allowed": [allowed.mean] * len(diffs),
+    }
+    caption = (
+        "The cold load is before any sync. The limits come from how far each side is from itself over the same weights."
+    )
+    return _draw_lines(title, caption, trace.scorings, lines, ("REF012", "REF013"))
+
+
+def draw_token_gaps(trace: RefitTrace, title: str) -> Curves | None:
+    """Draw engine minus trainer for each token, once for every time that the sequences were scored."""
+    lines = {
+        _label(scoring): subtract_logprobs((one.prompt_logprobs for one in scoring.engine), scoring.trainer)
+        for scoring in trace.scorings
+    }
+    caption = (
+        "Engine minus trainer for each token of the scored sequences, in their order. A name below hides its line."
+    )
+    return draw_token_lines(title, caption, lines, ("REF010", "REF012"))
+
+
+def _draw_lines(
+    title: str,
+    caption: str,
+    scorings: Sequence[Scoring],
+    lines: Mapping[str, Sequence[float | None]],
+    codes: tuple[str, ...],
+) -> Curves | None:
+    """Return the curves that have a number; None where none has."""
+    series = tuple(
+        Series(name, tuple(map(_finite, values)))
+        for name, values in lines.items()
+        if any(value is not None for value in values)
+    )
+    if not series:
+        return None
+    numbers = [value for each in series for value in each.values]
+    if None in numbers:
+        caption += " A gap in a line: not measured, or not a finite number."
+    return Curves(
+        title, caption, tuple(map(_label, scorings)), series, "after", "nats", choose_scale(numbers), codes=codes
+    )
+
+
+def _label(scoring: Scoring) -> str:
+    return f"sync {scoring.after_sync}" if scoring.after_sync else "cold load"
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None

@@ -1,0 +1,157 @@
+"""Says what no trial can do with this source, these options and this engine, before anything is loaded.
+
+Which formats the engines compute with on a CPU was read in their tables of kernels: vLLM 0.32.0
+(model_executor/kernels/linear/__init__.py lists no kernel for NVFP4, MXFP4 and MXFP8 on a CPU, fused_moe/oracle/mxfp4.py one for
+experts in MXFP4) and SGLang 0.5.23 (layers/quantization, whose kernels for the three need CUDA, ROCm or an NPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.live.runtime.engines.known_issues import version_numbers
+from ckptcheck.live.runtime.engines.transports import Transport, find_transport, transports_of
+from ckptcheck.live.runtime.trainers.schemes import DEFAULT_IGNORE, SCHEMES, build_scheme
+
+BLOCK_FORMATS = ("nvfp4", "mxfp4", "mxfp8")
+"""Formats with a scale for each small block, in which no trial packs."""
+LOADS_ONCE = (0, 5, 23)
+"""The newest SGLang that was read: on GPUs it loads packed weights once only, but for experts in integers of 4 bits."""
+TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
+
+
+def check_quantization(scheme: str, engine: str, transport: str, dtype: str) -> None:
+    """Raise CkptcheckError if quantized weights cannot reach an engine in this format, by this transport, or in this dtype."""
+    if scheme in BLOCK_FORMATS:
+        raise CkptcheckError(
+            f"--quantize {scheme} cannot be tried: {_missing_kernels(scheme, engine)}, and ckptcheck packs {_join(SCHEMES)} only",
+            f"--quantize {[*SCHEMES][-1]} tries the path of packed weights; ckptcheck refit --attach URL checks servers "
+            f"on GPUs that serve {scheme}",
+        )
+    if scheme == "w4a16" and engine == "vllm" and dtype == "float32":
+        raise CkptcheckError("vLLM computes packed integers in 16 bits only", "--dtype bfloat16")
+    if find_transport(engine, transport).is_between_gpus:
+        raise CkptcheckError(
+            f"--quantize does not go with --transport {transport}, which carries weights as the trainer holds them: packed ones "
+            "over NCCL or CUDA IPC are not built",
+            f"--transport {find_transport(engine, None).name} carries packed weights to GPUs too",
+        )
+
+
+def require_engine_layout(engine: str, *, tp: int, ep: int, pp: int, dp: int) -> None:
+    """Raise CkptcheckError for a layout in which no trial starts this engine.
+
+    vLLM 0.32 has no size of its own for expert parallelism: the group is that of all tensor-parallel ranks. SGLang 0.5.23 divides
+    those ranks.
+    """
+    if pp > 1:
+        raise CkptcheckError(
+            f"--engine-pp {pp}: a trial starts engines with one pipeline stage, whose ranks all take part in every transport",
+            "--engine-tp splits the model over as many ranks",
+        )
+    if dp > 1:
+        raise CkptcheckError(
+            f"--engine-dp {dp}: a trial starts one replica, since each replica loads the same weights by itself",
+            "ckptcheck refit --attach URL --attach URL compares the replicas of a job with each other",
+        )
+    if ep > 1 and engine == "vllm" and ep != tp:
+        raise CkptcheckError(
+            f"--engine-ep {ep}: vLLM spreads experts over all of its {tp} tensor-parallel ranks",
+            f"--engine-tp {ep} --engine-ep {ep}",
+        )
+    if tp % ep:
+        raise CkptcheckError(
+            f"--engine-ep {ep} does not divide the {tp} ranks of --engine-tp", f"--engine-tp {ep} --engine-ep {ep}"
+        )
+
+
+def require_draft_update(engine: str, transport: Transport, draft: str | None) -> None:
+    """Raise CkptcheckError if the draft cannot be sent: the engine has none, or a transport does not reach it."""
+    if draft is None:
+        raise CkptcheckError(
+            "--send-draft: the engine has no draft model", "--switch draft=mtp, or --switch draft=DIR, gives it one"
+        )
+    if not transport.reaches_draft:
+        usable = [row for row in transports_of(engine) if row.reaches_draft]
+        raise CkptcheckError(
+            f"--send-draft: {transport.name} does not bring {TITLES.get(engine, engine)} the weights of a draft model",
+            f"--transport {' or '.join(row.name for row in usable)}",
+        )
+
+
+def require_experts(ckpt: Checkpoint, ep: int) -> None:
+    """Raise CkptcheckError for expert parallelism of a model without experts."""
+    if ep > 1 and not any(".experts." in name for name in ckpt.tensors):
+        raise CkptcheckError(f"--engine-ep {ep}: {ckpt.target} has no experts", "leave out --engine-ep")
+
+
+def require_plain_source(ckpt: Checkpoint) -> None:
+    """Raise CkptcheckError for a checkpoint that is quantized, with its format: no trainer holds packed weights."""
+    quantization = ckpt.quantization
+    if ckpt.config is None or not ckpt.config.get("quantization_config") or quantization is None:
+        return
+    words = (quantization.method, quantization.config.get("format"), quantization.config.get("quant_algo"))
+    declared = [word.lower() for word in words if isinstance(word, str)]
+    block_format = next((form for form in BLOCK_FORMATS if any(form in word for word in declared)), None)
+    raise CkptcheckError(
+        f"{ckpt.target} is quantized ({', '.join(declared) or 'by a method that it does not name'}), and a trainer holds plain "
+        "weights: there is nothing that could take a step",
+        f"name the checkpoint it was made from; no trial packs {block_format} on the way"
+        if block_format
+        else f"name the checkpoint it was made from, and --quantize {_join(SCHEMES, 'or')} to pack the weights on their way",
+    )
+
+
+def require_dtype(ckpt: Checkpoint, engine: str, dtype: str, *, is_cpu_build: bool) -> None:
+    """Raise CkptcheckError for layers that the engine does not compute in this dtype on a CPU.
+
+    vLLM 0.32 asserts bfloat16 in model_executor/layers/mamba/gdn/qwen_gdn_linear_attn.py.
+    """
+    has_gated_delta = ckpt.config is not None and ckpt.config.text.get("linear_num_value_heads") is not None
+    if has_gated_delta and engine == "vllm" and is_cpu_build and dtype != "bfloat16":
+        raise CkptcheckError(
+            f"{ckpt.target} has linear attention with a gated delta rule, which vLLM computes in bfloat16 only on a CPU",
+            "--dtype bfloat16",
+        )
+
+
+def require_second_load(
+    ckpt: Checkpoint, engine: str, version: str, scheme: str, ignore: Sequence[str] | None, *, is_cpu_build: bool
+) -> None:
+    """Raise CkptcheckError for packed weights that the engine cannot load a second time, which kills it at the first sync.
+
+    After its first load SGLang 0.5.23 replaces packed weights on GPUs by transposed ones without a loader
+    (layers/quantization/compressed_tensors/schemes: w8a8_fp8, w8a8_int8, wNa16), and only wNa16_moe restores them
+    (restore_weights_before_loading). On a CPU a trial replaces this code.
+
+    version: of the engine; a newer one may have mended it, and is tried. ignore: entries of the list of modules that are not
+    packed, None for the default.
+    """
+    if engine != "sglang" or is_cpu_build or version_numbers(version) > LOADS_ONCE:
+        return
+    if scheme == "w4a16":
+        shapes = {name: tensor.shape for name, tensor in ckpt.tensors.items()}
+        architecture = None if ckpt.config is None else ckpt.config.architecture
+        entries = DEFAULT_IGNORE if ignore is None else ignore
+        served = build_scheme(scheme, shapes, architecture, engine, ignore=entries).served
+        if served and all(".experts." in module for module in served):
+            return
+    raise CkptcheckError(
+        f"SGLang {version} cannot load weights in {scheme} a second time on a GPU: after the start it keeps them transposed and "
+        "without a loader, and dies at the first sync",
+        "--engine vllm; or, of a mixture of experts, --quantize w4a16 with --ignore for every module that is no expert",
+    )
+
+
+def _missing_kernels(scheme: str, engine: str) -> str:
+    title = TITLES[engine]
+    if (scheme, engine) == ("mxfp4", "vllm"):
+        return f"on a CPU {title} has a kernel for experts in mxfp4 and none for the other layers"
+    return f"{title} has kernels for {scheme} on GPUs only"
+
+
+def _join(names: Iterable[str], word: str = "and") -> str:
+    *first, last = names
+    return f"{', '.join(first)} {word} {last}"

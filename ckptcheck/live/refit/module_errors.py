@@ -1,0 +1,158 @@
+"""Says which of trainer and engine computes otherwise than float32 does, and in which module first.
+
+Trainer and engine over the same weights differ by rounding, and a fault can hide below that. A third forward pass of the same
+weights in float32, by transformers, tells for every module how far each side is from it: two sound sides are about as far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from ckptcheck.live.runtime.engines.activations import Activations
+    from ckptcheck.live.runtime.trainers.base import Weight
+
+TOKENS = 32
+"""Tokens of the prompt: enough for rotary embeddings to show, few enough for the outputs of all modules of a large model."""
+ROOM = 1.5
+"""Memory that has to be free for the float32 pass, in sizes of its weights."""
+HEAD, NORM, LAST_NORM = "lm_head", "model.norm", "model.norm of the last token"
+RATIO = 3.0
+"""How many times as far from float32 as the other side a module is, if it does not just round."""
+
+
+@runtime_checkable
+class ActivationSource(Protocol):
+    """A trainer or an engine that can capture the outputs of its modules."""
+
+    def capture_activations(self, tokens: Sequence[int], folder: Path) -> Activations:
+        """Return the output of every module for a prompt, joined over all ranks. folder: for temporary files."""
+        ...
+
+
+class Oracle(ActivationSource, Protocol):
+    """A float32 forward pass over the same weights."""
+
+    def close(self) -> None:
+        """End its processes."""
+        ...
+
+
+StartOracle = Callable[[Path], Oracle]
+"""Starts transformers in float32 with a checkpoint."""
+
+
+@dataclass(frozen=True)
+class ModuleErrors:
+    """How far the modules of trainer and engine are from the same modules in float32, in the order of execution."""
+
+    step: int
+    """The step whose weights both computed with."""
+    engine: Mapping[str, float] = field(default_factory=dict)
+    """Point → norm of the difference from float32, divided by the norm in float32: of the median token."""
+    trainer: Mapping[str, float] = field(default_factory=dict)
+    module: str = ""
+    """The first point where one side is off, "" where neither is."""
+    party: str = ""
+    """The side that is off there: "engine" or "trainer"."""
+    relation: str = ""
+    """How its output is related to what it should be, "" where no simple relation holds."""
+
+
+def measure_module_errors(
+    step: int, engine: Activations, trainer: Activations, oracle: Activations, dtypes: tuple[str, str]
+) -> ModuleErrors:
+    """Compare both sides with float32. dtypes: what the engine and the trainer compute in."""
+    from ckptcheck.compare.activations.points import EPSILON, execution_order, rounding_limit
+    from ckptcheck.compare.activations.relation import describe_relation
+
+    sides = {"engine": engine, "trainer": trainer}
+    errors = {side: _measure_side(found, oracle) for side, found in sides.items()}
+    last_norms = {side: found.pop(LAST_NORM, 0.0) for side, found in errors.items()}
+    # sides of two dtypes round otherwise, so only what no rounding explains is told
+    share = 16 if dtypes[0] == dtypes[1] else 1
+    known = [dtype if dtype in EPSILON else "bfloat16" for dtype in dtypes]
+    limits = {side: rounding_limit(dtype) / share for side, dtype in zip(sides, known, strict=True)}
+    for name in sorted(errors["engine"].keys() & errors["trainer"].keys(), key=execution_order):
+        for side, other in (("engine", "trainer"), ("trainer", "engine")):
+            own, others = errors[side][name], errors[other][name]
+            # a head of one token inherits the error of that token, which may have gone to other experts
+            inherited = last_norms[side] if name == HEAD else 0.0
+            is_worse = not own <= RATIO * max(limits[side], inherited, others if isfinite(others) else 0.0)
+            if is_worse and (isfinite(others) or isfinite(own)):
+                relation = describe_relation(name, oracle, sides[side]) or ""
+                return ModuleErrors(step, errors["engine"], errors["trainer"], name, side, relation)
+    return ModuleErrors(step, errors["engine"], errors["trainer"])
+
+
+def _measure_side(found: Activations, oracle: Activations) -> dict[str, float]:
+    """Return, for each point, the relative error of the median token: tokens that go to other experts do not count.
+
+    LAST_NORM is the error of the last token before the head.
+    """
+    import numpy as np
+
+    errors = {}
+    for name in (name for name in oracle if name in found and found[name].shape == oracle[name].shape):
+        exact = oracle[name].astype(np.float64)
+        norms = np.maximum(np.linalg.norm(exact, axis=1), 1e-30)
+        by_token = np.linalg.norm(found[name].astype(np.float64) - exact, axis=1) / norms
+        errors[name] = float(np.median(by_token)) if np.isfinite(by_token).all() else float("inf")
+        if name == NORM:
+            errors[LAST_NORM] = float(by_token[-1])
+    return errors
+
+
+def describe_module(errors: ModuleErrors, names: Mapping[str, str]) -> str:
+    """Say where one side is off, and by how much. names: of the programs behind "engine" and "trainer"."""
+    sides = {"engine": errors.engine, "trainer": errors.trainer}
+    other = "trainer" if errors.party == "engine" else "engine"
+    own, others = (sides[side][errors.module] for side in (errors.party, other))
+    subject = f"the {errors.party} ({names[errors.party]})"
+    if not isfinite(own):
+        return f"{subject} computes {errors.module} to numbers that are not finite, and the {other} ({names[other]}) does not"
+    relation = f": its output is {errors.relation}" if errors.relation else ""
+    return (
+        f"{subject} computes {errors.module} otherwise than float32 does, by {own:.2g} of its norm, and the {other}"
+        f" ({names[other]}) by {others:.2g}{relation}"
+    )
+
+
+def has_room_for_oracle(weights: Sequence[Weight]) -> bool:
+    """Whether this machine has memory for the same weights once more in float32; True where it does not say."""
+    need = sum(4 * prod(weight.shape) for weight in weights)
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return True
+    return available > ROOM * need
+
+
+def capture_three_sides(
+    step: int,
+    engine: ActivationSource,
+    trainer: ActivationSource,
+    start_oracle: Callable[[], Oracle],
+    tokens: Sequence[int],
+    folder: Path,
+    dtypes: tuple[str, str],
+) -> ModuleErrors:
+    """Send one prompt through both sides and through float32, and compare. Raises what the sides raise.
+
+    start_oracle: starts transformers in float32 with the weights that both hold. dtypes: of the engine and the trainer.
+    """
+    prompt = list(tokens)[:TOKENS]
+    if hasattr(engine, "reset_prefix_cache"):
+        engine.reset_prefix_cache()
+    of_engine, of_trainer = (side.capture_activations(prompt, folder) for side in (engine, trainer))
+    oracle = start_oracle()
+    try:
+        exact = oracle.capture_activations(prompt, folder)
+    finally:
+        oracle.close()
+    return measure_module_errors(step, of_engine, of_trainer, exact, dtypes)

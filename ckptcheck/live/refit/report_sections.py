@@ -1,0 +1,238 @@
+"""The tables of a trial's report: what it measured, what it could not see, and what each sync cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ckptcheck.linter.report import Section
+from ckptcheck.live.refit.module_errors import RATIO
+from ckptcheck.live.refit.noise_floor import why_not_forced
+from ckptcheck.live.refit.proof import describe_proof
+from ckptcheck.live.refit.trace import RefitTrace, Sync
+from ckptcheck.live.refit.trace_queries import compare_scoring
+from ckptcheck.text.formatting import count, format_bytes, join_truncated
+
+HIDING_MEAN = 1e-3
+"""Tolerance in nats, on average, above which the report says what it could hide."""
+
+
+def proof_sections(trace: RefitTrace) -> Iterator[Section]:
+    """Yield what the trial proved, in one sentence, where nothing is wrong."""
+    if proof := describe_proof(trace):
+        yield Section("what this trial proved", lines=(proof,))
+
+
+def identity_sections(trace: RefitTrace) -> Iterator[Section]:
+    """Yield which set of weights the trainer and the engine held after each sync; nothing where neither was named."""
+    if not trace.trainer_identities:
+        return
+    gap = trace.identity_gaps.get("engine", "")
+    rows = [
+        (
+            sync.number,
+            sync.step,
+            trace.trainer_identities.get(sync.step),
+            None if gap else trace.engine_identities.get(sync.number),
+        )
+        for sync in trace.syncs
+    ]
+    others = [number for number, _, trainer, engine in rows if trainer and engine and trainer != engine]
+    equal = sum(trainer is not None and trainer == engine for _, _, trainer, engine in rows)
+    if gap:
+        said = f"the engine's weights have no identity to compare: {gap}"
+    elif others:
+        said = f"after sync {', '.join(map(str, others))} the engine holds another set of weights than the trainer"
+    else:
+        said = f"after {count(equal, 'sync')} the engine holds the trainer's set of weights, named by its content"
+    yield Section("identity of the weights", ("sync", "step", "trainer", "engine"), tuple(rows), brief=(said,))
+
+
+def measurement_sections(trace: RefitTrace) -> Iterator[Section]:
+    """Yield the tables of what the trial measured: logprobs and their noise floor, steps, greedy text. Empty ones are left out."""
+    if trace.ignored_options:
+        lines = tuple(f"{name}: {reason}" for name, reason in trace.ignored_options.items())
+        yield Section("switches that the engine did not take: nothing here speaks of them", lines=lines)
+    if trace.scorings and trace.engine and trace.trainer:
+        noise_by_side = ((trace.engine.name, trace.noise_floor.engine), (trace.trainer.name, trace.noise_floor.trainer))
+        not_forced_reason = why_not_forced(trace.engine)
+        floor = [
+            (name, comparison, gap.most, gap.mean)
+            for name, noise in noise_by_side
+            for comparison, gap in (
+                ("asked again", noise.repeat),
+                ("each sequence alone", noise.batch),
+                ("by decoding", noise.decode if noise is trace.noise_floor.engine else None),
+                ("weights moved by their last place", noise.rounding),
+            )
+            if gap is not None
+        ]
+        yield Section(
+            "the floor: how far each side is from itself over the same weights (nats)",
+            ("side", "", "most", "mean"),
+            tuple(floor),
+            _hidden_by_floor(trace),
+        )
+        rows = []
+        for scoring in trace.scorings:
+            diffs = compare_scoring(scoring)
+            step = trace.syncs[scoring.after_sync - 1].step if scoring.after_sync else 0
+            cold = (diffs.prefill.most, diffs.decode.most) if scoring.after_sync else (None, None)
+            sync_label = f"sync {scoring.after_sync}" if scoring.after_sync else "cold load"
+            forced = (diffs.forced.most, diffs.forced.mean) if diffs.forced else (None, None)
+            rows.append((sync_label, step, *cold, diffs.trainer.most, diffs.trainer.mean, *forced))
+        allowed = trace.noise_floor.trainer_tolerance
+        limits = (allowed.most, allowed.mean)
+        rows.append(
+            (
+                "allowed",
+                None,
+                trace.noise_floor.cold_load_tolerance,
+                trace.noise_floor.cold_load_tolerance,
+                *limits,
+                *limits,
+            )
+        )
+        yield Section(
+            "logprobs: how far the engine is from a cold load, and from the trainer (nats)",
+            ("after", "step", "cold load: prefill", "decoding", "trainer: most", "mean", "decoding: most", "mean"),
+            tuple(rows),
+            (f"the trainer's tokens were not decoded: {not_forced_reason}",) if not_forced_reason else (),
+        )
+    if requests := [(sync.number, sync.inflight_request) for sync in trace.syncs if sync.inflight_request is not None]:
+        columns = ("sync", "pause", "finish", "tokens", "of", "new weights from", "said so from")
+        request_rows = (
+            (
+                number,
+                request.pause,
+                request.finish,
+                request.tokens,
+                request.requested_tokens,
+                request.first_new_token,
+                request.reported_new_token,
+            )
+            for number, request in requests
+        )
+        yield Section(
+            "the request that ran when the weights came (tokens are counted from 1)", columns, tuple(request_rows)
+        )
+    if trace.acceptances:
+        yield Section(
+            "acceptance length: tokens per decode step with the draft model (1: none of its tokens is accepted)",
+            ("after", "engine", "cold load of the same weights"),
+            tuple(
+                (f"sync {each.after_sync}" if each.after_sync else "cold load", each.engine, each.cold)
+                for each in trace.acceptances
+            ),
+            (
+                f"the trainer does not hold {count(len(trace.untrained), 'tensor')} of the draft model: they stay as in SOURCE",
+            )
+            if trace.untrained
+            else (),
+        )
+    if trace.steps:
+        yield Section(
+            "optimizer steps",
+            ("step", "loss", "gradient norm", "parameters left as they were"),
+            tuple(
+                (number, step.loss, step.grad_norm, len(step.unchanged)) for number, step in enumerate(trace.steps, 1)
+            ),
+        )
+    if text_lines := tuple(_greedy_text_lines(trace)):
+        yield Section("greedy text of the engine; the trainer's where it is another", lines=text_lines)
+
+
+def _hidden_by_floor(trace: RefitTrace) -> tuple[str, ...]:
+    """Return what a difference between trainer and engine could be without passing the floor; () where the floor is low."""
+    allowed = trace.noise_floor.trainer_tolerance
+    if allowed.mean <= HIDING_MEAN:
+        return ()
+    begin = f"trainer and engine may differ by {allowed.mean:.2g} nats on average before that is told from rounding"
+    if trace.module_errors is not None:
+        shared = trace.module_errors.engine.keys() & trace.module_errors.trainer.keys()
+        return (
+            f"{begin}; {len(shared):,} module outputs were compared with float32 too (REF043): what hides is less than"
+            f" {RATIO:.0f} times what a sound module of this dtype rounds, or lies in decoding alone",
+        )
+    reason = f" ({trace.module_errors_skipped})" if trace.module_errors_skipped else ""
+    return (
+        f"{begin}, and modules were not compared with float32{reason}: a head or a router in another dtype can hide there; run the"
+        " trial with --dtype float32, or ckptcheck parity probe and localize, to see it",
+    )
+
+
+def _greedy_text_lines(trace: RefitTrace) -> Iterator[str]:
+    for scoring in trace.scorings:
+        if (greedy := scoring.greedy_text) is None:
+            continue
+        sync_label = f"sync {scoring.after_sync}" if scoring.after_sync else "cold load"
+        for side, text, ids in (
+            ("", greedy.engine_text, greedy.engine),
+            ("  trainer", greedy.trainer_text, greedy.trainer if greedy.first_divergence is not None else ()),
+        ):
+            if ids:
+                yield f"{sync_label}{side}: {text!r}" if text else f"{sync_label}{side}: {' '.join(map(str, ids))}"
+
+
+LEFT_OUT = (
+    "nothing was decoded: that the engine decodes otherwise than it prefills (a decode kernel, a captured graph) is not seen",
+    "REF010 and REF012 compare logprobs by prefill only; REF017, which compares greedy text, does not run",
+)
+
+
+def coverage_sections(trace: RefitTrace) -> Iterator[Section]:
+    """Yield what the trial did not cover: what --fast leaves out, tensors that were not scrambled, by reason, and syncs without a
+    diagnosis.
+    """
+    if trace.is_fast:
+        yield Section("left out by --fast", lines=LEFT_OUT)
+    reasons: dict[str, dict[str, None]] = {}
+    for (_, name), reason in trace.scrambled.skipped.items():
+        reasons.setdefault(reason, {})[name] = None
+    if reasons:
+        yield Section(
+            "not overwritten before the first sync: that a sync writes these shows only in the comparison with a cold load",
+            ("why", "tensors", "which"),
+            tuple((reason, len(names), ", ".join(names)) for reason, names in reasons.items()),
+            brief=tuple(
+                f"{count(len(names), 'tensor')}: {join_truncated(list(names))} ({reason})"
+                for reason, names in reasons.items()
+            ),
+        )
+    if trace.source_comparison is not None and (skipped := trace.source_comparison.skipped):
+        first, reason = next(iter(skipped.items()))
+        yield Section(
+            "exported, and not compared with SOURCE",
+            lines=(f"{len(skipped):,} of {len(trace.weights):,} tensors: {first} ({reason})",),
+        )
+    if lines := tuple(
+        f"sync {sync.number}: {sync.no_diagnosis_reason}" for sync in trace.syncs if sync.no_diagnosis_reason
+    ):
+        yield Section("causes that were not looked for", lines=lines)
+
+
+COST_COLUMNS = ("sync", "step", "sent", "buckets", "sync s", "update s", "check s", "check / sync", "sent digests s")
+
+
+def cost_sections(syncs: Sequence[Sync]) -> tuple[Section, ...]:
+    """Return the table of what syncs and their checks cost, () if nothing was checked.
+
+    sync s: export and update, as a job has them; vLLM's other syncs than the first after a step are slower, because a trial fills
+    the memory that they allocate (timed_update.py). update s: the engine's share. check s: one pass of digests over what the
+    engine holds, and the comparison with the cold load. sent digests s: the same pass on the trainer.
+    """
+    rows = [
+        (
+            sync.number,
+            sync.step,
+            format_bytes(sync.nbytes),
+            sync.buckets,
+            sync.seconds,
+            sync.answer.seconds,
+            sync.check_seconds,
+            sync.check_seconds / sync.seconds if sync.seconds else None,
+            sync.sent_seconds,
+        )
+        for sync in syncs
+        if sync.manifest
+    ]
+    return (Section("cost of the syncs, and of checking them", COST_COLUMNS, tuple(rows)),) if rows else ()

@@ -1,0 +1,197 @@
+"""Names the set of weights that a trainer holds, and the one that an engine holds, from sums of their parts: nothing is gathered.
+
+A rank sums the part of each weight that it holds, where it lies (`ckptcheck_worker.shard_digest`). Here the parts are added up
+under the plain Hugging Face names, so that the identity is the one that `ckptcheck identity` prints of a checkpoint with these
+weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+from ckptcheck.compare.bridge.families import find_family_table
+from ckptcheck.compare.bridge.family_table import NAME_NUMBER
+from ckptcheck.compare.bridge.hf_names import normalize_hf_name
+from ckptcheck.compare.identity import Identity, TensorIdentity, leave_out_copies
+from ckptcheck.compare.matching.side import BUFFER
+from ckptcheck.errors import EvidenceError
+from ckptcheck.live.refit.fused_parts import list_parts
+from ckptcheck.live.refit.joined_weights import split_joined_weights
+from ckptcheck.live.refit.trace import DRAFT
+from ckptcheck.live.refit.weight_names import EMBEDDING, HEAD, trainer_weights
+from ckptcheck.live.runtime.engines.base import TensorDigests, WeightPart
+from ckptcheck.live.runtime.trainers.base import ShardDigest, Weight
+from ckptcheck.text.formatting import join_truncated
+from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.shard_digest import add_sums, format_sums
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.compare.bridge.family_table import FamilyTable
+
+Sums = tuple[int, int]
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Index of the first element of a part in its weight, and the part's shape."""
+
+
+def identify_trainer(
+    target: str, shards: Iterable[ShardDigest], weights: Sequence[Weight], source: Checkpoint | None
+) -> Identity:
+    """Return the identity of what a trainer's ranks hold.
+
+    shards: what every rank holds, as `ShardedTrainer.shard_digests` returns it for the pieces of joined weights. weights: what the
+    trainer exports. source: what it loaded, whose config says how the weights are called, which of them join several, and whether
+    the head is the embedding. Raises EvidenceError where the parts do not make up each weight once.
+    """
+    plain = split_joined_weights(weights, source)
+    by_name = {weight.name: weight for weight in plain.weights}
+    boxes: list[tuple[str, Box, Sums]] = []
+    for shard in shards:
+        if shard.name in plain.pieces:
+            pieces = plain.pieces[shard.name]
+            if len(shard.pieces) != len(pieces):
+                raise EvidenceError(f"{shard.name} joins several tensors, and the trainer does not sum them apart")
+            boxes += [
+                (piece.tensor, (piece.origin, piece.extent), each)
+                for piece, each in zip(pieces, shard.pieces, strict=True)
+            ]
+            continue
+        if shard.sums is None:
+            raise EvidenceError("the trainer does not sum what it holds")
+        if shard.name not in by_name:
+            continue
+        shape = by_name[shard.name].shape
+        origin, extent = [0] * len(shape), list(shape)
+        if shape:
+            origin[shard.axis], extent[shard.axis] = shard.begin, shard.end - shard.begin
+        boxes.append((shard.name, (tuple(origin), tuple(extent)), shard.sums))
+    return name_weights(target, _join_boxes(boxes, plain.weights), plain.weights, source)
+
+
+def identify_engine(
+    target: str,
+    parts: Sequence[WeightPart],
+    sums: Sequence[Sums],
+    weights: Sequence[Weight],
+    source: Checkpoint | None,
+) -> Identity:
+    """Return the identity of what an engine's ranks hold under the names of the trainer's weights.
+
+    parts: as `list_weight_parts` returns them. sums: of each. Raises EvidenceError as `identify_trainer` does.
+    """
+    plain = split_joined_weights(weights, source).weights
+    boxes = [(part.weight, (part.origin, part.shape), each) for part, each in zip(parts, sums, strict=True)]
+    return name_weights(target, _join_boxes(boxes, plain), plain, source)
+
+
+def list_weight_parts(
+    held: TensorDigests, weights: Sequence[Weight], source: Checkpoint | None, ranks: int
+) -> list[WeightPart]:
+    """Return which part of which plain weight each parameter of an engine holds on each rank.
+
+    held: what the engine holds. source: as for `identify_trainer`. ranks: how many the engine has. A parameter that is packed, cast
+    or arranged otherwise is left out. Raises EvidenceError for weights that are joined so that an engine may arrange them anew.
+    """
+    plain = split_joined_weights(weights, source)
+    if plain.rearranged:
+        raise EvidenceError(
+            f"{join_truncated(list(plain.rearranged))} joins several tensors, and how the engine arranges them is not known"
+        )
+    by_name = {weight.name: weight for weight in plain.weights}
+    found, seen = [], set[tuple[int, str]]()
+    for (rank, name), entry in held.items():
+        if entry.kind != "parameter" or entry.opaque or name.startswith(DRAFT):
+            continue
+        for part in _list_parts_of(name, entry.shape, rank, ranks, by_name):
+            # the head of a tied model has the memory of the embedding
+            if by_name[part.weight].dtype == entry.dtype and (rank, part.weight) not in seen:
+                seen.add((rank, part.weight))
+                found.append(part)
+    return found
+
+
+def _list_parts_of(
+    name: str, shape: tuple[int, ...], rank: int, ranks: int, weights: Mapping[str, Weight]
+) -> Iterator[WeightPart]:
+    sources = trainer_weights(name, weights)
+    if len(sources) == 1 and sources[0].name in (EMBEDDING, HEAD) and len(shape) == len(sources[0].shape) == 2:
+        # engines pad the vocabulary at its end, for their kernels
+        whole = sources[0].shape
+        rows = min(shape[0], whole[0] - rank * shape[0])
+        if shape[1] == whole[1] and shape[0] * ranks >= whole[0]:
+            if rows > 0:
+                yield WeightPart(sources[0].name, whole, (rank * shape[0], 0), rank, name, 0, (rows, whole[1]))
+            return
+    for weight, part in list_parts(name, shape, ranks, weights):
+        if weight in weights and (origin := _find_origin(weights[weight].shape, part.shape, rank, ranks)) is not None:
+            yield WeightPart(weight, weights[weight].shape, origin, rank, name, part.begin, part.shape, part.pitch)
+
+
+def _find_origin(whole: tuple[int, ...], part: tuple[int, ...], rank: int, ranks: int) -> tuple[int, ...] | None:
+    """Return where a rank's part of a weight begins: everywhere the same, or a share of one axis; None if it is neither."""
+    if len(whole) != len(part):
+        return None
+    axes = [axis for axis in range(len(whole)) if whole[axis] != part[axis]]
+    if not axes:
+        return (0,) * len(whole)
+    if len(axes) > 1 or part[axes[0]] * ranks != whole[axes[0]]:
+        return None
+    return tuple(rank * part[axis] if axis == axes[0] else 0 for axis in range(len(whole)))
+
+
+def _join_boxes(boxes: Iterable[tuple[str, Box, Sums]], weights: Sequence[Weight]) -> dict[str, Sums]:
+    """Add up the parts of each weight, copies once. Raises EvidenceError where copies differ, or parts are missing or doubled."""
+    by_weight: dict[str, dict[Box, Sums]] = {}
+    for name, box, sums in boxes:
+        if by_weight.setdefault(name, {}).setdefault(box, sums) != sums:
+            raise EvidenceError(f"its ranks hold different copies of {name}")
+    partial = [
+        weight.name
+        for weight in weights
+        if sum(prod(extent) for _, extent in by_weight.get(weight.name, ())) != prod(weight.shape)
+    ]
+    if partial:
+        raise EvidenceError(f"it does not hold all of {join_truncated(partial)} as plain elements")
+    joined = {}
+    for name, held in by_weight.items():
+        total = (0, 0)
+        for sums in held.values():
+            total = add_sums(total, sums)
+        joined[name] = total
+    return joined
+
+
+def name_weights(
+    target: str, sums: Mapping[str, Sums], weights: Sequence[Weight], source: Checkpoint | None
+) -> Identity:
+    """Return the identity of weights none of which joins several (`split_joined_weights`), under their plain names.
+
+    sums: of each by its name. source: as for `identify_trainer`. Raises EvidenceError for a dtype that is unknown.
+    """
+    table = find_family_table(source.config if source is not None else None)
+    tensors: dict[str, TensorIdentity] = {}
+    left_out: dict[str, str] = {}
+    for weight in weights:
+        if BUFFER.search(weight.name):
+            left_out[weight.name] = "a buffer that loaders recompute"
+            continue
+        form = FORMATS.get(weight.dtype)
+        if form is None:
+            raise EvidenceError(f"the dtype {weight.dtype} of {weight.name} is unknown")
+        nbytes = prod(weight.shape) * form.bits // 8
+        tensors[_name_plainly(weight.name, table)] = TensorIdentity(
+            weight.dtype, weight.shape, format_sums(sums.get(weight.name, (0, 0)), nbytes)
+        )
+    tied = HEAD if source is not None and source.components.is_tied else ""
+    left_out |= leave_out_copies(tensors, table, tied, EMBEDDING)
+    return Identity(target, dict(sorted(tensors.items())), left_out)
+
+
+def _name_plainly(name: str, table: FamilyTable | None) -> str:
+    """Return the plain name of a weight that joins no other: families have more than one name for some."""
+    entry = table.variants.get(NAME_NUMBER.sub("{}", name)) if table is not None else None
+    if entry is not None and len(entry.targets) == 1 and not entry.stacked:
+        return entry.targets[0].format(*NAME_NUMBER.findall(name))
+    return normalize_hf_name(name)

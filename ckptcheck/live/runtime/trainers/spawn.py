@@ -1,0 +1,95 @@
+"""Finds the files with the source's tensors, and starts the worker process that loads them into a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.live.runtime.process.client import WorkerClient
+from ckptcheck.live.runtime.process.errors import RemoteError
+from ckptcheck.live.runtime.process.exchange import TensorExchange
+from ckptcheck.text.file_io import real_path
+
+BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attn.bias", ".attn.masked_bias")
+"""Tensors that old checkpoints hold and no model loads."""
+
+PASSIVE_WAIT = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Makes threads that wait for each other sleep: spinning threads would take cores from other ranks and from the engine."""
+
+
+def tensor_files(ckpt: Checkpoint) -> dict[str, Path]:
+    """Return name → the safetensors file that holds it, for every tensor that a model loads.
+
+    A tied head is left out even if it is stored. Raises CkptcheckError for a source that is not on this disk,
+    is quantized, or cannot be read.
+    """
+    # the worker runs in another folder, so the path is absolute
+    folder = real_path(ckpt.source.local) if ckpt.source.local is not None else None
+    if folder is None:
+        raise CkptcheckError(f"{ckpt.target} is not on this disk, and a trainer loads from there")
+    broken = [name for name in ckpt.model_files if name not in ckpt.shards or not ckpt.shards[name].readable]
+    if broken or not ckpt.tensor_to_file:
+        raise CkptcheckError(f"{broken[0] if broken else ckpt.target} cannot be read", hint="ckptcheck scan says why")
+    if ckpt.config is not None and ckpt.config.get("quantization_config"):
+        raise CkptcheckError(f"{ckpt.target} is quantized, and a trainer holds plain weights")
+    tied = ckpt.config is not None and ckpt.config.get("tie_word_embeddings") is True
+    return {
+        name: folder / file
+        for name, file in ckpt.tensor_to_file.items()
+        if not name.endswith(BUFFERS) and not (tied and name == "lm_head.weight")
+    }
+
+
+def load_in_worker(
+    host: WorkerClient | None,
+    python: Path,
+    name: str,
+    module: str | Path,
+    variables: Mapping[str, str],
+    exchange: TensorExchange,
+    request: Mapping[str, Any],
+    *,
+    log: Path | None,
+    timeout: float | None,
+    scratch: Sequence[Path] = (),
+) -> tuple[WorkerClient, dict[str, Any]]:
+    """Have a worker load a model, and return the worker with its response.
+
+    host: the worker to use, None to start one. If the model cannot be loaded, a worker that was started here is closed, and
+    the caller's lives on; any other error closes either. name: of the trainer, for messages. scratch: folders of the caller
+    that are removed, like the folder of the exchange, if the caller is killed.
+    """
+    is_new_host = host is None
+    if host is None:
+        host = WorkerClient(
+            python,
+            module,
+            name=name,
+            env=PASSIVE_WAIT | dict(variables),
+            log=log,
+            scratch=(exchange.folder, *scratch),
+            start_timeout=timeout,
+        )
+    try:
+        response: dict[str, Any] = host.call("load", timeout=timeout, **request)
+    except RemoteError:
+        if is_new_host:
+            host.close()
+        raise
+    except BaseException:
+        host.close(0)
+        raise
+    return host, response
+
+
+def device_facts(response: Mapping[str, Any]) -> dict[str, str]:
+    """Return the facts of a trainer about its torch and device. gpus: UUIDs of the ranks' GPUs; sees: of all GPUs it can use;
+    nccl: the version of NCCL, on GPUs.
+    """
+    gpus, sees = [gpu for gpu in response.get("gpus", ()) if gpu], response.get("sees", ())
+    device = "cuda" if gpus else "cpu"
+    facts = {"torch": response["torch"], "device": device, "gpus": ",".join(gpus), "sees": ",".join(sees)}
+    return facts | ({"nccl": response["nccl"]} if response.get("nccl") else {})

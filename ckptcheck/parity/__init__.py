@@ -1,1 +1,0 @@
-"""Holds an engine's logprobs against a trainer's."""

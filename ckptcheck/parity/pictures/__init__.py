@@ -1,1 +1,0 @@
-"""Pictures of a gap between two sides' logprobs, for the HTML report."""

@@ -1,5 +1,0 @@
-"""Converts the files in which frameworks and engines store rollouts."""
-
-from ckptcheck.parity.rollouts.convert.detect import KINDS, convert, files
-
-__all__ = ["KINDS", "convert", "files"]

@@ -1,0 +1,225 @@
+"""Turns pictures into the small JSON that the scripts of the page draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+
+from ckptcheck.linter.pictures import (
+    Bars,
+    ByteMap,
+    Curves,
+    HeatCell,
+    HeatMap,
+    Histogram,
+    NoPicture,
+    Picture,
+    Series,
+    SmallMultiples,
+    State,
+    TextTable,
+)
+from ckptcheck.reporters.html.names import Code, NameTable
+from ckptcheck.reporters.printable import printable
+
+DIGITS = 4
+"""Significant digits of a number in a picture."""
+ABSENT, STATELESS, FIRST_STATE = " ", "-", ord("a")
+"""How a cell's state is written: no cell, a cell without a state, the letter of the first state."""
+
+
+def encode_picture(picture: Picture, names: NameTable) -> dict[str, Any]:
+    """Return a picture as JSON with short keys: most of a page is numbers.
+
+    names: the page's table of names, which grows.
+    """
+    match picture:
+        case HeatMap():
+            form = _encode_heat_map(picture, names)
+        case ByteMap():
+            form = _encode_byte_map(picture, names)
+        case Curves():
+            form = {
+                "kind": "curves",
+                "x": [value if isinstance(value, str) else round_number(value) for value in picture.x],
+                "series": [_encode_series(series, names) for series in picture.series],
+                "marks": [[mark.series, mark.index, mark.text] for mark in picture.marks],
+                "steps": picture.steps,
+            }
+        case Histogram():
+            form = {
+                "kind": "histogram",
+                "edges": [*map(round_number, picture.edges)],
+                "series": [_encode_series(series, names) for series in picture.series],
+            }
+        case Bars():
+            form = {
+                "kind": "bars",
+                "unit": picture.unit,
+                "bars": [
+                    [bar.label, bar.note, [[round_number(part.length), part.state, part.note] for part in bar.parts]]
+                    for bar in picture.bars
+                ],
+            }
+        case TextTable():
+            form = {
+                "kind": "text",
+                "columns": list(picture.columns),
+                "rows": [
+                    [[cell.text, cell.state, cell.note, names.encode(cell.name) if cell.name else 0] for cell in row]
+                    for row in picture.rows
+                ],
+            }
+        case SmallMultiples():
+            form = {"kind": "multiples", "parts": [list(part) for part in picture.parts]}
+        case NoPicture():
+            form = {"kind": "none"}
+    form |= {"title": picture.title, "caption": picture.caption}
+    if states := getattr(picture, "states", ()):
+        form["states"] = [asdict(state) for state in states]
+    if codes := getattr(picture, "codes", ()):
+        form["codes"] = list(codes)
+    for key in ("scale", "x_label", "y_label"):
+        if hasattr(picture, key):
+            form[key] = getattr(picture, key)
+    return _clean(form)  # type: ignore[no-any-return]
+
+
+def round_number(value: float | None) -> float | int | None:
+    """Return a number with few digits; None for NaN and infinity, which JSON cannot hold.
+
+    >>> round_number(0.123456), round_number(2.0), round_number(123456), round_number(float("nan"))
+    (0.1235, 2, 123456, None)
+    """
+    if value is None or not isfinite(value):
+        return None
+    if value == int(value) and abs(value) < 1e15:
+        return int(value)
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _clean(form: Any) -> Any:
+    """Return a JSON value whose texts have no control characters: names are anybody's."""
+    if isinstance(form, str):
+        return printable(form)
+    if isinstance(form, dict):
+        return {key: _clean(value) for key, value in form.items()}
+    return [_clean(value) for value in form] if isinstance(form, list) and _has_text(form) else form
+
+
+def _has_text(form: list[Any]) -> bool:
+    return any(isinstance(value, (str, list, dict)) for value in form)
+
+
+def _encode_series(series: Series, names: NameTable) -> dict[str, Any]:
+    return {
+        "name": series.name,
+        "values": [*map(round_number, series.values)],
+        **({"tone": series.tone} if series.tone else {}),
+        **({"dotted": True} if series.is_dotted else {}),
+        **({"keys": [names.encode(key) for key in series.keys]} if series.keys else {}),
+    }
+
+
+def _encode_heat_map(picture: HeatMap, names: NameTable) -> dict[str, Any]:
+    letters = _state_letters(picture.states)
+    rows = []
+    for row in range(len(picture.rows)):
+        cells = {column: picture.cells.get((row, column)) for column in range(len(picture.columns))}
+        form = _encode_cells(list(cells.values()), picture.columns, letters, names)
+        members = {
+            column: _encode_cells(
+                list(cell.members.values()), tuple(cell.members), letters, names, (_number(picture.columns[column]),)
+            )
+            for column, cell in cells.items()
+            if cell is not None and cell.members
+        }
+        rows.append(form | ({"members": members} if members else {}))
+    return {
+        "kind": "heat",
+        "rows": list(picture.rows),
+        "columns": list(picture.columns),
+        "cells": rows,
+        "value": picture.value_label,
+        "labels": [picture.row_label, picture.column_label, picture.member_label],
+    }
+
+
+def _state_letters(states: Sequence[State]) -> dict[str, str]:
+    return {"": STATELESS} | {state.name: chr(FIRST_STATE + number) for number, state in enumerate(states)}
+
+
+def _encode_cells(
+    cells: Sequence[HeatCell | None],
+    labels: Sequence[str],
+    letters: Mapping[str, str],
+    names: NameTable,
+    outer: tuple[int | None, ...] = (),
+) -> dict[str, Any]:
+    """Return a row of cells: values, states as one text, notes and names where there are any.
+
+    labels: of the cells; names that only differ in this number are written once. outer: the number that stands before it,
+    None where the label of the column is none; () for cells that stand in no other one.
+    """
+    form: dict[str, Any] = {
+        "s": "".join(ABSENT if cell is None else letters[cell.state] for cell in cells),
+    }
+    if any(cell is not None and cell.value is not None for cell in cells):
+        form["v"] = [round_number(cell.value) if cell is not None else None for cell in cells]
+    if notes := {at: cell.note for at, cell in enumerate(cells) if cell is not None and cell.note}:
+        form["notes"] = notes
+    codes = [names.encode(cell.name) if cell is not None and cell.name else None for cell in cells]
+    numbers = [*map(_number, labels)]
+    if any(codes):
+        form["n"] = _join_codes(codes, numbers, outer)
+    if outer:
+        form["l"] = len(labels) if numbers == list(range(len(labels))) else list(labels)
+    return form
+
+
+def _join_codes(
+    codes: Sequence[Code | None], numbers: Sequence[int | None], outer: tuple[int | None, ...]
+) -> int | list[Code | None] | dict[int, Code]:
+    """Return the one template of all names where `numbers`, those of the labels, stand in them; else the code of every name.
+
+    Where few cells have a name, it is place → code.
+    """
+    known = {at: code for at, code in enumerate(codes) if code is not None}
+    templates = {code[0] for code in known.values()}
+    is_regular = len(templates) == 1 and all(code[1:] == [*outer, numbers[at]] for at, code in known.items())
+    if is_regular:
+        return templates.pop()
+    return known if 2 * len(known) < len(codes) else list(codes)
+
+
+def _number(label: str) -> int | None:
+    return int(label) if label.isdecimal() and label.isascii() and len(label) < 7 else None
+
+
+def _encode_byte_map(picture: ByteMap, names: NameTable) -> dict[str, Any]:
+    letters = _state_letters(picture.states)
+    files = []
+    for file, (size, segments) in picture.files.items():
+        end = 0
+        ranges: list[int] = []
+        for segment in segments:
+            ranges += (segment.begin - end, segment.end - segment.begin)
+            end = segment.end
+        form: dict[str, Any] = {
+            "file": file,
+            "size": size,
+            "s": "".join(letters[segment.state] for segment in segments),
+            "r": ranges,
+            "n": _flatten(names.encode(segment.name) if segment.name else [-1] for segment in segments),
+        }
+        if notes := {at: segment.note for at, segment in enumerate(segments) if segment.note}:
+            form["notes"] = notes
+        files.append(form)
+    return {"kind": "bytes", "files": files}
+
+
+def _flatten(codes: Iterable[Code]) -> list[int]:
+    """Return the codes one after the other: a template's pieces say how many numbers follow."""
+    return [number for code in codes for number in code]

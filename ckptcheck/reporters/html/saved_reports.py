@@ -1,0 +1,49 @@
+"""Makes one page of saved reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter import rule_loader
+from ckptcheck.linter.pictures import NoPicture
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.stored_report import HINT, read_reports
+from ckptcheck.reporters.html.page import render_page
+
+NOTHING_SAVED = NoPicture(
+    "No pictures", "Nothing to draw was saved with this report; --format json-with-pictures keeps what pictures need."
+)
+
+
+NONSENSE = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
+"""What drawing raises where a stored report has values that no report of ckptcheck has."""
+
+
+def render_saved_reports(paths: Sequence[Path]) -> str:
+    """Return the page. Raises CkptcheckError for a file that is no report, or none that a page can show."""
+    loaded = {path: read_reports(path) for path in paths}
+    try:
+        page = render_page(
+            [
+                report if report.pictures else replace(report, pictures=(NOTHING_SAVED,))
+                for reports in loaded.values()
+                for report in reports
+            ],
+            rule_loader.load_rules(),
+        )
+    except NONSENSE as error:
+        for path, reports in loaded.items():
+            _require_drawable(path, reports)
+        raise CkptcheckError(f"these reports make no page together: {error}", hint=HINT) from error
+    return page.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair, which a file may say, is no text
+
+
+def _require_drawable(path: Path, reports: Sequence[Report]) -> None:
+    """Raise CkptcheckError where no page can show the reports of a file."""
+    try:
+        render_page(reports)
+    except NONSENSE as error:
+        raise CkptcheckError(f"{path} is no report of ckptcheck: {error}", hint=HINT) from error

@@ -1,0 +1,28 @@
+"""The report as JSON: the documented form, ``report.schema.json``. One target gives an object, several a list."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.rule import Rule
+from ckptcheck.reporters.runner_commands import HASHES
+
+# Lone surrogates cannot be encoded in UTF-8; the others are legal in JSON, but a terminal obeys DEL and C1 controls,
+# programs that read line by line break a line at U+2028, marks of direction show a name from its end, and the runner of
+# a CI takes ``##[`` for a command wherever it stands in a line.
+ESCAPED = re.compile(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|" + HASHES.pattern)
+
+
+def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
+    """Write the reports as JSON, readable as it stands: only what cannot be shown or encoded is escaped."""
+    forms = [report.to_dict() for report in reports]
+    text = json.dumps(forms[0] if len(forms) == 1 else forms, indent=2, ensure_ascii=False)
+    return escape_deceptive(text) + "\n"
+
+
+def escape_deceptive(text: str) -> str:
+    """Write what could deceive a reader, a terminal or a CI as escapes; the JSON means the same."""
+    return ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

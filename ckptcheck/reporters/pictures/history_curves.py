@@ -1,0 +1,91 @@
+"""Lists the pictures of a record of syncs, and draws its numbers over the syncs: seconds, loss, version, parity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ckptcheck.linter.pictures import Curves, Mark, Series, choose_scale
+from ckptcheck.reporters.pictures.history_raster import draw_raster, label_syncs
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import Picture, PictureMaker
+    from ckptcheck.runs.history.history import History
+    from ckptcheck.runs.history.record import SyncRecord
+
+
+def list_history_pictures(history: History) -> Iterable[tuple[str, PictureMaker]]:
+    """Return title and maker of each picture."""
+    makers: dict[str, Callable[[str], Picture | None]] = {
+        "What the trainer sent": partial(draw_raster, history, "sent"),
+        "What the engine held": partial(draw_raster, history, "held"),
+        "Seconds of each sync": partial(draw_seconds, history),
+        "Loss": partial(draw_loss, history),
+        "Weight version of the engine": partial(draw_versions, history),
+        "Parity after each sync": partial(draw_probes, history),
+    }
+    return [(title, partial(maker, title)) for title, maker in makers.items()]
+
+
+def draw_seconds(history: History, title: str) -> Curves | None:
+    """Draw how long syncs and their checks took, and mark those that failed; None without a time."""
+    lines: dict[str, Callable[[SyncRecord], float | None]] = {
+        "sync": lambda sync: sync.seconds or None,
+        "check": lambda sync: sync.checked or None,
+    }
+    caption = "A check reads digests on both sides and asks the engine; a job waits for it too."
+    marks = tuple(
+        Mark("sync", index, "failed") for index, sync in enumerate(history.syncs) if not sync.ok and sync.seconds
+    )
+    return _draw_numbers(history, title, caption, "seconds", lines, marks=marks, codes=("HIS009",))
+
+
+def draw_loss(history: History, title: str) -> Curves | None:
+    """Draw the trainer's loss; None where it was not recorded."""
+    caption = "As the trainer reported it. A loss that stays the same means that no step was taken, or that it was not updated."
+    return _draw_numbers(history, title, caption, "", {"loss": lambda sync: sync.loss})
+
+
+def draw_versions(history: History, title: str) -> Curves | None:
+    """Draw the version that the engine reported after each sync; None where it is no number."""
+    caption = (
+        "What the engine reported after each sync. A version that does not rise means that the engine did not count it."
+    )
+    return _draw_numbers(history, title, caption, "", {"version": _read_version}, steps=True, codes=("HIS005",))
+
+
+def draw_probes(history: History, title: str) -> Curves | None:
+    """Draw how far both sides' logprobs were apart after each sync; None without a probe."""
+    lines: dict[str, Callable[[SyncRecord], float | None]] = {
+        "mean |Δ|": lambda sync: sync.probe.mean if sync.probe is not None else None,
+        "largest |Δ|": lambda sync: sync.probe.most if sync.probe is not None else None,
+        "floor of the mean": lambda sync: sync.probe.floor if sync.probe is not None else None,
+    }
+    caption = "Engine and trainer on fixed sequences. The floor is the mean of equal weights on both sides, where it was measured."
+    return _draw_numbers(history, title, caption, "nats", lines, codes=("HIS016",))
+
+
+def _read_version(sync: SyncRecord) -> float | None:
+    text = sync.version or ""
+    return float(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
+
+
+def _draw_numbers(
+    history: History,
+    title: str,
+    caption: str,
+    y_label: str,
+    lines: dict[str, Callable[[SyncRecord], float | None]],
+    *,
+    steps: bool = False,
+    marks: tuple[Mark, ...] = (),
+    codes: tuple[str, ...] = (),
+) -> Curves | None:
+    """Return a line for each number that some sync has; None where there is none."""
+    series = tuple(Series(name, tuple(map(read, history.syncs))) for name, read in lines.items())
+    series = tuple(each for each in series if any(value is not None for value in each.values))
+    if not series:
+        return None
+    scale = choose_scale(value for each in series for value in each.values)
+    return Curves(title, caption, label_syncs(history), series, "sync", y_label, scale, steps, marks, codes=codes)

@@ -1,0 +1,148 @@
+"""Pictures of a series: which tensors moved in which save, how far they moved, and what the counters say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+from ckptcheck.compare.bridge.family_table import NAME_NUMBER
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Series, State, choose_scale
+from ckptcheck.text.formatting import count, natural_sort_key
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import PictureMaker
+    from ckptcheck.runs.saves.save import Save
+    from ckptcheck.runs.saves.strand import Strand
+
+STATES = (
+    State("not compared", "quiet", "the first save, or one that could not be read"),
+    State("moved", "good"),
+    State("unchanged", "notice", "as in the save before"),
+    State("repeated", "bad", "as in an earlier save, although it moved in between or before"),
+)
+MOST_SAVES = 200
+"""Columns; of a longer series the last saves are drawn."""
+MOST_ROWS = 120
+"""From more tensors on, those whose names differ only in numbers share a row."""
+MOST_CURVES = 8
+Part = Literal["weights", "states"]
+RASTER_RULES: Mapping[Part, tuple[str, ...]] = {
+    "weights": ("SER001", "SER003", "SER004", "SER014", "SER016"),
+    "states": ("SER002", "SER003"),
+}
+"""Rules whose findings are about saves, and so about a column of the picture."""
+
+
+def list_series_pictures(strands: Sequence[Strand]) -> Iterable[tuple[str, PictureMaker]]:
+    """Return title and maker of each picture."""
+    makers: list[tuple[str, PictureMaker]] = []
+    for strand in strands:
+        where = f": {strand.name}" if len(strands) > 1 else ""
+        for title, maker in (
+            ("What moved from save to save", partial(draw_raster, strand, "weights")),
+            ("What moved in the optimizer", partial(draw_raster, strand, "states")),
+            ("How far the weights moved", partial(draw_updates, strand)),
+            ("What the counters say", partial(draw_counters, strand)),
+        ):
+            makers.append((title + where, partial(maker, title + where)))
+    return makers
+
+
+def draw_raster(strand: Strand, part: Part, title: str) -> HeatMap | None:
+    """Draw tensors × saves; None where no save has such tensors."""
+    saves = strand.digested[-MOST_SAVES:]
+    names = sorted({name for save in saves for name in getattr(save, part)}, key=natural_sort_key)
+    if not names:
+        return None
+    rows: dict[str, list[str]] = {}
+    for name in names:
+        rows.setdefault(NAME_NUMBER.sub("*", name) if len(names) > MOST_ROWS else name, []).append(name)
+    cells: dict[tuple[int, int], HeatCell] = {}
+    for column in range(len(saves)):
+        judged = {name: _judge(saves, part, column, name) for name in names if name in getattr(saves[column], part)}
+        for place, members in enumerate(rows.values()):
+            found = {name: judged[name] for name in members if name in judged}
+            if len(members) == 1 and found:
+                cells[place, column] = HeatCell(state=found[members[0]], name=members[0])
+            elif found:
+                numbers = Counter(found.values())
+                note = ", ".join(f"{number:,} {state}" for state, number in sorted(numbers.items()))
+                cells[place, column] = HeatCell(
+                    note=note, members={name: HeatCell(state=state, name=name) for name, state in found.items()}
+                )
+    caption = "Each column is a save, each row a tensor" + (
+        " or several of one kind." if len(rows) < len(names) else "."
+    )
+    if len(saves) < len(strand.digested):
+        caption += f" The first {count(len(strand.digested) - len(saves), 'save')} are not drawn."
+    labels = tuple(label_saves(saves))
+    return HeatMap(
+        title,
+        caption,
+        tuple(rows),
+        labels,
+        cells,
+        STATES,
+        row_label="tensor",
+        column_label="save",
+        member_label="tensor",
+        codes=RASTER_RULES[part],
+    )
+
+
+def draw_updates(strand: Strand, title: str) -> Curves | None:
+    """Draw the median update of each kind of matrix over the saves; None where nothing was sampled twice."""
+    kinds: dict[str, list[float | None]] = {}
+    for place, interval in enumerate(strand.intervals):
+        by_kind: dict[str, list[float]] = {}
+        for name, size in interval.updates.items():
+            if len(interval.after.weights[name].shape) >= 2:
+                by_kind.setdefault(NAME_NUMBER.sub("*", name), []).append(size)
+        for kind, sizes in by_kind.items():
+            kinds.setdefault(kind, [None] * len(strand.intervals))[place] = median(sizes)
+    if not kinds:
+        return None
+    most = sorted(kinds.items(), key=lambda item: -max((size for size in item[1] if size is not None), default=0.0))
+    series = tuple(Series(kind, tuple(sizes)) for kind, sizes in most[:MOST_CURVES])
+    caption = (
+        "Root mean square of the change since the save before, divided by that of the weight, from elements that were sampled"
+        " of each matrix; the median over the layers. 1.4 is another weight altogether."
+    )
+    scale = choose_scale(size for each in series for size in each.values if size)
+    return Curves(
+        title, caption, label_saves(strand.digested)[1:], series, "save", "relative update", scale, codes=("SER005",)
+    )
+
+
+def draw_counters(strand: Strand, title: str) -> Curves | None:
+    """Draw each counter over the saves; None where no save has one."""
+    names = sorted({name for save in strand.saves for name in save.counters})
+    if not names:
+        return None
+    series = tuple(
+        Series(name, tuple(save.counters.get(name) for save in strand.saves)) for name in names[:MOST_CURVES]
+    )
+    scale = choose_scale(value for each in series for value in each.values)
+    caption = (
+        "What the files of each save count. A counter that stands still while the steps rise is of an earlier save."
+    )
+    return Curves(title, caption, label_saves(strand.saves), series, "save", "", scale, codes=("SER006", "SER007"))
+
+
+def label_saves(saves: Iterable[Save]) -> tuple[str, ...]:
+    """Return what the saves are called under the pictures: their steps."""
+    return tuple(str(save.number) for save in saves)
+
+
+def _judge(saves: tuple[Save, ...], part: Part, column: int, name: str) -> str:
+    """Return the state of a tensor of a save."""
+    if column == 0 or name not in getattr(saves[column - 1], part):
+        return "not compared"
+    content = getattr(saves[column], part)[name].content
+    earlier = [getattr(save, part)[name].content for save in saves[:column] if name in getattr(save, part)]
+    if earlier[-1] == content:
+        return "repeated" if len(set(earlier)) > 1 else "unchanged"
+    return "repeated" if content in earlier else "moved"

@@ -1,0 +1,127 @@
+"""Draws the tokens of rollouts: how far apart both sides' logprobs are, how often, and where in the response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import pairwise
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Histogram, Series, choose_scale
+from ckptcheck.reporters.pictures.worst_tokens import draw_worst_tokens
+from ckptcheck.rollouts.metrics.logprob_metrics import EXPONENT_BOUND
+from ckptcheck.rollouts.plots import BINS, WIDEST, compute_log_ratio_histogram
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ckptcheck.linter.pictures import Picture, PictureMaker
+    from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+
+DENSITY_BINS = 32
+"""Rows and columns of the density."""
+LOWEST = -20.0
+"""Logprobs below this one enter the lowest bin of the density."""
+PLACES = 48
+"""Most points along the response."""
+
+
+def list_rollout_pictures(evidence: RolloutEvidence) -> Iterable[tuple[str, PictureMaker]]:
+    """Return title and maker of each picture; none where nothing could be compared."""
+    if evidence.metrics_or_none is None:
+        return ()
+    makers: dict[str, Callable[[RolloutEvidence, str], Picture | None]] = {
+        "How often which difference occurs": draw_differences,
+        "Trainer against engine": draw_density,
+        "KL by position in the response": draw_kl_by_position,
+        "The worst tokens in their text": draw_worst_tokens,
+    }
+    return [(title, partial(maker, evidence, title)) for title, maker in makers.items()]
+
+
+def draw_differences(evidence: RolloutEvidence, title: str) -> Histogram:
+    """Draw how many tokens have which difference, in nats."""
+    # an odd number, so that 0 lies in the middle of a bin
+    bins = 2 * min(max(isqrt(evidence.metrics.tokens), 10), BINS // 2) + 1
+    edges, counts = compute_log_ratio_histogram(evidence, bins)
+    beyond = f" The outer bins hold what is beyond {WIDEST:g} nats." if evidence.metrics.abs_max > WIDEST else ""
+    return Histogram(
+        title,
+        "Trainer minus engine, over all compared tokens. Rounding gives a narrow peak around 0; a second peak or one long tail is "
+        f"a fault.{beyond}",
+        tuple(edges.tolist()),
+        (Series("tokens", tuple(counts.tolist())),),
+        "trainer − engine, nats",
+        "tokens",
+        "log",
+        codes=("PAR014", "PAR020", "PAR021", "PAR022", "PAR023", "PAR024", "PAR075"),
+    )
+
+
+def draw_density(evidence: RolloutEvidence, title: str) -> HeatMap:
+    """Draw how many tokens have which logprob on either side."""
+    import numpy as np
+
+    pairs = [(q, p) for _, q, p in _compared_tokens(evidence)]
+    q, p = (np.clip(np.concatenate(side), LOWEST, None) for side in zip(*pairs, strict=True))
+    most = max(float(q.max()), float(p.max()), 0.0)
+    least = min(float(q.min()), float(p.min()), most - 1e-3)
+    edges = np.linspace(least, most, DENSITY_BINS + 1)
+    counts = np.histogram2d(p, q, (edges, edges))[0]
+    labels = [f"{(low + high) / 2:.3g}" for low, high in pairwise(edges.tolist())]
+    last = DENSITY_BINS - 1
+    cells = {(last - row, column): HeatCell(float(counts[row, column])) for row, column in np.argwhere(counts).tolist()}
+    return HeatMap(
+        title,
+        "Each cell holds the tokens with about these logprobs: the engine's from left to right, the trainer's from bottom to top. "
+        "Equal sides lie on the diagonal; a line of another slope is a temperature, a cloud beside it another model.",
+        tuple(reversed(labels)),
+        tuple(labels),
+        cells,
+        value_label="tokens",
+        codes=("PAR027", "PAR028", "PAR029", "PAR030"),
+        row_label="trainer, nats:",
+        column_label="engine, nats:",
+    )
+
+
+def draw_kl_by_position(evidence: RolloutEvidence, title: str) -> Curves:
+    """Draw the k3 estimate of the KL divergence and the mean difference along the response."""
+    import numpy as np
+
+    is_trainers = evidence.metrics.sampled_by == "trainer"
+    found = list(_compared_tokens(evidence))
+    places, q, p = (np.concatenate([part[side] for part in found]) for side in range(3))
+    width = int(places.max()) // PLACES + 1
+    bins = places // width
+    ratio = np.clip(q - p if is_trainers else p - q, None, EXPONENT_BOUND)
+    counts = np.bincount(bins)
+    means = [
+        [float(total / number) if number else None for total, number in zip(sums, counts, strict=True)]
+        for sums in (np.bincount(bins, np.expm1(ratio) - ratio), np.bincount(bins, np.abs(p - q)))
+    ]
+    direction = "KL(trainer ‖ engine)" if is_trainers else "KL(engine ‖ trainer)"
+    each = "token" if width == 1 else f"{width} tokens"
+    return Curves(
+        title,
+        f"Means over the sequences, for each {each} of the response. A gap that grows along the response comes from positions or "
+        "from a cache; one at its start comes from the prompt.",
+        tuple(range(0, width * len(counts), width)),
+        (Series(f"{direction}, k3", tuple(means[0])), Series("mean |Δ|", tuple(means[1]))),
+        "token of the response",
+        "nats",
+        choose_scale([*means[0], *means[1]]),
+        codes=("PAR021", "PAR025"),
+    )
+
+
+def _compared_tokens(evidence: RolloutEvidence) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """Yield place in the response, engine's and trainer's logprob of the compared tokens of each block; finite pairs only."""
+    import numpy as np
+
+    for block in evidence.rollouts.blocks():
+        q, p = (block.column(f"{side}_logprobs").astype(np.float64) for side in ("engine", "trainer"))
+        chosen = np.flatnonzero(block.mask & np.isfinite(q) & np.isfinite(p))
+        prompts = evidence.rollouts.prompt_lengths[block.owners[chosen]]
+        yield np.maximum(block.positions[chosen] - prompts, 0).astype(np.int64), q[chosen], p[chosen]

@@ -1,0 +1,171 @@
+"""SARIF 2.1.0, which GitHub code scanning and editors read: one run, whatever the number of targets.
+
+A file's path is relative to the repository; what is on the Hub is named by its path there, relative to the Hub's address, because
+code scanning refuses a whole upload for one location with another scheme. Only a location in a file that people write has a line: a
+tensor has none, and a line would make the upload action read whole shards to fingerprint it.
+
+What kept a rule from looking is a notification. A run with a crashed rule, or a target that could not be checked, is
+marked as unsuccessful; code scanning then keeps the alerts it has instead of closing those it no longer sees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+from ckptcheck import __version__
+from ckptcheck.linter.report import Report, describe_reading
+from ckptcheck.linter.rule import Finding, Rule, Severity
+from ckptcheck.linter.rule_loader import builtin_rule_folder
+from ckptcheck.reporters.json import escape_deceptive
+from ckptcheck.reporters.locations import HUB, encode_uri, path_of, path_on_hub, root_folder, select_side
+from ckptcheck.reporters.printable import printable
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+LEVELS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "note"}
+ROOT = "%SRCROOT%"
+WEB = "HUB"
+PAGES = "https://ckptcheck.github.io/ckptcheck/rules/"
+"""Where the pages of the built-in rules are published (`make docs`)."""
+MOST = 1024
+"""Characters of a description that code scanning takes."""
+
+
+def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
+    """Write the reports as one SARIF run."""
+    descriptors = _descriptors(reports, rules)
+    index = {descriptor["id"]: number for number, descriptor in enumerate(descriptors)}
+    occurrences: Counter[str] = Counter()
+    run = {
+        "tool": {"driver": {"name": "ckptcheck", "version": __version__, "rules": descriptors}},
+        "invocations": [
+            {
+                "executionSuccessful": all(report.verdict != "incomplete" for report in reports),
+                "toolExecutionNotifications": [note for report in reports for note in _notifications(report, index)],
+            }
+        ],
+        "originalUriBaseIds": _bases(reports),
+        "results": [result for report in reports for result in _results(report, index, occurrences)],
+    }
+    log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    return escape_deceptive(json.dumps(log, indent=2, ensure_ascii=False)) + "\n"
+
+
+def _descriptors(reports: Sequence[Report], rules: Sequence[Rule]) -> list[dict[str, Any]]:
+    """Describe the rules that applied to any target."""
+    names = {finding.code: finding.name for report in reports for finding in report.findings}
+    fates = ((report.passed, dict(report.skipped), dict(report.crashed)) for report in reports)
+    applied = set(chain(names, *chain.from_iterable(fates)))
+    described = [_descriptor(rule) for rule in rules if rule.code in applied]
+    unknown = sorted(applied - {rule.code for rule in rules})
+    return described + [{"id": code, "shortDescription": {"text": names.get(code, code)}} for code in unknown]
+
+
+def _descriptor(rule: Rule) -> dict[str, Any]:
+    page = rule.explanation.strip() or rule.name
+    return {
+        "id": rule.code,
+        "name": "".join(word[:1].upper() + word[1:] for word in re.split(r"[^0-9A-Za-z]+", rule.name)),
+        "shortDescription": {"text": _cut(rule.summary or rule.name)},
+        "fullDescription": {"text": _cut(_first_paragraph(page))},
+        **({"helpUri": f"{PAGES}{rule.code}/"} if _is_builtin(rule) else {}),
+        "help": {"text": f"{_cut(rule.summary or rule.name)} See ckptcheck rule {rule.code}.", "markdown": page},
+        "defaultConfiguration": {"level": LEVELS[rule.severity]},
+    }
+
+
+def _is_builtin(rule: Rule) -> bool:
+    """Return whether a rule comes with ckptcheck, and so has a page on the site."""
+    return rule.path is not None and rule.path.is_relative_to(builtin_rule_folder())
+
+
+def _first_paragraph(page: str) -> str:
+    """What follows the summary, without headings."""
+    body = re.sub(r"^#.*$", "", page.partition("\n")[2], flags=re.MULTILINE)
+    paragraphs = (" ".join(block.split()) for block in body.split("\n\n"))
+    return next(filter(None, paragraphs), page)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST else text[: MOST - 1] + "…"
+
+
+def _results(report: Report, index: dict[str, int], occurrences: Counter[str]) -> Iterator[dict[str, Any]]:
+    """Describe the findings of a report. occurrences: how many of each place and identity the run has; it goes on counting.
+
+    Two targets may name one file, by its absolute path; code scanning would take equal results there for one.
+    """
+    for finding in report.findings:
+        # Not the message: it may name numbers that change with every checkpoint, and the alert would not be the same.
+        identity = json.dumps([finding.code, finding.file, finding.key])
+        location = _location(report.target, finding.file, finding.key, finding.line)
+        place = f"{location['physicalLocation']['artifactLocation']['uri']} {identity}"
+        occurrences[place] += 1
+        digest = hashlib.sha256(identity.encode("ascii")).hexdigest()[:16]
+        yield {
+            "ruleId": finding.code,
+            "ruleIndex": index[finding.code],
+            "level": LEVELS[finding.severity],
+            "message": {"text": _sentences(finding)},
+            "locations": [location],
+            "partialFingerprints": {"primaryLocationLineHash": f"{digest}:{occurrences[place]}"},
+        }
+
+
+def _sentences(finding: Finding) -> str:
+    """The key (code scanning shows no logical location), the message and the hint."""
+    text = finding.message if not finding.key or finding.key in finding.message else f"{finding.key}: {finding.message}"
+    return _plain(f"{text}. Hint: {finding.hint}." if finding.hint else f"{text}.")
+
+
+def _plain(text: str) -> str:
+    """Write a message that holds no placeholder ({0}) and no link ([text](target)), whatever a tensor is called."""
+    return printable(text).replace("{", "{{").replace("}", "}}").replace("](", "] (")
+
+
+def _location(target: str, file: str | None, key: str | None = None, line: int | None = None) -> dict[str, Any]:
+    target = select_side(target, file)
+    if target.startswith(HUB):
+        text = _plain(f"{file or 'the repository'} of {target}")
+        artifact: dict[str, Any] = {"uri": path_on_hub(target, file), "uriBaseId": WEB, "description": {"text": text}}
+    else:
+        artifact = {"uri": encode_uri(path_of(target, file))}
+        if "://" not in artifact["uri"]:
+            artifact["uriBaseId"] = ROOT
+    location: dict[str, Any] = {"physicalLocation": {"artifactLocation": artifact}}
+    if line:
+        location["physicalLocation"]["region"] = {"startLine": line}
+    if key:
+        location["logicalLocations"] = [{"fullyQualifiedName": printable(key)}]
+    return location
+
+
+def _bases(reports: Sequence[Report]) -> dict[str, Any]:
+    """Return what relative locations are relative to, so that a viewer can open them where the report was written."""
+    folder = {"text": "The repository, or the folder ckptcheck ran in."}
+    bases: dict[str, Any] = {ROOT: {"uri": encode_uri(root_folder().rstrip("/") + "/"), "description": folder}}
+    if any(HUB in report.target for report in reports):
+        address = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+        bases[WEB] = {"uri": address + "/", "description": {"text": "The Hugging Face Hub."}}
+    return bases
+
+
+def _notifications(report: Report, index: dict[str, int]) -> Iterator[dict[str, Any]]:
+    where = {"locations": [_location(report.target, None)]}
+    if reading := describe_reading(report):
+        text = "; ".join(f"{label}: {value}" for label, value in reading)
+        yield {"level": "note", "message": {"text": _plain(f"read of {report.target}: {text}")}, **where}
+    if report.error:
+        text = f"{report.target} could not be checked: {report.error}"
+        yield {"level": "error", "message": {"text": _plain(text)}, **where}
+    for level, fate, pairs in (("error", "could not check", report.crashed), ("note", "skipped", report.skipped)):
+        for code, reason in report.other_reasons(pairs):
+            text = _plain(f"{code} {fate} {report.target}: {reason}")
+            rule = {"id": code, "index": index[code]}
+            yield {"level": level, "message": {"text": text}, "associatedRule": rule, **where}

@@ -1,0 +1,53 @@
+"""Sections of a report as a person reads them: aligned columns, numbers to the right, lines as they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.padding import Padding
+from rich.text import Text
+
+from ckptcheck.reporters.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ckptcheck.linter.report import Cell, Section
+
+
+NEAR = 5e-4
+"""How far from 1 four digits say no more than 1, which is what a ratio is where all is well."""
+
+
+def write(console: Console, section: Section, *, verbose: bool = False) -> None:
+    """Print one section, two spaces in. Tables and lines are not wrapped, so that they stay aligned and commands can be copied.
+
+    verbose: print the table also where there is something brief in its place.
+    """
+    console.print()
+    console.print(Padding(Text(printable(section.title), style="bold"), (0, 0, 0, 2), expand=False))
+    brief = () if verbose and section.rows else section.brief
+    if section.columns and not brief:
+        shown = [[cell(value) for value in row] for row in section.rows]
+        wide = [max(map(len, column)) for column in zip(section.columns, *shown, strict=True)]
+        right = [any(isinstance(row[at], int | float) for row in section.rows) for at in range(len(wide))]
+        for row, style in [(list(section.columns), "dim"), *((row, "") for row in shown)]:
+            cells = [text.rjust(w) if r else text.ljust(w) for text, w, r in zip(row, wide, right, strict=True)]
+            console.print(Text("  " + "  ".join(cells).rstrip(), style=style), soft_wrap=True)
+    for line in brief:
+        console.print(Padding(Text(printable(line)), (0, 0, 0, 2), expand=False))
+    for line in section.lines:
+        console.print(Text(f"  {printable(line)}"), soft_wrap=True)
+
+
+def cell(value: Cell) -> str:
+    """Return a cell as it is shown: four significant digits, seven next to 1, thousands set apart, a dash for nothing.
+
+    >>> cell(None), cell(1234567), cell(0.000123456), cell(1.0), cell(1.0000034)
+    ('–', '1,234,567', '0.0001235', '1', '1.000003')
+    """
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.7g}" if abs(value - 1) < NEAR else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else printable(value)

@@ -1,0 +1,105 @@
+"""Measures whether responses are coherent by their tokens alone: loops, one token repeated, how likely the text is.
+
+Broken weights in an engine show as one token over and over (NaN makes it the first of the vocabulary), as short loops, or as text
+whose tokens are hardly likelier than a guess.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ckptcheck.rollouts.rollouts import Rollouts
+
+LEAST = 16
+"""Fewest tokens of a response that is judged; shorter ones repeat themselves by chance."""
+LONGEST_LOOP = 64
+"""Most tokens of one round of a loop."""
+ROUNDS = 4
+"""Fewest rounds that make a loop."""
+SMALLEST_VOCABULARY = 32_000
+"""Models with fewer tokens are toys, often never trained, and a guess of theirs is not far from a good answer."""
+
+
+@dataclass(frozen=True)
+class ResponseShape:
+    """How the tokens of one response repeat themselves."""
+
+    sequence: int
+    tokens: int
+    token: int
+    """The most frequent token."""
+    token_share: float
+    """Its share of the response."""
+    period: int
+    """Tokens of one round of the loop at the end of the response; 0: there is none."""
+    loop_share: float
+    """Share of the response that is this loop."""
+
+
+def measure_responses(rollouts: Rollouts) -> tuple[ResponseShape, ...]:
+    """Return how each response of at least `LEAST` tokens repeats itself."""
+    import numpy as np
+
+    shapes = []
+    for block in rollouts.blocks():
+        tokens, mask, owners = block.column("tokens"), block.response_mask & block.after_prompt, block.owners
+        for sequence in range(block.first, block.last):
+            begin, end = np.searchsorted(owners, (sequence, sequence + 1))
+            response = tokens[begin:end][mask[begin:end]]
+            if len(response) < LEAST:
+                continue
+            found, numbers = np.unique(response, return_counts=True)
+            most = int(numbers.argmax())
+            period, length = _find_loop(response)
+            shapes.append(
+                ResponseShape(
+                    sequence,
+                    len(response),
+                    int(found[most]),
+                    float(numbers[most] / len(response)),
+                    period,
+                    length / len(response),
+                )
+            )
+    return tuple(shapes)
+
+
+def _find_loop(response: NDArray[Any]) -> tuple[int, int]:
+    """Return the period and the length of the loop with which a response ends; (0, 0) for none."""
+    import numpy as np
+
+    best = (0, 0)
+    for period in range(1, min(LONGEST_LOOP, len(response) // ROUNDS) + 1):
+        other = np.flatnonzero(response[period:] != response[:-period])
+        equal = len(response) - period - (int(other[-1]) + 1 if len(other) else 0)
+        length = equal + period
+        if equal >= (ROUNDS - 1) * period and length > best[1]:
+            best = (period, length)
+    return best
+
+
+def guess_logprob(vocabulary: int | None) -> float | None:
+    """Return the logprob of every token in a guess among the whole vocabulary: -ln of its size.
+
+    None for a smaller vocabulary than language models have. An unknown one counts as the smallest of these.
+    """
+    if vocabulary is not None and vocabulary < SMALLEST_VOCABULARY:
+        return None
+    return -log(vocabulary or SMALLEST_VOCABULARY)
+
+
+def mean_logprob(rollouts: Rollouts, column: str) -> float | None:
+    """Return the mean of a column's finite logprobs under the response mask; None where there is none."""
+    import numpy as np
+
+    total, number = 0.0, 0
+    for block in rollouts.blocks():
+        values = block.column(column)[block.mask].astype(np.float64)
+        values = values[np.isfinite(values)]
+        total, number = total + float(values.sum()), number + len(values)
+    return total / number if number else None

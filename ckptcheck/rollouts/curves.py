@@ -1,0 +1,157 @@
+"""The curves of a training run, one number a step, and where the curve of one run parts from that of another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite, sqrt
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from ckptcheck.rollouts.series_member import SeriesMember
+
+LEAST_STEPS = 5
+"""Common steps below which the noise of a reference cannot be estimated."""
+SIGMAS = 4.0
+"""Differences from this many times their own noise on are beyond it."""
+SIGMAS_OF_FEW = 8.0
+"""The same for LEAST_STEPS steps, whose noise is known badly; in between it falls as one over the number of steps."""
+STAYS = 0.75
+"""Share of the steps from the parting on that are beyond the noise on the same side: a spike is no parting."""
+FOLLOWING = 3
+"""Least number of steps from the parting on, with the parting itself."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One number of every step, and when a difference of it matters."""
+
+    name: str
+    """As the tables show it."""
+    kind: Literal["gap", "outcome"]
+    """gap: engine and trainer, or how they are synchronized; outcome: what training makes of it."""
+    value: Callable[[SeriesMember], float | None]
+    """Returns the number of one file; None where the file does not have it."""
+    least: float
+    """The smallest difference that matters, whatever the noise is."""
+    loss: Callable[[float], float] = lambda value: value
+    """Returns how bad a value is; larger is worse. Of an outcome, neither direction is."""
+
+
+def _of_gap(name: str) -> Callable[[SeriesMember], float | None]:
+    return lambda member: None if member.gap is None else float(getattr(member.gap, name))
+
+
+CURVES = (
+    Curve("ratio", "gap", _of_gap("ratio"), 1e-3, lambda value: abs(value - 1)),
+    Curve("lag", "gap", lambda member: member.lag, 0.25),
+    Curve("clip rate", "gap", _of_gap("clipped"), 1e-3),
+    Curve("clip rate of sequences", "gap", _of_gap("clipped_sequences"), 0.01),
+    Curve("ess", "gap", _of_gap("ess"), 1e-3, lambda value: -value),
+    Curve("k3", "gap", _of_gap("k3"), 1e-5),
+    Curve("mult_prob_error", "gap", _of_gap("mult_prob_error"), 1e-3),
+    Curve("entropy", "outcome", lambda member: None if member.gap is None else -member.gap.trainer_mean, 0.01),
+    Curve("reward", "outcome", lambda member: member.reward, 0.01),
+)
+"""The curves, in the order in which a fault spreads: what a logprob means, the sync, the gap, and what training makes of it.
+
+entropy: minus the mean logprob that the trainer gives to the sampled tokens, which estimates the policy's entropy in nats a
+token. lag: how many versions the tokens are older than the trainer's weights, a mean over tokens. clip rate: see `LogprobMetrics`.
+"""
+
+
+@dataclass(frozen=True)
+class CurveComparison:
+    """One curve of two runs over their common steps."""
+
+    curve: Curve
+    steps: tuple[int, ...]
+    run: tuple[float, ...]
+    reference: tuple[float, ...]
+    noise: float
+    """Standard deviation of one value of the reference around its own course."""
+    parting: int | None
+    """The step from which on the run is beyond the noise; None where it never is, or comes back."""
+
+    @property
+    def later(self) -> tuple[float, float]:
+        """The means of the run and of the reference from the parting on; over all steps where there is none."""
+        first = 0 if self.parting is None else self.steps.index(self.parting)
+        return fmean(self.run[first:]), fmean(self.reference[first:])
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the run is worse than the reference after the parting; never for an outcome."""
+        run, reference = self.later
+        return (
+            self.parting is not None and self.curve.kind == "gap" and self.curve.loss(run) > self.curve.loss(reference)
+        )
+
+    @property
+    def multiple_label(self) -> str:
+        """``12 times the noise``, for a message."""
+        return f"{self.multiple:.3g} times the noise" if self.noise else "whose curve does not vary"
+
+    @property
+    def multiple(self) -> float:
+        """The median difference from the parting on (else of all steps), as a multiple of the noise of a difference."""
+        first = 0 if self.parting is None else self.steps.index(self.parting)
+        typical = median(abs(a - b) for a, b in zip(self.run[first:], self.reference[first:], strict=True))
+        noise = self.noise * sqrt(2)
+        return typical / noise if noise else inf if typical else 0.0
+
+
+def compute_curve(members: Sequence[SeriesMember], curve: Curve) -> dict[int, float]:
+    """Return step → value. Files of one step count alike; a file without a step counts as the step of its place."""
+    values: dict[int, list[float]] = {}
+    for place, member in enumerate(members):
+        value = curve.value(member) if member.is_drawn_by_engine else None
+        if value is not None and isfinite(value):
+            values.setdefault(place if member.step is None else member.step, []).append(value)
+    return {step: fmean(numbers) for step, numbers in sorted(values.items())}
+
+
+def compare_curves(curve: Curve, run: Mapping[int, float], reference: Mapping[int, float]) -> CurveComparison | None:
+    """Compare a curve of two runs, step → value, where both have it; None with fewer than LEAST_STEPS common steps."""
+    steps = tuple(sorted(run.keys() & reference.keys()))
+    if len(steps) < LEAST_STEPS:
+        return None
+    ours, theirs = tuple(run[step] for step in steps), tuple(reference[step] for step in steps)
+    noise = estimate_noise(theirs)
+    least = max(curve.least, choose_sigmas(len(steps)) * sqrt(2) * noise)
+    beyond = [(a - b > least) - (b - a > least) for a, b in zip(ours, theirs, strict=True)]
+    return CurveComparison(curve, steps, ours, theirs, noise, _find_parting(steps, beyond))
+
+
+def choose_sigmas(steps: int) -> float:
+    """Return from how many times its noise on a difference counts, for a number of common steps."""
+    return SIGMAS + (SIGMAS_OF_FEW - SIGMAS) * LEAST_STEPS / steps
+
+
+def estimate_noise(values: Sequence[float]) -> float:
+    """Estimate the standard deviation of a value around the course of its curve.
+
+    The larger of two estimates counts: from second differences, whose standard deviation is √6 times that of independent values,
+    and from the distances to a straight line, which a slow wandering also shows. Both are root mean squares.
+    """
+    number = len(values)
+    second = [a - 2 * b + c for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+    middle, mean = (number - 1) / 2, fmean(values)
+    slope = sum((place - middle) * value for place, value in enumerate(values)) / sum(
+        (place - middle) ** 2 for place in range(number)
+    )
+    distances = [value - mean - slope * (place - middle) for place, value in enumerate(values)]
+    return max(
+        sqrt(sum(value * value for value in second) / (6 * len(second))),
+        sqrt(sum(value * value for value in distances) / (number - 2)),
+    )
+
+
+def _find_parting(steps: Sequence[int], beyond: Sequence[int]) -> int | None:
+    """Return the first step from which on most differences are beyond the noise on one side. beyond: -1, 0 or 1 a step."""
+    for place, side in enumerate(beyond):
+        rest = beyond[place:]
+        if side and len(rest) >= FOLLOWING and rest.count(side) >= STAYS * len(rest):
+            return steps[place]
+    return None

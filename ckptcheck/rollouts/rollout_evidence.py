@@ -1,0 +1,229 @@
+"""The evidence of one rollout file. Every measurement is computed at most once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
+from ckptcheck.linter.rule import Skip
+from ckptcheck.rollouts.coherence import ResponseShape, measure_responses
+from ckptcheck.rollouts.expert_layout import ExpertLayout
+from ckptcheck.rollouts.labelled_weights import LabelledWeights
+from ckptcheck.rollouts.metrics.distribution import ExactKL, Temperature, compute_exact_kl, fit_temperature
+from ckptcheck.rollouts.metrics.exactness import Exactness, compare_exactly
+from ckptcheck.rollouts.metrics.indexer_record import IndexerAgreement, compare_indexers
+from ckptcheck.rollouts.metrics.logprob_metrics import ClipBounds, LogprobMetrics, compute_metrics, recorded_clip
+from ckptcheck.rollouts.metrics.noise_floor import NoiseFloor
+from ckptcheck.rollouts.metrics.routing import RoutingShift, compute_routing_disagreement, find_routing_shift
+from ckptcheck.rollouts.metrics.routing_record import RoutingRecord
+from ckptcheck.rollouts.metrics.shift import compute_shifted_gaps
+from ckptcheck.rollouts.response_ends import ResponseEnds, find_response_ends
+from ckptcheck.rollouts.response_texts import Decode, build_texts_section
+from ckptcheck.rollouts.rollouts import Rollouts
+from ckptcheck.rollouts.sampling_checkpoint import SamplingCheckpoint
+from ckptcheck.rollouts.sections import build_sections
+from ckptcheck.rollouts.thresholds import Thresholds
+from ckptcheck.rollouts.token_round_trip import TokenRoundTrip, take_round_trip
+from ckptcheck.text.formatting import count
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ckptcheck.linter.pictures import PictureMaker
+
+
+@dataclass(frozen=True)
+class RolloutEvidence(EvidenceDefaults):
+    """One file of rollouts. decode: token id → quoted text, decode_text: ids → text; None without a tokenizer."""
+
+    target: str
+    rollouts: Rollouts
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    floor: NoiseFloor | None = None
+    decode: Callable[[int], str] | None = None
+    kind: str = "rollouts"
+    decode_text: Decode | None = None
+    drawn_by: SamplingCheckpoint | None = None
+    """The checkpoint that drew the tokens; None: not known."""
+    weights: tuple[LabelledWeights, ...] = ()
+    """The weights behind the versions, by the record of the job's syncs; (): not known."""
+
+    @property
+    def expert_layout(self) -> ExpertLayout | None:
+        """The experts of the checkpoint that drew the tokens; None: not known, or it has none."""
+        return self.drawn_by.expert_layout if self.drawn_by is not None else None
+
+    @cached_property
+    def round_trip(self) -> TokenRoundTrip:
+        """What becomes of the sequences on their way through text. Raises Skip where nothing can be rendered or decoded."""
+        if self.drawn_by is None or self.drawn_by.reader is None:
+            raise Skip("the checkpoint has no tokenizer.json that can be read")
+        return take_round_trip(self.rollouts, self.drawn_by.reader)
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Ids that end a response, by the checkpoint that drew the tokens and by the file; empty where neither says."""
+        known = self.drawn_by.stop_tokens if self.drawn_by is not None else frozenset()
+        return known | frozenset(self.rollouts.metadata.stop_tokens)
+
+    @cached_property
+    def response_ends(self) -> ResponseEnds:
+        """How the responses end. The ids that end them are known (`stop_tokens`)."""
+        return find_response_ends(self.rollouts, self.stop_tokens)
+
+    @property
+    def is_well_formed(self) -> bool:
+        """Whether the columns have the required form, so that rules can read them."""
+        return not self.rollouts.defects
+
+    @property
+    def has_both_sides(self) -> bool:
+        """Whether both sides have logprobs."""
+        return self.is_well_formed and {"engine_logprobs", "trainer_logprobs"} <= self.rollouts.columns.keys()
+
+    @cached_property
+    def metrics_or_none(self) -> LogprobMetrics | None:
+        """The metrics of the gap; None where nothing can be compared (PAR006 reports it)."""
+        if not self.has_both_sides:
+            return None
+        recorded, given = recorded_clip(self.rollouts), self.thresholds
+        low = recorded.low if given.clip_low is None else given.clip_low
+        high = recorded.high if given.clip_high is None else given.clip_high
+        return compute_metrics(self.rollouts, clip=ClipBounds(low, high))
+
+    @property
+    def metrics(self) -> LogprobMetrics:
+        """The metrics of the gap. Raises Skip where nothing can be compared."""
+        if self.metrics_or_none is None:
+            raise Skip("no token could be compared")
+        return self.metrics_or_none
+
+    @cached_property
+    def response_shapes(self) -> tuple[ResponseShape, ...]:
+        """How the tokens of each response repeat themselves."""
+        return measure_responses(self.rollouts) if self.is_well_formed else ()
+
+    @cached_property
+    def shifted_gaps(self) -> dict[int, tuple[int, float]]:
+        """The gap with one side shifted by -1, 0 and 1 token."""
+        return compute_shifted_gaps(self.rollouts)
+
+    @cached_property
+    def exact_kl(self) -> ExactKL | None:
+        """The exact KL, where full-vocabulary logprobs are recorded."""
+        return compute_exact_kl(self.rollouts) if self.is_well_formed else None
+
+    @cached_property
+    def temperature_fit(self) -> Temperature | None:
+        """The temperature between the two sides, where distributions are recorded."""
+        return fit_temperature(self.rollouts) if self.is_well_formed else None
+
+    @cached_property
+    def routing_disagreement(self) -> tuple[NDArray[np.float64], int] | None:
+        """The share of tokens in each layer that the sides route differently, and the number of compared tokens."""
+        return compute_routing_disagreement(self.rollouts) if self.is_well_formed else None
+
+    @cached_property
+    def exactness(self) -> Exactness:
+        """The comparison of both sides' logprobs bit for bit. Both have logprobs (`has_both_sides`)."""
+        return compare_exactly(self.rollouts)
+
+    @cached_property
+    def routing_records(self) -> tuple[RoutingRecord, ...]:
+        """The records of expert routing, the engine's first."""
+        if not self.is_well_formed:
+            return ()
+        experts = self.expert_layout.experts if self.expert_layout is not None else self.rollouts.metadata.experts
+        columns = [name for name in ("engine_routing", "trainer_routing") if name in self.rollouts]
+        return tuple(RoutingRecord(self.rollouts, name, experts) for name in columns)
+
+    @cached_property
+    def routing_shift(self) -> RoutingShift | None:
+        """The shift by layers or tokens at which the routing of both sides agrees best; None where a side has none."""
+        return find_routing_shift(self.rollouts) if self.is_well_formed else None
+
+    @cached_property
+    def indexer_agreement(self) -> IndexerAgreement | None:
+        """How far the positions that sparse attention chose on both sides overlap; None where a side has none."""
+        return compare_indexers(self.rollouts) if self.is_well_formed else None
+
+    @property
+    def indexer_columns(self) -> tuple[str, ...]:
+        """The columns with positions that sparse attention chose."""
+        names = ("engine_indexer", "trainer_indexer") if self.is_well_formed else ()
+        return tuple(name for name in names if name in self.rollouts)
+
+    def format_floor_multiple(self, name: str, value: float) -> str:
+        """Return ``, 3.2 times the floor`` for a value; "" where there is no floor for it."""
+        times = self.floor.multiple(name, value) if self.floor is not None else None
+        return "" if times is None else f", {times:.3g} times the floor"
+
+    @property
+    def subject(self) -> str:
+        """One line with the two sides, the number of compared tokens, and the main metrics of the gap."""
+        metadata = self.rollouts.metadata
+        sides = [
+            f"{side.name} {side.version}".strip() for side in (metadata.engine, metadata.trainer) if side is not None
+        ]
+        parts = [
+            " ↔ ".join(filter(None, sides)),
+            metadata.model,
+            f"step {metadata.step}" if metadata.step is not None else "",
+        ]
+        if self.is_well_formed:
+            what = "prompt without its response" if self.rollouts.holds_prompts_only else "sequence"
+            plural = "prompts without their responses" if self.rollouts.holds_prompts_only else None
+            parts.append(count(self.rollouts.sequence_count, what, plural))
+        if (metrics := self.metrics_or_none) is not None:
+            parts += [
+                f"{count(metrics.tokens, 'token')} compared",
+                f"mult_prob_error {metrics.mult_prob_error:.5g}",
+                f"k3 {metrics.k3:.3g}",
+                f"|Δ| mean {metrics.abs_mean:.3g}, max {metrics.abs_max:.3g}",
+            ]
+        return " · ".join(part for part in parts if part)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The texts, where there is a tokenizer, and the tables of the gap, where something can be compared."""
+        texts = (
+            (build_texts_section(self.rollouts, self.decode_text),)
+            if self.decode_text is not None and self.is_well_formed
+            else ()
+        )
+        metrics = self.metrics_or_none
+        if metrics is None:
+            return texts
+        return texts + tuple(
+            build_sections(
+                metrics,
+                self.thresholds,
+                self.floor,
+                self.decode,
+                self.exact_kl,
+                self.temperature_fit,
+                self.rollouts.metadata.source,
+            )
+        )
+
+    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
+        """Return title and maker of each picture for the HTML report."""
+        from ckptcheck.reporters.pictures.token_gaps import list_rollout_pictures
+
+        return list_rollout_pictures(self)
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Always empty, because a rule reports what cannot be read."""
+        return {}
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """One file, the number of its columns as `tensors`, and their bytes."""
+        columns = self.rollouts.columns.values()
+        return {"files": 1, "tensors": len(columns), "bytes": sum(column.nbytes for column in columns)}

@@ -1,0 +1,91 @@
+"""The tables of ``parity judge``: the gap in numbers, along the response, and at the worst tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ckptcheck.linter.report import Section
+from ckptcheck.rollouts.metrics.framework_metrics import BY_SOURCE
+from ckptcheck.text.formatting import count
+
+if TYPE_CHECKING:
+    from ckptcheck.rollouts.metrics.distribution import ExactKL, Temperature
+    from ckptcheck.rollouts.metrics.logprob_metrics import LogprobMetrics
+    from ckptcheck.rollouts.metrics.noise_floor import NoiseFloor
+    from ckptcheck.rollouts.thresholds import Thresholds
+
+SHOWN = 5
+"""Number of worst tokens in the table."""
+
+LIMITS: dict[str, Callable[[Thresholds], float | None]] = {
+    "mult_prob_error": lambda gates: gates.mult_prob_error,
+    "k3": lambda gates: gates.kl,
+    "abs_sequence_mean": lambda gates: gates.abs_mean,
+    "prob_diff_mean": lambda gates: gates.prob_diff,
+}
+
+
+TITLES = {"pearson": "pearson of probabilities"}
+
+
+def build_sections(
+    gap: LogprobMetrics,
+    gates: Thresholds,
+    floor: NoiseFloor | None,
+    decode: Callable[[int], str] | None,
+    exact: ExactKL | None = None,
+    temperature: Temperature | None = None,
+    source: str = "",
+) -> Iterator[Section]:
+    """Yield the tables.
+
+    source: what the file was converted from. decode: token id → text, None without a tokenizer.
+    exact, temperature: computed from whole distributions; None where these are not recorded.
+    """
+    numbers = gap.numbers()
+    rows = [
+        (
+            TITLES.get(name, name),
+            value,
+            limit(gates) if (limit := LIMITS.get(name)) else None,
+            _floor_multiple(floor, name, value),
+        )
+        for name, value in numbers.items()
+        if name not in ("tokens", "sequences", "broken")
+    ]
+    rows.append(("ratio deviation × 10⁴", gap.deviation, None, None))
+    bounds = f"clipped: the ratio is below {1 - gap.clip.low:g} or above {1 + gap.clip.high:g}"
+    columns_shown = 3 if floor is None else 4
+    yield Section(
+        "gap",
+        ("metric", "value", "limit", "× floor")[:columns_shown],
+        tuple(row[:columns_shown] for row in rows),
+        (bounds,),
+    )
+    framework = BY_SOURCE.get(source)
+    if framework is not None:
+        own_rows = tuple(framework.numbers(gap).items())
+        yield Section(
+            f"as {framework.framework} logs it", ("metric", "value"), own_rows, (f"as of {framework.version}",)
+        )
+    if exact is not None:
+        kl_rows = [("KL(engine ‖ trainer)", exact.engine_trainer), ("KL(trainer ‖ engine)", exact.trainer_engine)]
+        if temperature is not None:
+            kl_rows.append(("temperature that fits best", temperature.temperature))
+        yield Section(f"whole distributions of {count(exact.positions, 'token')}", ("", "value"), tuple(kl_rows))
+    profile = tuple((place, tokens, abs_mean, signed_mean) for place, tokens, abs_mean, signed_mean in gap.profile)
+    yield Section("along the response", ("from token", "tokens", "mean |Δ|", "mean Δ"), profile)
+    if gap.abs_max > 0:
+        columns = ("sequence", "position", "token", *(("text",) if decode else ()), "engine", "trainer", "|Δ|")
+        worst = tuple(
+            (str(place.sequence), str(place.position), str(place.token), *((decode(place.token),) if decode else ()),
+             place.engine, place.trainer, place.abs_diff)
+            for place in gap.worst[:SHOWN]
+        )  # fmt: skip
+        notes = () if decode else ("--tokenizer DIR (a checkpoint) decodes them",)
+        yield Section("worst tokens", columns, worst, notes)
+
+
+def _floor_multiple(floor: NoiseFloor | None, name: str, value: float | int | None) -> float | None:
+    return None if floor is None or value is None or name not in floor.metrics else floor.multiple(name, value)

@@ -1,0 +1,63 @@
+"""The numbers of one rollout file that a series of files needs, without the file's columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckptcheck.rollouts.metadata import Metadata
+from ckptcheck.rollouts.metrics.logprob_metrics import LogprobMetrics
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.rollout_queries import compute_mean_lag, parse_version
+
+
+@dataclass(frozen=True)
+class SeriesMember:
+    """The data of one file that a series needs."""
+
+    target: str
+    """The file."""
+    step: int | None
+    """Its step of the training run; None where it is not recorded."""
+    version: int | None
+    """The newest weight version of its tokens; None where versions are not numbers."""
+    gap: LogprobMetrics | None
+    """Its metrics; None where nothing could be compared."""
+    lag: float | None = None
+    """How many versions its tokens are older than the trainer's weights, a mean over tokens; None where that is not recorded."""
+    reward: float | None = None
+    """The mean reward of its sequences; None where rewards are not recorded."""
+    metadata: Metadata = field(default_factory=Metadata, repr=False)
+    """How its tokens were drawn and scored."""
+    defect: str = ""
+    """What is wrong with the form of the file; "" for nothing."""
+
+    @classmethod
+    def of(cls, judged: RolloutEvidence) -> SeriesMember:
+        """Return the data of a file's evidence that a series needs, without the columns."""
+        metadata = judged.rollouts.metadata
+        numbers = [number for version in metadata.versions if (number := parse_version(version)) is not None]
+        version = max(numbers) if numbers and len(numbers) == len(metadata.versions) else None
+        return cls(
+            judged.target,
+            metadata.step,
+            version,
+            judged.metrics_or_none,
+            compute_mean_lag(judged) if judged.is_well_formed else None,
+            _compute_mean_reward(judged),
+            metadata,
+            judged.rollouts.defects[0].text if judged.rollouts.defects else "",
+        )
+
+    @property
+    def is_drawn_by_engine(self) -> bool:
+        """Whether the engine drew the tokens, as in a training job."""
+        return self.metadata.sampled_by == "engine"
+
+
+def _compute_mean_reward(judged: RolloutEvidence) -> float | None:
+    """Return the mean of the rewards that are numbers; None where there is none."""
+    import numpy as np
+
+    rewards = judged.rollouts.columns.get("rewards") if judged.is_well_formed else None
+    finite = [] if rewards is None else np.asarray(rewards, np.float64)[np.isfinite(rewards)]
+    return float(np.mean(finite)) if len(finite) else None

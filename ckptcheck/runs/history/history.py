@@ -1,0 +1,320 @@
+"""The history of syncs: the evidence of rules about what changes from one sync to the next, on either side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptcheck.consumers.engine_tensors import find_source_tensors
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
+from ckptcheck.runs.history.held_against import ResponseVersions, SavedWeights
+from ckptcheck.runs.history.record import NO_BYTES, SyncRecord, read_record
+from ckptcheck.runs.history.tables import history_sections
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import PictureMaker
+
+SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
+"""Tensors with a few numbers near 1 or 0: a step may round to nothing in all of them."""
+EXPERT = re.compile(r"\.experts\.\d+\.")
+DENSE_STEPS = 2
+"""Steps that must have changed rows before other rows that did not change tell something."""
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class SyncPair:
+    """Two successful syncs of the same run, one after the other."""
+
+    index: int
+    """Place of the later sync in the record."""
+    before_index: int
+    """Place of the earlier sync in the record."""
+    before: SyncRecord
+    after: SyncRecord
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the trainer took a step in between: its step rose or, if it counts none, its loss changed."""
+        if self.before.step is not None and self.after.step is not None:
+            return self.after.step > self.before.step
+        return self.before.loss is not None and self.after.loss is not None and self.after.loss != self.before.loss
+
+    @cached_property
+    def sent_changed(self) -> frozenset[str]:
+        """Names that were sent both times with different values."""
+        return _changed_names(self.before.sent, self.after.sent)
+
+    @cached_property
+    def sent_unchanged_once_cast(self) -> frozenset[str]:
+        """Names of which what was looked at is the same both times, once it is cast to what the engine holds."""
+        return frozenset(name for name, value in self.after.cast.items() if self.before.cast.get(name) == value)
+
+    @cached_property
+    def held_changed(self) -> frozenset[str]:
+        """Tensors (``rank/name``) that the engine held both times with different values."""
+        return _changed_names(self.before.held, self.after.held)
+
+    @cached_property
+    def unchanged_side(self) -> tuple[str, int] | None:
+        """The side of which no tensor changed (sent or held), with its number of tensors; None if something changed.
+
+        If the record has both sides, the trainer's counts. A part of what was sent, and a group without a matrix, tell nothing.
+        """
+        if self.after.group and not any(trainable_matrices({*self.after.sent, *self.after.held})):
+            return None
+        for side, before, after, changed in (
+            ("sent", self.before.sent, self.after.sent, self.sent_changed),
+            ("held", self.before.held, self.after.held, self.held_changed),
+        ):
+            if before and after and not (side == "sent" and self.after.partial):
+                return (side, len(after)) if not changed and before.keys() == after.keys() else None
+        return None
+
+
+def _pair_syncs(syncs: Iterable[tuple[int, SyncRecord]]) -> tuple[SyncPair, ...]:
+    """Return each sync with the last one before it that looked at the same tensors, if the same process recorded both.
+
+    syncs: their places in the record, and they.
+    """
+    pairs: list[SyncPair] = []
+    last: dict[tuple[str, str], tuple[int, SyncRecord]] = {}
+    for index, sync in syncs:
+        before_index, before = last.get((sync.group, sync.partial), (0, None))
+        if before is not None and before.run == sync.run:
+            pairs.append(SyncPair(index, before_index, before, sync))
+        last[sync.group, sync.partial] = (index, sync)
+    return tuple(pairs)
+
+
+def _changed_names(before: Mapping[str, str], after: Mapping[str, str]) -> frozenset[str]:
+    """Return the names that have different digests before and after."""
+    return frozenset(name for name, value in after.items() if name in before and before[name] != value)
+
+
+@dataclass(frozen=True)
+class History(EvidenceDefaults):
+    """The syncs of a record, in the order in which they were recorded."""
+
+    target: str
+    syncs: tuple[SyncRecord, ...]
+    damaged_lines: Mapping[int, str] = field(default_factory=dict)
+    """Line number → why the line is not a sync."""
+    saved: SavedWeights | None = None
+    """A checkpoint of the job, None where none was named."""
+    responses: ResponseVersions | None = None
+    """The weight versions of the job's responses, None where none were named."""
+    kind: str = "history"
+
+    @property
+    def identities(self) -> Mapping[str, str]:
+        """The identity of what the last sync that has one sent, that of what the engine then held, and that of the checkpoint."""
+        last = next((sync for sync in reversed(self.syncs) if sync.identity is not None), SyncRecord())
+        found = {"last sync that was named": last.identity, "engine after it": last.held_identity}
+        found["saved checkpoint"] = self.saved.identity if self.saved is not None else None
+        return {label: identity for label, identity in found.items() if identity is not None}
+
+    @property
+    def subject(self) -> str:
+        """One line: how many syncs, over which steps, between which programs."""
+        steps = [sync.step for sync in self.syncs if sync.step is not None]
+        sides = " → ".join(side for side in (self.syncs[-1].trainer, self.syncs[-1].engine) if side)
+        parts = [f"{len(self.syncs)} sync{'s' if len(self.syncs) > 1 else ''}"]
+        if steps:
+            first, last = min(steps), max(steps)
+            parts.append(f"step {first}" if first == last else f"steps {first}–{last}")
+        return " · ".join([*parts, sides] if sides else parts)
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Always empty: a damaged line is a finding."""
+        return {}
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Number of syncs, of tensors in the last one, and of bytes in all."""
+        last = self.syncs[-1]
+        return {
+            "files": len(self.syncs),
+            "tensors": max(len(last.sent), len(last.held)),
+            "bytes": sum(sync.nbytes for sync in self.syncs),
+        }
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The table of the syncs."""
+        return history_sections(self)
+
+    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
+        """Return title and maker of each picture for the HTML report."""
+        from ckptcheck.reporters.pictures.history_curves import list_history_pictures
+
+        return list_history_pictures(self)
+
+    @cached_property
+    def pairs(self) -> tuple[SyncPair, ...]:
+        """Each successful sync whose weights were digested with the one before it, if the same process recorded both.
+
+        A watch may digest the weights at every n-th sync only: those in between tell nothing of them.
+        """
+        return _pair_syncs((index, sync) for index, sync in enumerate(self.syncs) if sync.ok and sync.is_digested)
+
+    @cached_property
+    def version_pairs(self) -> tuple[SyncPair, ...]:
+        """Each successful sync with the successful one before it, digested or not, if the same process recorded both."""
+        successful = [(index, sync) for index, sync in enumerate(self.syncs) if sync.ok]
+        return tuple(
+            SyncPair(index, before_index, before, after)
+            for (before_index, before), (index, after) in pairwise(successful)
+            if before.run == after.run
+        )
+
+    @cached_property
+    def step_pairs(self) -> tuple[SyncPair, ...]:
+        """The pairs with a step in between, of which both say what was sent, or both what the engine holds."""
+        return tuple(
+            pair
+            for pair in self.pairs
+            if pair.is_step and ((pair.before.sent and pair.after.sent) or (pair.before.held and pair.after.held))
+        )
+
+    def find_unchanged_side(self, pair: SyncPair) -> tuple[str, int] | None:
+        """Return the side of which no tensor changed, with its number of tensors; None if something may have changed.
+
+        A job may train a few tensors, or change a few elements at a step: what it did not change in one group of tensors, or in
+        some rows, tells nothing of the others. So a part counts only where the other steps changed nearly all matrices in it.
+        """
+        if not pair.after.group:
+            return pair.unchanged_side
+        is_dense = all(3 * total <= 4 * changed for changed, total, _ in self._changed_matrices)
+        rows = sum(not has_whole_tensors for *_, has_whole_tensors in self._changed_matrices)
+        return pair.unchanged_side if is_dense and (pair.after.has_whole_tensors or rows >= DENSE_STEPS) else None
+
+    @cached_property
+    def _changed_matrices(self) -> list[tuple[int, int, bool]]:
+        """Of each step that changed a matrix: how many of those sent, how many were sent, and whether they were looked at whole."""
+        counts = [
+            (len(pair.sent_changed.intersection(matrices)), len(matrices), pair.after.has_whole_tensors)
+            for pair in self.step_pairs
+            for matrices in [list(trainable_matrices(pair.after.sent))]
+        ]
+        return [each for each in counts if each[0]]
+
+    @cached_property
+    def constant_names(self) -> tuple[str, ...]:
+        """Names that were sent with the same values at every step."""
+        changed = (
+            frozenset[str]().union(*(pair.sent_changed for pair in self.step_pairs)) if self.step_pairs else frozenset()
+        )
+        return tuple(name for name in self.syncs[-1].sent if name not in changed)
+
+    def count_comparisons(self, name: str) -> int:
+        """Return at how many steps a whole tensor was compared with what was sent before."""
+        return sum(
+            name in pair.before.sent and name in pair.after.sent and pair.after.has_whole_tensors
+            for pair in self.step_pairs
+        )
+
+    @cached_property
+    def names_sent(self) -> frozenset[str]:
+        """The names that the trainer sends at every sync that looks at them; none where they change, as those of deltas do."""
+        of_group: dict[str, frozenset[str]] = {}
+        for sync in self.syncs:
+            if sync.ok and sync.sent:
+                names = frozenset(sync.sent)
+                if of_group.setdefault(sync.group.partition(",")[0], names) != names:
+                    return frozenset()
+        return frozenset[str]().union(*of_group.values())
+
+    @cached_property
+    def stored_as_sent(self) -> frozenset[str]:
+        """Tensors (``rank/name``) that the engine held bit for bit as sent, at any sync."""
+        return frozenset(key for sync in self.syncs for key in tensors_stored_as_sent(sync))
+
+    def stale_tensors(self, pair: SyncPair) -> tuple[str, ...]:
+        """Return the engine tensors that did not change, although a tensor they are built from was sent with new values.
+
+        A norm, a bias or a single expert counts only if the engine stores it as sent: an engine that rounds may lose a step in
+        it. All experts of a projection together count always. A tensor without bytes was not seen.
+        """
+        names = pair.after.sent.keys()
+        sent_changed = pair.sent_changed - pair.sent_unchanged_once_cast
+        changed_experts = {EXPERT.sub(".experts.{}.", key) for key in pair.held_changed if EXPERT.search(key)}
+        return tuple(
+            key
+            for key, value in pair.after.held.items()
+            if key in pair.before.held
+            and key not in pair.held_changed
+            and value not in NO_BYTES
+            and sent_changed.intersection(find_source_tensors(key.partition("/")[2], names))
+            and (
+                key in self.stored_as_sent
+                or not (SMALL.search(key) or EXPERT.sub(".experts.{}.", key) in changed_experts)
+            )
+        )
+
+    @cached_property
+    def unseen(self) -> Mapping[str, int]:
+        """Tensors of the engine (``rank/name``) that no sync could read → how many syncs tried."""
+        seen = frozenset[str]().union(*(sync.held.keys() for sync in self.syncs))
+        tried: dict[str, int] = {}
+        for sync in self.syncs:
+            for key in {*sync.unseen, *(key for key, value in sync.held.items() if value in NO_BYTES)}:
+                tried[key] = tried.get(key, 0) + 1
+        return {
+            key: number for key, number in tried.items() if key not in seen or self.syncs[-1].held.get(key) in NO_BYTES
+        }
+
+    def label(self, index: int) -> str:
+        """Return the name of a sync for messages: its step or, without one, its place in the record."""
+        sync = self.syncs[index]
+        return f"step {sync.step}" if sync.step is not None else f"sync {index + 1}"
+
+
+def tensors_stored_as_sent(sync: SyncRecord) -> set[str]:
+    """Return the tensors that the engine held as sent; none if the digests of the two sides do not compare."""
+    if not sync.alike:
+        return set()
+    return {key for key, value in sync.held.items() if sync.sent.get(key.partition("/")[2]) == value}
+
+
+def open_history(
+    path: Path | str, *, saved: SavedWeights | None = None, responses: ResponseVersions | None = None
+) -> History:
+    """Read a record, to hold it against a checkpoint and responses. Raises CkptcheckError as `read_record` does."""
+    syncs, damaged = read_record(path)
+    return History(str(path), syncs, damaged, saved, responses)
+
+
+def trainable_matrices(names: Collection[str]) -> Iterator[str]:
+    """Yield the names of tensors that every step changes unless they are frozen: no norms, biases or single experts.
+
+    An expert that no token was routed to has no gradient, and bf16 may round a step in a norm near 1 to nothing.
+    """
+    return (name for name in names if not SMALL.search(name) and not EXPERT.search(name))
+
+
+def name_pattern(name: str) -> str:
+    """Return a name with its numbers replaced, which is the same for its siblings in other layers."""
+    return NUMBER.sub("{}", name)
+
+
+def find_unchanged_runs(history: History) -> list[list[SyncPair]]:
+    """Return the runs of consecutive steps in which no digest changed."""
+    runs: list[list[SyncPair]] = []
+    current: list[SyncPair] | None = None
+    for pair in history.step_pairs:
+        if history.find_unchanged_side(pair) is None:
+            current = None
+            continue
+        if current is None:
+            current = []
+            runs.append(current)
+        current.append(pair)
+    return runs

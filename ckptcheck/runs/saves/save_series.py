@@ -1,0 +1,122 @@
+"""The saves of one run in the order of their steps: the evidence of rules about what moves, repeats and agrees between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Reading, Section
+from ckptcheck.linter.rule import Skip
+from ckptcheck.runs.saves.save import Save
+from ckptcheck.runs.saves.strand import Strand
+from ckptcheck.text.formatting import count
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import PictureMaker
+
+
+@dataclass(frozen=True)
+class SaveSeries(EvidenceDefaults):
+    """The saves of one run."""
+
+    target: str
+    strands: tuple[Strand, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Folder → why it is no save of the series."""
+    hollow: Mapping[str, int] = field(default_factory=dict)
+    """Folder that is called like a save of the run, and holds none → its step."""
+    trackers: Mapping[str, str] = field(default_factory=dict)
+    """File → its text, which names the save that a trainer resumes from."""
+    watched: Mapping[int, str] | None = None
+    """Step → the identity of the weights that the live trainer sent then; None where no record was named."""
+    resumed: tuple[Save, ...] = ()
+    """What was saved right after the run was resumed, elsewhere."""
+    reused: int = 0
+    """Saves that were not read again, as they were read before and have not changed."""
+    kind: str = "saves"
+
+    @property
+    def saves(self) -> Iterator[Save]:
+        """All saves, strand by strand."""
+        return (save for strand in self.strands for save in strand.saves)
+
+    @property
+    def subject(self) -> str:
+        """How many saves, over which steps, of which parts."""
+        numbers = sorted({save.number for save in self.saves})
+        steps = f"{self.strands[0].unit} {numbers[0]}" + (f"–{numbers[-1]}" if len(numbers) > 1 else "")
+        parts = [count(len(numbers), "save"), steps, ", ".join(strand.name for strand in self.strands)]
+        return " · ".join(parts)
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Strands in which nothing could be compared: that is never a pass."""
+        if any(strand.intervals for strand in self.strands) or self.watched or self.resumed:
+            return {}
+        return {strand.name: self._explain_alone(strand) for strand in self.strands}
+
+    @property
+    def failed_to(self) -> str:
+        """The verb for what could not be done with the `unread`."""
+        return "compare"
+
+    @staticmethod
+    def _explain_alone(strand: Strand) -> str:
+        if len(strand.saves) == 1:
+            return f"{strand.saves[0].name} is its only save"
+        return f"of its {count(len(strand.saves), 'save')} {len(strand.digested) or 'none'} could be read completely"
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Number of saves, of tensors and bytes in all of them."""
+        saves = list(self.saves)
+        return {
+            "files": sum(len(save.files) for save in saves),
+            "tensors": sum(len(save.weights) + len(save.states) for save in saves),
+            "bytes": sum(save.nbytes for save in saves),
+        }
+
+    @property
+    def reading(self) -> Reading:
+        """What was read, and what was known already."""
+        read = sum(1 for _ in self.saves) - self.reused
+        parts = [f"{count(read, 'save')} read"] + (
+            [f"{self.reused} unchanged since the last call"] if self.reused else []
+        )
+        reading: dict[str, str | int | list[str]] = {"saves": ", ".join(parts)}
+        if self.left_out:
+            reading["left out"] = [f"{name}: {reason}" for name, reason in self.left_out.items()]
+        return reading
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The table of the saves."""
+        from ckptcheck.runs.saves.tables import list_sections
+
+        return list_sections(self.strands)
+
+    @property
+    def headline(self) -> str:
+        """What it means that no rule found anything."""
+        intervals = [interval for strand in self.strands for interval in strand.intervals]
+        if not intervals:
+            return ""
+        moved = sum(len(interval.moved) for interval in intervals)
+        return (
+            f"between {count(len(intervals) + len(self.strands), 'save')} {count(moved, 'tensor')} moved, and the counters agree"
+            if moved
+            else ""
+        )
+
+    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
+        """Return title and maker of each picture for the HTML report."""
+        from ckptcheck.reporters.pictures.saves import list_series_pictures
+
+        return list_series_pictures(self.strands)
+
+    def require_intervals(self) -> None:
+        """Skip a rule that compares saves where no two can be compared. Raises Skip."""
+        if not any(strand.intervals for strand in self.strands):
+            raise Skip("there are no two saves that can be compared")

@@ -1,1 +1,0 @@
-"""The pictures of a scan: bytes of the files, values by layer, norms, quantization, rows of the vocabulary."""

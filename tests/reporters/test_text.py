@@ -1,0 +1,182 @@
+"""Every form of the report: nothing that a checkpoint holds can break or bend it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import urllib.parse
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.report import Report
+from ckptcheck.linter.rule import Finding
+from ckptcheck.reporters import FORMATS, render, text
+from tests.factories.sample_reports import (
+    CLEAN,
+    FORM,
+    MEASURED,
+    RULES,
+    groups,
+    junit_root,
+    render_sarif_location,
+    render_workflow_commands,
+    sarif_run,
+)
+
+
+@groups
+@pytest.mark.parametrize("form", [form for form in FORMATS if form != "text"])
+def test_output_ends_with_one_line_end(form: str, reports: list[Report]) -> None:
+    text = render(form, reports, RULES)
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+
+
+def test_unknown_format() -> None:
+    with pytest.raises(CkptcheckError, match="'yaml' is no report format"):
+        render("yaml", [CLEAN], RULES)
+
+
+def joined(text: str) -> str:
+    """JSON cannot tell two surrogates that stand side by side from the character they make together."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+NASTY = ["]]>", "::", "\n::error::x", "\r\n", "\0", "\x1b[2J", "%0A", "%", ",", "##[error]", "&<>\"'", "{0}", "[a](b)"]
+NASTY += [
+    "\ud800",
+    "\udcff",
+    "\ufffe",
+    "\uffff",
+    "\u2028",
+    "\x85",
+    "\x0c",
+    "\u202e",
+    "../",
+    "//",
+    "hf://",
+    "a:b",
+    "]]",
+    "é",
+    "𝄞",
+]
+fragments = st.one_of(st.sampled_from(NASTY), st.text(st.characters(), max_size=6))
+anything = st.lists(fragments, max_size=5).map("".join).map(joined)
+perhaps = st.none() | anything
+findings = st.builds(
+    lambda rule, message, file, key, hint: Finding(rule.code, rule.name, rule.severity, message, file, key, hint),
+    st.sampled_from(RULES),
+    anything,
+    perhaps,
+    perhaps,
+    perhaps,
+)
+fates = st.lists(st.tuples(st.sampled_from([rule.code for rule in RULES]), anything), max_size=2).map(tuple)
+reports_of_anything = st.lists(
+    st.builds(
+        Report,
+        target=anything.map(lambda text: text.replace("\0", "")),
+        findings=st.lists(findings, max_size=3).map(tuple),
+        passed=st.lists(st.sampled_from(["IDX001", "CFG002"]), unique=True, max_size=2).map(tuple),
+        skipped=fates,
+        crashed=fates,
+        error=perhaps,
+    ),
+    min_size=1,
+    max_size=3,
+)
+hostile = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+EVERYTHING = joined("".join(NASTY))
+with_everything = example(
+    [Report(EVERYTHING, findings=(Finding("IDX001", "n", "error", *[EVERYTHING] * 4),), error=EVERYTHING)]
+)
+
+
+@hostile
+@with_everything
+@given(reports_of_anything)
+def test_nothing_breaks_json(reports: list[Report]) -> None:
+    text = render("json", reports, RULES)
+    assert not re.search(r"[\x7f-\x9f\u2028\u2029]", text)
+    form = json.loads(text.encode())
+    assert form == (reports[0].to_dict() if len(reports) == 1 else [report.to_dict() for report in reports])
+    FORM.validate(form)
+
+
+ABSOLUTE = (Finding("IDX001", "n", "error", "lost", "/models/a.safetensors"),)
+
+
+@hostile
+@with_everything
+@example([Report("a", findings=ABSOLUTE), Report("b", findings=ABSOLUTE)])
+@given(reports_of_anything)
+def test_nothing_breaks_sarif(reports: list[Report]) -> None:
+    run = sarif_run(reports)
+    assert len(run["results"]) == sum(len(report.findings) for report in reports)
+    for result in run["results"]:
+        assert re.sub(r"\{\{|\}\}", "", result["message"]["text"]).isprintable()
+        assert not re.search(r"[{}]|\]\(", re.sub(r"\{\{|\}\}", "", result["message"]["text"]))
+
+
+@hostile
+@with_everything
+@given(reports_of_anything)
+def test_nothing_breaks_junit(reports: list[Report]) -> None:
+    root = junit_root(reports)
+    for element in root.iter():
+        for value in [*element.attrib.values(), element.text or ""]:
+            assert all(line.isprintable() for line in value.split("\n"))
+
+
+@hostile
+@with_everything
+@given(reports_of_anything)
+def test_nothing_breaks_out_of_a_github_command(reports: list[Report]) -> None:
+    render_workflow_commands(reports)
+
+
+@hostile
+@given(anything.filter(bool))
+def test_uris_name_the_file(file: str) -> None:
+    if "/" in file or file in {".", ".."} or "\0" in file:
+        return
+    uri = render_sarif_location("a", file)["uri"]
+    read = urllib.parse.unquote_to_bytes(uri.removeprefix("a/"))
+    assert file.encode("utf-8", "surrogatepass") == read or file.encode("utf-8", "surrogateescape") == read
+
+
+def test_sections_stand_below_the_findings_aligned() -> None:
+    told = io.StringIO()
+    text.write([MEASURED], RULES, told)
+    assert told.getvalue().splitlines()[1:] == [
+        "",
+        "  Cost",
+        "  sync  seconds  ratio",
+        "  1      0.1235      2",
+        "  2           –    nan",
+        "",
+        "  Commands",
+        "  ckptcheck scan 'a b' --headers-only",
+        "",
+        "✓ clean · 1 rule passed",
+    ]
+
+
+@given(
+    st.lists(
+        st.sampled_from(["::", ":", "##[", "#", "[", "vso[", " ", "\n", "\t", "a", "\u00a0", "error"]), max_size=12
+    )
+)
+def test_no_line_of_a_text_report_is_a_command_to_a_runner(parts: list[str]) -> None:
+    hostile = "".join(parts)
+    finding = Finding("IDX001", "missing-shard", "error", hostile, file=hostile, key=hostile, hint=hostile)
+    report = Report(hostile, hostile, findings=(finding,), passed=("IDX001",))
+    text.write([report], RULES, told := io.StringIO(), verbose=True)
+    for line in told.getvalue().splitlines():
+        assert not line.lstrip().startswith("::")
+        assert "##[" not in line
+        assert "##vso[" not in line

@@ -1,0 +1,237 @@
+"""One ragged batch, written as each framework lays it out, has the same numbers everywhere: those of a loop over its tokens."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckptcheck.rollouts.convert import convert
+from ckptcheck.rollouts.metrics import compute_metrics
+
+FAR = 7.0
+"""Noise where nothing is trained: whoever takes a wrong column sees it."""
+
+
+@dataclass
+class Sequence:
+    prompt: list[int]
+    response: list[int]
+    mask: list[int]
+    """Of the response; its first token is trained."""
+    engine: list[float]
+    trainer: list[float]
+    """Of the response."""
+
+
+def draw(seed: int) -> list[Sequence]:
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(6):
+        prompt, response = int(random.integers(1, 7)), int(random.integers(1, 12))
+        mask = (random.random(response) > 0.3).astype(int)
+        mask[0] = 1
+        engine = -random.exponential(1, response)
+        trainer = np.where(mask, engine + 0.1 * random.standard_normal(response), engine - FAR)
+        ids = random.integers(5, 90, prompt + response).tolist()
+        found.append(Sequence(ids[:prompt], ids[prompt:], mask.tolist(), engine.tolist(), trainer.tolist()))
+    return found
+
+
+def padded(rows: list[list[Any]], side: str, width: int | None = None, fill: float = 0) -> np.ndarray[Any, Any]:
+    """Return rows of different lengths as a table. side: where the padding is."""
+    width = max(map(len, rows)) if width is None else width
+    space = [[fill] * (width - len(row)) for row in rows]
+    return np.array([gap + row if side == "left" else row + gap for row, gap in zip(rows, space, strict=True)])
+
+
+def columns(batch: list[Sequence], side: str, fill: float = -9.0) -> dict[str, np.ndarray[Any, Any]]:
+    """Return tables of the responses; what is padding is noise."""
+    return {
+        "mask": padded([each.mask for each in batch], side),
+        "present": padded([[1] * len(each.mask) for each in batch], side),
+        "engine": padded([each.engine for each in batch], side, fill=fill).astype(np.float32),
+        "trainer": padded([each.trainer for each in batch], side, fill=fill / 2).astype(np.float32),
+    }
+
+
+def whole(batch: list[Sequence], side: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Return tables of whole sequences; column t is about token t."""
+    prompts = [[0] * len(each.prompt) for each in batch]
+    return {
+        "ids": padded([each.prompt + each.response for each in batch], side),
+        "present": padded([[1] * len(each.prompt + each.response) for each in batch], side),
+        "mask": padded([no + each.mask for no, each in zip(prompts, batch, strict=True)], side),
+        "engine": padded([no + each.engine for no, each in zip(prompts, batch, strict=True)], side).astype(np.float32),
+        "trainer": padded([no + each.trainer for no, each in zip(prompts, batch, strict=True)], side).astype(
+            np.float32
+        ),
+    }
+
+
+PROTOCOLS = {0: 4}
+"""The protocol of the pickles: 4 is the default up to Python 3.13, 5 since 3.14."""
+
+
+def dump(path: Path, content: Any) -> Path:
+    path.write_bytes(pickle.dumps(content, PROTOCOLS[0]))
+    return path
+
+
+def lines(path: Path, contents: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(content) + "\n" for content in contents))
+    return path
+
+
+def verl(batch: list[Sequence], folder: Path) -> Path:
+    part, prompts = columns(batch, "right"), [each.prompt for each in batch]
+    present = np.concatenate([padded([[1] * len(prompt) for prompt in prompts], "left"), part["present"]], 1)
+    tables = {
+        "prompts": padded(prompts, "left"), "responses": padded([each.response for each in batch], "right"),
+        "attention_mask": present, "response_mask": part["mask"], "rollout_log_probs": part["engine"],
+        "old_log_probs": part["trainer"],
+    }  # fmt: skip
+    return dump(folder / "batch.pkl", tables)
+
+
+def roll(batch: list[Sequence], folder: Path) -> Path:
+    table = whole(batch, "right")
+    tables = {
+        "input_ids": table["ids"], "attention_mask": table["present"], "response_mask": table["mask"],
+        "infer_logprobs": table["engine"][:, 1:], "old_log_probs": table["trainer"][:, 1:],
+    }  # fmt: skip
+    return dump(folder / "batch.pkl", tables)
+
+
+def slime(batch: list[Sequence], folder: Path) -> Path:
+    samples = [
+        {
+            "tokens": each.prompt + each.response, "response_lengths": len(each.response), "loss_masks": each.mask,
+            "rollout_log_probs": each.engine, "log_probs": each.trainer, "rollout_position": place,
+        }
+        for place, each in enumerate(batch)
+    ]  # fmt: skip
+    return dump(folder / "0.pt", {"format_version": 2, "rollout_id": 0, "rank": 0, "samples": samples, "dp_shards": []})
+
+
+def slime_of_one_rank(batch: list[Sequence], folder: Path) -> Path:
+    data = {
+        "tokens": [each.prompt + each.response for each in batch], "response_lengths": [len(each.response) for each in batch],
+        "loss_masks": [each.mask for each in batch], "rollout_log_probs": [each.engine for each in batch],
+        "log_probs": [each.trainer for each in batch], "raw_reward": [1.0] * 99,
+    }  # fmt: skip
+    return dump(folder / "0.pt", {"rollout_id": 0, "rank": 0, "rollout_data": data})
+
+
+def nemo_rl(batch: list[Sequence], folder: Path) -> Path:
+    table = whole(batch, "right")
+    written = [
+        {
+            "token_ids": [table["ids"][row].tolist()], "token_loss_mask": [table["mask"][row].tolist()],
+            "generation_logprobs": [table["engine"][row].tolist()], "prev_logprobs": [table["trainer"][row].tolist()],
+            "input_lengths": [len(each.prompt + each.response)], "sample_loss_mask": [1.0], "rewards": [0.0], "idx": row,
+        }
+        for row, each in enumerate(batch)
+    ]  # fmt: skip
+    return lines(folder / "train_data_step1.jsonl", written)
+
+
+def prime_rl(batch: list[Sequence], folder: Path) -> Path:
+    written = [
+        {
+            "schema_version": 1, "step": 0, "token_ids": each.prompt + each.response,
+            "loss_mask": [False] * len(each.prompt) + [bool(flag) for flag in each.mask],
+            "inference_logprobs": [0.0] * len(each.prompt) + each.engine,
+            "trainer_logprobs": [0.0] * len(each.prompt) + each.trainer,
+        }
+        for each in batch
+    ]  # fmt: skip
+    return lines(folder / "rank_0.jsonl", written)
+
+
+def trl(batch: list[Sequence], folder: Path) -> Path:
+    part, prompts = columns(batch, "right"), [each.prompt for each in batch]
+    tables = {
+        "prompt_ids": padded(prompts, "left"), "prompt_mask": padded([[1] * len(prompt) for prompt in prompts], "left"),
+        "completion_ids": padded([each.response for each in batch], "right"), "completion_mask": part["present"],
+        "tool_mask": part["mask"], "sampling_per_token_logps": part["engine"], "old_per_token_logps": part["trainer"],
+    }  # fmt: skip
+    return dump(folder / "batch.pkl", tables)
+
+
+def openrlhf(batch: list[Sequence], folder: Path) -> Path:
+    entries = []
+    for half in (batch[:2], batch[2:]):
+        table = whole(half, "right")
+        entries.append(
+            {
+                "sequences": table["ids"], "attention_mask": table["present"], "action_mask": table["mask"][:, 1:] != 0,
+                "rollout_log_probs": table["engine"][:, 1:], "action_log_probs": table["trainer"][:, 1:], "info": {},
+            }
+        )  # fmt: skip
+    return dump(folder / "experiences.pkl", entries)
+
+
+def areal(batch: list[Sequence], folder: Path) -> Path:
+    entries = []
+    for each in batch:
+        table = whole([each], "right")
+        entries.append(
+            {
+                "input_ids": table["ids"], "attention_mask": table["present"] != 0, "loss_mask": table["mask"],
+                "logprobs": table["engine"], "versions": table["mask"] * 4 - 1, "prox_logp": np.roll(table["trainer"], -1, 1),
+            }
+        )  # fmt: skip
+    return dump(folder / "trajectories.pkl", entries)
+
+
+WRITERS: list[Callable[[list[Sequence], Path], Path]] = [
+    verl, roll, slime, slime_of_one_rank, nemo_rl, prime_rl, trl, openrlhf, areal,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_a_format_has_the_numbers_of_the_tokens(
+    write: Callable[[list[Sequence], Path], Path], seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = draw(seed)
+    monkeypatch.setitem(PROTOCOLS, 0, 2 + seed)
+    rollouts, kind = convert([write(batch, tmp_path)])
+    assert kind.replace("-", "_") in (write.__name__, "slime_train")
+    assert rollouts.metadata.left_out == []
+    assert rollouts.tokens.tolist() == [token for each in batch for token in each.prompt + each.response]
+    assert rollouts.prompt_lengths.tolist() == [len(each.prompt) for each in batch]
+    found = compute_metrics(rollouts)
+    assert found is not None
+    pairs = [
+        [(q, p) for q, p, used in zip(each.engine, each.trainer, each.mask, strict=True) if used] for each in batch
+    ]
+    gaps = [p - q for sequence in pairs for q, p in sequence]
+    number = len(gaps)
+    assert (found.tokens, found.broken, found.sequences) == (number, 0, len(batch))
+    expected = {
+        "mult_prob_error": sum(exp(abs(r)) for r in gaps) / number,
+        "k1": -sum(gaps) / number,
+        "k2": sum(r * r for r in gaps) / 2 / number,
+        "k3": sum(exp(r) - 1 - r for r in gaps) / number,
+        "ratio": sum(map(exp, gaps)) / number,
+        "clipped_low": sum(r < log(0.8) for r in gaps) / number,
+        "clipped_high": sum(r > log(1.2) for r in gaps) / number,
+        "abs_mean": sum(map(abs, gaps)) / number,
+        "abs_sequence_mean": sum(
+            sum(abs(p - q) for q, p in sequence) / len(sequence) for sequence in pairs
+        ) / len(pairs),
+        "prob_diff_mean": sum(abs(exp(q) - exp(p)) for sequence in pairs for q, p in sequence) / number,
+        "engine_mean": sum(q for sequence in pairs for q, _ in sequence) / number,
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert found.numbers()[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    assert found.abs_max < 1.0

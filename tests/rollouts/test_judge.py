@@ -1,0 +1,294 @@
+"""The command: reports, limits, exit codes, plots; the same files give the same bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from importlib.util import find_spec
+from math import log
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ckptcheck import convert_rollouts, judge_all
+from ckptcheck.cli.app import build_app
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.rollouts import write_lines, write_rollouts
+from ckptcheck.rollouts.build import Rollout, build_rollouts
+from ckptcheck.rollouts.metrics import NoiseFloor, compute_metrics, noise_floor
+from ckptcheck.runs.history.record import Record, SyncRecord
+from tests.factories.rollout_cases import change_column, draw_rollouts
+from tests.paths import DATA
+
+
+def judge(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process, as main() does; the working directory has to be `cwd`."""
+    assert Path.cwd() == cwd
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(io.StringIO()) as talk:
+        try:
+            code = build_app()(["parity", "judge", *map(str, arguments)], standalone_mode=False)
+        except CkptcheckError as error:
+            code = 2
+            talk.write(f"{error.message}\n{error.hint or ''}")
+    return subprocess.CompletedProcess([], code, said.getvalue(), talk.getvalue())
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for step in range(2):
+        about = {"step": step, "model": "org/m"}
+        write_rollouts(
+            draw_rollouts(sequences=8, seed=step, versions=str(step), metadata=about),
+            tmp_path / f"step{step}.safetensors",
+        )
+    write_lines(
+        draw_rollouts(sequences=8, versions="0", metadata={"step": 0, "model": "org/m"}), tmp_path / "step0.jsonl"
+    )
+    write_rollouts(
+        change_column(draw_rollouts(sequences=8), {"column": "trainer_logprobs", "add": -0.2}),
+        tmp_path / "off.safetensors",
+    )
+    (tmp_path / "broken.safetensors").write_bytes((tmp_path / "step0.safetensors").read_bytes()[:-100])
+    return tmp_path
+
+
+def test_exit_codes_and_what_is_said(here: Path) -> None:
+    sound = judge("step0.safetensors", cwd=here)
+    assert (sound.returncode, sound.stderr) == (0, "")
+    assert "✓ clean" in sound.stdout
+    off = judge("off.safetensors", "--max-kl", "1", cwd=here)
+    assert off.returncode == 1
+    assert "mult_prob_error is 1.2214 over 256 tokens, and the limit is 1.05" in off.stdout
+    assert "PAR021" not in off.stdout
+    broken = judge("broken.safetensors", cwd=here)
+    assert broken.returncode == 1
+    assert "PAR001" in broken.stdout
+    none = judge("none.safetensors", cwd=here)
+    assert (none.returncode, none.stderr) == (2, "none.safetensors does not exist\n")
+
+
+@pytest.mark.parametrize("name", ["verl-0.9.1.pkl", "verl-0.9.1.pt"])
+def test_a_frameworks_own_file_is_to_be_converted_first(here: Path, name: str) -> None:
+    (here / name).write_bytes((DATA / "rollouts" / name).read_bytes())
+    found = judge(name, cwd=here)
+    assert found.returncode == 2
+    assert f"{name} is a pickle" in found.stderr
+    assert f"ckptcheck parity convert {name} -o verl-0.9.1.safetensors" in found.stderr
+    (here / "answers.jsonl").write_text('{"choices": []}\n')
+    assert "what a framework wrote (ckptcheck parity convert)" in judge("answers.jsonl", cwd=here).stdout
+
+
+def test_limits_are_flags(here: Path) -> None:
+    assert judge("off.safetensors", "--no-limits", cwd=here).returncode == 0
+    tight = judge("step0.safetensors", "--max-mult-prob-error", "1.0001", "--format", "json", cwd=here)
+    assert [finding["code"] for finding in json.loads(tight.stdout)["findings"]] == ["PAR020"]
+    found = compute_metrics(draw_rollouts(sequences=8))
+    assert found is not None
+    noise_floor.write_noise_floor(NoiseFloor.of({"engine-repeat": found}), here / "floor.json")
+    off = judge("off.safetensors", "--floor", "floor.json", "--no-limits", cwd=here)
+    assert off.returncode == 1
+    assert "beyond 5 times the floor of equal weights: mult_prob_error 1.221 (" in off.stdout
+
+
+def test_several_files_are_a_series(here: Path) -> None:
+    found = judge("step1.safetensors", "step0.safetensors", "--format", "json", cwd=here)
+    reports = json.loads(found.stdout)
+    assert [report["target"] for report in reports[:2]] == ["step1.safetensors", "step0.safetensors"]
+    assert reports[2]["target"] == "step0.safetensors … step1.safetensors"
+    assert reports[2]["passed"] == ["PAR041"]
+
+
+def test_both_forms_give_the_same_numbers(here: Path) -> None:
+    reports = [
+        json.loads(judge(name, "--format", "json", cwd=here).stdout) for name in ("step0.safetensors", "step0.jsonl")
+    ]
+    assert reports[0]["sections"] == reports[1]["sections"]
+
+
+def test_the_same_files_give_the_same_bytes(here: Path) -> None:
+    command = [sys.executable, "-m", "ckptcheck", "parity", "judge", "off.safetensors", "step0.safetensors"]
+    first, again = (
+        subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=False).stdout
+        for seed in "12"
+    )
+    assert first == again
+    assert b"PAR020" in first
+
+
+def test_the_exact_kl_both_ways_is_shown_where_distributions_are_recorded(here: Path) -> None:
+    rollouts = draw_rollouts(sequences=8, full=4)
+    rows = np.log([[0.5, 0.25, 0.125, 0.125]] * 3).astype("<f4")
+    rollouts = rollouts.with_columns(engine_full_logprobs=rows, trainer_full_logprobs=rows[:, ::-1].copy())
+    write_rollouts(rollouts, here / "full.safetensors")
+    found = json.loads(judge("full.safetensors", "--format", "json", "--max-kl", "9", cwd=here).stdout)
+    (section,) = [each for each in found["sections"] if each["title"] == "whole distributions of 3 tokens"]
+    by = dict(section["rows"])
+    assert by["KL(engine ‖ trainer)"] == pytest.approx(0.5 * log(4) + 0.25 * log(2) - 0.125 * log(2) - 0.125 * log(4))
+    assert by["KL(trainer ‖ engine)"] == pytest.approx(by["KL(engine ‖ trainer)"])
+    lone = json.loads(judge("step0.safetensors", "--format", "json", cwd=here).stdout)["sections"]
+    assert not [each for each in lone if each["title"].startswith("whole")]
+
+
+@pytest.mark.parametrize("form", ["json", "sarif", "junit", "github"])
+def test_every_form_has_the_finding(here: Path, form: str) -> None:
+    assert "PAR020" in judge("off.safetensors", "--format", form, cwd=here).stdout
+
+
+def test_it_loads_no_framework(here: Path) -> None:
+    program = (
+        "import os, sys; from ckptcheck.__main__ import main\n"
+        "os._exit = sys.exit  # which main() calls where nothing is left to do\n"
+        "sys.argv[1:] = ['parity', 'judge', 'off.safetensors', '--format', 'json']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'vllm', 'matplotlib'} & sys.modules.keys()), file=sys.stderr)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], cwd=here, capture_output=True, text=True, check=False)
+    assert found.stderr == "[]\n"
+
+
+def test_worst_tokens_are_decoded(here: Path) -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    Tokenizer(WordLevel({f"word{n}": n for n in range(100)}, unk_token="word0")).save(str(here / "tokenizer.json"))
+    told = judge("off.safetensors", "--tokenizer", here, cwd=here).stdout
+    assert "'word" in told
+    # the texts themselves, as a guide asks: is the generated text coherent?
+    assert "end of the prompt" in told
+    first = " ".join(f"word{token}" for token in draw_rollouts(sequences=8).tokens[4:7])
+    assert first in told
+    (here / "tokenizer.json").write_text("{}")
+    found = judge("off.safetensors", "--tokenizer", here, cwd=here)
+    assert found.returncode == 2
+    assert "cannot read the tokenizer" in found.stderr
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_plots_are_drawn_and_repeat(here: Path) -> None:
+    drawn = [judge("off.safetensors", "--plots", folder, cwd=here) for folder in ("a", "b")]
+    assert all(found.returncode == 1 for found in drawn), drawn[0].stderr
+    names = sorted(path.name for path in (here / "a").iterdir())
+    assert names == [f"off-{plot}.{form}" for plot in ("position", "ratio", "worst") for form in ("png", "svg")]
+    for name in names:
+        assert (here / "a" / name).read_bytes() == (here / "b" / name).read_bytes(), name
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is not None, reason="matplotlib is installed")
+def test_plots_say_what_they_need(here: Path) -> None:
+    found = judge("off.safetensors", "--plots", "a", cwd=here)
+    assert found.returncode == 2
+    assert "pip install 'ckptcheck[plots]'" in found.stderr
+
+
+def test_the_histogram_counts_every_token() -> None:
+    from ckptcheck.rollouts.plots import compute_log_ratio_histogram
+    from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+
+    rollouts = change_column(
+        draw_rollouts(sequences=8), {"column": "trainer_logprobs", "sequence": 1, "at": 9, "number": 1, "add": -50}
+    )
+    edges, counts = compute_log_ratio_histogram(RolloutEvidence("x", rollouts))
+    assert counts.sum() == 256
+    assert (edges[0], edges[-1], counts[0]) == (-6, 6, 1)
+
+
+def write_run(folder: Path, seed: int, part: int = 99) -> None:
+    """Twelve steps of a run, whose engine gets worse from the step `part` on."""
+    folder.mkdir()
+    for step in range(12):
+        about = {"step": step, "trainer": {"weight_version": str(step + 1)}}
+        noise = 0.1 if step >= part else 0.02
+        drawn = draw_rollouts(
+            sequences=16, seed=seed + step, noise=noise, reward=0.5, versions=str(step), metadata=about
+        )
+        write_rollouts(drawn, folder / f"step{step}.safetensors")
+
+
+def test_a_run_against_another(here: Path) -> None:
+    write_run(here / "v0", 0)
+    write_run(here / "v1", 100, part=4)
+    write_run(here / "fixed", 200)
+    found = judge("v1", "--against", "v0", "--no-limits", "--format", "json", cwd=here)
+    assert found.returncode == 1
+    reports = json.loads(found.stdout)
+    assert reports == judge_all("v1", against="v0", no_limits=True).to_dict()
+    # steps 10 and 11 come after step 9
+    assert [report["target"] for report in reports[9:12]] == [f"v1/step{step}.safetensors" for step in (9, 10, 11)]
+    series, last = reports[-2:]
+    assert [section["title"] for section in series["sections"]] == [
+        "over the files",
+        "curves: a trainer's metrics, step by step",
+    ]
+    assert series["sections"][1]["columns"][:3] == ["step", "ratio", "lag"]
+    assert [finding["code"] for finding in last["findings"]] == ["PAR043"]
+    assert last["findings"][0]["message"].startswith("clip rate is the first curve of the gap to part, at step 4: ")
+    verdicts = {row[0]: (row[1], row[-1]) for row in last["sections"][0]["rows"]}
+    assert verdicts["k3"] == (4, "parts, worse")
+    assert verdicts["lag"] == verdicts["reward"] == verdicts["ratio"] == (None, "follows")
+    sound = judge("fixed", "--against", "v0", "--no-limits", cwd=here)
+    assert sound.returncode == 0
+    assert "12 steps in common · no curve parts" in sound.stdout
+    (here / "empty").mkdir()
+    assert "empty holds no .safetensors and no .jsonl file" in judge("fixed", "--against", "empty", cwd=here).stderr
+
+
+def test_clip_bounds_are_flags_or_in_the_file(here: Path) -> None:
+    def clipped(*arguments: object) -> list[float]:
+        report = json.loads(judge(*arguments, "--no-limits", "--format", "json", cwd=here).stdout)
+        rows = dict(row[:2] for row in report["sections"][0]["rows"])
+        return [rows["clipped_low"], rows["clipped_high"], rows["clipped"]]
+
+    # the trainer is 0.2 nats below the engine everywhere: the ratio is 0.8187
+    assert clipped("off.safetensors") == [0, 0, 0]
+    assert clipped("off.safetensors", "--clip-low", 0.1) == [1, 0, 1]
+    assert clipped("off.safetensors", "--clip-high", 0.1) == [0, 0, 0]
+    convert_rollouts("off.safetensors", "bounds.safetensors", clip_low=0.15, clip_high=0.28)
+    assert clipped("bounds.safetensors") == [1, 0, 1]
+    assert clipped("bounds.safetensors", "--clip-low", 0.2) == [0, 0, 0]
+    said = judge("bounds.safetensors", "--no-limits", cwd=here).stdout
+    assert "clipped: the ratio is below 0.85 or above 1.28" in said
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.2])
+def test_prompts_without_responses_are_judged_by_their_own_logprobs(gap: float, tmp_path: Path) -> None:
+    engine = [[-1.0 - 0.01 * token for token in range(30)] for _ in range(8)]
+    rollouts = build_rollouts(
+        Rollout(list(range(40, 70)), 30, engine=row, trainer=[value - gap for value in row]) for row in engine
+    )
+    write_rollouts(rollouts, tmp_path / "prompts.safetensors")
+    report = judge_all([tmp_path / "prompts.safetensors"]).reports[0]
+    assert "8 prompts without their responses" in report.subject
+    codes = {finding.code for finding in report.findings}
+    assert ("PAR020" in codes) == bool(gap)
+    assert not codes & {"PAR006", "PAR007"}
+
+
+def test_exact(here: Path) -> None:
+    write_rollouts(draw_rollouts(sequences=8, noise=0.0), here / "equal.safetensors")
+    assert judge("equal.safetensors", "--exact", cwd=here).returncode == 0
+    one_bit = {"column": "trainer_logprobs", "sequence": 5, "at": 17, "number": 1, "times": 1.0000001}
+    write_rollouts(change_column(draw_rollouts(sequences=8, noise=0.0), one_bit), here / "bit.safetensors")
+    assert judge("bit.safetensors", cwd=here).returncode == 0
+    found = judge("bit.safetensors", "--exact", cwd=here)
+    assert found.returncode == 1
+    assert "sequence 5, token 17" in found.stdout
+    assert "ulp of float32" in found.stdout
+
+
+def test_versions_are_labels(here: Path) -> None:
+    record = Record(here / "syncs.jsonl")
+    for version, digest in (("0", "a"), ("1", "b"), ("1", "c")):
+        record.append(SyncRecord(version=version, held={"0/w": digest}))
+    assert judge("step0.safetensors", "--history", "syncs.jsonl", cwd=here).returncode == 0
+    found = judge("step1.safetensors", "--history", "syncs.jsonl", cwd=here)
+    assert found.returncode == 1
+    assert "version 1 stands for two sets of weights: 1 of 1 tensor differ" in found.stdout
+    assert judge("step1.safetensors", "--history", "step0.jsonl", cwd=here).returncode == 2
