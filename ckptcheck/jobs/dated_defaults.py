@@ -1,4 +1,4 @@
-"""The defaults of a training framework by version: tables in readers/defaults, one file a framework.
+"""The defaults of a training framework by version: ``defaults.toml`` in its folder of frameworks/.
 
 A row says which value a framework takes where a job does not write one, since which release and commit, and until which. The tests
 compare the tables with the newest package of the framework.
@@ -12,11 +12,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import msgspec
 
-FOLDER = Path(__file__).parent / "readers" / "defaults"
+from ckptcheck.framework_folders import find_framework_data
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,8 +128,8 @@ class FrameworkVersion:
 @cache
 def load_table(name: str) -> Table | None:
     """Return the table of a framework, or None where there is none. name: as in ``--framework``."""
-    file = FOLDER / f"{name}.toml"
-    return msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), Table) if file.is_file() else None
+    file = find_framework_data(name, "defaults.toml")
+    return msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), Table) if file is not None else None
 
 
 @dataclass(frozen=True)

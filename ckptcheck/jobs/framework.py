@@ -83,6 +83,17 @@ class Framework:
     fork: Callable[[Document, Path], str] = lambda document, folder: ""
     """Returns the name of the table of a fork that the job starts instead, "" for none. folder: the job's."""
 
+    data: tuple[str, ...] = ()
+    """Keys that name files with data."""
+    ports: tuple[tuple[str, str], ...] = ()
+    """(Key of a port on which the job itself listens, key that has to be on for that; with ! one that is not written)."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Beginning of a file's name → the section that the file fills, where a job is split into several files."""
+    is_engine: bool = False
+    """Whether this is an inference engine that is started without a trainer; looked for after all trainers."""
+    precedence: int = 0
+    """Where a command starts two frameworks by their patterns, the one with the lower number counts."""
+
     def matches(self, document: Document) -> bool:
         """Return whether a document has the keys of this framework."""
         return any(all(document.has(key) for key in keys) for keys in self.signs)

@@ -196,10 +196,9 @@ class KeyTable:
 
 
 @cache
-def load_key_table(name: str) -> KeyTable:
-    """Read the table of a reader. name: the reader's, without ``_keys.json``."""
-    text = (Path(__file__).parent / "readers" / f"{name}_keys.json").read_text(encoding="utf-8")
-    table = json.loads(text)
+def load_key_table(file: Path) -> KeyTable:
+    """Read the table of a reader. file: the JSON file in the framework's folder that the learner of keys wrote."""
+    table = json.loads(file.read_text(encoding="utf-8"))
     releases = tuple((entry["release"], entry["commit"], entry["date"]) for entry in table["releases"])
     return KeyTable(table["repository"], releases, tuple(table["roots"]), table["sections"])
 

@@ -21,8 +21,6 @@ from ckptcheck.jobs.shell.word import MARK, Command, Word
 LONGEST_WORD, LONGEST_COMMAND = 400, 100_000
 """Characters of a word, and of a command, in which a launch is looked for."""
 LONG_WORD = re.compile(rf"(\S{{{LONGEST_WORD}}})\S++")
-ENGINES = ("vllm", "sglang")
-"""The frameworks that are engines: a script that starts a trainer as well is the trainer's."""
 SHELLS = re.compile(r"(\S*/)?(bash|sh|zsh|ssh|sbatch|srun|docker|podman|kubectl|sudo|eval|cat|tee)$")
 """Programs that run, or write for another shell, the text of a here-document."""
 
@@ -72,8 +70,8 @@ def _find_and_read(
     commands: Sequence[Command], frameworks: Sequence[Framework], files: JobFiles, path: Path, given: Sequence[Path]
 ) -> tuple[Command, Document, Framework] | None:
     """Find the command that starts a trainer, else one that runs a Python script which does, else an engine; read it."""
-    trainers = [framework for framework in frameworks if framework.name not in ENGINES]
-    engines = [framework for framework in frameworks if framework.name in ENGINES]
+    trainers = [framework for framework in frameworks if not framework.is_engine]
+    engines = [framework for framework in frameworks if framework.is_engine]
     for group in (trainers, engines):
         launch_found = _find_launch(commands, group)
         if launch_found is not None:

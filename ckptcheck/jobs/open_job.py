@@ -5,23 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.frameworks.areal import preflight as areal
-from ckptcheck.frameworks.ms_swift import preflight as ms_swift
-from ckptcheck.frameworks.nemo_rl import preflight as nemo_rl
-from ckptcheck.frameworks.open_instruct import preflight as open_instruct
-from ckptcheck.frameworks.openrlhf import preflight as openrlhf
-from ckptcheck.frameworks.pipelinerl import preflight as pipelinerl
-from ckptcheck.frameworks.prime_rl import preflight as prime_rl
-from ckptcheck.frameworks.roll import preflight as roll
-from ckptcheck.frameworks.skyrl import preflight as skyrl
-from ckptcheck.frameworks.slime import preflight as slime
-from ckptcheck.frameworks.trl import preflight as trl
-from ckptcheck.frameworks.verl import preflight as verl
-from ckptcheck.jobs import engine_line, launch
+from ckptcheck.framework_folders import list_frameworks_with, load_framework_file
+from ckptcheck.jobs import launch
 from ckptcheck.jobs.dated_defaults import DatedDefaults, FrameworkVersion, date_by_removed_keys, load_table
 from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.engine_flags import apply_engine_defaults
@@ -40,14 +30,18 @@ from ckptcheck.linter.report import Section
 from ckptcheck.text.file_io import expand_home
 from ckptcheck.text.formatting import join_truncated
 
-FRAMEWORKS: dict[str, Framework] = {
-    reader.name: reader
-    for reader in (
-        skyrl.FRAMEWORK, verl.FRAMEWORK, slime.FRAMEWORK, nemo_rl.FRAMEWORK, pipelinerl.FRAMEWORK, roll.FRAMEWORK,
-        prime_rl.FRAMEWORK, trl.FRAMEWORK, openrlhf.FRAMEWORK, ms_swift.FRAMEWORK, areal.FRAMEWORK, open_instruct.FRAMEWORK,
-        engine_line.VLLM, engine_line.SGLANG,
-    )
-}  # fmt: skip
+
+@cache
+def list_frameworks() -> Mapping[str, Framework]:
+    """Return the readers of all frameworks by name, in the order in which commands are held against them.
+
+    Each folder of ckptcheck/frameworks/ with a ``preflight.py`` has one.
+    """
+    readers: list[Framework] = [
+        load_framework_file(name, "preflight").FRAMEWORK for name in list_frameworks_with("preflight")
+    ]
+    readers.sort(key=lambda reader: (reader.is_engine, reader.precedence))
+    return {reader.name: reader for reader in readers}
 
 
 def open_job(
@@ -66,7 +60,7 @@ def open_job(
 
     Args:
         arguments: The job's files, and overrides ``key=value`` that replace values of the files.
-        framework: A key of `FRAMEWORKS`; None recognises the framework by the keys or the launch line.
+        framework: A framework's name; None recognises the framework by the keys or the launch line.
         engine_version: The engine's version; "" takes the version that a file pins.
         te_version: The version of Transformer Engine; "" takes the version that a file pins.
         framework_version: The framework's release, or the date of a commit; "" takes the version that a file pins.
@@ -78,8 +72,10 @@ def open_job(
     Raises:
         CkptcheckError: A file cannot be read or belongs to no framework. The message has file and line where possible.
     """
-    if framework is not None and framework not in FRAMEWORKS:
-        raise CkptcheckError(f"there is no framework {clip(framework)}", hint=f"there is {', '.join(FRAMEWORKS)}")
+    if framework is not None and framework not in list_frameworks():
+        raise CkptcheckError(
+            f"there is no framework {clip(framework)}", hint=f"there is {', '.join(list_frameworks())}"
+        )
     names, overrides = _split_arguments(arguments)
     if not names:
         raise CkptcheckError("no configuration is named", hint="name the job's .yaml, .toml or .sh file")
@@ -95,7 +91,7 @@ def open_job(
             scan_named_checkpoints(job, files.folder, model)
             apply_model_defaults(job)
         if here is not None:
-            job.machine = look_at_machine(job, document, reader.name, files.folder, here)
+            job.machine = look_at_machine(job, document, reader, files.folder, here)
         if lines := suggest_commands(job):
             job.sections = (Section(SUGGESTIONS, lines=tuple(lines)),)
     except (RecursionError, MemoryError) as error:
@@ -213,15 +209,14 @@ def _read_document(
     Returns (document, framework); the framework is None where neither the caller nor a launch line names it.
     """
     whole = Document()
-    reader = FRAMEWORKS.get(framework or "")
+    reader = list_frameworks().get(framework or "")
+    parts = [part for each in list_frameworks().values() for part in each.parts.items()]
     is_split = len(paths) > 1 and all(path.suffix in TOML for path in paths)
     for path, name in zip(paths, names, strict=True):
         if path.suffix in YAML + TOML:
             part = files.document(path, name)
             section = (
-                next((section for prefix, section in prime_rl.PARTS.items() if path.stem.startswith(prefix)), "")
-                if is_split
-                else ""
+                next((section for prefix, section in parts if path.stem.startswith(prefix)), "") if is_split else ""
             )
             for key, leaf in part.leaves.items():
                 whole.put(f"{section}.{key}" if section else key, leaf)
@@ -233,10 +228,10 @@ def _read_document(
             whole.refusals += part.refusals
             whole.ambiguous += part.ambiguous
         elif path.suffix in SHELL:
-            part, reader = read_launch_script(files, path, name, FRAMEWORKS, reader, paths)
+            part, reader = read_launch_script(files, path, name, list_frameworks(), reader, paths)
             whole.update(part)
         elif path.suffix == ".py":
-            part, reader = require_python_job(path, name, files, [reader] if reader else FRAMEWORKS.values())
+            part, reader = require_python_job(path, name, files, [reader] if reader else list_frameworks().values())
             whole.update(part)
         else:
             raise CkptcheckError(
@@ -248,7 +243,7 @@ def _read_document(
 
 def _recognize_framework(document: Document, name: str) -> Framework:
     """Return the one framework whose keys the document has. name: the file, for messages. Raises CkptcheckError."""
-    candidates = [framework for framework in FRAMEWORKS.values() if framework.matches(document)]
+    candidates = [framework for framework in list_frameworks().values() if framework.matches(document)]
     if len(candidates) == 1:
         return candidates[0]
     if candidates:
@@ -260,7 +255,7 @@ def _recognize_framework(document: Document, name: str) -> Framework:
     raise CkptcheckError(
         f"{name} does not have the keys of any framework that ckptcheck knows:"
         f" {join_truncated([clip(key, 40) for key in sections], 5) or 'none'}",
-        hint=f"say which with --framework: {', '.join(FRAMEWORKS)}",
+        hint=f"say which with --framework: {', '.join(list_frameworks())}",
     )
 
 

@@ -9,44 +9,17 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckptcheck.jobs.document import Document, Leaf
+from ckptcheck.jobs.framework import Framework
 from ckptcheck.jobs.interpolation import resolve
 from ckptcheck.jobs.job import Job
 from ckptcheck.jobs.machine import LocalPath, LocalPort, Machine, Use
 from ckptcheck.text.file_io import expand_home, path_exists
 
-DATA: Mapping[str, tuple[str, ...]] = {
-    "verl": ("data.train_files", "data.val_files"),
-    "slime": ("prompt_data", "eval_prompt_data"),
-    "nemo-rl": ("data.train_data_path", "data.val_data_path", "data.train.data_path", "data.validation.data_path"),
-    "roll": ("actor_train.data_args.file_name", "validation.data_args.file_name"),
-    "skyrl": ("data.train_data", "data.val_data"),
-    "openrlhf": ("data.prompt_dataset", "eval.dataset", "prompt_data", "eval_dataset"),
-    "areal": ("train_dataset.path", "valid_dataset.path"),
-    "ms-swift": ("dataset", "val_dataset"),
-}
-"""Framework → keys that name files with data."""
-PORTS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "vllm": (("port", ""),),
-    "sglang": (("port", ""),),
-    "slime": (
-        ("sglang_router_port", "!sglang_router_ip"), ("session_server_port", "!session_server_ip"), ("prometheus_port", ""),
-        ("control_server_port", ""), ("multi_lora_api_port", ""),
-    ),
-    "nemo-rl": tuple(
-        (f"policy.generation.vllm_cfg.{name}", "")
-        for name in ("http_server_port", "http_refit_server_port", "zmq_refit_server_port")
-    ),
-    "prime-rl": (("inference.server.port", ""),),
-    "pipelinerl": (("world.actor_group_port", ""),),
-    "trl": (("server.port", ""),),
-    "skyrl": (("generator.http_endpoint_port", "generator.enable_http_endpoint"),),
-}  # fmt: skip
-"""Framework → (key of a port on which the job itself listens, key that has to be on for that; with ! one that is not written)."""
 WRITTEN = ("MASTER_PORT",)
 """Environment variables with a port on which the job listens."""
 REMOTE = re.compile(r"[a-z0-9]+://")
@@ -87,13 +60,13 @@ class Probe:
         return False
 
 
-def look_at_machine(job: Job, document: Document, framework: str, folder: Path, probe: Probe) -> Machine:
+def look_at_machine(job: Job, document: Document, framework: Framework, folder: Path, probe: Probe) -> Machine:
     """Look for everything that a job names on this machine.
 
     Args:
         job: The job, whose fields name checkpoints and folders.
         document: The job's configuration, which names data and ports.
-        framework: The name of its framework, a key of `DATA` and `PORTS`.
+        framework: Its framework, which says where data and ports are named.
         folder: The folder of the job's first file, where relative paths are looked up before the working folder.
         probe: Asks the operating system.
     """
@@ -108,7 +81,9 @@ def look_at_machine(job: Job, document: Document, framework: str, folder: Path, 
     return Machine(tuple(paths), tuple(ports), probe.shared_memory())
 
 
-def _look_for_inputs(job: Job, document: Document, framework: str, folder: Path, probe: Probe) -> Iterator[LocalPath]:
+def _look_for_inputs(
+    job: Job, document: Document, framework: Framework, folder: Path, probe: Probe
+) -> Iterator[LocalPath]:
     """Yield what this machine has of the checkpoints and data that the job reads."""
     for name in ("checkpoint.model", "checkpoint.trainer", "checkpoint.critic"):
         setting = job[name]
@@ -116,7 +91,7 @@ def _look_for_inputs(job: Job, document: Document, framework: str, folder: Path,
         is_resumed = setting.leaf is not None and setting.leaf.key == "--load"
         if setting.status == "set" and not is_resumed and (path := _as_path(setting.value, files=())):
             yield _look_for(path, "model", setting.leaf, folder, probe)
-    for key in DATA.get(framework, ()):
+    for key in framework.data:
         found = resolve(document, key)
         if found is None or found.reason:
             continue
@@ -201,9 +176,9 @@ def _shown(path: Path, probe: Probe) -> str:
     return f"/{path.relative_to(probe.root)}" if path.is_relative_to(probe.root) else str(path)
 
 
-def _list_ports(document: Document, framework: str) -> Iterator[tuple[int, Leaf | None]]:
+def _list_ports(document: Document, framework: Framework) -> Iterator[tuple[int, Leaf | None]]:
     """Yield (port, where it is written) for the ports on which the job listens."""
-    for key, condition in PORTS.get(framework, ()):
+    for key, condition in framework.ports:
         if condition.startswith("!"):
             listens = resolve(document, condition[1:]) is None
         else:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from ckptcheck.frameworks.trl.watch import trl
+from ckptcheck.watch import adapters
 from ckptcheck.watch.engine_side import WatchedEngine, module, servers
 from ckptcheck.watch.watch import Watch
 from ckptcheck.watch.watch_state import SyncWarning
@@ -63,7 +63,7 @@ class WatchCallback:
         enabled = bool(self.options.pop("enabled", True)) and bool(trainer.accelerator.is_main_process)
         engine = self.engine or find_engine(trainer.vllm_generation) if enabled else None
         self.watch = Watch(engine, **{"trainer": "trl", **self.options}, enabled=enabled)
-        trl(trainer, self.watch)
+        adapters.trl(trainer, self.watch)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Return an event that does nothing, for every other event of transformers."""

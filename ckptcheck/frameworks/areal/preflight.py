@@ -18,6 +18,7 @@ What the settings do, at 4aef98d8d:
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.frameworks.areal.allocation import Part, parse_allocation, parse_part
@@ -107,7 +108,7 @@ def _finish(job: Job, document: Document) -> None:
             f"{job.target} is a configuration of AReaL's first system (realhf, until v0.5.1), which ckptcheck does not read",
             hint="known are the configurations of areal/api/cli_args.py, since v0.3.1",
         )
-    table = load_key_table("areal")
+    table = load_key_table(Path(__file__).with_name("keys.json"))
     top = frozenset(name for number in range(table.newest + 1) for name in table.names_below("", number))
     release = table.date_job(job, (path for path in document.leaves if path.partition(".")[0] in top))
     # The job's own class may have more keys at the top; those of AReaL's sections are known in full.
@@ -249,4 +250,6 @@ FRAMEWORK = Framework(
         re.DOTALL,
     ),
     finish=_finish,
+    data=("train_dataset.path", "valid_dataset.path"),
+    precedence=1,
 )

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.rollouts.build import Rollout, UnusableSequence
+from ckptcheck.rollouts.convert.format import RolloutFormat, TextDump
 from ckptcheck.rollouts.convert.padded import PaddedBatch, read_rewards, require_table, widen
 from ckptcheck.rollouts.metadata import Metadata, ScorerInfo
 
@@ -70,3 +71,9 @@ def _to_batch(fields: Mapping[str, Any]) -> PaddedBatch:
         rewards=read_rewards(fields, ("rewards",), len(ids)),
         versions=require_table(fields, "versions", ids.shape),
     )
+
+
+FORMATS = (RolloutFormat("areal", is_trajectory, trajectory),)
+TEXT_DUMPS = (
+    TextDump("AReaL", is_text_dump, "save the trajectories: torch.save(rollout_batch, PATH), after compute_logp"),
+)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.engine_flags import apply_engine_arguments, arguments_in_section
@@ -97,7 +98,7 @@ COLOCATED: Mapping[str, FieldSource] = {
 def _finish(job: Job, document: Document) -> None:
     """Read the job by its release, and set what follows from several keys."""
     is_megatron = "megatron" in document.script.lower() or document.has("micro_batch_size")
-    table = load_key_table("swift_megatron" if is_megatron else "swift")
+    table = load_key_table(Path(__file__).with_name("megatron_keys.json" if is_megatron else "keys.json"))
     _normalize(document, table)
     number, _ = table.pick_release(job, document, TRAINING_ARGUMENTS)
     of = f"{SWIFT} {table.describe(number).removeprefix('v')}"
@@ -293,4 +294,5 @@ FRAMEWORK = Framework(
     engine_launches=re.compile(r"\bswift\s+rollout\b|\bswift[./]cli[./]rollout\b"),
     read_python=_read_python,
     finish=_finish,
+    data=("dataset", "val_dataset"),
 )

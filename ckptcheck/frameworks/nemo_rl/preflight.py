@@ -239,4 +239,10 @@ FRAMEWORK = Framework(
     launches=re.compile(r"\brun_(grpo|sft|dpo|rm|distillation|eval|vlm|sliding|async|ppo|opd)\w*\.py\b"),
     known_keys={GENERATION: GENERATION_KEYS, VLLM: VLLM_KEYS},
     finish=_finish,
+    data=("data.train_data_path", "data.val_data_path", "data.train.data_path", "data.validation.data_path"),
+    ports=(
+        ("policy.generation.vllm_cfg.http_server_port", ""),
+        ("policy.generation.vllm_cfg.http_refit_server_port", ""),
+        ("policy.generation.vllm_cfg.zmq_refit_server_port", ""),
+    ),
 )

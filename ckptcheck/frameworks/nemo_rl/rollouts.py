@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptcheck.rollouts.build import Rollout, UnusableSequence
+from ckptcheck.rollouts.convert.format import RolloutFormat
 from ckptcheck.rollouts.convert.reading import as_float, read_each
 from ckptcheck.rollouts.metadata import Metadata, ScorerInfo
 
@@ -83,3 +84,6 @@ def _to_rollout(line: Any, trained: bool) -> Rollout:
         mask=[flag and used for flag in flags],
         reward=_number(line.get("filtered_rewards", line.get("rewards"))),
     )
+
+
+FORMATS = (RolloutFormat("nemo-rl", is_step, step, is_json=True, step_of_name=step_of_name),)

@@ -19,6 +19,7 @@ What the flags do, at e6c3044aa:
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.framework import (
@@ -68,7 +69,7 @@ BY_DATE = (
 
 def _finish(job: Job, document: Document) -> None:
     """Read the job by the release that knows its flags, and set the fields that depend on several of them."""
-    table = load_key_table("open_instruct")
+    table = load_key_table(Path(__file__).with_name("keys.json"))
     _normalize(document, table)
     release = table.date_job(job, document.leaves)
     job.unknown_keys += table.list_unknown_keys(document, release, frozenset(document.leaves), TITLE)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.framework import (
@@ -75,7 +76,7 @@ PATHS: Mapping[str, FieldSource] = {
 
 def _finish(job: Job, document: Document) -> None:
     """Read the job by its release, and set what follows from several keys."""
-    table = load_key_table("openrlhf")
+    table = load_key_table(Path(__file__).with_name("keys.json"))
     number, _ = table.pick_release(job, document)
     of = f"{OPENRLHF} {table.describe(number).removeprefix('v')}"
     sections = {path.partition(".")[0] for path in document.leaves}
@@ -158,4 +159,5 @@ FRAMEWORK = Framework(
     sources={},
     launches=re.compile(r"\bopenrlhf[./]cli[./]train_ppo(_ray)?\b"),
     finish=_finish,
+    data=("data.prompt_dataset", "eval.dataset", "prompt_data", "eval_dataset"),
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 from ckptcheck.checkpoint.unpickle import ObjectStub
 from ckptcheck.rollouts.build import Rollout, UnusableSequence
+from ckptcheck.rollouts.convert.format import RolloutFormat
 from ckptcheck.rollouts.convert.padded import PaddedBatch, read_rewards, require_table, widen
 from ckptcheck.rollouts.metadata import Metadata, ScorerInfo
 
@@ -67,3 +68,6 @@ def _to_batch(fields: Mapping[str, Any]) -> PaddedBatch:
         },
         rewards=read_rewards(fields, ("scores", "rewards"), len(ids)),
     )
+
+
+FORMATS = (RolloutFormat("openrlhf", is_experience, experience),)

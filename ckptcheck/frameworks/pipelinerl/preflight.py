@@ -106,4 +106,5 @@ FRAMEWORK = Framework(
     signs=(("vllm_config", "finetune"), ("vllm_config", "actor"), ("finetune.rl", "llm")),
     launches=re.compile(r"\bpipelinerl\.(launch|entrypoints)\b"),
     finish=_finish,
+    ports=(("world.actor_group_port", ""),),
 )

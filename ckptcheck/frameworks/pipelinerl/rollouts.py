@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ckptcheck.rollouts.build import Rollout, UnusableSequence
+from ckptcheck.rollouts.convert.format import RolloutFormat
 from ckptcheck.rollouts.convert.reading import as_int, read_each
 from ckptcheck.rollouts.json_text import WrongType, convert_json
 from ckptcheck.rollouts.metadata import Metadata, ScorerInfo
@@ -78,3 +79,6 @@ def _spread(values: list[float | None], mask: list[bool], name: str) -> list[flo
         raise UnusableSequence(f"it has {len(values):,} {name} for {sum(mask):,} labels")
     rest = iter(values)
     return [next(rest) if trained else 0.0 for trained in mask]
+
+
+FORMATS = (RolloutFormat("pipelinerl", is_stream, stream, is_json=True),)

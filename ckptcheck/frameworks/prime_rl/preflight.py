@@ -121,6 +121,8 @@ def _read_lora(document: Document) -> Setting:
     return Setting(False, "default", f"default of {PRIME}")
 
 
+PARTS = {"train": "trainer", "orch": "orchestrator", "infer": "inference"}
+"""Beginning of a file's name → section of its values, for a job in several files: train.toml, orch.toml, infer.toml."""
 FRAMEWORK = Framework(
     name="prime-rl",
     title=PRIME,
@@ -129,6 +131,6 @@ FRAMEWORK = Framework(
     signs=(("orchestrator", "trainer"), ("orchestrator", "inference"), ("orchestrator", "model")),
     launches=re.compile(r"(^|\s)(\S*/)?rl\s+(@|--trainer|--orchestrator|--inference)|prime_rl\.\S*rl\b|\brl\.py\s+@"),
     finish=_finish,
+    ports=(("inference.server.port", ""),),
+    parts=PARTS,
 )
-PARTS = {"train": "trainer", "orch": "orchestrator", "infer": "inference"}
-"""Beginning of a file's name → section of its values, for a job in several files: train.toml, orch.toml, infer.toml."""

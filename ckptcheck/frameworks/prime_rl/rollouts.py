@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ckptcheck.rollouts.build import Rollout, UnusableSequence
+from ckptcheck.rollouts.convert.format import RolloutFormat
 from ckptcheck.rollouts.convert.reading import as_int, read_each
 from ckptcheck.rollouts.json_text import WrongType, convert_json, to_printable
 from ckptcheck.rollouts.metadata import Metadata, ScorerInfo
@@ -73,3 +74,6 @@ def _to_rollout(content: Any) -> Rollout:
         mask=mask,
         reward=next((value for value in line.rewards or () if value is not None), None),
     )
+
+
+FORMATS = (RolloutFormat("prime-rl", is_export, export, is_json=True),)

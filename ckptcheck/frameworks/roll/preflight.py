@@ -165,4 +165,5 @@ FRAMEWORK = Framework(
     signs=(("actor_train", "actor_infer"),),
     launches=re.compile(r"\bstart_\w*pipeline\.py\b"),
     finish=_finish,
+    data=("actor_train.data_args.file_name", "validation.data_args.file_name"),
 )

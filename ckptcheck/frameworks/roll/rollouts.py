@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.checkpoint.torch_file import read_torch_file_bytes
 from ckptcheck.checkpoint.unpickle import ObjectStub
 from ckptcheck.rollouts.build import Rollout, UnusableSequence
+from ckptcheck.rollouts.convert.format import RolloutFormat, TextDump
 from ckptcheck.rollouts.convert.reading import as_int, read_each
 from ckptcheck.rollouts.metadata import Metadata, ScorerInfo
 from ckptcheck.text.formatting import format_shape
@@ -104,3 +105,7 @@ def _split_content(content: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
         raise UnusableSequence("its tensors are in Ray's store, and not in the file")
     tensors = read_torch_file_bytes(buffer.state[0])
     return tensors, info if isinstance(info, dict) else {}
+
+
+FORMATS = (RolloutFormat("roll", is_batch, batch),)
+TEXT_DUMPS = (TextDump("ROLL", is_text_dump, "save the batch: torch.save(dict(batch.batch.items()), PATH)"),)

@@ -19,6 +19,7 @@ What the settings do, at a9564572e:
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.engine_flags import DEFAULTS, apply_engine_arguments
@@ -123,7 +124,7 @@ OF_ROLLOUT = ("rollout_is", "dppo")
 
 def _finish(job: Job, document: Document) -> None:
     """Read the job by the release that knows its keys, and set the fields that depend on several of them."""
-    table = load_key_table("skyrl")
+    table = load_key_table(Path(__file__).with_name("keys.json"))
     release = table.date_job(job, (path for path in document.leaves if path.partition(".")[0] in SECTIONS))
     unknown = table.list_unknown_keys(document, release, SECTIONS, SKYRL)
     # A script of the user's may add keys to SkyRL's (``make_config``), so that only those which are almost SkyRL's are reported.
@@ -299,4 +300,7 @@ FRAMEWORK = Framework(
         r"|generator\.inference_engine\.\w+|generator\.sampling_params\.\w+)="
     ),
     finish=_finish,
+    data=("data.train_data", "data.val_data"),
+    ports=(("generator.http_endpoint_port", "generator.enable_http_endpoint"),),
+    precedence=-1,
 )

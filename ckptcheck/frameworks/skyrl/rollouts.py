@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.checkpoint.torch_file import leaf, read_torch_file_bytes
 from ckptcheck.checkpoint.unpickle import ObjectStub
 from ckptcheck.rollouts.build import Rollout, UnusableSequence
+from ckptcheck.rollouts.convert.format import RolloutFormat
 from ckptcheck.rollouts.convert.padded import PaddedBatch, require_table, widen
 from ckptcheck.rollouts.convert.reading import as_int
 from ckptcheck.rollouts.metadata import Metadata, ScorerInfo
@@ -109,3 +110,6 @@ def _to_array(value: Any) -> Any:
     if value.get("format") == "torch":
         return read_torch_file_bytes(value["data"])
     return leaf(value["data"], value["dtype"], value["shape"])
+
+
+FORMATS = (RolloutFormat("skyrl", is_batch, batch, step_of_name=step_of_name),)

@@ -251,4 +251,12 @@ FRAMEWORK = Framework(
     ),
     finish=_finish,
     fork=_fork,
+    data=("prompt_data", "eval_prompt_data"),
+    ports=(
+        ("sglang_router_port", "!sglang_router_ip"),
+        ("session_server_port", "!session_server_ip"),
+        ("prometheus_port", ""),
+        ("control_server_port", ""),
+        ("multi_lora_api_port", ""),
+    ),
 )

@@ -23,6 +23,7 @@ from typing import Any
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.rollouts.build import Rollout, UnusableSequence
+from ckptcheck.rollouts.convert.format import RolloutFormat
 from ckptcheck.rollouts.convert.reading import as_float, as_int, read_each
 from ckptcheck.rollouts.json_text import to_printable
 from ckptcheck.rollouts.metadata import Metadata, ScorerInfo
@@ -161,3 +162,9 @@ def _build_metadata(content: Mapping[str, Any], flag: str) -> Metadata:
         trainer=ScorerInfo("megatron") if flag.endswith("train-data") else None,
         source=f"slime or miles {flag}",
     )
+
+
+FORMATS = (
+    RolloutFormat("slime", is_rollout, rollout),
+    RolloutFormat("slime-train", is_train, train),
+)

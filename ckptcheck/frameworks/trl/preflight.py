@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.engine_flags import apply_engine_arguments, arguments_in_section
@@ -80,7 +81,7 @@ COLOCATED: Mapping[str, FieldSource] = {
 def _finish(job: Job, document: Document) -> None:
     """Read the job by its release, and set what follows from several keys."""
     trainer = _find_trainer(document)
-    table = load_key_table(f"trl_{trainer}")
+    table = load_key_table(Path(__file__).with_name(f"{trainer}_keys.json"))
     _normalize(document, table)
     # transformers' own keys, of which some releases of TRL change the default, say nothing of the release.
     number, behaviour = table.pick_release(job, document, TRAINING_ARGUMENTS)
@@ -326,4 +327,6 @@ FRAMEWORK = Framework(
     engine_launches=re.compile(r"\btrl\s+vllm-serve\b|\btrl[./]scripts[./]vllm_serve\b|\bvllm\s+serve\b"),
     read_python=_read_python,
     finish=_finish,
+    ports=(("server.port", ""),),
+    precedence=1,
 )

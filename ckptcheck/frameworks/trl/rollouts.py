@@ -11,11 +11,11 @@ trl/generation/vllm_generation.py at f2cd577, and trl 1.16.0 of PyPI.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.rollouts.build import Rollout, UnusableSequence
+from ckptcheck.rollouts.convert.format import RolloutFormat, TextDump
 from ckptcheck.rollouts.convert.padded import PaddedBatch, require_table, widen
 from ckptcheck.rollouts.metadata import Metadata, ScorerInfo
 
@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KEYS = {"prompt_ids", "prompt_mask", "completion_ids", "completion_mask"}
-TEXT_KEYS = {"step", "prompt", "completion", "advantage"}
+TEXT_KEYS = frozenset(("step", "prompt", "completion", "advantage"))
 SIDES = {
     "engine": "sampling_per_token_logps",
     "trainer": "old_per_token_logps",
     "reference": "ref_per_token_logps",
 }
-PANDAS_NAME = re.compile(rb'"field_name": "((?:[^"\\]|\\.){1,200})"')
-"""A column, in the description that pandas adds to a Parquet file."""
 
 
 def is_batch(content: Any) -> bool:
@@ -42,12 +40,6 @@ def is_text_dump(content: Any) -> bool:
     """Whether these lines are logged completions: texts, without tokens."""
     first = next((line for line in content if isinstance(line, dict)), {})
     return first.keys() >= TEXT_KEYS and "prompt_ids" not in first
-
-
-def list_parquet_columns(footer: bytes) -> list[str]:
-    """Return the columns of a Parquet file that pandas wrote; [] for one of another writer. footer: the end of the file."""
-    names = (match.decode("utf-8", "replace") for match in PANDAS_NAME.findall(footer))
-    return list(dict.fromkeys(name for name in names if not name.startswith("__index")))
 
 
 def batch(content: Mapping[str, Any]) -> tuple[list[Rollout | UnusableSequence], Metadata]:
@@ -86,3 +78,14 @@ def batch(content: Mapping[str, Any]) -> tuple[list[Rollout | UnusableSequence],
         source="TRL batch",
     )
     return found.to_rollouts(), metadata
+
+
+FORMATS = (RolloutFormat("trl", is_batch, batch),)
+TEXT_DUMPS = (
+    TextDump(
+        "TRL",
+        is_text_dump,
+        "save the batch: torch.save(batch, PATH), of what GRPOTrainer._generate_and_score_completions returns",
+        TEXT_KEYS,
+    ),
+)

@@ -320,4 +320,5 @@ FRAMEWORK = Framework(
     standard=re.compile(r"(.*/)?ppo(_megatron)?_trainer(\.yaml)?"),
     known_keys={ROLLOUT: ROLLOUT_KEYS, CORRECTION: CORRECTION_KEYS},
     finish=_finish,
+    data=("data.train_files", "data.val_files"),
 )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.checkpoint.torch_file import leaf, read_torch_file_bytes
 from ckptcheck.checkpoint.unpickle import ObjectStub
 from ckptcheck.rollouts.build import Rollout, UnusableSequence
+from ckptcheck.rollouts.convert.format import RolloutFormat, TextDump
 from ckptcheck.rollouts.convert.reading import as_float, as_int, read_each
 from ckptcheck.rollouts.metadata import Metadata, SamplingInfo, ScorerInfo
 from ckptcheck.text.formatting import format_shape
@@ -133,3 +134,7 @@ def _split_content(content: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
         # VERL_DATAPROTO_SERIALIZATION_METHOD=numpy: batch size, device, name → dtype, shape, bytes
         tensors = {name: leaf(bytes(raw), kind, shape) for name, (kind, shape, raw) in tensors[2].items()}
     return tensors, info if isinstance(info, dict) else {}
+
+
+FORMATS = (RolloutFormat("verl", is_batch, batch),)
+TEXT_DUMPS = (TextDump("verl", is_text_dump, "save the batch: batch.save_to_disk(PATH)"),)

@@ -1,5 +1,5 @@
 """Converts the files in which frameworks and engines store rollouts."""
 
-from ckptcheck.rollouts.convert.detect import KINDS, convert, files
+from ckptcheck.rollouts.convert.detect import convert, files, list_formats
 
-__all__ = ["KINDS", "convert", "files"]
+__all__ = ["convert", "files", "list_formats"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,18 +12,10 @@ import msgspec
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.frameworks.areal import rollouts as areal
-from ckptcheck.frameworks.nemo_rl import rollouts as nemo_rl
-from ckptcheck.frameworks.openrlhf import rollouts as openrlhf
-from ckptcheck.frameworks.pipelinerl import rollouts as pipelinerl
-from ckptcheck.frameworks.prime_rl import rollouts as prime_rl
-from ckptcheck.frameworks.roll import rollouts as roll
-from ckptcheck.frameworks.skyrl import rollouts as skyrl
-from ckptcheck.frameworks.slime import rollouts as slime
-from ckptcheck.frameworks.trl import rollouts as trl
-from ckptcheck.frameworks.verl import rollouts as verl
+from ckptcheck.framework_folders import list_frameworks_with, load_framework_file
 from ckptcheck.rollouts.build import Rollout, UnusableSequence, build_rollouts
 from ckptcheck.rollouts.convert import responses, streams
+from ckptcheck.rollouts.convert.format import ConvertedRollouts, RolloutFormat, TextDump
 from ckptcheck.rollouts.convert.reading import WRONG_FIELD_ERRORS
 from ckptcheck.rollouts.json_text import NotJSON, parse_json, read_text, to_printable
 from ckptcheck.rollouts.metadata import Metadata, SamplingInfo, ScorerInfo
@@ -31,49 +25,32 @@ from ckptcheck.text.formatting import join_truncated
 
 MOST_TEXT = 1 << 32
 """Bytes of the largest JSON file that is converted."""
+PANDAS_NAME = re.compile(rb'"field_name": "((?:[^"\\]|\\.){1,200})"')
+"""A column, in the description that pandas adds to a Parquet file."""
 LONGEST_FOOTER = 1 << 20
 """How many bytes of the end of a Parquet file are read for the names of its columns."""
-ConvertedRollouts = tuple[list[Rollout | UnusableSequence], Metadata]
 
-KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], ConvertedRollouts]]] = {
-    "slime": (slime.is_rollout, slime.rollout),
-    "slime-train": (slime.is_train, slime.train),
-    "verl": (verl.is_batch, verl.batch),
-    "roll": (roll.is_batch, roll.batch),
-    "skyrl": (skyrl.is_batch, skyrl.batch),
-    "trl": (trl.is_batch, trl.batch),
-    "openrlhf": (openrlhf.is_experience, openrlhf.experience),
-    "areal": (areal.is_trajectory, areal.trajectory),
-    "nemo-rl": (nemo_rl.is_step, nemo_rl.step),
-    "pipelinerl": (pipelinerl.is_stream, pipelinerl.stream),
-    "prime-rl": (prime_rl.is_export, prime_rl.export),
-    "sglang": (responses.is_sglang, responses.sglang),
-    "vllm": (responses.is_vllm, responses.vllm),
-}
-"""Kind → a function that recognises a file's content, and the function that converts it.
 
-The content is the unpickled object of a pickle, or the list of objects of a JSON file.
-"""
-JSON = ("nemo-rl", "pipelinerl", "prime-rl", "sglang", "vllm")
-STEP_OF_NAME: dict[str, Callable[[Path], int | None]] = {"nemo-rl": nemo_rl.step_of_name, "skyrl": skyrl.step_of_name}
-"""Kind → a function that returns the step, from 0, that the name of a file says."""
-TRL_HINT = "save the batch: torch.save(batch, PATH), of what GRPOTrainer._generate_and_score_completions returns"
-TEXT_DUMPS: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
-    (verl.is_text_dump, "verl", "save the batch: batch.save_to_disk(PATH)"),
-    (roll.is_text_dump, "ROLL", "save the batch: torch.save(dict(batch.batch.items()), PATH)"),
-    (areal.is_text_dump, "AReaL", "save the trajectories: torch.save(rollout_batch, PATH), after compute_logp"),
-    (trl.is_text_dump, "TRL", TRL_HINT),
-)
-"""A function that recognises lines that hold texts, the framework, and how to keep the tokens."""
+@cache
+def list_formats() -> Mapping[str, RolloutFormat]:
+    """Return the formats of all frameworks by name; each folder of ckptcheck/frameworks/ names its own."""
+    modules = [load_framework_file(name, "rollouts") for name in list_frameworks_with("rollouts")]
+    return {each.name: each for module in modules for each in module.FORMATS}
+
+
+def _list_text_dumps() -> list[TextDump]:
+    modules = [load_framework_file(name, "rollouts") for name in list_frameworks_with("rollouts")]
+    return [dump for module in modules for dump in getattr(module, "TEXT_DUMPS", ())]
 
 
 def convert(paths: Sequence[Path], kind: str | None = None) -> tuple[Rollouts, str]:
     """Convert files of one kind into one set of rollouts, in the order of the files. Return the rollouts and the kind.
 
-    paths: files, or folders whose .jsonl files are read. kind: a key of KINDS; None recognises it by the content.
+    paths: files, or folders whose .jsonl files are read. kind: a format's name; None recognises it by the content.
     Raises CkptcheckError where a file is of no known kind, the files are of two kinds or of two steps, or no sequence could be
     converted.
     """
+    formats = list_formats()
     sequences: list[Rollout | UnusableSequence] = []
     kinds: dict[str, Path] = {}
     metadata_by_file: list[Metadata] = []
@@ -83,11 +60,11 @@ def convert(paths: Sequence[Path], kind: str | None = None) -> tuple[Rollouts, s
         file_kind = kind or _detect_kind(content, pickled, path)
         _require_one_value({file_kind: path} | kinds, "{} is of {}")
         kinds.setdefault(file_kind, path)
-        if (file_kind in JSON) is pickled:
+        if (used := formats[file_kind]).is_json is pickled:
             raise CkptcheckError(f"{path} is {'a pickle' if pickled else 'JSON'}, and {file_kind} writes the other")
-        rollouts, metadata = _convert_content(path, file_kind, content)
-        if metadata.step is None and file_kind in STEP_OF_NAME:
-            metadata = msgspec.structs.replace(metadata, step=STEP_OF_NAME[file_kind](path))
+        rollouts, metadata = _convert_content(path, used, content)
+        if metadata.step is None and used.step_of_name is not None:
+            metadata = msgspec.structs.replace(metadata, step=used.step_of_name(path))
         if metadata.step is not None:
             steps.setdefault(metadata.step, path)
             _require_one_value(steps, "{} is of step {}")
@@ -113,16 +90,16 @@ def _require_one_value(files_by_value: Mapping[Any, Path], sentence: str) -> Non
         raise CkptcheckError(f"{' and '.join(clauses)}: they are no rollouts of one step", hint="convert one at a time")
 
 
-def _convert_content(path: Path, kind: str, content: Any) -> ConvertedRollouts:
+def _convert_content(path: Path, used: RolloutFormat, content: Any) -> ConvertedRollouts:
     try:
-        return KINDS[kind][1](content)
+        return used.convert(content)
     except KeyError as error:
         reason = f": it has no {clip(str(error.args[0]))}"
     except UnusableSequence as error:
         reason = f": {error}"
     except WRONG_FIELD_ERRORS:
         reason = ""
-    raise CkptcheckError(f"{path} is not laid out as {kind} does it{reason}")
+    raise CkptcheckError(f"{path} is not laid out as {used.name} does it{reason}")
 
 
 def shared(metadata_by_file: Sequence[Metadata]) -> Metadata:
@@ -159,13 +136,13 @@ def files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _load_content(path: Path) -> tuple[Any, bool]:
-    """Return a file's content (see KINDS), and whether it is a pickle."""
+    """Return a file's content (see RolloutFormat), and whether it is a pickle."""
     try:
         with open_regular_stream(path) as file:
             magic = file.read(4)
             if magic == b"PAR1":
                 file.seek(max(4, path.stat().st_size - LONGEST_FOOTER))
-                _refuse_parquet(path, trl.list_parquet_columns(file.read()))
+                _refuse_parquet(path, list_parquet_columns(file.read()))
             if magic[:2] == b"PK" or magic[:1] == b"\x80":
                 from ckptcheck.checkpoint.torch_file import read_torch_file
 
@@ -181,14 +158,21 @@ def _load_content(path: Path) -> tuple[Any, bool]:
         raise CkptcheckError(f"{path} is neither a torch.save file nor JSON: {clip(str(error))}") from error
 
 
+def list_parquet_columns(footer: bytes) -> list[str]:
+    """Return the columns of a Parquet file that pandas wrote; [] for one of another writer. footer: the end of the file."""
+    names = (match.decode("utf-8", "replace") for match in PANDAS_NAME.findall(footer))
+    return list(dict.fromkeys(name for name in names if not name.startswith("__index")))
+
+
 def _refuse_parquet(path: Path, columns: Sequence[str]) -> NoReturn:
-    """Raise CkptcheckError with what the file holds: texts, where TRL logged completions."""
-    if set(columns) >= trl.TEXT_KEYS:
-        raise CkptcheckError(
-            f"{path} holds completions that TRL logged, with the columns {join_truncated(columns, 12)}: "
-            "there are no token ids and no logprobs in it",
-            hint=TRL_HINT,
-        )
+    """Raise CkptcheckError with what the file holds: texts, where a framework logged completions."""
+    for dump in _list_text_dumps():
+        if dump.columns and set(columns) >= dump.columns:
+            raise CkptcheckError(
+                f"{path} holds completions that {dump.framework} logged, with the columns {join_truncated(columns, 12)}: "
+                "there are no token ids and no logprobs in it",
+                hint=dump.hint,
+            )
     raise CkptcheckError(f"{path} is a Parquet file, which no rollouts that are known are stored in")
 
 
@@ -221,19 +205,19 @@ def _detect_kind(content: Any, pickled: bool, path: Path) -> str:
             f"{path} holds answers of SGLang beside answers of another engine",
             hint="convert those of each by themselves",
         )
-    for kind, (is_kind, _) in KINDS.items():
-        if (kind in JSON) is not pickled and is_kind(content):
-            return kind
-    for is_text_dump, framework, hint in TEXT_DUMPS:
-        if not pickled and is_text_dump(content):
+    for each in list_formats().values():
+        if each.is_json is not pickled and each.matches(content):
+            return each.name
+    for dump in _list_text_dumps():
+        if not pickled and dump.matches(content):
             raise CkptcheckError(
-                f"{path} is a dump of {framework}'s that holds texts: there are no token ids and no logprobs in it",
-                hint=hint,
+                f"{path} is a dump of {dump.framework}'s that holds texts: there are no token ids and no logprobs in it",
+                hint=dump.hint,
             )
     if content == []:
         raise CkptcheckError(f"{path} holds nothing")
     first = content[0] if isinstance(content, list) and content else content
     keys = join_truncated([to_printable(key) for key in first], 6) if isinstance(first, dict) else "no object"
     raise CkptcheckError(
-        f"{path} is no rollout file that is known; it holds {clip(keys)}", hint=f"known are {', '.join(KINDS)}"
+        f"{path} is no rollout file that is known; it holds {clip(keys)}", hint=f"known are {', '.join(list_formats())}"
     )

@@ -1,0 +1,6 @@
+"""One folder for each RL framework and engine, with everything that is known of it; a folder is found by being there.
+
+A folder may have ``preflight.py`` (`FRAMEWORK`, how its jobs are read), ``rollouts.py`` (`FORMATS`, the files in which it keeps
+rollouts), ``watch.py`` (a function with the folder's name that puts a watch in) and ``defaults.toml`` (its dated defaults).
+See docs/adding-a-framework.md.
+"""

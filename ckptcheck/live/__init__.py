@@ -1,0 +1,1 @@
+"""Whatever starts or touches an inference engine or a trainer."""

@@ -1,0 +1,1 @@
+"""Pictures of what live runs measured, for the HTML report."""

@@ -1,0 +1,1 @@
+"""Pictures of evidence, for the HTML report."""

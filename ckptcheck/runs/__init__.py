@@ -1,0 +1,1 @@
+"""What a run leaves behind: its saves, and the record of its syncs."""
