@@ -258,6 +258,7 @@ def parity_probe(
         require_range(name, number, NumberRange(4, is_whole=True))
     require_range("room", room, NumberRange(64, is_whole=True))
     from ckptcheck.linter.rule_loader import load_rules
+    from ckptcheck.live.experiments.default_prompts import DefaultPrompts
     from ckptcheck.live.experiments.live_session import open_live_session
     from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment
     from ckptcheck.live.experiments.probes.registry import has_experts, select_probes
@@ -266,7 +267,6 @@ def parity_probe(
     from ckptcheck.live.runtime.engines.base import Engine
     from ckptcheck.live.runtime.engines.engine_options import parse_switches
     from ckptcheck.live.runtime.engines.sampling import Sampling
-    from ckptcheck.rollouts.default_prompts import DefaultPrompts
     from ckptcheck.rollouts.metrics.noise_floor import read_noise_floor
     from ckptcheck.unused_options import Arguments, reject_unused_probe_options
 

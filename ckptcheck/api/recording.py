@@ -126,6 +126,7 @@ def record_rollouts(
         presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, repetition_penalty=repetition_penalty,
         seed=seed, full=full, step=step, engine_tp=engine_tp, timeout=timeout,
     )  # fmt: skip
+    from ckptcheck.live.experiments.default_prompts import DefaultPrompts
     from ckptcheck.live.experiments.live_session import open_live_session, with_batch_size
     from ckptcheck.live.experiments.record import describe_rollouts
     from ckptcheck.live.experiments.record import record_rollouts as record
@@ -135,7 +136,6 @@ def record_rollouts(
     from ckptcheck.live.runtime.engines.sampling import Sampling
     from ckptcheck.live.runtime.engines.sizing import SPARE_TOKENS
     from ckptcheck.rollouts import write_rollouts
-    from ckptcheck.rollouts.default_prompts import DefaultPrompts
     from ckptcheck.rollouts.expert_routing import add_expert_routing
     from ckptcheck.rollouts.full_vocab import add_full_vocab_logprobs
     from ckptcheck.text.file_io import require_output_apart, require_writable
@@ -365,12 +365,12 @@ def calibrate_floor(
         number=number, length=length, response=response, tp=tp, pp=pp, ep=ep, engine_tp=engine_tp, timeout=timeout
     )
     from ckptcheck.live.experiments.calibrate import calibrate
+    from ckptcheck.live.experiments.default_prompts import DefaultPrompts
     from ckptcheck.live.experiments.live_session import describe_side, open_live_session, with_batch_size
     from ckptcheck.live.runtime.engines import registry
     from ckptcheck.live.runtime.engines.engine_options import parse_switches
     from ckptcheck.live.runtime.engines.sizing import SPARE_TOKENS
     from ckptcheck.live.runtime.trainers.layout import ParallelLayout
-    from ckptcheck.rollouts.default_prompts import DefaultPrompts
     from ckptcheck.text.file_io import require_output_apart, require_writable
     from ckptcheck.unused_options import Arguments, reject_unused_length
 

@@ -9,8 +9,8 @@ import pytest
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.live.experiments.default_prompts import DefaultPrompts
 from ckptcheck.rollouts import prompts as make
-from ckptcheck.rollouts.default_prompts import DefaultPrompts
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"

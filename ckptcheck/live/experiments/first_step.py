@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptcheck.live.experiments.default_prompts import DefaultPrompts
 from ckptcheck.live.experiments.record import describe_rollouts, record_rollouts
 from ckptcheck.live.experiments.scoring import score_rollouts
 from ckptcheck.live.runtime.engines.base import Engine
@@ -13,7 +14,6 @@ from ckptcheck.live.runtime.engines.sampling import Sampling
 from ckptcheck.live.runtime.engines.sizing import SPARE_TOKENS
 from ckptcheck.live.runtime.trainers.base import Trainer
 from ckptcheck.rollouts import write_rollouts
-from ckptcheck.rollouts.default_prompts import DefaultPrompts
 from ckptcheck.text.observer import Observer
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from ckptcheck.rollouts.expert_layout import read_expert_layout
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.live.experiments.default_prompts import DefaultPrompts
     from ckptcheck.live.runtime.engines.engine_options import Switches
-    from ckptcheck.rollouts.default_prompts import DefaultPrompts
 
 Tokens = tuple[int, ...]
 

@@ -26,6 +26,7 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.experiments.calibrate import calibrate
+from ckptcheck.live.experiments.default_prompts import DefaultPrompts
 from ckptcheck.live.experiments.matrix.cells import Plan
 from ckptcheck.live.experiments.matrix.measure import MatrixRun
 from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
@@ -46,7 +47,6 @@ from ckptcheck.live.runtime.trainers.megatron import start_megatron
 from ckptcheck.live.runtime.trainers.remote import RemoteTrainer
 from ckptcheck.live.runtime.trainers.transformers import start_transformers
 from ckptcheck.rollouts import Metadata, read_rollouts, write_rollouts
-from ckptcheck.rollouts.default_prompts import DefaultPrompts
 from ckptcheck.rollouts.expert_routing import add_expert_routing
 from ckptcheck.rollouts.full_vocab import add_full_vocab_logprobs
 from ckptcheck.rollouts.metrics.routing import compute_routing_disagreement

@@ -16,6 +16,7 @@ import pytest
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
+from ckptcheck.live.experiments.default_prompts import DefaultPrompts
 from ckptcheck.live.experiments.matrix.cells import Plan
 from ckptcheck.live.experiments.matrix.measure import MatrixRun
 from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
@@ -29,7 +30,6 @@ from ckptcheck.live.runtime.engines.engine_options import Switches
 from ckptcheck.live.runtime.engines.sampling import Sampling
 from ckptcheck.live.runtime.process.exchange import TensorExchange
 from ckptcheck.live.runtime.trainers.megatron import start_megatron
-from ckptcheck.rollouts.default_prompts import DefaultPrompts
 from ckptcheck.rollouts.prompts import make_synthetic_prompts
 from tests.conftest import needs_engine
 

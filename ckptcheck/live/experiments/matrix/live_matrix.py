@@ -17,6 +17,7 @@ from ckptcheck.text.formatting import count
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.linter.report import Section
+    from ckptcheck.live.experiments.default_prompts import DefaultPrompts
     from ckptcheck.live.experiments.matrix.cells import Plan
     from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
     from ckptcheck.live.experiments.matrix.trace import MatrixTrace
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from ckptcheck.live.runtime.engines.base import Engine, EngineInfo
     from ckptcheck.live.runtime.trainers.base import Trainer, TrainerInfo
     from ckptcheck.live.runtime.trainers.layout import ParallelLayout
-    from ckptcheck.rollouts.default_prompts import DefaultPrompts
 
 SPARE_TOKENS = 8
 """Tokens of context beyond the longest sequence."""
@@ -80,11 +80,11 @@ def measure_matrix(
     pair first. default_lengths: the user named no lengths. A worker that dies or hangs, and an interruption, end the measurement,
     and the trace says so. Raises what a start raises, and an interruption before the first measurement.
     """
+    from ckptcheck.live.experiments.default_prompts import DefaultPrompts
     from ckptcheck.live.experiments.matrix.cells import drop_unmeasurable_cells, drop_unsplit_pairs, list_cells
     from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
     from ckptcheck.live.experiments.matrix.trace import MatrixTrace
     from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
-    from ckptcheck.rollouts.default_prompts import DefaultPrompts
 
     default_prompts = DefaultPrompts(live.ckpt)
     plan, left_out = drop_unmeasurable_cells(
