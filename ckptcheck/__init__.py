@@ -16,8 +16,6 @@ Every name is imported when it is first used, so that ``import ckptcheck`` costs
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 
 # what type checkers take for true: importing typing takes longer than the rest of this module
 TYPE_CHECKING = False
@@ -129,13 +127,8 @@ _MODULES = {
 }
 """Exported name → its module; the others are functions of ckptcheck.api."""
 
-_PACKAGES = ("gate", "preflight", "refit")
-"""Packages whose names are also those of functions: calling the package calls the function."""
-
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return importlib.import_module(f"ckptcheck.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'ckptcheck' has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULES.get(name, "ckptcheck.api")), name)
@@ -145,27 +138,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _CallablePackage(ModuleType):
-    """A package that can be called like the function of the API that has its name."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
-
-    @property
-    def __wrapped__(self) -> Any:
-        """The function; `inspect.signature` and notebooks show its arguments."""
-        return getattr(importlib.import_module("ckptcheck.api"), self.__name__.rpartition(".")[2])
-
-
-class _LazyPackage(ModuleType):
-    """This package. The import system sets each imported subpackage as its attribute."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _PACKAGES and type(value) is ModuleType:
-            value.__class__ = _CallablePackage
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _LazyPackage

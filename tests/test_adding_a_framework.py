@@ -48,7 +48,10 @@ def test_a_job_of_it_is_recognised_and_judged(package: Path) -> None:
     done = run(package, "preflight", "job.yaml", "--no-scan")
     assert done.returncode == 1, done.stderr
     assert "TinyRL · vllm" in done.stdout
-    assert "the trainer computes logprobs at temperature 1 (job.yaml:3), and rollouts are sampled at 0.7 (job.yaml:2)" in done.stdout
+    assert (
+        "the trainer computes logprobs at temperature 1 (job.yaml:3), and rollouts are sampled at 0.7 (job.yaml:2)"
+        in done.stdout
+    )
     assert "sampler.temprature (job.yaml:2): did you mean temperature?" in done.stdout
 
 

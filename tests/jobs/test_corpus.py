@@ -16,7 +16,7 @@ import pytest
 from ckptcheck.api import preflight
 from ckptcheck.linter.report import Report
 
-JOBS = Path(__file__).parent / "jobs"
+JOBS = Path(__file__).parent / "corpus"
 COUNTED = ("JOB023", "JOB024")
 
 

@@ -10,7 +10,7 @@ import pytest
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs.fields import FIELDS
 from ckptcheck.jobs.job import Job
-from ckptcheck.jobs.open_job import FRAMEWORKS, open_job
+from ckptcheck.jobs.open_job import list_frameworks, open_job
 
 
 def opened(folder: Path, files: dict[str, str], *more: str, **told: Any) -> Job:
@@ -301,7 +301,7 @@ def test_environment_of_yaml(tmp_path: Path) -> None:
         (
             {"job.yaml": "actor_rollout_ref: {}\nactor_train: {}\nactor_infer: {}\n"},
             (),
-            "job.yaml could be of verl or ROLL",
+            "job.yaml could be of ROLL or verl",
         ),
         ({"run.sh": "echo 1\n"}, (), "run.sh starts no training job and no engine that ckptcheck knows"),
         ({"job.json": "{}"}, (), "job.json is neither YAML, TOML, a shell script nor Python"),
@@ -333,7 +333,7 @@ def test_the_framework_can_be_told(tmp_path: Path) -> None:
 
 
 def test_every_reader_fills_known_fields_only() -> None:
-    for framework in FRAMEWORKS.values():
+    for framework in list_frameworks().values():
         assert framework.sources.keys() <= FIELDS.keys(), framework.name
 
 

@@ -14,6 +14,7 @@ from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.framework import FieldSource
 from ckptcheck.jobs.key_table import load_key_table
 from ckptcheck.jobs.open_job import open_job
+from tests.paths import ROOT
 
 READERS: dict[str, list[Mapping[str, FieldSource]]] = {
     "skyrl": [skyrl.PATHS, skyrl.BY_MEGATRON],
@@ -26,13 +27,13 @@ NEVER_A_KEY = {"sglang.quantization", "vllm.quantization"}
 
 @pytest.mark.parametrize("name", READERS)
 def test_readers_name_keys_that_a_release_has(name: str) -> None:
-    table = load_key_table(name)
+    table = load_key_table(ROOT / "ckptcheck/frameworks" / name / "keys.json")
     paths = {path for sources in READERS[name] for source in sources.values() for path in source.paths} - NEVER_A_KEY
     assert {path for path in paths if not table.list_releases(path)} == set()
 
 
 def test_a_default_is_that_of_the_release() -> None:
-    table = load_key_table("open_instruct")
+    table = load_key_table(ROOT / "ckptcheck/frameworks" / "open_instruct" / "keys.json")
     newest = table.find("temperature", table.newest)
     oldest = table.find("temperature", 0)
     assert newest is not None
@@ -42,7 +43,7 @@ def test_a_default_is_that_of_the_release() -> None:
 
 
 def test_a_section_may_hold_any_keys() -> None:
-    table = load_key_table("skyrl")
+    table = load_key_table(ROOT / "ckptcheck/frameworks" / "skyrl" / "keys.json")
     found = table.find("generator.inference_engine.engine_init_kwargs.max_model_len", table.newest)
     assert found is not None
     assert found.is_open
@@ -56,7 +57,7 @@ def test_a_section_may_hold_any_keys() -> None:
 
 
 def test_the_release_is_the_newest_that_knows_the_most_keys() -> None:
-    table = load_key_table("skyrl")
+    table = load_key_table(ROOT / "ckptcheck/frameworks" / "skyrl" / "keys.json")
     old, new = "generator.backend", "generator.inference_engine.backend"
     both = "trainer.strategy"
     assert table.choose_release([both]) == table.newest
@@ -65,7 +66,7 @@ def test_the_release_is_the_newest_that_knows_the_most_keys() -> None:
 
 
 def test_a_key_of_another_release_is_said_to_be_one() -> None:
-    table, document = load_key_table("skyrl"), Document()
+    table, document = load_key_table(ROOT / "ckptcheck/frameworks" / "skyrl" / "keys.json"), Document()
     for path in ("generator.backend", "generator.inference_engine.backnd", "trainer.x"):
         document.put(path, Leaf(1, path, "job.sh", 1))
     unknown = table.list_unknown_keys(document, table.newest, ("generator", "trainer"))

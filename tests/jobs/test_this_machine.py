@@ -10,7 +10,7 @@ import pytest
 
 import ckptcheck
 from ckptcheck.jobs import this_machine
-from ckptcheck.jobs.open_job import FRAMEWORKS, open_job
+from ckptcheck.jobs.open_job import open_job
 from ckptcheck.jobs.this_machine import Probe
 
 JOB = """export MASTER_PORT={port}
@@ -72,7 +72,3 @@ def test_a_name_that_is_no_path_ends_as_a_sentence(tmp_path: Path) -> None:
 def test_shared_memory_and_free_bytes_are_those_of_the_system(tmp_path: Path) -> None:
     assert Probe().free_bytes(tmp_path) > 0
     assert Probe().shared_memory() is None or Path("/dev/shm").exists()
-
-
-def test_the_tables_name_frameworks_that_have_a_reader() -> None:
-    assert set(this_machine.DATA) | set(this_machine.PORTS) <= set(FRAMEWORKS)
