@@ -17,7 +17,6 @@ from ckptcheck.checkpoint.source import blob_digests
 from ckptcheck.checkpoint.value_reader import UnreadValues, ValueReader
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report, add_cluster_notes
-from ckptcheck.linter.requested_pictures import are_asked_for, make_pictures
 from ckptcheck.linter.rule import Rule, Severity, Skip
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.repair import plan_ignore_repair, plan_index_repair
@@ -27,10 +26,9 @@ from ckptcheck.text.file_io import replace_file
 from ckptcheck.text.observer import SILENT, Advance, Observer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from ckptcheck.checkpoint.megatron.megatron import Megatron
-    from ckptcheck.linter.pictures import PictureMaker
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,8 @@ class ScanRequest:
     stats: Path | None = None
     """File for the statistics of every tensor; None: they are not written."""
     options: ScanOptions = field(default_factory=ScanOptions)
+    pictures: bool = False
+    """Draw pictures; the value pass then samples every tensor on its way."""
     observer: Observer = SILENT
 
 
@@ -106,7 +106,7 @@ def _create_value_reader(request: ScanRequest, progress: Advance | None) -> Valu
         device=request.device,
         read_remote=request.remote_values,
         # who computes a part does not know what the parts will be joined to
-        takes_samples=isinstance(request.runner, (PartWriter, Parts)) or request.stats is not None or are_asked_for(),
+        takes_samples=isinstance(request.runner, (PartWriter, Parts)) or request.stats is not None or request.pictures,
         runner=request.runner,
         progress=progress,
     )
@@ -157,7 +157,7 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
             report = replace(report, consumers=tuple(tabulate_consumers(ckpt)))
         if request.stats is not None:
             rows += _list_tensor_records(ckpt)
-        return _add_pictures(report, ckpt)
+        return _add_pictures(report, ckpt, request)
     finally:
         value_reader.close()
 
@@ -167,8 +167,8 @@ def _scan_megatron(megatron: Megatron, request: ScanRequest, rows: list[dict[str
     if request.fix:
         request.observer.log(f"{megatron.target}: nothing is repaired in a Megatron checkpoint")
     report = run_rules(megatron, request.rules, ignored=request.ignored, severities=request.severities)
-    if "values_view" in vars(megatron):
-        report = _add_pictures(_add_vocabulary(report, megatron.values_view), megatron.values_view)
+    if megatron.weights:
+        report = _add_pictures(_add_vocabulary(report, megatron.values_view), megatron.values_view, request)
     if request.stats is not None:
         rows += _list_tensor_records(megatron.values_view)
     return report
@@ -176,22 +176,20 @@ def _scan_megatron(megatron: Megatron, request: ScanRequest, rows: list[dict[str
 
 def _add_vocabulary(report: Report, ckpt: Checkpoint) -> Report:
     """Add the counts of near-zero and identical rows, where the rules have read the values."""
-    if "values" not in vars(ckpt):
+    if ckpt.values_read is None:
         return report
     from ckptcheck.values.detectors.vocabulary_summary import summarize_vocabulary
 
     return replace(report, sections=(*report.sections, *summarize_vocabulary(ckpt)))
 
 
-def _add_pictures(report: Report, ckpt: Checkpoint) -> Report:
-    """Add what the HTML report draws, where that is asked for."""
+def _add_pictures(report: Report, ckpt: Checkpoint, request: ScanRequest) -> Report:
+    """Add what the page shows, where that is asked for."""
+    if not request.pictures:
+        return report
+    from ckptcheck.reporters.evidence_pictures import draw_pictures
 
-    def list_makers() -> Iterable[tuple[str, PictureMaker]]:
-        from ckptcheck.reporters.pictures.values.scan_pictures import list_scan_pictures
-
-        return list_scan_pictures(ckpt)
-
-    return replace(report, pictures=(*report.pictures, *make_pictures(list_makers)))
+    return replace(report, pictures=draw_pictures(ckpt))
 
 
 def _list_tensor_records(ckpt: Checkpoint) -> list[dict[str, object]]:

@@ -77,6 +77,8 @@ class Checkpoint(EvidenceDefaults):
         """Answers that several rules ask for, see `linter.evidence.remembered`."""
         self._index_file = index_file
         self._parts = FileReader(source)
+        self._shards: dict[str, Shard] | None = None
+        self._values: ValueStats | None = None
 
     @classmethod
     def patched(cls, base: Checkpoint, source: PatchedSource, value_reader: ValueReader | None = None) -> Checkpoint:
@@ -89,8 +91,7 @@ class Checkpoint(EvidenceDefaults):
             single=base.is_single_shard,
             jobs=base.jobs,
         )
-        # Where cached_property keeps its answer.
-        ckpt.__dict__["shards"] = base.shards
+        ckpt._shards = base.shards
         ckpt._parts.unread |= base._parts.unread
         return ckpt
 
@@ -130,19 +131,20 @@ class Checkpoint(EvidenceDefaults):
         """The files of the folder, by name."""
         return self.source.files
 
-    @cached_property
+    @property
     def shards(self) -> dict[str, Shard]:
         """Every safetensors file of the folder with its header; files that cannot be read are in `unread`."""
-        return self._read_shards()
+        if self._shards is None:
+            self._shards = self._read_shards()
+        return self._shards
 
     def read_headers(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Read all headers now and not when a rule first asks for one.
 
         progress: called with the number of files read and the number of all files.
         """
-        if "shards" not in self.__dict__:
-            # Where cached_property keeps its answer.
-            self.__dict__["shards"] = self._read_shards(progress)
+        if self._shards is None:
+            self._shards = self._read_shards(progress)
 
     def _read_shards(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Shard]:
         names = [name for name in self.files if name.endswith(".safetensors")]
@@ -308,13 +310,19 @@ class Checkpoint(EvidenceDefaults):
         """The arguments of the training script, where the format keeps them: here it does not."""
         return {}
 
-    @cached_property
+    @property
     def values(self) -> ValueStats:
         """What every tensor's values showed, read when first asked for; skips the rule, with the reason, if they are not."""
-        self.require_value_reader()
-        values = self.value_reader.read(self)
-        self._parts.unread |= values.unread
-        return values
+        if self._values is None:
+            self.require_value_reader()
+            self._values = self.value_reader.read(self)
+            self._parts.unread |= self._values.unread
+        return self._values
+
+    @property
+    def values_read(self) -> ValueStats | None:
+        """The same where a rule has asked for it; None where nothing was read. What describes a scan makes it read no more."""
+        return self._values
 
     def require_value_reader(self) -> None:
         """Skip a rule that needs values where they are not read, before it does other work. Raises Skip with the reason."""

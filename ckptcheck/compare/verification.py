@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -23,7 +23,6 @@ from ckptcheck.values.digest import digest_tensors, digest_zeros
 
 if TYPE_CHECKING:
     from ckptcheck.compare.lineage import Lineage
-    from ckptcheck.linter.pictures import PictureMaker
 
 FEWEST_TELLING = 8
 """Tensors from which on a manifest can be told to be of another model: each of fewer is listed."""
@@ -143,12 +142,6 @@ class Verification(EvidenceDefaults):
             f"{source} model: of its {count(len(listed), 'tensor')}, {len(named):,} are here by name, {len(alike):,} of them "
             f"with the same shape; {count(new, 'tensor')} here {'is' if new == 1 else 'are'} not in it; {same_values}"
         )
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return what the HTML report draws: the tensors by layer."""
-        from ckptcheck.reporters.pictures.verification import draw_verification
-
-        return [("Tensors by layer", partial(draw_verification, self))]
 
     @property
     def sections(self) -> tuple[Section, ...]:

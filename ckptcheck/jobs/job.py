@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.vocabulary import Vocabulary
     from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
     from ckptcheck.jobs.dated_defaults import DatedDefaults
-    from ckptcheck.linter.pictures import PictureMaker
     from ckptcheck.linter.rule import Finding
 
 Status = Literal["set", "default", "unresolved", "unknown"]
@@ -294,12 +293,6 @@ class Job(EvidenceDefaults):
         if unresolved:
             reading["not resolved"] = list(dict.fromkeys(unresolved))
         return reading
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.reporters.pictures.job_settings import list_job_pictures
-
-        return list_job_pictures(self)
 
     @property
     def counts(self) -> Mapping[str, int]:

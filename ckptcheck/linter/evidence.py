@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
     from ckptcheck.linter.report import Reading, Section
 
 P = ParamSpec("P")
@@ -75,10 +74,6 @@ class Evidence(Protocol):
         """One sentence without a full stop that says what it means that no rule found anything; "" for none."""
         ...
 
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return (title, function that makes the picture) for the HTML report, in the order of the page."""
-        ...
-
 
 class EvidenceDefaults:
     """The answers of evidence that measures nothing, is read, and has one kind of rules."""
@@ -117,10 +112,6 @@ class EvidenceDefaults:
     def headline(self) -> str:
         """What it means that no rule found anything: the number of rules says it."""
         return ""
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return what the HTML report draws: nothing."""
-        return ()
 
 
 class HasMemory(Protocol):

@@ -1,13 +1,12 @@
-"""Pictures of what was checked, for the HTML report: rooms make them from their evidence, and the reporter draws them.
+"""Pictures of what was checked, for the HTML report: heat maps, curves, histograms and tables of texts.
 
-A picture is plain data: numbers, states and names. It knows nothing of HTML. Evidence offers makers of pictures
-(`Evidence.picture_makers`), and they are called only inside of `ask_for_pictures` (requested_pictures.py), so no other format
-pays for them.
+A picture is plain data: numbers, states and names. It knows nothing of HTML, and evidence knows nothing of pictures: the table in
+reporters/evidence_pictures.py says which function draws which evidence, and it is asked only for a format that shows pictures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
@@ -20,7 +19,7 @@ Scale = Literal["linear", "log"]
 
 @dataclass(frozen=True)
 class State:
-    """A state that a cell, a segment or a bar can be in, as the legend explains it."""
+    """A state that a cell can be in, as the legend explains it."""
 
     name: str
     tone: Tone
@@ -68,29 +67,6 @@ class HeatMap:
 
 
 @dataclass(frozen=True)
-class Segment:
-    """A range of bytes of a file."""
-
-    begin: int
-    end: int
-    state: str
-    name: str = ""
-    """The tensor; "" for what is none."""
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class ByteMap:
-    """Files as strips of bytes."""
-
-    title: str
-    caption: str
-    files: Mapping[str, tuple[int, tuple[Segment, ...]]]
-    """File → its size in bytes, and its segments. Later segments are drawn over earlier ones."""
-    states: tuple[State, ...] = ()
-
-
-@dataclass(frozen=True)
 class Series:
     """One line of a chart."""
 
@@ -129,37 +105,6 @@ class Curves:
     steps: bool = False
     """Each value holds until the next one: a ladder, not a slope."""
     marks: tuple[Mark, ...] = ()
-    codes: tuple[str, ...] = field(default=(), kw_only=True)
-
-
-@dataclass(frozen=True)
-class BarPart:
-    """A part of a bar."""
-
-    length: float
-    state: str
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One bar: parts that follow each other."""
-
-    label: str
-    parts: tuple[BarPart, ...]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Horizontal bars: phases of a run, what each step removed, counts by kind."""
-
-    title: str
-    caption: str
-    bars: tuple[Bar, ...]
-    states: tuple[State, ...]
-    unit: str = ""
-    """What a length is measured in: "s", "tensors"."""
     codes: tuple[str, ...] = field(default=(), kw_only=True)
 
 
@@ -205,16 +150,6 @@ class TextTable:
 
 
 @dataclass(frozen=True)
-class SmallMultiples:
-    """The same heat map or curves of several reports on a page, small, side by side, with one scale for all."""
-
-    title: str
-    caption: str
-    parts: tuple[tuple[str, int, int], ...]
-    """Label, place of the report on the page and of the picture in it, both counted from 0."""
-
-
-@dataclass(frozen=True)
 class NoPicture:
     """Why there is no picture where one belongs."""
 
@@ -222,9 +157,7 @@ class NoPicture:
     caption: str
 
 
-Picture = HeatMap | ByteMap | Curves | Bars | Histogram | TextTable | SmallMultiples | NoPicture
-PictureMaker = Callable[[], Picture | None]
-"""Makes one picture; None where the evidence has nothing to draw. It may raise Skip or EvidenceError with the reason."""
+Picture = HeatMap | Curves | Histogram | TextTable | NoPicture
 
 WIDE_RANGE = 100.0
 """From this ratio between the largest and the smallest number on, an axis is logarithmic."""

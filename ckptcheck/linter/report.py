@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.late_import import load_function
 from ckptcheck.linter.rule import SEVERITIES, Finding, Rule, Severity
 
 if TYPE_CHECKING:
     from ckptcheck.linter.pictures import Picture
 
 SCHEMA = "ckptcheck-report/1"
+NOTEBOOK = "ckptcheck.reporters.html.page:render_fragment"
+"""The function that shows reports in a notebook. A reporter knows reports, and a report no reporter."""
 Reading = Mapping[str, str | int | list[str]]
 """What was read of a target: label → a text, a number, or a list of texts. The first thing that a report says."""
 Cell = str | int | float | None
@@ -77,7 +80,7 @@ class Report:
     headline: str = field(default="", compare=False)
     """One sentence that says what a clean verdict means; "" for none. Not part of the JSON form; saved with pictures."""
     pictures: tuple[Picture, ...] = field(default=(), compare=False, repr=False)
-    """Pictures for the HTML form, made only inside of `ask_for_pictures`; not part of the JSON form."""
+    """Pictures for the HTML form, drawn only where the verb is asked for pictures; not part of the JSON form."""
     rules: tuple[Rule, ...] = field(default=(), compare=False, repr=False)
     """All rules that were loaded, for reporters that describe them; not part of the JSON form."""
     fail_on: FailOn = field(default="error", compare=False, repr=False)
@@ -123,9 +126,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the report as a notebook shows it."""
-        from ckptcheck.reporters.html.page import render_fragment
-
-        return render_fragment([self])
+        return _show_in_notebook([self])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the documented JSON form (``ckptcheck/reporters/report.schema.json``)."""
@@ -206,9 +207,7 @@ class Reports:
 
     def _repr_html_(self) -> str:
         """Return the reports as a notebook shows them."""
-        from ckptcheck.reporters.html.page import render_fragment
-
-        return render_fragment(self.reports)
+        return _show_in_notebook(self.reports)
 
 
 class FindingsError(Exception):
@@ -230,6 +229,11 @@ def _raise_for_findings(
         more = f" and {len(findings) - 1:,} more" if len(findings) > 1 else ""
         place = f"{first.place}: " if first.place else ""
         raise FindingsError(f"{first.severity} {first.code} {first.name}: {place}{first.message}{more}", report)
+
+
+def _show_in_notebook(reports: Sequence[Report]) -> str:
+    show: Callable[[Sequence[Report]], str] = load_function(NOTEBOOK)
+    return show(reports)
 
 
 def describe_reading(report: Report) -> list[tuple[str, str]]:

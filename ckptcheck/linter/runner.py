@@ -10,7 +10,6 @@ from functools import partial
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import Evidence
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.requested_pictures import make_pictures
 from ckptcheck.linter.rule import SEVERITIES, Finding, Problem, Rule, Severity, Skip, SkipForDamage
 from ckptcheck.text.formatting import join_truncated
 
@@ -134,7 +133,6 @@ def run_rules(
         read=evidence.reading,
         identities=evidence.identities,
         headline=evidence.headline if not findings else "",
-        pictures=make_pictures(evidence.list_picture_makers),
     )
 
 

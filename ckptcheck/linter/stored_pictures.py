@@ -13,10 +13,10 @@ from typing import Any, get_args
 
 import msgspec
 
-from ckptcheck.linter.pictures import HeatMap, NoPicture, Picture, SmallMultiples
+from ckptcheck.linter.pictures import HeatMap, NoPicture, Picture
 
-KINDS = {kind.__name__: kind for kind in get_args(Picture) if kind is not SmallMultiples}
-"""Pictures by the name of their class; one that shows other pictures of a page is made with the page."""
+KINDS = {kind.__name__: kind for kind in get_args(Picture)}
+"""Pictures by the name of their class."""
 MOST_CELLS = 1 << 22
 """Rows × columns of a heat map that is drawn: a file is anybody's."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -33,8 +33,6 @@ from ckptcheck.text.formatting import count
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from ckptcheck.linter.pictures import PictureMaker
 
 
 @dataclass(frozen=True)
@@ -210,12 +208,6 @@ class RolloutEvidence(EvidenceDefaults):
                 self.rollouts.metadata.source,
             )
         )
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.reporters.pictures.token_gaps import list_rollout_pictures
-
-        return list_rollout_pictures(self)
 
     @property
     def unread(self) -> Mapping[str, str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
@@ -13,9 +12,6 @@ from ckptcheck.rollouts.curves import CURVES, LEAST_STEPS, CurveComparison, comp
 from ckptcheck.rollouts.metadata import Metadata
 from ckptcheck.rollouts.series import RolloutSeries
 from ckptcheck.text.formatting import count, join_truncated
-
-if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
 
 
 @dataclass(frozen=True)
@@ -110,12 +106,6 @@ class RunComparison(EvidenceDefaults):
                 brief=(f"{count(len(curves), 'value')}: -v prints them, --format json holds them",),
             ),
         )
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.reporters.pictures.run_curves import list_comparison_pictures
-
-        return list_comparison_pictures(self)
 
     @property
     def unread(self) -> Mapping[str, str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
@@ -13,9 +12,6 @@ from ckptcheck.rollouts.metrics.logprob_metrics import LogprobMetrics, average_d
 from ckptcheck.rollouts.series_member import SeriesMember
 from ckptcheck.rollouts.thresholds import Thresholds
 from ckptcheck.text.formatting import count
-
-if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
 
 
 @dataclass(frozen=True)
@@ -100,12 +96,6 @@ class RolloutSeries(EvidenceDefaults):
         """Return each curve that some file has: step → value. A file that the trainer drew enters none."""
         curves = {curve: compute_curve(self.members, curve) for curve in CURVES}
         return {curve: values for curve, values in curves.items() if values}
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.reporters.pictures.run_curves import list_series_pictures
-
-        return list_series_pictures(self)
 
     @property
     def _curve_sections(self) -> tuple[Section, ...]:

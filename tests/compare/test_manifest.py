@@ -252,7 +252,7 @@ def test_the_picture_says_what_became_of_each_tensor(folder: Path) -> None:
     old[changed] = msgspec.structs.replace(old[changed], digest="0" * 32)
     old[moved] = msgspec.structs.replace(old[moved], file="elsewhere")
     evidence = verify_manifest(ckpt, manifest.Manifest(manifest.SCHEMA, "old", old))
-    picture = draw_verification(evidence)
+    picture = draw_verification(evidence, "Tensors by layer")
     assert picture is not None
     states = {cell.name: cell.state for cell in picture.cells.values()}
     odd = {gone: "new", "was": "renamed", "vanished": "vanished", changed: "changed", moved: "moved"}

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from ckptcheck.linter.pictures import (
-    Bar,
-    BarPart,
-    Bars,
-    ByteMap,
     Curves,
     HeatCell,
     HeatMap,
@@ -14,7 +10,6 @@ from ckptcheck.linter.pictures import (
     Mark,
     NoPicture,
     Picture,
-    Segment,
     Series,
     State,
     TextCell,
@@ -63,23 +58,6 @@ def make_heat_map(layers: int = 24, experts: int = 4) -> HeatMap:
 
 PICTURES: tuple[Picture, ...] = (
     make_heat_map(),
-    ByteMap(
-        "Bytes",
-        "Each strip is a file.",
-        {
-            "model.safetensors": (
-                1000,
-                (
-                    Segment(0, 100, "cast"),
-                    Segment(100, 500, "equal", "model.layers.6.mlp.up_proj.weight"),
-                    Segment(520, 1000, "equal", HOSTILE),
-                    Segment(600, 700, "wrong", note="zero bytes"),
-                ),
-            ),
-            HOSTILE: (300, (Segment(0, 300, "gone"),)),
-        },
-        STATES,
-    ),
     Curves(
         "Norms",
         "One line a module.",
@@ -110,13 +88,6 @@ PICTURES: tuple[Picture, ...] = (
         "How often.",
         (0.0, 0.1, 0.2, 0.4),
         (Series("trainer", (3.0, 9.0, 1.0)), Series("engine", (1.0, 2.0, 8.0))),
-    ),
-    Bars(
-        "Phases",
-        "Where the time went.",
-        (Bar("sync 1", (BarPart(1.5, "equal"), BarPart(0.5, "stale", "waited"))),),
-        STATES,
-        "s",
     ),
     TextTable(
         "Settings",

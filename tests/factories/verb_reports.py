@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ckptcheck import api
@@ -11,8 +12,8 @@ from ckptcheck.compare.verification import verify_manifest
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.evidence import Evidence
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.requested_pictures import ask_for_pictures
 from ckptcheck.linter.runner import run_rules
+from ckptcheck.reporters.evidence_pictures import draw_pictures
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from tests.factories.attached_servers import NAMES, build_servers
 from tests.factories.attribution_cases import build_attribution
@@ -71,7 +72,7 @@ def report_every_verb(folder: Path) -> dict[str, Report]:
         "manifest": verify_manifest(sharded, build_manifest(sharded)),
     }
     rules = [rule for rule in rule_loader.load_rules() if rule.on in {each.kind for each in evidence.values()}]
-    with ask_for_pictures():
-        return {"scan": api.scan(CHECKPOINTS / "tiny-llama-sharded")} | {
-            name: run_rules(each, [rule for rule in rules if rule.on == each.kind]) for name, each in evidence.items()
-        }
+    return {"scan": api.scan(CHECKPOINTS / "tiny-llama-sharded", pictures=True)} | {
+        name: replace(run_rules(each, [rule for rule in rules if rule.on == each.kind]), pictures=draw_pictures(each))
+        for name, each in evidence.items()
+    }

@@ -32,6 +32,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.reporters import text
+from ckptcheck.reporters.evidence_pictures import draw_pictures
 from ckptcheck.runs.saves.open_series import open_series
 from tests.factories import saved_runs
 from tests.factories.lineage_cases import build_manifest
@@ -363,8 +364,7 @@ def _judge_series(targets: list[str], cache: Path | None) -> None:
     report = run_rules(series, rules_of("saves"))
     _require_no_crash(report)
     text.write([report], RULES, io.StringIO(), verbose=True)
-    for _, make in series.list_picture_makers():
-        make()
+    assert not [each for each in draw_pictures(series) if "could not be drawn" in each.caption]
 
 
 PREPARATIONS: dict[str, Callable[[Path], object]] = {

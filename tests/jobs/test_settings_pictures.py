@@ -6,8 +6,8 @@ from ckptcheck.jobs.document import Leaf
 from ckptcheck.jobs.job import Job, Setting
 from ckptcheck.linter.pictures import NoPicture, Picture, TextTable
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.requested_pictures import ask_for_pictures, make_pictures
 from ckptcheck.reporters import render
+from ckptcheck.reporters.evidence_pictures import draw_pictures
 from tests.factories.pictures import HOSTILE
 
 LATE = Setting(status="unresolved", source="set under a condition", leaf=Leaf(None, "sleep", "job.yaml", 7))
@@ -18,8 +18,7 @@ def written(value: object, key: str, line: int = 1) -> Setting:
 
 
 def draw(job: Job) -> tuple[Picture, ...]:
-    with ask_for_pictures():
-        return make_pictures(job.list_picture_makers)
+    return draw_pictures(job)
 
 
 def rows_of(picture: Picture) -> dict[str, list[tuple[str, str, str]]]:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from ckptcheck import CkptcheckError, api
-from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, NoPicture, Picture, Series, SmallMultiples
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, NoPicture, Picture, Series
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.requested_pictures import ask_for_pictures
 from ckptcheck.linter.stored_pictures import load_picture, picture_to_json
 from ckptcheck.linter.stored_report import read_reports
 from ckptcheck.reporters import render
@@ -43,11 +42,10 @@ def test_numbers_that_are_not_finite_are_gaps() -> None:
     [
         None,
         {"kind": "Report"},
-        {"kind": "SmallMultiples", "title": "t", "caption": "c", "parts": [["x", 9, 9]]},
         {"kind": "HeatMap", "title": "t"},
         {"kind": "HeatMap", "title": "t", "caption": "", "rows": ["r"], "columns": ["c"], "cells": [[0, "x", {}]]},
         {"kind": "HeatMap", "title": "t", "caption": "", "rows": [""] * 3000, "columns": [""] * 3000, "cells": []},
-        {"kind": "Bars", "title": 3, "caption": "c", "bars": "bars", "states": []},
+        {"kind": "TextTable", "title": 3, "caption": "c", "columns": ["c"], "rows": "rows"},
     ],
 )
 def test_what_is_no_picture_says_so(form: Any) -> None:
@@ -94,8 +92,7 @@ def test_each_line_and_finding_is_looked_at_once(monkeypatch: pytest.MonkeyPatch
 def test_a_file_that_makes_no_page_is_named(tmp_path: Path) -> None:
     """The page of all files is drawn once; only where that fails is each file tried by itself."""
     sound, broken = tmp_path / "sound.json", tmp_path / "broken.json"
-    with ask_for_pictures():
-        sound.write_text(render("json-with-pictures", [api.scan(SOUND)], ()), encoding="utf-8")
+    sound.write_text(render("json-with-pictures", [api.scan(SOUND, pictures=True)], ()), encoding="utf-8")
     form = json.loads(sound.read_text(encoding="utf-8"))
     form[0]["pictures"] = [picture_to_json(Curves("t", "c", (0,), (Series("a", (1.0, 2.0)),)))]
     broken.write_text(json.dumps(form), encoding="utf-8")
@@ -103,11 +100,10 @@ def test_a_file_that_makes_no_page_is_named(tmp_path: Path) -> None:
         render_saved_reports([sound, broken])
 
 
-def test_saved_scans_are_drawn_side_by_side(tmp_path: Path) -> None:
+def test_saved_scans_are_drawn_on_one_page(tmp_path: Path) -> None:
     files = []
     for name in ("tiny-llama", "tiny-qwen2-tied"):
-        with ask_for_pictures():
-            report = api.scan(CHECKPOINTS / name)
+        report = api.scan(CHECKPOINTS / name, pictures=True)
         files.append(tmp_path / f"{name}.json")
         files[-1].write_text(render("json-with-pictures", [report], ()), encoding="utf-8")
         (loaded,) = read_reports(files[-1])
@@ -117,27 +113,17 @@ def test_saved_scans_are_drawn_side_by_side(tmp_path: Path) -> None:
     files[-1].write_text(render("json", [FOUND], ()), encoding="utf-8")
     api.write_page(files, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert '"kind":"multiples"' in page
-    assert "Values by layer, side by side" in page
+    assert page.count("<h3>Values by layer</h3>") == 2
     assert "Nothing to draw was saved with this report" in page
 
 
 def test_the_sentence_of_a_clean_report_is_saved_with_its_pictures(tmp_path: Path) -> None:
     file = tmp_path / "equal.json"
-    file.write_text(render("json-with-pictures", [api.diff(SOUND, SOUND)], ()), encoding="utf-8")
+    file.write_text(render("json-with-pictures", [api.diff(SOUND, SOUND, pictures=True)], ()), encoding="utf-8")
     assert "tensors are equal bit for bit" in read_reports(file)[0].headline
     file.write_text(file.read_text(encoding="utf-8").replace('"headline":"', '"headline":1,"was":"'), encoding="utf-8")
     with pytest.raises(CkptcheckError, match="its headline is no text"):
         read_reports(file)
-
-
-def test_reports_of_one_run_are_drawn_side_by_side() -> None:
-    from ckptcheck.reporters.html.overview import draw_overview
-
-    assert draw_overview([DRAWN]) == ()
-    multiples = [picture for picture in draw_overview([DRAWN, FOUND, DRAWN]) if isinstance(picture, SmallMultiples)]
-    assert multiples[0].parts == ((DRAWN.target, 0, 0), (DRAWN.target, 2, 0))
-    assert [picture.title.partition(",")[0] for picture in multiples] == ["Layers and modules", "Norms", "Ladder"]
 
 
 def test_rules_by_targets_show_who_found_what() -> None:
@@ -146,7 +132,7 @@ def test_rules_by_targets_show_who_found_what() -> None:
     passed = replace(
         DRAWN, findings=(), passed=("VAL001",), skipped=(("VAL002", "not read"),), crashed=(("VAL003", "odd"),)
     )
-    picture = draw_overview([DRAWN, passed])[0]
+    picture = draw_overview([DRAWN, passed])
     assert isinstance(picture, HeatMap)
     assert (picture.rows, picture.columns) == (("VAL001", "VAL002", "VAL003"), ("1", "2"))
     states = [[picture.cells[row, column].state for column in range(2)] for row in range(3)]

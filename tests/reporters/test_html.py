@@ -15,12 +15,14 @@ import pytest
 
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter import rule_loader
+from ckptcheck.linter.late_import import load_function
 from ckptcheck.linter.pictures import Curves, HeatMap, NoPicture, Picture
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.requested_pictures import ask_for_pictures, make_pictures
 from ckptcheck.linter.rule import Skip
-from ckptcheck.reporters import render
+from ckptcheck.reporters import evidence_pictures, render
+from ckptcheck.reporters.evidence_pictures import PICTURES as PICTURES_OF
 from ckptcheck.reporters.html import page as page_module
+from tests.factories.localize_cases import build_localization
 from tests.factories.pictures import DRAWN, HOSTILE, MODULES, make_heat_map
 from tests.factories.sample_reports import RULES, groups
 from tests.factories.verb_reports import report_every_verb
@@ -120,31 +122,39 @@ def test_ten_thousand_tensors_fit_into_half_a_megabyte() -> None:
     assert len(render("html", [replace(DRAWN, pictures=(picture,))], RULES)) < 500_000
 
 
-def make_all(*makers: Any) -> tuple[Picture, ...]:
-    return make_pictures(lambda: [("Title", maker) for maker in makers])
+EVIDENCE = build_localization({})
 
 
-def test_pictures_are_made_only_where_somebody_asks() -> None:
-    def refuse() -> Any:
-        raise AssertionError("nobody asked")
+def draw_with(monkeypatch: pytest.MonkeyPatch, *functions: Any) -> tuple[Picture, ...]:
+    """Draw evidence with these functions in place of those of its kind."""
+    named = {f"Title {number}": str(number) for number in range(len(functions))}
+    monkeypatch.setitem(PICTURES_OF, EVIDENCE.kind, named)
+    monkeypatch.setattr(evidence_pictures, "load_function", lambda path: functions[int(path)])
+    return evidence_pictures.draw_pictures(EVIDENCE)
 
-    assert make_pictures(refuse) == ()
-    with ask_for_pictures():
-        assert make_all(make_heat_map, lambda: None) == (make_heat_map(),)
-    assert make_pictures(refuse) == ()
+
+def test_every_kind_of_the_table_is_drawn_by_a_function_that_is_there() -> None:
+    for titles in PICTURES_OF.values():
+        for path in titles.values():
+            assert callable(load_function(path)), path
+
+
+def test_a_function_draws_one_picture_several_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = make_heat_map()
+    drawn = draw_with(monkeypatch, lambda *_: one, lambda *_: None, lambda *_: [one, None, one])
+    assert drawn == (one, one, one)
 
 
 @pytest.mark.parametrize(
     "error", [Skip("not read"), EvidenceError("not read"), OSError("not read"), ValueError("not read")]
 )
-def test_a_picture_that_cannot_be_made_says_why(error: Exception) -> None:
-    def fail() -> HeatMap:
+def test_a_picture_that_cannot_be_made_says_why(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> HeatMap:
         raise error
 
-    with ask_for_pictures():
-        broken, sound = make_all(fail, make_heat_map)
+    broken, sound = draw_with(monkeypatch, fail, lambda *_: make_heat_map())
     assert isinstance(broken, NoPicture)
-    assert broken.title == "Title"
+    assert broken.title == "Title 0"
     assert "not read" in broken.caption
     assert isinstance(sound, HeatMap)
 
@@ -154,7 +164,7 @@ def test_a_notebook_shows_pictures_in_a_frame_that_reaches_nothing() -> None:
     parts = Parts(text)
     assert "<script" not in text
     (frame,) = parts.find("iframe")
-    assert frame["sandbox"] == "allow-scripts"
+    assert frame["sandbox"] == "allow-scripts allow-downloads"
     inner = Parts(frame["srcdoc"] or "")
     assert any("default-src 'none'" in (tag.get("content") or "") for tag in inner.find("meta"))
     assert "<img" not in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckptcheck.linter.pictures import Bars, ByteMap, Curves, HeatMap, Histogram, NoPicture, Picture, TextTable
+from ckptcheck.linter.pictures import Curves, HeatMap, Histogram, NoPicture, Picture, TextTable
 from ckptcheck.reporters.html.tables import MOST_LINES, PictureTable, tabulate
 from tests.factories.pictures import DRAWN, HOSTILE, MODULES, make_heat_map
 
@@ -40,10 +40,6 @@ def test_each_expert_has_a_row() -> None:
     ) in table.rows
 
 
-def test_a_file_says_how_often_it_has_what() -> None:
-    assert table_of(ByteMap).rows[0] == ("model.safetensors", 1000, "1 cast, 2 equal, 1 wrong")
-
-
 def test_a_line_says_its_range_and_its_marks() -> None:
     assert table_of(Curves, "Norms").rows[0] == (
         MODULES[0], "1 (layer 0)", "1 (layer 0)", "3.3 (layer 23)", "3.3 (layer 23)", "outlier (6)",
@@ -53,9 +49,8 @@ def test_a_line_says_its_range_and_its_marks() -> None:
     )
 
 
-def test_bins_bars_and_texts_are_rows() -> None:
+def test_bins_and_texts_are_rows() -> None:
     assert table_of(Histogram).rows[1] == ("0.1 to 0.2", 9.0, 2.0)
-    assert table_of(Bars).rows == (("sync 1", "equal", 1.5, ""), ("sync 1", "stale", 0.5, "waited"))
     assert table_of(TextTable).rows == ((HOSTILE, "equal · 1 · job.yaml:3", "wrong · 2"),)
 
 

@@ -1,4 +1,4 @@
-"""The command: reports, limits, exit codes, plots; the same files give the same bytes."""
+"""The command: reports, limits, exit codes; the same files give the same bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from importlib.util import find_spec
 from math import log
 from pathlib import Path
 
@@ -171,25 +170,8 @@ def test_worst_tokens_are_decoded(here: Path) -> None:
     assert "cannot read the tokenizer" in found.stderr
 
 
-@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
-def test_plots_are_drawn_and_repeat(here: Path) -> None:
-    drawn = [judge("off.safetensors", "--plots", folder, cwd=here) for folder in ("a", "b")]
-    assert all(found.returncode == 1 for found in drawn), drawn[0].stderr
-    names = sorted(path.name for path in (here / "a").iterdir())
-    assert names == [f"off-{plot}.{form}" for plot in ("position", "ratio", "worst") for form in ("png", "svg")]
-    for name in names:
-        assert (here / "a" / name).read_bytes() == (here / "b" / name).read_bytes(), name
-
-
-@pytest.mark.skipif(find_spec("matplotlib") is not None, reason="matplotlib is installed")
-def test_plots_say_what_they_need(here: Path) -> None:
-    found = judge("off.safetensors", "--plots", "a", cwd=here)
-    assert found.returncode == 2
-    assert "pip install 'ckptcheck[plots]'" in found.stderr
-
-
 def test_the_histogram_counts_every_token() -> None:
-    from ckptcheck.rollouts.plots import compute_log_ratio_histogram
+    from ckptcheck.reporters.pictures.token_gaps import compute_log_ratio_histogram
     from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 
     rollouts = change_column(

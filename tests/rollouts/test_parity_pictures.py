@@ -7,10 +7,10 @@ from math import exp, inf, isclose
 import pytest
 
 from ckptcheck.linter.evidence import Evidence
-from ckptcheck.linter.pictures import Bars, Curves, HeatMap, Histogram, NoPicture, Picture, TextTable
+from ckptcheck.linter.pictures import Curves, HeatMap, Histogram, NoPicture, Picture, TextTable
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.requested_pictures import ask_for_pictures, make_pictures
 from ckptcheck.reporters import render
+from ckptcheck.reporters.evidence_pictures import draw_pictures
 from ckptcheck.rollouts import Metadata, Rollout, build_rollouts
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.rollouts.run_comparison import RunComparison
@@ -24,8 +24,7 @@ from tests.factories.rollout_cases import draw_rollouts
 
 
 def draw(evidence: Evidence) -> tuple[Picture, ...]:
-    with ask_for_pictures():
-        pictures = make_pictures(evidence.list_picture_makers)
+    pictures = draw_pictures(evidence)
     assert not [picture for picture in pictures if isinstance(picture, NoPicture)]
     return pictures
 
@@ -111,17 +110,18 @@ def test_a_matrix_is_set_ups_by_lengths() -> None:
 def test_a_ladder_goes_down_by_what_each_experiment_removes() -> None:
     evidence = build_attribution({"effects": [{"undone_by": "heat", "size": 0.1}, {"undone_by": "path", "size": 0.05}]})
     (picture,) = draw(evidence)
-    assert isinstance(picture, Bars)
-    bars = {bar.label: bar.parts for bar in picture.bars}
-    for step in evidence.search.causes:
-        stays, removed = bars[step.name]
-        assert (stays.length, removed.length) == (step.after, step.before - step.after)
-        assert (stays.state, removed.state) == ("stays", "removed")
-    assert bars["as recorded"][0].length == evidence.search.gap
-    assert bars["with all of them"][0].length == evidence.search.remaining_gap
-    assert not any(
-        len(parts) > 1 for name, parts in bars.items() if name not in {step.name for step in evidence.search.causes}
-    )
+    assert isinstance(picture, Curves)
+    gap, floor = picture.series
+    left = dict(zip(picture.x, gap.values, strict=True))
+    assert (left["as recorded"], left["with all of them"]) == (evidence.search.gap, evidence.search.remaining_gap)
+    assert {step.name: left[step.name] for step in evidence.search.causes} == {
+        step.name: step.after for step in evidence.search.causes
+    }
+    assert set(floor.values) == {evidence.search.floor}
+    marked = {picture.x[mark.index]: mark.text for mark in picture.marks}
+    assert {name for name, text in marked.items() if text.startswith("removes ")} == {
+        step.name for step in evidence.search.causes
+    }
 
 
 def test_what_an_experiment_could_not_try_says_why() -> None:
@@ -129,13 +129,12 @@ def test_what_an_experiment_could_not_try_says_why() -> None:
         {"effects": [{"undone_by": "nothing", "size": 0.1}], "unable": {"engine": "it is gone"}}
     )
     (picture,) = draw(evidence)
-    assert isinstance(picture, Bars)
-    assert {part.note for bar in picture.bars for part in bar.parts if part.state == "not tried"} >= {"it is gone"}
+    assert isinstance(picture, Curves)
+    assert "not tried: it is gone" in {mark.text for mark in picture.marks}
 
 
 def test_a_gap_at_the_floor_has_no_ladder() -> None:
-    with ask_for_pictures():
-        (picture,) = make_pictures(build_attribution({}).list_picture_makers)
+    (picture,) = draw_pictures(build_attribution({}))
     assert isinstance(picture, NoPicture)
     assert "at the floor" in picture.caption
 

@@ -62,6 +62,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
         self.options: Final = options
         self.value_reader: Final[ValueReader] = value_reader or UnreadValues()
         self.archives: Final = ItemArchives(self.source, self.item_folder)
+        self._values_view: MegatronWeights | None = None
 
     @cached_property
     def unreadable_files(self) -> dict[str, Defect]:
@@ -224,12 +225,14 @@ class Megatron(MegatronFiles, EvidenceDefaults):
 
         return read_record_stats(self, self.inspection.records)
 
-    @cached_property
+    @property
     def values_view(self) -> MegatronWeights:
         """The weights as the rules about values see them."""
-        from ckptcheck.checkpoint.megatron.inspection import MegatronWeights
+        if self._values_view is None:
+            from ckptcheck.checkpoint.megatron.inspection import MegatronWeights
 
-        return MegatronWeights(self)
+            self._values_view = MegatronWeights(self)
+        return self._values_view
 
     def require_value_reader(self) -> None:
         """Skip a rule that needs values where they are not read, before it does other work. Raises Skip with the reason."""
@@ -267,8 +270,8 @@ class Megatron(MegatronFiles, EvidenceDefaults):
     def unread(self) -> Mapping[str, str]:
         """File → why it could not be read. Everything is read first, so that the answer is final."""
         _ = self.contents, self.common_state, self.ranks, self.description
-        if "values_view" in self.__dict__:
-            return self._parts.unread | dict(self.values_view.unread)
+        if self._values_view is not None:
+            return self._parts.unread | dict(self._values_view.unread)
         return self._parts.unread
 
     @cached_property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ckptcheck.compare.diagnosis import Verdict
     from ckptcheck.compare.matching.merged_adapter import Adapter, ModuleMerge
     from ckptcheck.compare.matching.quantized.distance import QuantizedDistance
-    from ckptcheck.linter.pictures import PictureMaker
     from ckptcheck.linter.report import Section
 
 ALWAYS_WIDE = ("e_score_correction_bias", "expert_bias")
@@ -365,12 +364,6 @@ class Comparison(EvidenceDefaults):
                 f"{count(len(quantized), 'quantized weight is', 'quantized weights are')} as near as rounding allows"
             )
         return ", and ".join(parts)
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return what the HTML report draws: the tensors by layer."""
-        from ckptcheck.reporters.pictures.comparison import draw_comparison
-
-        return [("Tensors by layer", partial(draw_comparison, self))]
 
     def _describe_accounts(self) -> list[str]:
         from ckptcheck.compare.matching.value_heads import describe_critic_start

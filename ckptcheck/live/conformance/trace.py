@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.live.conformance.faults import TITLES
 from ckptcheck.live.conformance.outcome import ANSWERS, Answer, Outcome
 from ckptcheck.text.formatting import count, join_words
-
-if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
 
 COLUMNS = ("fault", "where", "answer", "what was seen", "brought back by")
 
@@ -50,12 +46,6 @@ class ConformanceTrace(EvidenceDefaults):
     def sections(self) -> tuple[Section, ...]:
         """The table of faults and answers, and how often each answer was given."""
         return (Section("faults and answers", COLUMNS, self._rows, lines=(self.summary,)),)
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.live.pictures.fault_answers import list_conformance_pictures
-
-        return list_conformance_pictures(self)
 
     @property
     def summary(self) -> str:

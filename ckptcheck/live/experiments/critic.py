@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.heads import explain_head_shape
@@ -19,9 +19,6 @@ from ckptcheck.live.runtime.trainers.critic_layout import CriticLayout
 from ckptcheck.text.file_io import real_path
 from ckptcheck.text.formatting import format_shape, join_truncated
 from ckptcheck.text.observer import SILENT, Observer
-
-if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
 
 MODULE = "ckptcheck_worker.critic"
 RTOL = 1e-5
@@ -127,12 +124,6 @@ class CriticComparison(EvidenceDefaults):
         )
         columns = ("framework", "output", "largest distance", f"beyond rtol {RTOL:g}", "loss", "gradient, relative")
         return (Section("One critic, two frameworks", columns, tuple(rows)), Section("Notes", lines=tuple(lines)))
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.live.pictures.critic_values import list_critic_pictures
-
-        return list_critic_pictures(self)
 
     @property
     def unread(self) -> Mapping[str, str]:

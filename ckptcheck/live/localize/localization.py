@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ckptcheck.compare.activations.points import (
     Point,
@@ -22,9 +21,6 @@ from ckptcheck.live.localize.rank_layout import RankLayout
 from ckptcheck.live.localize.routing import ReroutedLayer, find_rerouted_tokens
 from ckptcheck.live.runtime.engines.activations import Activations
 from ckptcheck.text.formatting import count, join_truncated
-
-if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
 
 AROUND = 4
 """How many points before and after the first diverging one a report shows."""
@@ -137,12 +133,6 @@ class Localization(EvidenceDefaults):
         )
         table = Section("Ranks", ("ranks", "points", "largest relative", "first that differs"), rows)
         return table, *(replace(section, title=f"{section.title}, {part.ranks}") for section in part._point_tables)
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.live.pictures.module_outputs import list_module_pictures
-
-        return list_module_pictures(self)
 
     @property
     def _point_tables(self) -> tuple[Section, ...]:

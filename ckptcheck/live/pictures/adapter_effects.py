@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layer_map import draw_layer_map
@@ -12,7 +10,6 @@ from ckptcheck.live.pictures.token_lines import draw_token_lines, subtract_logpr
 from ckptcheck.text.formatting import natural_sort_key
 
 if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
     from ckptcheck.live.refit.lora.trace import LoraTrace
 
 STATES = (
@@ -23,12 +20,6 @@ STATES = (
     State("wrong", "bad", "after the replacement it holds what a cold load does not write"),
 )
 GRAVITY = {state.name: place for place, state in enumerate(STATES)}
-
-
-def list_adapter_pictures(trace: LoraTrace) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of each picture."""
-    slots, effects = "The adapter's slot in the engine", "What the adapter changes, token by token"
-    return [(slots, partial(draw_slots, trace, slots)), (effects, partial(draw_effects, trace, effects))]
 
 
 def draw_slots(trace: LoraTrace, title: str) -> HeatMap | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -11,7 +9,6 @@ from ckptcheck.checkpoint.layer_map import draw_layer_map
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Series, State
 
 if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
     from ckptcheck.live.experiments.critic import CriticComparison
 
 STATES = (
@@ -21,15 +18,6 @@ STATES = (
 )
 MOST_VALUES = 600
 """Values that are drawn: the first ones."""
-
-
-def list_critic_pictures(critic: CriticComparison) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of each picture."""
-    values, gradients = "Values, token by token", "Gradients by layer"
-    return [
-        (values, partial(draw_values, critic, values)),
-        (gradients, partial(draw_gradients, critic, gradients)),
-    ]
 
 
 def draw_values(critic: CriticComparison, title: str) -> Curves | None:

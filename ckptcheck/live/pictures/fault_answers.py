@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.pictures import HeatCell, HeatMap, NoPicture, State
@@ -11,7 +9,7 @@ from ckptcheck.live.conformance.faults import TITLES
 from ckptcheck.live.conformance.outcome import ANSWERS
 
 if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import Picture, PictureMaker, Tone
+    from ckptcheck.linter.pictures import Picture, Tone
     from ckptcheck.live.conformance.outcome import Answer
     from ckptcheck.live.conformance.trace import ConformanceTrace
 
@@ -25,11 +23,6 @@ TONES: dict[Answer, tuple[Tone, str]] = {
     "silent": ("bad", "neither the transport nor digests show the fault"),
 }
 STATES = tuple(State(ANSWERS[answer], tone, meaning) for answer, (tone, meaning) in TONES.items())
-
-
-def list_conformance_pictures(trace: ConformanceTrace) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of the picture."""
-    return [("Faults and answers", partial(draw_answers, trace, "Faults and answers"))]
 
 
 def draw_answers(trace: ConformanceTrace, title: str) -> Picture:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.pictures import HeatCell, HeatMap, NoPicture, State
 
 if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import Picture, PictureMaker
+    from ckptcheck.linter.pictures import Picture
     from ckptcheck.live.experiments.matrix.cells import Row
     from ckptcheck.live.experiments.matrix.trace import CellValue, MatrixTrace
 
@@ -19,11 +17,6 @@ STATES = (
     State("beyond the limit", "bad"),
     State("not comparable", "gone", "nothing could be compared, or a logprob is not finite"),
 )
-
-
-def list_matrix_pictures(trace: MatrixTrace) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of the picture."""
-    return [("The matrix", partial(draw_matrix, trace, "The matrix"))]
 
 
 def draw_matrix(trace: MatrixTrace, title: str) -> Picture:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -12,7 +10,6 @@ from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Mark, Series, S
 
 if TYPE_CHECKING:
     from ckptcheck.compare.activations.points import Point
-    from ckptcheck.linter.pictures import PictureMaker
     from ckptcheck.live.localize.localization import Localization
 
 STATES = (
@@ -22,12 +19,6 @@ STATES = (
     State("parts here", "bad", "the first module beyond the limit"),
     State("not finite", "bad", "NaN or Inf"),
 )
-
-
-def list_module_pictures(evidence: Localization) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of each picture."""
-    modules, course = "Modules by layer", "Along the forward pass"
-    return [(modules, partial(draw_modules, evidence, modules)), (course, partial(draw_course, evidence, course))]
 
 
 def draw_modules(evidence: Localization, title: str) -> HeatMap | None:

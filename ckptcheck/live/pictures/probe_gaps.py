@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from ckptcheck.linter.pictures import Bar, BarPart, Bars, Curves, HeatCell, HeatMap, Series, State
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Series, TextCell, TextTable
 from ckptcheck.live.experiments.probes.inflight import InflightProbeResult, InflightResponse
 from ckptcheck.live.experiments.probes.routing import RoutingResult
 from ckptcheck.live.experiments.probes.trace import list_tables
 
 if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
     from ckptcheck.live.experiments.probes.trace import ProbeTrace
 
 GAP = "|Δ|"
@@ -22,21 +19,6 @@ GAP_RULES = tuple(f"PRB{number:03}" for number in (2, 3, 4, 5, 6, 9, 10, 11, 12,
 """Rules that judge a gap between two ways to compute the same tokens."""
 UPDATE_RULES = ("PRB015", "PRB016", "PRB017", "PRB025", "PRB026")
 """Rules that judge a response during which the weights were updated."""
-WEIGHTS = (
-    State("old weights", "quiet"),
-    State("old or new weights", "notice", "the logprobs of both fit"),
-    State("new weights", "good"),
-)
-
-
-def list_probe_pictures(trace: ProbeTrace) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of each picture."""
-    makers = {
-        "Gaps that the probes measured": draw_gaps,
-        "Tokens that go to other experts": draw_rerouted_tokens,
-        "Responses while the weights were updated": draw_updated_responses,
-    }
-    return [(title, partial(maker, trace, title)) for title, maker in makers.items()]
 
 
 def draw_gaps(trace: ProbeTrace, title: str) -> HeatMap | None:
@@ -91,26 +73,24 @@ def draw_rerouted_tokens(trace: ProbeTrace, title: str) -> Curves | None:
     return None
 
 
-def draw_updated_responses(trace: ProbeTrace, title: str) -> Bars | None:
+def draw_updated_responses(trace: ProbeTrace, title: str) -> TextTable | None:
     """Draw which weights computed which tokens of a response; None where no response was updated under way."""
     for result in trace.results.values():
         if isinstance(result, InflightProbeResult) and result.responses:
-            bars = tuple(_draw_response(response) for response in result.responses)
-            caption = "One bar for each way to pause: how many tokens the old and the new weights computed, by their logprobs."
-            return Bars(title, caption, bars, WEIGHTS, "tokens", codes=UPDATE_RULES)
+            return TextTable(
+                title,
+                "One row for each way to pause: how many tokens the old and the new weights computed, by their logprobs.",
+                ("pause", "old weights", "old or new", "new weights", "ended by", "new version reported from"),
+                tuple(_draw_response(response) for response in result.responses),
+                codes=UPDATE_RULES,
+            )
     return None
 
 
-def _draw_response(response: InflightResponse) -> Bar:
+def _draw_response(response: InflightResponse) -> tuple[TextCell, ...]:
     latest = response.tokens if response.changed is None else response.changed
     earliest = min(response.earliest, latest)
     lengths = (earliest, latest - earliest, response.tokens - latest)
-    parts = tuple(BarPart(length, state.name) for length, state in zip(lengths, WEIGHTS, strict=True) if length > 0)
-    dated = (
-        ""
-        if response.reported_from is None
-        else f"; the engine names the new version from token {response.reported_from} on"
-    )
-    return Bar(
-        response.pause_label, parts, f"ended by {response.finish}{dated}" if response.finish else dated.lstrip("; ")
-    )
+    reported = "" if response.reported_from is None else f"token {response.reported_from}"
+    texts = (response.pause_label, *(f"{length:,}" for length in lengths), response.finish or "", reported)
+    return tuple(map(TextCell, texts))

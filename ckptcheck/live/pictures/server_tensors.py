@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layer_map import draw_layer_map
@@ -13,7 +12,6 @@ from ckptcheck.live.refit.running_servers.comparability import is_comparable, re
 from ckptcheck.text.formatting import natural_sort_key
 
 if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
     from ckptcheck.live.refit.running_servers.trace import ServerEvidence, ServerState
 
 STATES = (
@@ -26,15 +24,6 @@ STATES = (
     State("lacking", "bad", "the reference has it"),
     State("other than the reference", "bad"),
 )
-
-
-def list_server_pictures(evidence: ServerEvidence) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of each picture."""
-    tensors, logprobs = "Tensors of the servers", "Logprobs of the servers, token by token"
-    return [
-        (tensors, partial(draw_server_tensors, evidence, tensors)),
-        (logprobs, partial(draw_server_logprobs, evidence, logprobs)),
-    ]
 
 
 def draw_server_tensors(evidence: ServerEvidence, title: str) -> HeatMap | NoPicture | None:

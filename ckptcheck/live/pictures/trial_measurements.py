@@ -2,56 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from ckptcheck.linter.pictures import Bar, BarPart, Bars, Curves, Series, State, choose_scale
-from ckptcheck.live.pictures.tensor_states import draw_tensor_states
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Series, choose_scale
 from ckptcheck.live.pictures.token_lines import draw_token_lines, subtract_logprobs
 from ckptcheck.live.refit.trace_queries import compare_scoring
 from ckptcheck.text.formatting import format_bytes
 
 if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import Picture, PictureMaker
     from ckptcheck.live.refit.trace import RefitTrace, Scoring
 
-PHASES = (
-    State("export and send", "good", "what the trainer and the transport take"),
-    State("update", "notice", "what the engine takes to load the weights"),
-    State("digests of what was sent", "quiet"),
-    State("check", "change", "digests of what the engine holds, and their comparison with a cold load"),
-)
+PHASES = ("export and send", "update", "digests of what was sent", "check")
+"""What the trainer and the transport take, what the engine takes to load the weights, and what the trial adds to look."""
 
 
-def list_trial_pictures(trace: RefitTrace) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of each picture."""
-    makers: dict[str, Callable[[RefitTrace, str], Picture | None]] = {
-        "Tensors of the engine": draw_tensor_states,
-        "Where the time went": draw_phases,
-        "Logprobs: how far the engine is from a cold load": draw_gap_to_cold_load,
-        "Logprobs: how far the engine is from the trainer": draw_gap_to_trainer,
-        "Logprobs before and after, token by token": draw_token_gaps,
-    }
-    return [(title, partial(maker, trace, title)) for title, maker in makers.items()]
-
-
-def draw_phases(trace: RefitTrace, title: str) -> Bars | None:
-    """Draw the seconds of each sync and of its check; None without a sync that has a time."""
-    bars = []
-    for sync in trace.syncs:
+def draw_phases(trace: RefitTrace, title: str) -> HeatMap | None:
+    """Draw the seconds of each phase of each sync; None without a sync that has a time."""
+    cells: dict[tuple[int, int], HeatCell] = {}
+    for column, sync in enumerate(trace.syncs):
         lengths = (sync.seconds - sync.answer.seconds, sync.answer.seconds, sync.sent_seconds, sync.check_seconds)
-        parts = tuple(
-            BarPart(seconds, phase.name) for seconds, phase in zip(lengths, PHASES, strict=True) if seconds > 0
-        )
-        if parts:
-            note = f"{format_bytes(sync.nbytes)} in {sync.buckets:,} buckets"
-            bars.append(Bar(f"sync {sync.number}, step {sync.step}", parts, note))
-    if not bars:
+        note = f"of {sum(lengths):.3g} s, for {format_bytes(sync.nbytes)} in {sync.buckets:,} buckets"
+        cells |= {(row, column): HeatCell(seconds, note=note) for row, seconds in enumerate(lengths) if seconds > 0}
+    if not cells:
         return None
-    caption = "One bar for each sync. A job has the first two parts; the others are what the trial adds to look."
-    return Bars(title, caption, tuple(bars), PHASES, "s")
+    caption = (
+        "Seconds of each sync. A job has the first two phases: what trainer and transport take, and what the engine takes to load"
+        " the weights. The others are what the trial adds to look."
+    )
+    columns = tuple(f"sync {sync.number}, step {sync.step}" for sync in trace.syncs)
+    return HeatMap(
+        title,
+        caption,
+        PHASES,
+        columns,
+        cells,
+        value_label="seconds",
+        scale="linear",
+        row_label="phase",
+        column_label="of",
+    )
 
 
 def draw_gap_to_cold_load(trace: RefitTrace, title: str) -> Curves | None:

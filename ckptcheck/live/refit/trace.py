@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -37,7 +37,6 @@ from ckptcheck.live.runtime.trainers.base import OptimizerStep, TrainerInfo, Unl
 
 if TYPE_CHECKING:
     from ckptcheck.compare.diagnosis import Verdict
-    from ckptcheck.linter.pictures import PictureMaker
 
 Key = tuple[int, str]
 """Rank and name of an engine's tensor."""
@@ -321,12 +320,6 @@ class RefitTrace(EvidenceDefaults):
         from ckptcheck.live.refit.proof import summarize_proof
 
         return summarize_proof(self)
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.live.pictures.trial_measurements import list_trial_pictures
-
-        return list_trial_pictures(self)
 
     @property
     def counts(self) -> Mapping[str, int]:

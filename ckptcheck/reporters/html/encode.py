@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
-from ckptcheck.linter.pictures import (
-    Bars,
-    ByteMap,
-    Curves,
-    HeatCell,
-    HeatMap,
-    Histogram,
-    NoPicture,
-    Picture,
-    Series,
-    SmallMultiples,
-    State,
-    TextTable,
-)
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Histogram, NoPicture, Picture, Series, State, TextTable
 from ckptcheck.reporters.html.names import Code, NameTable
 from ckptcheck.reporters.printable import printable
 
@@ -38,8 +25,6 @@ def encode_picture(picture: Picture, names: NameTable) -> dict[str, Any]:
     match picture:
         case HeatMap():
             form = _encode_heat_map(picture, names)
-        case ByteMap():
-            form = _encode_byte_map(picture, names)
         case Curves():
             form = {
                 "kind": "curves",
@@ -54,15 +39,6 @@ def encode_picture(picture: Picture, names: NameTable) -> dict[str, Any]:
                 "edges": [*map(round_number, picture.edges)],
                 "series": [_encode_series(series, names) for series in picture.series],
             }
-        case Bars():
-            form = {
-                "kind": "bars",
-                "unit": picture.unit,
-                "bars": [
-                    [bar.label, bar.note, [[round_number(part.length), part.state, part.note] for part in bar.parts]]
-                    for bar in picture.bars
-                ],
-            }
         case TextTable():
             form = {
                 "kind": "text",
@@ -72,8 +48,6 @@ def encode_picture(picture: Picture, names: NameTable) -> dict[str, Any]:
                     for row in picture.rows
                 ],
             }
-        case SmallMultiples():
-            form = {"kind": "multiples", "parts": [list(part) for part in picture.parts]}
         case NoPicture():
             form = {"kind": "none"}
     form |= {"title": picture.title, "caption": picture.caption}
@@ -196,30 +170,3 @@ def _join_codes(
 
 def _number(label: str) -> int | None:
     return int(label) if label.isdecimal() and label.isascii() and len(label) < 7 else None
-
-
-def _encode_byte_map(picture: ByteMap, names: NameTable) -> dict[str, Any]:
-    letters = _state_letters(picture.states)
-    files = []
-    for file, (size, segments) in picture.files.items():
-        end = 0
-        ranges: list[int] = []
-        for segment in segments:
-            ranges += (segment.begin - end, segment.end - segment.begin)
-            end = segment.end
-        form: dict[str, Any] = {
-            "file": file,
-            "size": size,
-            "s": "".join(letters[segment.state] for segment in segments),
-            "r": ranges,
-            "n": _flatten(names.encode(segment.name) if segment.name else [-1] for segment in segments),
-        }
-        if notes := {at: segment.note for at, segment in enumerate(segments) if segment.note}:
-            form["notes"] = notes
-        files.append(form)
-    return {"kind": "bytes", "files": files}
-
-
-def _flatten(codes: Iterable[Code]) -> list[int]:
-    """Return the codes one after the other: a template's pieces say how many numbers follow."""
-    return [number for code in codes for number in code]

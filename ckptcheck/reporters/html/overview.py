@@ -1,10 +1,10 @@
-"""Draws several reports together: which rule found what in which, and the same picture of each, small, side by side."""
+"""Draws several reports together: which rule found what in which."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Picture, SmallMultiples, State
+from ckptcheck.linter.pictures import HeatCell, HeatMap, State
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import SEVERITIES, Finding
 from ckptcheck.text.formatting import count
@@ -18,38 +18,12 @@ STATES = (
     State("error", "bad"),
 )
 MOST_RULES, MOST_TARGETS = 200, 1000
-MOST_TITLES, MOST_PARTS = 4, 60
-"""Pictures that are drawn side by side, and of how many targets."""
 
 
-def draw_overview(reports: Sequence[Report]) -> tuple[Picture, ...]:
-    """Return the pictures of all reports together; () for one report."""
+def draw_overview(reports: Sequence[Report]) -> HeatMap | None:
+    """Return rules × targets for the rules that found something or could not look; None where all is well, or for one report."""
     if len(reports) < 2:
-        return ()
-    return (*filter(None, [_draw_rules(reports)]), *_list_multiples(reports))
-
-
-def _list_multiples(reports: Sequence[Report]) -> list[SmallMultiples]:
-    """Return the pictures that several reports have under one title."""
-    places: dict[str, list[tuple[str, int, int]]] = {}
-    for at, report in enumerate(reports):
-        for number, picture in enumerate(report.pictures):
-            if isinstance(picture, HeatMap | Curves):
-                places.setdefault(picture.title, []).append((str(report.target), at, number))
-    shared = {title: parts for title, parts in places.items() if len(parts) > 1}
-    multiples = []
-    for title, parts in list(shared.items())[:MOST_TITLES]:
-        caption = (
-            "The same picture of each report, small, with one scale for all. A click on a name goes to the large one."
-        )
-        if len(parts) > MOST_PARTS:
-            caption += f" {count(len(parts) - MOST_PARTS, 'further report')} are not drawn."
-        multiples.append(SmallMultiples(f"{title}, side by side", caption, tuple(parts[:MOST_PARTS])))
-    return multiples
-
-
-def _draw_rules(reports: Sequence[Report]) -> HeatMap | None:
-    """Return rules × targets for the rules that found something or could not look; None where all is well."""
+        return None
     codes = sorted(
         {str(finding.code) for report in reports for finding in report.findings}
         | {str(code) for report in reports for code, _ in report.crashed}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-SCRIPTS = ("base.js", "heat_map.js", "byte_map.js", "charts.js", "lines.js", "small_multiples.js", "start.js")
+SCRIPTS = ("base.js", "save.js", "heat_map.js", "lines.js", "text_table.js", "start.js")
 """In the order in which the browser reads them, as one script."""
 UPLOT_SCRIPT, UPLOT_STYLE, UPLOT_LICENSE = (
     f"uplot/{name}" for name in ("uPlot.iife.min.js", "uPlot.min.css", "LICENSE")
@@ -54,7 +54,7 @@ def render_page(reports: Sequence[Report], rules: Sequence[Rule] = ()) -> str:
 
     drawn = limit_cells([report.pictures for report in reports])
     reports = [replace(report, pictures=pictures) for report, pictures in zip(reports, drawn, strict=True)]
-    overview = draw_overview(reports)
+    overview = [picture for picture in [draw_overview(reports)] if picture is not None]
     has_curves = any(isinstance(picture, Curves | Histogram) for report in reports for picture in report.pictures)
     script, style = _read_script(has_curves), _read_style(has_curves)
     return (
@@ -68,7 +68,7 @@ def render_page(reports: Sequence[Report], rules: Sequence[Rule] = ()) -> str:
             script=script,
             reports=_describe_reports(reports, rules),
             overview=[_describe_picture(picture, f"all-p{position}") for position, picture in enumerate(overview)],
-            data=_encode_data([*reports, Report("", pictures=overview)]),
+            data=_encode_data([*reports, Report("", pictures=tuple(overview))]),
         )
     )
 
@@ -79,8 +79,8 @@ def render_fragment(reports: Sequence[Report]) -> str:
     if not any(report.pictures for report in reports):
         return text
     page = html.escape(render_page(reports), quote=True)
-    frame = f'<iframe sandbox="allow-scripts" title="pictures" width="100%" height="{FRAGMENT_HEIGHT}" srcdoc="{page}"></iframe>'
-    return f"{text}\n{frame}"
+    size = f'width="100%" height="{FRAGMENT_HEIGHT}"'
+    return f'{text}\n<iframe sandbox="allow-scripts allow-downloads" title="pictures" {size} srcdoc="{page}"></iframe>'
 
 
 def _make_title(reports: Sequence[Report]) -> str:
@@ -167,7 +167,6 @@ def _encode_data(reports: Sequence[Report]) -> str:
                             names.encode(name)
                             for name in dict.fromkeys((*filter(None, (finding.key,)), *finding.names[:MOST_NAMES]))
                         ],
-                        **({"file": printable(finding.file)} if finding.file else {}),
                     }
                     for finding in report.findings
                 ]

@@ -7,19 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ckptcheck.linter.pictures import (
-    Bars,
-    ByteMap,
-    Curves,
-    HeatCell,
-    HeatMap,
-    Histogram,
-    NoPicture,
-    Picture,
-    SmallMultiples,
-    TextCell,
-    TextTable,
-)
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Histogram, NoPicture, Picture, TextCell, TextTable
 from ckptcheck.text.formatting import count
 
 Entry = str | float | None
@@ -43,12 +31,6 @@ def tabulate(picture: Picture) -> PictureTable | None:
     match picture:
         case HeatMap():
             return _tabulate_heat_map(picture)
-        case ByteMap():
-            rows = [
-                (file, size, _count_states([segment.state for segment in segments]))
-                for file, (size, segments) in picture.files.items()
-            ]
-            return _cut(("file", "bytes", "what is in it"), rows)
         case Curves():
             shown = range(min(len(picture.series), MOST_LINES))
             return PictureTable(
@@ -64,16 +46,9 @@ def tabulate(picture: Picture) -> PictureTable | None:
                 if any(series.values[at] for series in picture.series)
             ]
             return _cut((picture.x_label or "from, to", *(series.name for series in picture.series)), bins)
-        case Bars():
-            parts = [
-                (bar.label, part.state, part.length, " · ".join(filter(None, (part.note, bar.note))))
-                for bar in picture.bars
-                for part in bar.parts
-            ]
-            return _cut(("bar", "part", picture.unit or "length", "note"), parts)
         case TextTable():
             return _cut(picture.columns, [tuple(map(_write_cell, row)) for row in picture.rows])
-        case SmallMultiples() | NoPicture():
+        case NoPicture():
             return None
 
 

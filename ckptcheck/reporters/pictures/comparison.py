@@ -32,11 +32,11 @@ SWAPPED = frozenset({"layer", "expert", "reordered"})
 """Causes that say that a tensor holds another one's numbers."""
 
 
-def draw_comparison(comparison: Comparison) -> HeatMap | None:
+def draw_comparison(comparison: Comparison, title: str) -> HeatMap | None:
     """Return the heat map; None where neither side has a tensor. Asks for the causes only where tensors differ."""
     cells = {cell.name: cell for cell in sorted(_list_cells(comparison), key=lambda cell: natural_sort_key(cell.name))}
     caption = f"Each cell is a tensor of {comparison.first.target} and what {comparison.second.target} has for it."
-    return draw_layer_map("Tensors by layer", caption, cells, STATES)
+    return draw_layer_map(title, caption, cells, STATES)
 
 
 def _list_cells(comparison: Comparison) -> Iterator[HeatCell]:

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.pictures import Curves, Mark, Series, choose_scale
-from ckptcheck.reporters.pictures.history_raster import draw_raster, label_syncs
+from ckptcheck.reporters.pictures.history_raster import label_syncs
 
 if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import Picture, PictureMaker
     from ckptcheck.runs.history.history import History
     from ckptcheck.runs.history.record import SyncRecord
-
-
-def list_history_pictures(history: History) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of each picture."""
-    makers: dict[str, Callable[[str], Picture | None]] = {
-        "What the trainer sent": partial(draw_raster, history, "sent"),
-        "What the engine held": partial(draw_raster, history, "held"),
-        "Seconds of each sync": partial(draw_seconds, history),
-        "Loss": partial(draw_loss, history),
-        "Weight version of the engine": partial(draw_versions, history),
-        "Parity after each sync": partial(draw_probes, history),
-    }
-    return [(title, partial(maker, title)) for title, maker in makers.items()]
 
 
 def draw_seconds(history: History, title: str) -> Curves | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.linter.pictures import HeatCell, HeatMap, State
+from ckptcheck.runs.history.history import name_pattern
 from ckptcheck.runs.history.record import NO_BYTES
 from ckptcheck.text.formatting import count, natural_sort_key
 
@@ -31,10 +32,18 @@ MOST_CELLS = 40_000
 Side = Literal["sent", "held"]
 
 
+def draw_sent(history: History, title: str) -> HeatMap | None:
+    """Draw what the trainer sent."""
+    return draw_raster(history, "sent", title)
+
+
+def draw_held(history: History, title: str) -> HeatMap | None:
+    """Draw what the engine held after each sync."""
+    return draw_raster(history, "held", title)
+
+
 def draw_raster(history: History, side: Side, title: str) -> HeatMap | None:
     """Draw one side; None where the record has nothing of it."""
-    from ckptcheck.runs.history.history import name_pattern
-
     first = max(len(history.syncs) - MOST_SYNCS, 0)
     states = {index: _judge_sync(history, side, index) for index in range(first, len(history.syncs))}
     stale = {pair.index: _name_stale(history, pair, side) for pair in history.pairs if pair.index in states}

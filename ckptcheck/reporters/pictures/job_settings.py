@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ckptcheck.jobs.fields import FIELDS
@@ -12,7 +11,7 @@ from ckptcheck.linter.pictures import NoPicture, State, TextCell, TextTable
 
 if TYPE_CHECKING:
     from ckptcheck.jobs.job import Job
-    from ckptcheck.linter.pictures import Picture, PictureMaker
+    from ckptcheck.linter.pictures import Picture
 
 SAME_MEANING = {
     "dtype": ("trainer.dtype", "engine.dtype"),
@@ -45,15 +44,6 @@ STATES = (
     State("differs", "change", "the two sides have different values; the findings say where that is wrong"),
     State("not resolved", "warn", "it is written, and its value is known only when the job runs"),
 )
-
-
-def list_job_pictures(job: Job) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of each picture."""
-    makers: dict[str, Callable[[Job, str], Picture | None]] = {
-        "Both sides, side by side": draw_sides,
-        "What belongs to the job as a whole": draw_rest,
-    }
-    return [(title, partial(maker, job, title)) for title, maker in makers.items()]
 
 
 def draw_sides(job: Job, title: str) -> Picture:

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.pictures import Curves, Mark, Series
 
 if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
     from ckptcheck.rollouts.curves import Curve, CurveComparison
     from ckptcheck.rollouts.run_comparison import RunComparison
     from ckptcheck.rollouts.series import RolloutSeries
 
 
-def list_series_pictures(series: RolloutSeries) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of a picture for each curve of at least two steps."""
-    for curve, values in series.compute_curves().items():
-        if len(values) > 1:
-            title = f"{curve.name} over the steps"
-            yield title, partial(_draw_curve, title, curve, values)
+def draw_series(series: RolloutSeries, title: str) -> list[Curves]:
+    """Draw each curve of at least two steps."""
+    return [
+        _draw_curve(f"{curve.name} over the steps", curve, values)
+        for curve, values in series.compute_curves().items()
+        if len(values) > 1
+    ]
 
 
-def list_comparison_pictures(comparison: RunComparison) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of a picture for each curve that both runs have."""
-    for each in comparison.comparisons:
-        title = f"{each.curve.name}: the run and its reference"
-        yield title, partial(_draw_comparison, title, each)
+def draw_comparison(comparison: RunComparison, title: str) -> list[Curves]:
+    """Draw each curve that both runs have."""
+    return [_draw_comparison(f"{each.curve.name}: the run and its reference", each) for each in comparison.comparisons]
 
 
 def _draw_curve(title: str, curve: Curve, values: dict[int, float]) -> Curves:

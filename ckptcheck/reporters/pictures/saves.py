@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
@@ -13,8 +12,8 @@ from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Series, State, 
 from ckptcheck.text.formatting import count, natural_sort_key
 
 if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
     from ckptcheck.runs.saves.save import Save
+    from ckptcheck.runs.saves.save_series import SaveSeries
     from ckptcheck.runs.saves.strand import Strand
 
 STATES = (
@@ -36,19 +35,30 @@ RASTER_RULES: Mapping[Part, tuple[str, ...]] = {
 """Rules whose findings are about saves, and so about a column of the picture."""
 
 
-def list_series_pictures(strands: Sequence[Strand]) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of each picture."""
-    makers: list[tuple[str, PictureMaker]] = []
-    for strand in strands:
-        where = f": {strand.name}" if len(strands) > 1 else ""
-        for title, maker in (
-            ("What moved from save to save", partial(draw_raster, strand, "weights")),
-            ("What moved in the optimizer", partial(draw_raster, strand, "states")),
-            ("How far the weights moved", partial(draw_updates, strand)),
-            ("What the counters say", partial(draw_counters, strand)),
-        ):
-            makers.append((title + where, partial(maker, title + where)))
-    return makers
+def draw_weight_rasters(series: SaveSeries, title: str) -> list[HeatMap | None]:
+    """Draw which weights moved in which save, strand by strand."""
+    return [draw_raster(strand, "weights", name) for name, strand in _name_strands(series, title)]
+
+
+def draw_state_rasters(series: SaveSeries, title: str) -> list[HeatMap | None]:
+    """Draw which optimizer states moved in which save, strand by strand."""
+    return [draw_raster(strand, "states", name) for name, strand in _name_strands(series, title)]
+
+
+def draw_all_updates(series: SaveSeries, title: str) -> list[Curves | None]:
+    """Draw how far the weights moved, strand by strand."""
+    return [draw_updates(strand, name) for name, strand in _name_strands(series, title)]
+
+
+def draw_all_counters(series: SaveSeries, title: str) -> list[Curves | None]:
+    """Draw what the counters say, strand by strand."""
+    return [draw_counters(strand, name) for name, strand in _name_strands(series, title)]
+
+
+def _name_strands(series: SaveSeries, title: str) -> list[tuple[str, Strand]]:
+    """Return the strands, each with the title of its picture."""
+    has_several = len(series.strands) > 1
+    return [(f"{title}: {strand.name}" if has_several else title, strand) for strand in series.strands]
 
 
 def draw_raster(strand: Strand, part: Part, title: str) -> HeatMap | None:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from itertools import pairwise
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Histogram, Series, choose_scale
-from ckptcheck.reporters.pictures.worst_tokens import draw_worst_tokens
 from ckptcheck.rollouts.metrics.logprob_metrics import EXPONENT_BOUND
-from ckptcheck.rollouts.plots import BINS, WIDEST, compute_log_ratio_histogram
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ckptcheck.linter.pictures import Picture, PictureMaker
     from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 
+BINS = 201
+WIDEST = 6.0
+"""Largest |difference| of the histogram; the outer bins count what is beyond it."""
 DENSITY_BINS = 32
 """Rows and columns of the density."""
 LOWEST = -20.0
@@ -27,21 +26,10 @@ PLACES = 48
 """Most points along the response."""
 
 
-def list_rollout_pictures(evidence: RolloutEvidence) -> Iterable[tuple[str, PictureMaker]]:
-    """Return title and maker of each picture; none where nothing could be compared."""
+def draw_differences(evidence: RolloutEvidence, title: str) -> Histogram | None:
+    """Draw how many tokens have which difference, in nats; None where nothing could be compared."""
     if evidence.metrics_or_none is None:
-        return ()
-    makers: dict[str, Callable[[RolloutEvidence, str], Picture | None]] = {
-        "How often which difference occurs": draw_differences,
-        "Trainer against engine": draw_density,
-        "KL by position in the response": draw_kl_by_position,
-        "The worst tokens in their text": draw_worst_tokens,
-    }
-    return [(title, partial(maker, evidence, title)) for title, maker in makers.items()]
-
-
-def draw_differences(evidence: RolloutEvidence, title: str) -> Histogram:
-    """Draw how many tokens have which difference, in nats."""
+        return None
     # an odd number, so that 0 lies in the middle of a bin
     bins = 2 * min(max(isqrt(evidence.metrics.tokens), 10), BINS // 2) + 1
     edges, counts = compute_log_ratio_histogram(evidence, bins)
@@ -59,10 +47,25 @@ def draw_differences(evidence: RolloutEvidence, title: str) -> Histogram:
     )
 
 
-def draw_density(evidence: RolloutEvidence, title: str) -> HeatMap:
-    """Draw how many tokens have which logprob on either side."""
+def compute_log_ratio_histogram(evidence: RolloutEvidence, bins: int = BINS) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return edges [bins + 1] and counts [bins] of trainer - engine; the last bins count values beyond WIDEST."""
     import numpy as np
 
+    widest = min(WIDEST, max(evidence.metrics.abs_max, 1e-6))
+    edges = np.linspace(-widest, widest, bins + 1)
+    counts = np.zeros(bins)
+    for block in evidence.rollouts.blocks():
+        r = (block.column("trainer_logprobs").astype(float) - block.column("engine_logprobs"))[block.mask]
+        counts += np.histogram(np.clip(r[np.isfinite(r)], -widest, widest), edges)[0]
+    return edges, counts
+
+
+def draw_density(evidence: RolloutEvidence, title: str) -> HeatMap | None:
+    """Draw how many tokens have which logprob on either side; None where nothing could be compared."""
+    import numpy as np
+
+    if evidence.metrics_or_none is None:
+        return None
     pairs = [(q, p) for _, q, p in _compared_tokens(evidence)]
     q, p = (np.clip(np.concatenate(side), LOWEST, None) for side in zip(*pairs, strict=True))
     most = max(float(q.max()), float(p.max()), 0.0)
@@ -86,10 +89,12 @@ def draw_density(evidence: RolloutEvidence, title: str) -> HeatMap:
     )
 
 
-def draw_kl_by_position(evidence: RolloutEvidence, title: str) -> Curves:
-    """Draw the k3 estimate of the KL divergence and the mean difference along the response."""
+def draw_kl_by_position(evidence: RolloutEvidence, title: str) -> Curves | None:
+    """Draw the k3 estimate of the KL divergence and the mean difference along the response; None for nothing to compare."""
     import numpy as np
 
+    if evidence.metrics_or_none is None:
+        return None
     is_trainers = evidence.metrics.sampled_by == "trainer"
     found = list(_compared_tokens(evidence))
     places, q, p = (np.concatenate([part[side] for part in found]) for side in range(3))

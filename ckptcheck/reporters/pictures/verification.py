@@ -23,12 +23,12 @@ STATES = (
 )
 
 
-def draw_verification(evidence: Verification) -> HeatMap | None:
+def draw_verification(evidence: Verification, title: str) -> HeatMap | None:
     """Return the heat map; None where neither side has a tensor."""
     cells = {cell.name: cell for cell in _list_cells(evidence)}
     caption = f"Each cell is a tensor of the manifest, or of {evidence.target} as it is now."
     ordered = {name: cells[name] for name in sorted(cells, key=natural_sort_key)}
-    return draw_layer_map("Tensors by layer", caption, ordered, STATES)
+    return draw_layer_map(title, caption, ordered, STATES)
 
 
 def _list_cells(evidence: Verification) -> Iterator[HeatCell]:

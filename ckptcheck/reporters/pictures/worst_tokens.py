@@ -17,7 +17,8 @@ LIKELIER, UNLIKELIER = "trainer: likelier", "trainer: less likely"
 
 def draw_worst_tokens(evidence: RolloutEvidence, title: str) -> TextTable | None:
     """Draw the worst tokens, the worst one first; None where no token differs."""
-    worst = [gap for gap in evidence.metrics.worst if gap.abs_diff > 0]
+    metrics = evidence.metrics_or_none
+    worst = [gap for gap in metrics.worst if gap.abs_diff > 0] if metrics is not None else []
     if not worst:
         return None
     hint = "" if evidence.decode_text is not None else " --tokenizer DIR (a checkpoint) shows text in place of ids."

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.linter.evidence import EvidenceDefaults
@@ -16,9 +15,6 @@ from ckptcheck.linter.report import Section
 from ckptcheck.runs.history.held_against import ResponseVersions, SavedWeights
 from ckptcheck.runs.history.record import NO_BYTES, SyncRecord, read_record
 from ckptcheck.runs.history.tables import history_sections
-
-if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
 
 SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
 """Tensors with a few numbers near 1 or 0: a step may round to nothing in all of them."""
@@ -150,12 +146,6 @@ class History(EvidenceDefaults):
     def sections(self) -> tuple[Section, ...]:
         """The table of the syncs."""
         return history_sections(self)
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.reporters.pictures.history_curves import list_history_pictures
-
-        return list_history_pictures(self)
 
     @cached_property
     def pairs(self) -> tuple[SyncPair, ...]:

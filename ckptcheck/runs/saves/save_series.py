@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Reading, Section
@@ -12,9 +11,6 @@ from ckptcheck.linter.rule import Skip
 from ckptcheck.runs.saves.save import Save
 from ckptcheck.runs.saves.strand import Strand
 from ckptcheck.text.formatting import count
-
-if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
 
 
 @dataclass(frozen=True)
@@ -109,12 +105,6 @@ class SaveSeries(EvidenceDefaults):
             if moved
             else ""
         )
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.reporters.pictures.saves import list_series_pictures
-
-        return list_series_pictures(self.strands)
 
     def require_intervals(self) -> None:
         """Skip a rule that compares saves where no two can be compared. Raises Skip."""

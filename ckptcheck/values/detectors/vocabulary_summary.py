@@ -21,7 +21,7 @@ COLUMNS = ("", "shape", "dtype", "near zero", "share", "identical", "share", "ti
 
 def summarize_vocabulary(ckpt: Checkpoint) -> tuple[Section, ...]:
     """Return the table of embedding and head; () without these, and where no rule has read the values."""
-    if "values" not in vars(ckpt) or not ckpt.vocabulary_tensors:
+    if ckpt.values_read is None or not ckpt.vocabulary_tensors:
         return ()
     tied = {True: "yes", False: "no", None: "unknown"}[ckpt.components.is_tied]
     rows: list[tuple[Cell, ...]] = []

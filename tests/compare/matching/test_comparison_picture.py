@@ -11,7 +11,6 @@ from safetensors.numpy import load_file, save_file
 
 from ckptcheck import api
 from ckptcheck.linter.pictures import HeatCell, HeatMap
-from ckptcheck.linter.requested_pictures import ask_for_pictures
 from ckptcheck.reporters import render
 from tests.factories.checkpoint_cases import CHECKPOINTS
 
@@ -30,8 +29,7 @@ def change(folder: Path, tensors: dict[str, np.ndarray | None]) -> None:
 
 
 def draw(first: Path, second: Path, **options: object) -> dict[str, HeatCell]:
-    with ask_for_pictures():
-        (picture,) = api.diff(first, second, **options).pictures  # type: ignore[arg-type]
+    (picture,) = api.diff(first, second, pictures=True, **options).pictures  # type: ignore[arg-type]
     assert isinstance(picture, HeatMap)
     assert list(picture.rows) == list(dict.fromkeys(picture.rows))
     return {cell.name: cell for cell in picture.cells.values()}
@@ -100,6 +98,5 @@ def test_what_was_not_updated_is_stale(other: Path, tmp_path: Path) -> None:
 
 def test_the_page_is_the_same_in_every_run(other: Path) -> None:
     change(other, {"model.norm.weight": None})
-    with ask_for_pictures():
-        pages = [render("html", [api.diff(TINY, other)], ()) for _ in range(2)]
+    pages = [render("html", [api.diff(TINY, other, pictures=True)], ()) for _ in range(2)]
     assert pages[0] == pages[1]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptcheck.linter.pictures import Bars, Curves, HeatMap, Picture
-from ckptcheck.linter.requested_pictures import ask_for_pictures, make_pictures
+from ckptcheck.linter.pictures import Curves, HeatMap, Picture, TextTable
 from ckptcheck.live.pictures.critic_values import draw_gradients
 from ckptcheck.live.pictures.module_outputs import draw_course, draw_modules
+from ckptcheck.reporters.evidence_pictures import draw_pictures
 from tests.factories.critic_cases import WEIGHTS, build_critic
 from tests.factories.localize_cases import build_localization
 from tests.factories.probe_cases import run_probe_case
@@ -26,19 +26,18 @@ def states_of(picture: Picture | None) -> dict[str, str]:
 
 def test_probes_draw_what_they_measured(tmp_path: Path) -> None:
     trace = run_probe_case({"probes": ["decode", "inflight", "routing"]}, tmp_path / "probes")
-    with ask_for_pictures():
-        gaps, routing, responses = make_pictures(trace.list_picture_makers)
+    gaps, routing, responses = draw_pictures(trace)
     assert isinstance(gaps, HeatMap)
     assert "decode: one prefill" in gaps.rows
     assert "largest |Δ|" in gaps.columns
     assert isinstance(routing, Curves)
     assert [series.values for series in routing.series] == [(0.0, 0.0)]
-    assert isinstance(responses, Bars)
+    assert isinstance(responses, TextTable)
     result = trace.results["inflight"]
-    for bar, response in zip(responses.bars, result.responses, strict=True):  # type: ignore[attr-defined]
-        assert sum(part.length for part in bar.parts) == response.tokens
-        new = sum(part.length for part in bar.parts if part.state == "new weights")
-        assert new == (0 if response.changed is None else response.tokens - response.changed)
+    for row, response in zip(responses.rows, result.responses, strict=True):  # type: ignore[attr-defined]
+        numbers = [int(cell.text) for cell in row[1:4]]
+        assert sum(numbers) == response.tokens
+        assert numbers[2] == (0 if response.changed is None else response.tokens - response.changed)
 
 
 def test_probes_with_faults_draw_how_large_they_are(tmp_path: Path) -> None:
@@ -50,24 +49,21 @@ def test_probes_with_faults_draw_how_large_they_are(tmp_path: Path) -> None:
         "routing": replace(routing, layers=(5, 0), tokens=20),  # type: ignore[type-var]
         "inflight": replace(inflight, responses=(response,)),  # type: ignore[type-var]
     }
-    with ask_for_pictures():
-        gaps, shares, responses = make_pictures(replace(trace, results=results).list_picture_makers)
+    gaps, shares, responses = draw_pictures(replace(trace, results=results))
     assert isinstance(gaps, HeatMap)
     assert isinstance(shares, Curves)
-    assert isinstance(responses, Bars)
+    assert isinstance(responses, TextTable)
     place = (gaps.rows.index("decode: one prefill"), gaps.columns.index("largest |Δ|"))
     # 2e-17 is left over on some processors
     assert {where for where, cell in gaps.cells.items() if (cell.value or 0) > 1e-12} == {place}
     assert gaps.cells[place].value == 0.5
     assert [series.values for series in shares.series] == [(0.25, 0.0)]
-    assert [(part.length, part.state) for part in responses.bars[0].parts] == [
-        (4, "old weights"), (5, "old or new weights"), (7, "new weights"),
-    ]  # fmt: skip
+    assert responses.columns[1:4] == ("old weights", "old or new", "new weights")
+    assert [cell.text for cell in responses.rows[0][1:4]] == ["4", "5", "7"]
 
 
 def test_probes_without_gaps_draw_none(tmp_path: Path) -> None:
-    with ask_for_pictures():
-        assert make_pictures(run_probe_case({"probes": ["ends"]}, tmp_path / "probes").list_picture_makers) == ()
+    assert draw_pictures(run_probe_case({"probes": ["ends"]}, tmp_path / "probes")) == ()
 
 
 def test_the_module_at_which_two_sides_part() -> None:
@@ -95,7 +91,6 @@ def test_a_critic_whose_gradient_differs() -> None:
 
 
 def test_the_values_of_a_critic_are_less_those_of_transformers() -> None:
-    with ask_for_pictures():
-        values, _ = make_pictures(build_critic({"values_by": 0.25, "values": 4}).list_picture_makers)
+    values, _ = draw_pictures(build_critic({"values_by": 0.25, "values": 4}))
     assert isinstance(values, Curves)
     assert values.series[0].values == (0.25, 0.25, 0.25, 0.25, None, None)

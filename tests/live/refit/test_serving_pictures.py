@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, NoPicture, Picture
-from ckptcheck.linter.requested_pictures import ask_for_pictures, make_pictures
 from ckptcheck.live.pictures.adapter_effects import draw_slots
 from ckptcheck.live.pictures.fault_answers import draw_answers
 from ckptcheck.live.pictures.server_tensors import draw_server_tensors
+from ckptcheck.reporters.evidence_pictures import draw_pictures
 from tests.factories.attached_servers import NAMES, build_servers
 from tests.factories.conformance_cases import build_conformance
 from tests.factories.lora_cases import run_lora_case
@@ -58,8 +58,7 @@ def test_servers_without_checksums_say_why() -> None:
 
 def test_logprobs_of_servers_are_less_the_trainer_s() -> None:
     evidence = build_servers({"servers": [{}, {"off": 0.5}], "trainer": {}})
-    with ask_for_pictures():
-        curves = make_pictures(evidence.list_picture_makers)[1]
+    curves = draw_pictures(evidence)[1]
     assert isinstance(curves, Curves)
     assert [set(series.values) for series in curves.series] == [{0.0}, {0.5}]
 
@@ -75,8 +74,7 @@ def test_the_slot_of_an_adapter(table: dict[str, Any], worst: set[str], tmp_path
     trace = run_lora_case(table, tmp_path / "lora")
     states = states_of(draw_slots(trace, "Slot"))
     assert {state for inner in states.values() for state in inner.values()} >= worst
-    with ask_for_pictures():
-        effects = make_pictures(trace.list_picture_makers)[1]
+    effects = draw_pictures(trace)[1]
     assert isinstance(effects, Curves)
     lines = {series.name: series.values for series in effects.series}
     assert lines["without it, at the end"] == (0.0,) * len(effects.x)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from ckptcheck.linter import rule_loader
-from ckptcheck.linter.pictures import Bars, Curves, HeatCell, HeatMap, NoPicture, Picture
-from ckptcheck.linter.requested_pictures import ask_for_pictures, make_pictures
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, NoPicture, Picture
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.pictures.tensor_states import draw_tensor_states
 from ckptcheck.live.pictures.token_lines import draw_token_lines
 from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trace_queries import compare_scoring
 from ckptcheck.reporters import render
+from ckptcheck.reporters.evidence_pictures import draw_pictures
 from tests.factories.pictures import HOSTILE
 from tests.factories.refit_cases import run_trial_case
 
@@ -25,8 +25,7 @@ RULES = [rule for rule in rule_loader.load_rules() if rule.on == "refit"]
 
 
 def draw(trace: RefitTrace) -> dict[str, Picture]:
-    with ask_for_pictures():
-        return {picture.title: picture for picture in make_pictures(trace.list_picture_makers)}
+    return {picture.title: picture for picture in draw_pictures(trace)}
 
 
 def cells_of(picture: Picture | None) -> dict[str, dict[str, HeatCell]]:
@@ -115,12 +114,12 @@ def test_a_trial_without_a_comparison_says_so() -> None:
 
 def test_phases_add_up_to_what_a_sync_and_its_check_took(healthy: RefitTrace) -> None:
     picture = draw(healthy)["Where the time went"]
-    assert isinstance(picture, Bars)
-    assert len(picture.bars) == len(healthy.syncs)
-    for bar, sync in zip(picture.bars, healthy.syncs, strict=True):
-        assert bar.label == f"sync {sync.number}, step {sync.step}"
+    assert isinstance(picture, HeatMap)
+    assert picture.columns == tuple(f"sync {sync.number}, step {sync.step}" for sync in healthy.syncs)
+    for column, sync in enumerate(healthy.syncs):
         total = sync.seconds + sync.sent_seconds + sync.check_seconds
-        assert sum(part.length for part in bar.parts) == pytest.approx(total)
+        seconds = [cell.value or 0 for (_, place), cell in picture.cells.items() if place == column]
+        assert sum(seconds) == pytest.approx(total)
 
 
 def test_logprobs_before_and_after_are_those_of_the_trace(healthy: RefitTrace) -> None:
@@ -169,7 +168,6 @@ def test_names_of_tensors_are_only_text(healthy: RefitTrace) -> None:
     entry = replace(sync.manifest[0, OUT], name=HOSTILE)
     one = replace(sync, manifest={(0, HOSTILE): entry}, reference={(0, HOSTILE): entry})
     trace = replace(healthy, syncs=(one,), scorings=())
-    with ask_for_pictures():
-        page = render("html", [run_rules(trace, RULES)], RULES)
+    page = render("html", [replace(run_rules(trace, RULES), pictures=draw_pictures(trace))], RULES)
     assert "<img" not in page
     assert "\u202e" not in page

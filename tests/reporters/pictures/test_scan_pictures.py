@@ -12,9 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 from ckptcheck import api
 from ckptcheck.checkpoint.layer_grid import MOST_ROWS, build_layer_grid
-from ckptcheck.linter.pictures import ByteMap, Curves, HeatMap, NoPicture, Picture
+from ckptcheck.linter.pictures import Curves, HeatMap, NoPicture, Picture
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.requested_pictures import ask_for_pictures
 from ckptcheck.reporters.pictures.values.vocabulary_rows import BUCKETS
 from tests.factories.checkpoint_cases import CHECKPOINTS
 
@@ -42,8 +41,7 @@ def change(folder: Path, name: str, function: object) -> None:
 
 
 def scan(folder: Path, **options: object) -> Report:
-    with ask_for_pictures():
-        return api.scan(folder, **options)  # type: ignore[arg-type]
+    return api.scan(folder, pictures=True, **options)  # type: ignore[arg-type]
 
 
 def find(report: Report, title: str) -> Picture:
@@ -115,50 +113,6 @@ def find_curves(model: Path) -> Curves:
     curves = find(scan(model), "Norms")
     assert isinstance(curves, Curves)
     return curves
-
-
-def test_bytes_that_belong_to_no_tensor_and_zeroed_runs_are_drawn(model: Path) -> None:
-    change(model, "model.layers.3.mlp.up_proj.weight", np.zeros_like)
-    file = model / "model.safetensors"
-    file.write_bytes(file.read_bytes() + b"x" * 64)
-    picture = find(scan(model), "Bytes")
-    assert isinstance(picture, ByteMap)
-    ((size, segments),) = picture.files.values()
-    assert size == file.stat().st_size
-    states = [segment.state for segment in segments]
-    assert states.count("tensor") == 1 + 4 * LAYERS
-    assert [(one.end - one.begin, one.state) for one in segments if one.state in ("hole", "zeroed run")] == [
-        (64, "hole"), (32 * 32 * 4, "zeroed run"),
-    ]  # fmt: skip
-    named = {segment.name: segment for segment in segments if segment.name}
-    assert named["model.embed_tokens.weight"].end - named["model.embed_tokens.weight"].begin == 64 * 32 * 4
-    zeroed = next(segment for segment in segments if segment.state == "zeroed run")
-    assert zeroed.begin == named["model.layers.3.mlp.up_proj.weight"].begin
-
-
-def test_bytes_between_two_tensors_are_a_hole(tmp_path: Path) -> None:
-    header = {name: {"dtype": "F32", "shape": [4], "data_offsets": [at, at + 16]} for name, at in (("a", 0), ("b", 80))}
-    text = json.dumps(header).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"\x01" * 96)
-    picture = find(scan(tmp_path), "Bytes")
-    assert isinstance(picture, ByteMap)
-    ((_, segments),) = picture.files.values()
-    start = 8 + len(text)
-    assert [(one.begin - start, one.end - start, one.state) for one in segments[1:]] == [
-        (0, 16, "tensor"), (16, 80, "hole"), (80, 96, "tensor"),
-    ]  # fmt: skip
-
-
-def test_a_file_that_ends_too_early(model: Path) -> None:
-    file = model / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-5000])
-    picture = find(scan(model), "Bytes")
-    assert isinstance(picture, ByteMap)
-    ((size, segments),) = picture.files.values()
-    notes = [segment.note for segment in segments if segment.state == "beyond the end"]
-    assert notes == ["904 bytes are missing", "5,000 bytes are missing"]
-    assert "not read" in {segment.state for segment in segments}
-    assert all(0 <= segment.begin <= segment.end <= size for segment in segments)
 
 
 def test_without_values_the_pictures_say_so(model: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.pictures import Curves, HeatMap, Picture
-from ckptcheck.linter.requested_pictures import ask_for_pictures, make_pictures
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.reporters import render
+from ckptcheck.reporters.evidence_pictures import draw_pictures
 from ckptcheck.reporters.pictures.history_raster import draw_raster
 from ckptcheck.runs.history.history import History
 from ckptcheck.runs.history.record import SyncRecord
@@ -21,8 +21,7 @@ RULES = [rule for rule in rule_loader.load_rules() if rule.on == "history"]
 
 
 def draw(history: History) -> dict[str, Picture]:
-    with ask_for_pictures():
-        return {picture.title: picture for picture in make_pictures(history.list_picture_makers)}
+    return {picture.title: picture for picture in draw_pictures(history)}
 
 
 def rows_of(picture: Picture | None) -> dict[str, list[str]]:
@@ -132,7 +131,6 @@ def test_a_record_without_numbers_has_no_curves(tmp_path: Path) -> None:
 def test_names_of_tensors_are_only_text(tmp_path: Path) -> None:
     history = make_history([{}, {}], tmp_path)
     syncs = tuple(SyncRecord(run="one", step=sync.step, sent={HOSTILE: f"{sync.step:032}"}) for sync in history.syncs)
-    with ask_for_pictures():
-        page = render("html", [run_rules(replace(history, syncs=syncs), RULES)], RULES)
+    page = render("html", [run_rules(replace(history, syncs=syncs), RULES)], RULES)
     assert "<img" not in page
     assert "\u202e" not in page

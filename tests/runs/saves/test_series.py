@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
-import ckptcheck
 from ckptcheck import api
 from ckptcheck.checkpoint.megatron.folders import FolderTree
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive
@@ -361,8 +360,7 @@ def test_a_save_is_what_the_live_trainer_sent(run: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("of", [20, 30])
 def test_the_page_has_pictures(run: Path, of: int) -> None:
     write_trainer_save(run, 40, weights_of=of, moments_of=of)
-    with ckptcheck.ask_for_pictures():
-        report = api.series(run)
+    report = api.series(run, pictures=True)
     titles = [picture.title for picture in report.pictures]
     assert titles == [
         "What moved from save to save",

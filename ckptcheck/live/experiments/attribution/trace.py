@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.linter.rule import Problem
 from ckptcheck.live.experiments.attribution.experiment import Layer
 from ckptcheck.live.experiments.attribution.search import AT_FLOOR, SearchResult, SearchStep
-
-if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
 
 RESTS_ON: dict[Layer, str] = {
     "path": "weights",
@@ -91,12 +87,6 @@ class Attribution(EvidenceDefaults):
             rows.append((step.name, step.layer, step.before, step.after, removed, result))
         columns = ("experiment", "layer", "mean |Δ|", "with it", "removed", "result")
         return (Section("Experiments", columns, tuple(rows)),) if self.search.tokens and not self.is_at_floor else ()
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.live.pictures.search_ladder import list_attribution_pictures
-
-        return list_attribution_pictures(self)
 
     @property
     def is_at_floor(self) -> bool:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, isfinite
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.live.experiments.matrix.cells import Cell, Row
 from ckptcheck.rollouts.gap_summary import GapSummary
 from ckptcheck.rollouts.thresholds import Thresholds
-
-if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
 
 
 @dataclass(frozen=True)
@@ -123,12 +119,6 @@ class MatrixTrace(EvidenceDefaults):
         table = Section("mult_prob_error, 1 is perfect (mean exp|Δ| over tokens)", tuple(columns), tuple(self._rows()))
         left_out_lines = tuple(f"not measured: {item}: {reason}" for item, reason in self.left_out.items())
         return (table, *self.extra_sections, *((Section("Left out", lines=left_out_lines),) if left_out_lines else ()))
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.live.pictures.matrix_cells import list_matrix_pictures
-
-        return list_matrix_pictures(self)
 
     def _has_floor(self, pair: str) -> bool:
         return any(name.partition(" ")[0] == pair for name in self.floor)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
@@ -13,9 +13,6 @@ from ckptcheck.linter.rule import Skip
 from ckptcheck.live.runtime.engines.base import EngineInfo
 from ckptcheck.live.runtime.trainers.base import TrainerInfo
 from ckptcheck.rollouts.metrics.noise_floor import NoiseFloor
-
-if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
 
 Result = TypeVar("Result")
 
@@ -40,12 +37,6 @@ class ProbeTrace(EvidenceDefaults):
     floor: NoiseFloor | None = None
     """The gap of this model with equal weights, where the user gave it."""
     kind: str = "probe"
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.live.pictures.probe_gaps import list_probe_pictures
-
-        return list_probe_pictures(self)
 
     def result_of(self, name: str, kind: type[Result]) -> Result:
         """Return the result of a probe. Raises Skip where it could not run, EvidenceError where a process died in it."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.live.refit.logprob_diff import LogprobDiff, compare_logprobs
 from ckptcheck.live.runtime.engines.base import EngineInfo, SequenceScores, TensorDigests
-
-if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
 
 Scores = tuple[SequenceScores, ...]
 EXACT = 1e-6
@@ -106,12 +102,6 @@ class LoraTrace(EvidenceDefaults):
         """The measured differences."""
         rows = tuple((name, diff.most, diff.mean) for name, diff in self._differences())
         return (Section("requests with the adapter (nats)", ("compared with", "most", "mean"), rows),) if rows else ()
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.live.pictures.adapter_effects import list_adapter_pictures
-
-        return list_adapter_pictures(self)
 
     def _differences(self) -> Iterator[tuple[str, LogprobDiff]]:
         if self.loaded is not None:

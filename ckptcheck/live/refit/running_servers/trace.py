@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
@@ -14,9 +13,6 @@ from ckptcheck.live.runtime.engines.known_issues import EngineIdentity, traits_o
 from ckptcheck.live.runtime.servers.base import EMPTY_CHECKSUMS, ServerInfo, ServerUpdateResult
 from ckptcheck.live.runtime.servers.layout import is_draft, place_in_copy
 from ckptcheck.live.runtime.trainers.base import TrainerInfo
-
-if TYPE_CHECKING:
-    from ckptcheck.linter.pictures import PictureMaker
 
 
 @dataclass(frozen=True)
@@ -156,12 +152,6 @@ class ServerEvidence(EvidenceDefaults):
     def counts(self) -> Mapping[str, int]:
         """Number of tensors with a checksum. Servers do not report bytes."""
         return {"files": 0, "tensors": sum(len(server.checksums) for server in self.servers), "bytes": 0}
-
-    def list_picture_makers(self) -> Iterable[tuple[str, PictureMaker]]:
-        """Return title and maker of each picture for the HTML report."""
-        from ckptcheck.live.pictures.server_tensors import list_server_pictures
-
-        return list_server_pictures(self)
 
     def view_for(self, kind: str) -> object | None:
         """Return the engines for rules on ``engines``, this evidence for its own rules, None for others."""

@@ -72,13 +72,6 @@ function formatNumber(value) {
   return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2).replace(/\.?0+e/, "e") : String(Number(value.toPrecision(4)));
 }
 
-function formatBytes(value) {
-  const units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
-  let step = 0;
-  while (value >= 1024 && step < units.length - 1) [value, step] = [value / 1024, step + 1];
-  return `${step ? value.toFixed(value < 10 ? 1 : 0) : value} ${units[step]}`;
-}
-
 const plural = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
 // Fill a box in the way of a tone.

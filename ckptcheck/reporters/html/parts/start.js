@@ -1,6 +1,6 @@
 // Draw every picture when it comes near the window, and link findings with pictures.
 
-const DRAWERS = { heat: drawHeatMap, bytes: drawByteMap, curves: drawCurves, histogram: drawHistogram, bars: drawBars, text: drawTextTable, multiples: drawSmallMultiples, none: () => {} };
+const DRAWERS = { heat: drawHeatMap, curves: drawCurves, histogram: drawHistogram, text: drawTextTable, none: () => {} };
 const redraws = [];
 const waiting = new Map();
 
@@ -12,8 +12,7 @@ function listNames(picture) {
       const read = (cells) => { for (let at = 0; at < cells.length; at++) { names.add(cells.name(at)); const members = cells.members(at); if (members) read(members); } };
       read(readCells(row, picture.columns, []));
     });
-  } else if (picture.kind === "bytes") picture.files.forEach((file) => readFile(file).forEach((segment) => take(segment.code)));
-  else if (picture.series) picture.series.forEach((series) => (series.keys || []).forEach(take));
+  } else if (picture.series) picture.series.forEach((series) => (series.keys || []).forEach(take));
   else if (picture.kind === "text") picture.rows.forEach((row) => row.forEach((cell) => take(cell[3] || null)));
   return names;
 }
@@ -31,17 +30,13 @@ document.querySelectorAll(".report").forEach((article) => {
       if (!waiting.has(figure)) return;
       waiting.delete(figure);
       DRAWERS[picture.kind](figure, picture, context);
+      if (picture.kind !== "none") figure.append(makeSaveButton(figure, picture.title));
       figure.dataset.drawn = "yes";
     };
     waiting.set(figure, start);
     const numbers = new Set();
     const names = findings.size ? listNames(picture) : new Set();
     for (const [name, found] of findings) if (names.has(name)) found.forEach((finding) => numbers.add(finding));
-    // A finding about a file as a whole leads to its strip.
-    if (picture.kind === "bytes") {
-      const files = new Set(picture.files.map((file) => file.file));
-      report.findings.forEach((finding, at) => { if (files.has(finding.file)) numbers.add(at); });
-    }
     // A finding that the picture shows as a whole leads to it; nothing in it leads back, so a line below its caption does.
     const first = new Map(); // code → its first finding
     report.findings.forEach(({ code }, at) => {

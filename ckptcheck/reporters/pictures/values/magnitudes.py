@@ -25,7 +25,7 @@ STATES = (
 
 def draw_magnitudes(ckpt: Checkpoint, title: str) -> HeatMap | None:
     """Return the heat map; None for a checkpoint without tensors. Without values it shows which tensors there are."""
-    stats = ckpt.values.tensors if "values" in vars(ckpt) else {}
+    stats = ckpt.values_read.tensors if ckpt.values_read is not None else {}
     return draw_layer_map(
         title,
         "Each cell is a tensor, coloured by its largest magnitude. Framed cells have findings: a click leads there.",

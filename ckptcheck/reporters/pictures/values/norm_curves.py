@@ -25,18 +25,19 @@ def draw_norm_curves(ckpt: Checkpoint, title: str) -> Curves | None:
 
     Raises Skip where values are not read.
     """
-    if "values" not in vars(ckpt):
+    values = ckpt.values_read
+    if values is None:
         raise Skip("values are not read")
     names = {
         name
-        for name, stats in ckpt.values.tensors.items()
+        for name, stats in values.tensors.items()
         if stats.dtype in FLOATS and (name.endswith("weight") or ".experts." in name)
     }
     grid = place_tensors(ckpt)
     first = 1 if grid.columns[:1] == (OUTSIDE,) else 0
     if len(grid.columns) - first < MIN_LAYERS:
         return None
-    sketches = ckpt.values.sketches
+    sketches = values.sketches
     series = []
     for row, layers in _group_names(grid, names, first).items():
         columns = range(first, len(grid.columns))

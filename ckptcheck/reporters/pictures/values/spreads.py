@@ -26,9 +26,9 @@ LEAST_ZEROS = 0.01
 
 def draw_spreads(ckpt: Checkpoint, title: str) -> HeatMap | None:
     """Return the standard deviation of every tensor of numbers; None without one, or where values are not read."""
-    if "values" not in vars(ckpt):
+    if ckpt.values_read is None:
         return None
-    sketches = ckpt.values.sketches
+    sketches = ckpt.values_read.sketches
     has_notes = len(sketches) <= MOST_NOTES
     cells = {
         name: HeatCell(sketches[name].std, note=_describe_quantiles(sketches[name]) if has_notes else "", name=name)
@@ -46,9 +46,9 @@ def _describe_quantiles(sketch: Sketch) -> str:
 
 def draw_zeros(ckpt: Checkpoint, title: str) -> HeatMap | None:
     """Return which share of every tensor is zero, NaN or Inf; None where no tensor has any, or values are not read."""
-    if "values" not in vars(ckpt):
+    values = ckpt.values_read
+    if values is None:
         return None
-    values = ckpt.values
     cells = {
         name: cell
         for name in ckpt.tensors

@@ -28,12 +28,13 @@ def draw_vocabulary_rows(ckpt: Checkpoint, title: str) -> Curves | None:
 
     if not ckpt.vocabulary_tensors:
         return None
-    if "values" not in vars(ckpt):
+    values = ckpt.values_read
+    if values is None:
         raise Skip("values are not read")
     name, parts = next(iter(ckpt.vocabulary_tensors.items()))
     pieces = []
     for part in parts:
-        row_max = ckpt.values.row_max.get(part)
+        row_max = values.row_max.get(part)
         if row_max is None:
             raise Skip(f"{part} could not be read")
         dtype = ckpt.tensors[part].dtype
@@ -49,8 +50,8 @@ def draw_vocabulary_rows(ckpt: Checkpoint, title: str) -> Curves | None:
     series = [
         Series(label, tuple(_measure(groups[at // together], share) for at in x)) for label, share in lines.items()
     ]
-    values = tuple(float(rows[at]) if at in special else None for at in x)
-    series.append(Series("special tokens", values, "bad", is_dotted=True))
+    points = tuple(float(rows[at]) if at in special else None for at in x)
+    series.append(Series("special tokens", points, "bad", is_dotted=True))
     marks = tuple(Mark("special tokens", x.index(at), text) for at, text in special.items() if text)[:MOST_MARKS]
     point = f"a group of {together:,} neighbouring rows" if together > 1 else "a row"
     caption = (

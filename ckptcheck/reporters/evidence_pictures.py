@@ -1,0 +1,108 @@
+"""Draws the pictures of evidence: a table says which functions draw which kind, and imports none before its kind is drawn.
+
+Evidence knows nothing of pictures. A function of the table takes the evidence and the title, and returns a picture, several, or
+None where there is nothing to draw. It may raise Skip or EvidenceError with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, get_args
+
+from ckptcheck.errors import EvidenceError
+from ckptcheck.linter.late_import import load_function
+from ckptcheck.linter.pictures import NoPicture, Picture
+from ckptcheck.linter.rule import Skip
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.evidence import Evidence
+
+_SCAN = {
+    "Values by layer": "ckptcheck.reporters.pictures.values.magnitudes:draw_magnitudes",
+    "Norms over the layers": "ckptcheck.reporters.pictures.values.norm_curves:draw_norm_curves",
+    "Spread by layer": "ckptcheck.reporters.pictures.values.spreads:draw_spreads",
+    "Zeros and NaN by layer": "ckptcheck.reporters.pictures.values.spreads:draw_zeros",
+    "Quantization: stored, and as consumers build it": "ckptcheck.reporters.pictures.values.quantized_modules:draw_quantized_modules",
+    "Rows of the vocabulary": "ckptcheck.reporters.pictures.values.vocabulary_rows:draw_vocabulary_rows",
+}
+PICTURES: Mapping[str, Mapping[str, str]] = {
+    "checkpoint": _SCAN,
+    "values": _SCAN,
+    "comparison": {"Tensors by layer": "ckptcheck.reporters.pictures.comparison:draw_comparison"},
+    "manifest": {"Tensors by layer": "ckptcheck.reporters.pictures.verification:draw_verification"},
+    "saves": {
+        "What moved from save to save": "ckptcheck.reporters.pictures.saves:draw_weight_rasters",
+        "What moved in the optimizer": "ckptcheck.reporters.pictures.saves:draw_state_rasters",
+        "How far the weights moved": "ckptcheck.reporters.pictures.saves:draw_all_updates",
+        "What the counters say": "ckptcheck.reporters.pictures.saves:draw_all_counters",
+    },
+    "job": {
+        "Both sides, side by side": "ckptcheck.reporters.pictures.job_settings:draw_sides",
+        "What belongs to the job as a whole": "ckptcheck.reporters.pictures.job_settings:draw_rest",
+    },
+    "rollouts": {
+        "How often which difference occurs": "ckptcheck.reporters.pictures.token_gaps:draw_differences",
+        "Trainer against engine": "ckptcheck.reporters.pictures.token_gaps:draw_density",
+        "KL by position in the response": "ckptcheck.reporters.pictures.token_gaps:draw_kl_by_position",
+        "The worst tokens in their text": "ckptcheck.reporters.pictures.worst_tokens:draw_worst_tokens",
+    },
+    "rollout-series": {"Metrics over the steps": "ckptcheck.reporters.pictures.run_curves:draw_series"},
+    "rollout-runs": {"The run and its reference": "ckptcheck.reporters.pictures.run_curves:draw_comparison"},
+    "critic": {
+        "Values, token by token": "ckptcheck.live.pictures.critic_values:draw_values",
+        "Gradients by layer": "ckptcheck.live.pictures.critic_values:draw_gradients",
+    },
+    "matrix": {"The matrix": "ckptcheck.live.pictures.matrix_cells:draw_matrix"},
+    "attribution": {
+        "What each experiment removes of the gap": "ckptcheck.live.pictures.search_ladder:draw_ladder",
+    },
+    "probe": {
+        "Gaps that the probes measured": "ckptcheck.live.pictures.probe_gaps:draw_gaps",
+        "Tokens that go to other experts": "ckptcheck.live.pictures.probe_gaps:draw_rerouted_tokens",
+        "Responses while the weights were updated": "ckptcheck.live.pictures.probe_gaps:draw_updated_responses",
+    },
+    "localization": {
+        "Modules by layer": "ckptcheck.live.pictures.module_outputs:draw_modules",
+        "Along the forward pass": "ckptcheck.live.pictures.module_outputs:draw_course",
+    },
+    "refit": {
+        "Tensors of the engine": "ckptcheck.live.pictures.tensor_states:draw_tensor_states",
+        "Where the time went": "ckptcheck.live.pictures.trial_measurements:draw_phases",
+        "Logprobs: how far the engine is from a cold load": "ckptcheck.live.pictures.trial_measurements:draw_gap_to_cold_load",
+        "Logprobs: how far the engine is from the trainer": "ckptcheck.live.pictures.trial_measurements:draw_gap_to_trainer",
+        "Logprobs before and after, token by token": "ckptcheck.live.pictures.trial_measurements:draw_token_gaps",
+    },
+    "history": {
+        "What the trainer sent": "ckptcheck.reporters.pictures.history_raster:draw_sent",
+        "What the engine held": "ckptcheck.reporters.pictures.history_raster:draw_held",
+        "Seconds of each sync": "ckptcheck.reporters.pictures.history_curves:draw_seconds",
+        "Loss": "ckptcheck.reporters.pictures.history_curves:draw_loss",
+        "Weight version of the engine": "ckptcheck.reporters.pictures.history_curves:draw_versions",
+        "Parity after each sync": "ckptcheck.reporters.pictures.history_curves:draw_probes",
+    },
+    "lora": {
+        "The adapter's slot in the engine": "ckptcheck.live.pictures.adapter_effects:draw_slots",
+        "What the adapter changes, token by token": "ckptcheck.live.pictures.adapter_effects:draw_effects",
+    },
+    "servers": {
+        "Tensors of the servers": "ckptcheck.live.pictures.server_tensors:draw_server_tensors",
+        "Logprobs of the servers, token by token": "ckptcheck.live.pictures.server_tensors:draw_server_logprobs",
+    },
+    "conformance": {"Faults and answers": "ckptcheck.live.pictures.fault_answers:draw_answers"},
+}
+"""Kind of evidence → title → 'module:function', in the order of the page. Each picture of several has a title of its own."""
+
+
+def draw_pictures(evidence: Evidence) -> tuple[Picture, ...]:
+    """Return the pictures of evidence. One that cannot be drawn is replaced by the reason, under the title of the table."""
+    pictures: list[Picture] = []
+    for title, path in PICTURES.get(evidence.kind, {}).items():
+        try:
+            drawn = load_function(path)(evidence, title)
+            pictures += [drawn] if isinstance(drawn, get_args(Picture)) else filter(None, drawn or ())
+        except (Skip, EvidenceError, OSError) as error:
+            pictures.append(NoPicture(title, str(error)))
+        except Exception as error:
+            # the report has to be written whatever is odd about its evidence
+            pictures.append(NoPicture(title, f"it could not be drawn: {type(error).__name__}: {error}"))
+    return tuple(pictures)
