@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     )
     from ckptcheck.errors import CkptcheckError
     from ckptcheck.linter.report import FindingsError, Report, Reports, Section
-    from ckptcheck.linter.requested_pictures import ask_for_pictures
     from ckptcheck.linter.rule import Finding, Problem, Skip, rule
     from ckptcheck.text.observer import Observer
 
@@ -74,7 +73,6 @@ __all__ = [
     "Section",
     "Skip",
     "__version__",
-    "ask_for_pictures",
     "attach",
     "calibrate_floor",
     "conformance",
@@ -115,7 +113,6 @@ _MODULES = {
     "Finding": "ckptcheck.linter.rule",
     "Problem": "ckptcheck.linter.rule",
     "Skip": "ckptcheck.linter.rule",
-    "ask_for_pictures": "ckptcheck.linter.requested_pictures",
     "rule": "ckptcheck.linter.rule",
     "Report": "ckptcheck.linter.report",
     "Reports": "ckptcheck.linter.report",

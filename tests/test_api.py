@@ -596,7 +596,7 @@ def test_every_verb_is_a_function_with_the_options_as_arguments() -> None:
         options = {param.name for param in known[name].params}
         if "fail_on" in options:
             options -= OF_THE_TERMINAL
-        arguments = {*inspect.signature(function).parameters} - {"observer"}
+        arguments = {*inspect.signature(function).parameters} - {"observer", "pictures"}
         options -= OF_ATTACH | OF_CONFORMANCE if name == "refit" else set()
         renamed = {"targets": "target", "files": "file", "diff": None, "part": None, "on": "runner"}
         # the file of a manifest

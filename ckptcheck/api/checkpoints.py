@@ -46,6 +46,7 @@ def scan(
     baseline: StrPath | None = None,
     write_baseline: StrPath | None = None,
     config: StrPath | None = None,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Check a checkpoint: missing, broken or unintended weights, indexes, configs and tokenizers.
@@ -76,6 +77,7 @@ def scan(
         write_baseline: write the findings to this file as known; the report leaves them out.
         config: file with settings; None: the nearest ckptcheck.toml or pyproject.toml above the working directory.
         runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
+        pictures: draw what was found, for a notebook.
         observer: receives messages and progress.
 
     Raises CkptcheckError for a target that cannot be read, for arguments that contradict each other, and where `recursive` finds
@@ -95,7 +97,7 @@ def scan(
         verify_blobs=verify_blobs, near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, base=base,
         stats=stats, consumers=consumers, dry_load=dry_load, no_mmap=no_mmap, device=device, select=select, ignore=ignore,
         rules=rules, jobs=jobs, runner=runner, fix=fix, baseline=baseline, write_baseline=write_baseline, config=config,
-        observer=observer,
+        pictures=pictures, observer=observer,
     )[0]  # fmt: skip
 
 
@@ -124,6 +126,7 @@ def scan_all(
     baseline: StrPath | None = None,
     write_baseline: StrPath | None = None,
     config: StrPath | None = None,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Reports:
     """Check several checkpoints; see `scan` for the arguments. A target that cannot be read gets a report with an error.
@@ -161,6 +164,7 @@ def scan_all(
         baseline=baseline,
         write_baseline=write_baseline,
         config=config,
+        pictures=pictures,
         observer=observer,
     )
     known = baselines.read_baseline(Path(baseline)) if baseline else frozenset()
@@ -204,6 +208,7 @@ def prepare_scan(
     baseline: StrPath | None,
     write_baseline: StrPath | None,
     config: StrPath | None,
+    pictures: bool,
     observer: Observer,
 ) -> tuple[list[str], ScanRequest, list[Rule], FailOn]:
     """Return the targets, the request, all loaded rules, and the severity that the settings fail on; see `scan_all`."""
@@ -246,7 +251,7 @@ def prepare_scan(
     request, loaded_rules, fail_on = _scan_request(names, config, rules, select, ignore, options, observer)
     request = replace(
         request, jobs=jobs, fix=fix, headers_only=headers_only, remote_values=values, use_mmap=not no_mmap, device=device,
-        stats=to_path(stats), runner=runner, observer=observer,
+        stats=to_path(stats), runner=runner, pictures=pictures, observer=observer,
     )  # fmt: skip
     return names, request, loaded_rules, fail_on
 

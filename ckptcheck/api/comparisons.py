@@ -44,6 +44,7 @@ def diff(
     follow_links: bool = False,
     jobs: int | None = None,
     runner: Runner | None = None,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Compare two checkpoints tensor by tensor, across layouts, and say why they differ.
@@ -63,6 +64,7 @@ def diff(
         follow_links: follow links out of a checkpoint, to regular files.
         jobs: threads that compare; None: as many as there are cores.
         runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
+        pictures: draw what was found, for a notebook.
         observer: receives messages and progress.
 
     """
@@ -88,7 +90,7 @@ def diff(
             runner=runner,
             progress=progress,
         )
-        return add_notes(build_report(comparison), runner)
+        return add_notes(build_report(comparison, pictures=pictures), runner)
 
 
 def _diff_known_weights(
@@ -315,6 +317,7 @@ def series(
     cache: StrPath | None = None,
     follow_links: bool = False,
     jobs: int | None = None,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Compare the saves of one run with each other: what moved, what repeats, what the counters say, whether the last is whole.
@@ -327,6 +330,7 @@ def series(
         cache: file that keeps what was read, so that only saves that are new or were replaced are read; None: none.
         follow_links: follow links out of a save, to regular files.
         jobs: pieces of tensors read at a time; None: as many as there are cores.
+        pictures: draw what was found, for a notebook.
         observer: receives messages and progress.
 
     """
@@ -346,7 +350,7 @@ def series(
         jobs=jobs,
         observer=observer,
     )
-    return build_report(opened)
+    return build_report(opened, pictures=pictures)
 
 
 def verify(
@@ -369,6 +373,7 @@ def verify(
     follow_links: bool = False,
     jobs: int | None = None,
     runner: Runner | None = None,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Say which tensors changed, moved or vanished since a manifest was written, or since the model was signed.
@@ -393,6 +398,7 @@ def verify(
         follow_links: follow links out of the checkpoint, to regular files.
         jobs: tensors read at a time; None: as many as there are cores.
         runner: what runs the passes over all bytes: `Local()`, `Parts(folder)`, `Ray(address)`; None: this machine.
+        pictures: draw what was found, for a notebook.
         observer: receives messages and progress.
 
     """
@@ -427,7 +433,7 @@ def verify(
         if trusted is None:
             assert verification is not None
             noted = replace(verification, unverified=find_signature(name))
-            return add_notes(build_report(add_lineage(noted, sources)), runner)
+            return add_notes(build_report(add_lineage(noted, sources), pictures=pictures), runner)
         check = open_signature_check(
             name, to_path(signature), trusted, verification, options,
             ignore_unsigned=ignore_unsigned_files, jobs=jobs, runner=runner, progress=progress,
@@ -435,7 +441,7 @@ def verify(
         check = add_lineage(check, sources)
     if servers:
         check = ask_servers(check, servers, allow_remote=allow_remote, engine_python=engine_python, observer=observer)
-    return add_notes(build_report(check), runner)
+    return add_notes(build_report(check, pictures=pictures), runner)
 
 
 def critic(
@@ -445,6 +451,7 @@ def critic(
     length: int = 16,
     trainer_python: StrPath | None = None,
     timeout: float = 900.0,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Compare a critic in transformers with the same critic in megatron-core: values, loss, gradients (``ckptcheck critic``).
@@ -455,6 +462,7 @@ def critic(
         length: tokens of a sequence.
         trainer_python: a Python that has megatron-core and transformers; None: the one that ckptcheck installed.
         timeout: seconds for any one call.
+        pictures: draw what was found, for a notebook.
         observer: receives messages.
 
     """
@@ -476,5 +484,6 @@ def critic(
     return build_report(
         compare_critic(
             checkpoint, chosen, length=length, python=to_path(trainer_python), timeout=timeout, observer=observer
-        )
+        ),
+        pictures=pictures,
     )

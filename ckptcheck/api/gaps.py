@@ -70,6 +70,7 @@ def parity_matrix(
     resume: StrPath | None = None,
     markdown: StrPath | None = None,
     timeout: float = 900.0,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Measure the gap between trainers and engines over lengths, data, decoding and batches (``ckptcheck parity matrix``).
@@ -107,6 +108,7 @@ def parity_matrix(
         resume: file that keeps the measurements; a later run goes on from it.
         markdown: file for the table in Markdown.
         timeout: seconds for any one call.
+        pictures: draw what was found, for a notebook.
         observer: receives messages.
 
     """
@@ -182,7 +184,7 @@ def parity_matrix(
     trace = replace(trace, thresholds=Thresholds(mult_prob_error=max_mult_prob_error, floor=max_floor_multiple))
     if floor_error is not None:
         trace = replace(trace, floor=dict.fromkeys(trace.pairs, floor_error))
-    report = build_report(trace, loaded)
+    report = build_report(trace, loaded, pictures=pictures)
     if markdown is not None:
         replace_file(Path(markdown), trace.markdown().encode())
     return report
@@ -214,6 +216,7 @@ def parity_probe(
     engine_python: StrPath | None = None,
     trainer_python: StrPath | None = None,
     timeout: float = 900.0,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Probe an engine for the known ways in which its logprobs drift from a trainer's (``ckptcheck parity probe``).
@@ -243,6 +246,7 @@ def parity_probe(
         engine_python: a Python that has the engine; None: the one that ckptcheck installed.
         trainer_python: a Python that has the trainer; None: the one that ckptcheck installed.
         timeout: seconds for any one call.
+        pictures: draw what was found, for a notebook.
         observer: receives messages.
 
     """
@@ -310,7 +314,7 @@ def parity_probe(
             head_fp32=head_fp32, say=begin,
         )  # fmt: skip
         trace = run_probes(os.fspath(source), environment, start_engine, probes)
-        return build_report(replace(trace, floor=noise_floor), loaded)
+        return build_report(replace(trace, floor=noise_floor), loaded, pictures=pictures)
 
 
 def parity_why(
@@ -333,6 +337,7 @@ def parity_why(
     engine_python: StrPath | None = None,
     trainer_python: StrPath | None = None,
     timeout: float = 900.0,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Name the layer of a gap's cause, and the experiment that shows it (``ckptcheck parity why``).
@@ -356,6 +361,7 @@ def parity_why(
         engine_python: a Python that has the engine; None: the one that ckptcheck installed.
         trainer_python: a Python that has the trainer; None: the one that ckptcheck installed.
         timeout: seconds for any one call.
+        pictures: draw what was found, for a notebook.
         observer: receives messages and progress.
 
     """
@@ -406,7 +412,9 @@ def parity_why(
         live_search.describe_side(metadata.trainer) or "trainer",
     )
     return build_report(
-        Attribution(os.fspath(file), result, sides, has_measured_floor=measured_floor is not None), loaded
+        Attribution(os.fspath(file), result, sides, has_measured_floor=measured_floor is not None),
+        loaded,
+        pictures=pictures,
     )
 
 
@@ -425,10 +433,10 @@ def localize(
     dtype: Dtype = "float32",
     tokens: Sequence[int] | None = None,
     limit: float | None = None,
-    plots: StrPath | None = None,
     engine_python: StrPath | None = None,
     trainer_python: StrPath | None = None,
     timeout: float = 900.0,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Send one prompt through trainer and engine and name the first module whose output differs (``ckptcheck parity localize``).
@@ -447,10 +455,10 @@ def localize(
         dtype: what both sides compute in.
         tokens: the prompt as ids; None: 48 made-up ones, always the same.
         limit: relative difference that still counts as equal; None: by the dtype's rounding.
-        plots: folder for a plot of the difference by layer (needs matplotlib).
         engine_python: a Python that has the engine; None: the one that ckptcheck installed.
         trainer_python: a Python that has the trainer; None: the one that ckptcheck installed.
         timeout: seconds for each side.
+        pictures: draw what was found, for a notebook.
         observer: receives messages.
 
     """
@@ -483,9 +491,4 @@ def localize(
             to_path(trainer_python), timeout,
         )  # fmt: skip
         localization = localize_checkpoint(Path(source), sides, tokens=tokens, limit=limit, observer=observer)
-    report = build_report(localization)
-    if plots is not None:
-        from ckptcheck.live.localize.plot import draw
-
-        observer.log(f"drew {draw(localization, Path(plots))}")
-    return report
+    return build_report(localization, pictures=pictures)

@@ -33,6 +33,7 @@ def preflight(
     env: Sequence[str] = (),
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
+    pictures: bool = False,
 ) -> Report:
     """Read the configuration of an RL job and say what will go wrong. Nothing is executed.
 
@@ -50,6 +51,7 @@ def preflight(
             script's first argument.
         select: run only these rules: codes, prefixes of codes, or names.
         ignore: rules that do not run; the report lists them as skipped.
+        pictures: draw what was found, for a notebook.
 
     """
     select = wrap_single(select)
@@ -57,6 +59,7 @@ def preflight(
     return _open_job(
         job, framework, engine_version, te_version, framework_version, scan_checkpoints=scan_checkpoints,
         show_settings=show_settings, here=here, env=wrap_single(env), select=select, ignore=ignore,
+        pictures=pictures,
     )[1]  # fmt: skip
 
 
@@ -74,6 +77,7 @@ def _open_job(
     select: Sequence[str] = (),
     ignore: Sequence[str] = (),
     model: str | None = None,
+    pictures: bool = False,
 ) -> tuple[Job, Report]:
     """Return a job as `preflight` reads it, and what it finds in it. model: a copy of the model that it names, None for none."""
     from ckptcheck.jobs.job import build_settings_section
@@ -93,7 +97,7 @@ def _open_job(
     opened.lists_settings = show_settings
     if show_settings:
         opened.sections = (build_settings_section(opened), *opened.sections)
-    return opened, build_report(opened, loaded, selected=selected, ignored=ignored)
+    return opened, build_report(opened, loaded, selected=selected, ignored=ignored, pictures=pictures)
 
 
 def gate(
@@ -147,5 +151,5 @@ def gate(
         model=request.model if model is None else os.fspath(model),
     )
     check_options(request, functions)
-    opened, report = _open_job(request.job, model=request.model, **request.options.get("preflight", {}))
+    opened, report = _open_job(request.job, model=request.model, pictures=True, **request.options.get("preflight", {}))
     return run_gate(opened, report, request, functions, fail_on, observer, began)

@@ -36,7 +36,7 @@ def judge(
     checkpoint: StrPath | None = None,
     history: StrPath | None = None,
     tokenizer: StrPath | None = None,
-    plots: StrPath | None = None,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Judge rollouts that an engine and a trainer scored. No engine, no trainer and no GPU is needed.
@@ -58,7 +58,7 @@ def judge(
         checkpoint: the checkpoint that drew the tokens: its experts, stop tokens and chat template are checked against them.
         history: the record of syncs that `ckptcheck.watch` kept in the job: its digests are checked against weight versions.
         tokenizer: a checkpoint whose tokenizer.json decodes the worst tokens; None: `checkpoint`, where it has one.
-        plots: folder for plots (needs the extra ``plots``).
+        pictures: draw what was found, for a notebook.
         observer: receives messages.
 
     """
@@ -66,7 +66,7 @@ def judge(
         [file], floor=floor, max_mult_prob_error=max_mult_prob_error, max_kl=max_kl, max_prob_diff=max_prob_diff,
         max_abs=max_abs, max_sequence_error=max_sequence_error, max_floor_multiple=max_floor_multiple, max_lag=max_lag,
         clip_low=clip_low, clip_high=clip_high, no_limits=no_limits, exact=exact, checkpoint=checkpoint,
-        history=history, tokenizer=tokenizer, plots=plots, observer=observer,
+        history=history, tokenizer=tokenizer, pictures=pictures, observer=observer,
     )[0]  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def judge_all(
     checkpoint: StrPath | None = None,
     history: StrPath | None = None,
     tokenizer: StrPath | None = None,
-    plots: StrPath | None = None,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Reports:
     """Judge the steps of one run. After a report for each file comes one for the series, and one for the comparison of two runs.
@@ -112,7 +112,7 @@ def judge_all(
         checkpoint: see `judge`.
         history: see `judge`.
         tokenizer: see `judge`.
-        plots: see `judge`.
+        pictures: draw what was found, for a notebook.
         observer: see `judge`.
 
     """
@@ -165,10 +165,6 @@ def judge_all(
     weights = read_labelled_weights(Path(history)) if history is not None else ()
     decode_text = load_decoder(Path(tokenizer)) if tokenizer is not None else None
     decode = None if decode_text is None else lambda token: repr(decode_text([token])) if token >= 0 else "–"
-    if plots is not None:
-        from ckptcheck.rollouts import plots as drawing
-
-        drawing.require_matplotlib()
     loaded = load_rules()
     reports: list[Report] = []
     members: list[SeriesMember] = []
@@ -178,23 +174,18 @@ def judge_all(
             str(path), rollouts.read_rollouts(path), thresholds, noise_floor, decode, decode_text=decode_text,
             drawn_by=drawn_by, weights=weights,
         )  # fmt: skip
-        reports.append(build_report(evidence, loaded))
-        if plots is not None and evidence.metrics_or_none is not None:
-            stem = path.stem if len(paths) == 1 else f"{len(members)}-{path.stem}"
-            for drawn in drawing.draw_plots(evidence, Path(plots), stem):
-                observer.log(f"drew {drawn}")
-        elif plots is not None:
-            observer.log(f"nothing to draw of {path}: no token could be compared")
+        reports.append(build_report(evidence, loaded, pictures=pictures))
         members.append(SeriesMember.of(evidence))
     series = RolloutSeries.of(members, thresholds)
     if len(paths) > 1:
-        reports.append(build_report(series, loaded))
+        reports.append(build_report(series, loaded, pictures=pictures))
     if against:
         reference = [
             SeriesMember.of(RolloutEvidence(str(path), rollouts.read_rollouts(path), thresholds))
             for path in list_rollout_files([Path(file) for file in against])
         ]
-        reports.append(build_report(RunComparison(series, RolloutSeries.of(reference, thresholds)), loaded))
+        comparison = RunComparison(series, RolloutSeries.of(reference, thresholds))
+        reports.append(build_report(comparison, loaded, pictures=pictures))
     return Reports(tuple(reports))
 
 

@@ -81,7 +81,7 @@ def write_part(
             found, request, _, _ = prepare_scan(**arguments)
             run_passes(found, request)
         elif verb == "diff":
-            defaulted = {name: one.default for name, one in defaults.items() if name != "observer"}
+            defaulted = {name: one.default for name, one in defaults.items() if name not in ("observer", "pictures")}
             comparison = open_comparison(
                 **{**defaulted, **given, "first": names[0], "second": names[1], "jobs": jobs, "runner": writer},
                 progress=progress,
@@ -95,7 +95,7 @@ def write_part(
     return path if is_remote_address(path) else Path(path)
 
 
-OF_THE_CALLER = frozenset(("jobs", "runner", "observer", "output"))
+OF_THE_CALLER = frozenset(("jobs", "runner", "observer", "output", "pictures"))
 """Arguments that whoever joins parts gives, and no part."""
 FROM_TRUSTED_PARTS = frozenset(
     (
@@ -112,6 +112,7 @@ def join(
     *,
     trust_parts: bool = False,
     jobs: int | None = None,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Reports | Manifest:
     """Return what a verb returns, from the parts that `write_part` wrote to a folder.
@@ -123,6 +124,7 @@ def join(
         output: file or ``s3://…`` that a manifest is written to; None: none. Reports are written by whoever asks for them.
         trust_parts: take arguments from the parts that run code, write files or say whom to trust: rules, config, ….
         jobs: files read at a time; None: as many as there are cores.
+        pictures: draw what was found, for a notebook.
         observer: receives messages and progress.
 
     Raises EvidenceError where a part is missing, doubled, of another plan or version, with the command that runs it again.
@@ -136,10 +138,10 @@ def join(
     verb, recorded = parts.read_command()
     names, arguments = _read_arguments(verb, recorded, is_trusted=trust_parts)
     if verb == "scan":
-        return scan_all(names, **arguments, jobs=jobs, runner=parts, observer=observer)
+        return scan_all(names, **arguments, jobs=jobs, runner=parts, pictures=pictures, observer=observer)
     if verb == "manifest":
         return manifest(names[0], output, **arguments, jobs=jobs, runner=parts, observer=observer)
-    report = FUNCTIONS[verb](*names, **arguments, jobs=jobs, runner=parts, observer=observer)
+    report = FUNCTIONS[verb](*names, **arguments, jobs=jobs, runner=parts, pictures=pictures, observer=observer)
     return Reports((report,))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.api.arguments import StrPath, wrap_single
 
 if TYPE_CHECKING:
+    from ckptcheck.linter.pictures import Picture
     from ckptcheck.linter.report import Report
     from ckptcheck.linter.rule import Rule
     from ckptcheck.runners.runner import Runner
@@ -47,11 +48,20 @@ def build_report(
     *,
     selected: Sequence[Rule] | None = None,
     ignored: Mapping[str, str] | None = None,
+    pictures: bool = False,
 ) -> Report:
-    """Run rules over evidence. loaded: all rules; None: the built-in ones. selected: those that run; None: all loaded ones."""
+    """Run rules over evidence, and draw it where pictures are asked for.
+
+    loaded: all rules; None: the built-in ones. selected: those that run; None: all loaded ones.
+    """
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.linter.runner import run_rules
 
     rules = load_rules() if loaded is None else loaded
     report = run_rules(evidence, rules if selected is None else selected, ignored=ignored)
-    return replace(report, rules=tuple(rules))
+    drawn: tuple[Picture, ...] = ()
+    if pictures:
+        from ckptcheck.reporters.evidence_pictures import draw_pictures
+
+        drawn = draw_pictures(evidence)
+    return replace(report, rules=tuple(rules), pictures=drawn)

@@ -74,6 +74,7 @@ def refit(
     rollouts: StrPath | Mapping[str, Any] | None = None,
     despite_errors: bool = False,
     keep: bool = False,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Sync a trainer's weights into a live engine, at step 0 and after steps, and compare with a cold load of the same weights.
@@ -118,6 +119,7 @@ def refit(
             with the file as ``output`` and arguments of `record_rollouts` about prompts and sampling.
         despite_errors: go on where a scan of the source finds errors; the report names them.
         keep: keep the checkpoints that are written on the way.
+        pictures: draw what was found, for a notebook.
         observer: receives messages.
 
     Raises CkptcheckError for what cannot be started, and `RecordError`, which carries the report, where the trial is over and the
@@ -197,7 +199,7 @@ def refit(
         dtype=dtype, quantization=TrialQuantization(quantize, ignore, trainer_quantizer) if quantize is not None else None,
         plan_first_step=first_step, observer=observer,
     ) as trace:  # fmt: skip
-        report = add_source_errors(build_report(trace, loaded), trial_source.errors)
+        report = add_source_errors(build_report(trace, loaded, pictures=pictures), trial_source.errors)
         try:
             if record is not None:
                 append_to_record(trace, Path(record))
@@ -223,6 +225,7 @@ def conformance(
     engine_python: StrPath | None = None,
     despite_errors: bool = False,
     markdown: StrPath | None = None,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Put faults on a transport, one after the other, and report how each was answered (``ckptcheck refit --conformance``).
@@ -241,6 +244,7 @@ def conformance(
         engine_python: a Python that has the engine; None: the one that ckptcheck installed.
         despite_errors: go on where a scan of the source finds errors; the report names them.
         markdown: file for the table in Markdown.
+        pictures: draw what was found, for a notebook.
         observer: receives messages.
 
     Raises CkptcheckError for what cannot be started.
@@ -274,7 +278,9 @@ def conformance(
             TrialEngine(engine, engine_tp, engine_mode, switch, engine_gpus, to_path(engine_python)),
             dtype=dtype, observer=observer,
         )  # fmt: skip
-    report = add_source_errors(build_report(trace), trial_source.errors if trial_source is not None else None)
+    report = add_source_errors(
+        build_report(trace, pictures=pictures), trial_source.errors if trial_source is not None else None
+    )
     if markdown is not None:
         replace_file(Path(markdown), trace.markdown().encode())
     return report
@@ -299,6 +305,7 @@ def attach(
     timeout: Sequence[str] = (),
     despite_errors: bool = False,
     keep: bool = False,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Compare running SGLang or vLLM servers with a checkpoint and with each other (``ckptcheck refit --attach``).
@@ -322,6 +329,7 @@ def attach(
         timeout: seconds of the phases, as ``SECONDS`` or ``PHASE=SECONDS`` (start, score).
         despite_errors: go on where a scan of the source finds errors; the report names them.
         keep: keep the checkpoints that are written on the way.
+        pictures: draw what was found, for a notebook.
         observer: receives messages.
 
     """
@@ -370,7 +378,7 @@ def attach(
         ckpt = None
         if source is not None:
             ckpt = open_source(os.fspath(source), folder / "source", to_path(hf_config), tolerated=errors)
-        report = build_report(attach_to_servers(ckpt, options, observer.log), loaded)
+        report = build_report(attach_to_servers(ckpt, options, observer.log), loaded, pictures=pictures)
         signal_guard.ignore_signals()
     return add_source_errors(report, errors)
 
@@ -387,6 +395,7 @@ def lora(
     engine_gpus: str | None = None,
     engine_python: StrPath | None = None,
     timeout: Sequence[str] = (),
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Load a LoRA adapter into a live engine, evict it, replace it under its name, and check what requests with it compute.
@@ -402,6 +411,7 @@ def lora(
         engine_gpus: GPUs that the engine may see, comma-separated; None: all.
         engine_python: a Python that has the engine; None: the one that ckptcheck installed.
         timeout: seconds of the phases, as ``SECONDS`` or ``PHASE=SECONDS`` (start, sync).
+        pictures: draw what was found, for a notebook.
         observer: receives messages.
 
     Raises CkptcheckError for what cannot be opened or started.
@@ -424,7 +434,7 @@ def lora(
     with run_live_lora_trial(
         os.fspath(source), Path(adapter), trial_engine, dtype=dtype, update=update, timeouts=timeouts, observer=observer
     ) as trace:
-        return build_report(trace)
+        return build_report(trace, pictures=pictures)
 
 
 def history(
@@ -433,6 +443,7 @@ def history(
     saved: StrPath | None = None,
     like: StrPath | None = None,
     rollouts: StrPath | None = None,
+    pictures: bool = False,
     observer: Observer = SILENT,
 ) -> Report:
     """Say which tensors changed at each weight sync, what was never updated, and whether the version moved.
@@ -442,6 +453,7 @@ def history(
         saved: a checkpoint that the job saved: whether its weights are among those that were sent, by their identity.
         like: see `identity`; for a Megatron run that was saved.
         rollouts: rollouts of the job, in any form that `judge` reads: whether a sync gave the engine each weight version in them.
+        pictures: draw what was found, for a notebook.
         observer: receives messages and progress.
 
     """
@@ -466,10 +478,10 @@ def history(
         from ckptcheck.rollouts.response_versions import count_versions
 
         responses = ResponseVersions(os.fspath(rollouts), count_versions(read_rollouts(Path(rollouts))))
-    return build_report(open_history(Path(file), saved=held, responses=responses))
+    return build_report(open_history(Path(file), saved=held, responses=responses), pictures=pictures)
 
 
-def follow_history(file: StrPath) -> Iterator[Report]:
+def follow_history(file: StrPath, *, pictures: bool = False) -> Iterator[Report]:
     """Yield a report as `history` does, now and whenever a sync was added (``ckptcheck refit history --watch``).
 
     It never ends by itself. A record that does not exist yet is waited for.
@@ -481,4 +493,4 @@ def follow_history(file: StrPath) -> Iterator[Report]:
 
     loaded = load_rules()
     for record in follow(Path(file)):
-        yield build_report(record, loaded)
+        yield build_report(record, loaded, pictures=pictures)

@@ -39,6 +39,6 @@ def critic(
 
     report = api.critic(
         source, layouts=split_list("--layouts", layouts or []), length=length, trainer_python=trainer_python, timeout=timeout,
-        observer=out.TERMINAL,
+        pictures=out.shows_pictures(format), observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)

@@ -80,6 +80,6 @@ def diff(
     file = require_file(output)
     report = api.diff(
         first, second, cast=cast, rtol=rtol, atol=atol, previous=previous, base=base, critic=critic, bridge=bridge,
-        follow_links=follow_links, jobs=jobs, runner=find_runner(on), observer=out.TERMINAL,
+        follow_links=follow_links, jobs=jobs, runner=find_runner(on), pictures=out.shows_pictures(format), observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(report, format, file, fail_on, verbose=verbose)

@@ -57,5 +57,7 @@ def history(
         if report is None:
             raise CkptcheckError(f"{file} was never written", hint="the job writes it at its first sync")
         raise typer.Exit(report.exit_code(fail_on))
-    report = api.history(file, saved=saved, like=like, rollouts=rollouts, observer=out.TERMINAL)
+    report = api.history(
+        file, saved=saved, like=like, rollouts=rollouts, pictures=out.shows_pictures(format), observer=out.TERMINAL
+    )
     out.finish(report, format, output, fail_on, verbose=verbose)

@@ -31,7 +31,7 @@ def follow(file: Path, format: str, output: Path | None, *, verbose: bool = Fals
     if not file.exists():
         out.log(f"waiting for {file}")
     with suppress(KeyboardInterrupt):
-        for report in api.follow_history(file):
+        for report in api.follow_history(file, pictures=out.shows_pictures(format)):
             last = report
             if output is not None or format != "text":
                 out.write_reports([report], report.rules, format, output, verbose=verbose)

@@ -67,7 +67,9 @@ def join(
     from ckptcheck.cli import output as out
     from ckptcheck.linter.report import Reports
 
-    joined = api.join(folder, output, trust_parts=trust_parts, jobs=jobs, observer=out.TERMINAL)
+    joined = api.join(
+        folder, output, trust_parts=trust_parts, jobs=jobs, pictures=out.shows_pictures(format), observer=out.TERMINAL
+    )
     if isinstance(joined, Reports):
         out.finish(joined, format, require_file(output), fail_on, verbose=verbose)
     if output is None:

@@ -62,9 +62,6 @@ def localize(
             show_default="by the dtype's rounding",
         ),
     ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also draw the difference by layer (needs matplotlib).")
-    ] = None,
     engine_python: EnginePython = None,
     trainer_python: TrainerPython = None,
     timeout: Annotated[float, typer.Option(min=1, callback=finite, help="Seconds for each side.")] = 900.0,
@@ -85,8 +82,8 @@ def localize(
     report = api.localize(
         source, dumps=dumps, engine=engine, engine_source=engine_source, trainer=trainer, tp=tp, pp=pp, ep=ep,
         engine_tp=engine_tp, engine_mode=engine_mode, dtype=dtype, tokens=_parse_tokens(tokens) if tokens else None,
-        limit=limit, plots=plots, engine_python=engine_python, trainer_python=trainer_python, timeout=timeout,
-        observer=out.TERMINAL,
+        limit=limit, engine_python=engine_python, trainer_python=trainer_python, timeout=timeout,
+        pictures=out.shows_pictures(format), observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)
 

@@ -179,6 +179,7 @@ def verify(
         follow_links=follow_links,
         jobs=jobs,
         runner=find_runner(on),
+        pictures=out.shows_pictures(format),
         observer=out.TERMINAL,
     )
     out.finish(report, format, file, fail_on)

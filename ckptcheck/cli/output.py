@@ -38,6 +38,13 @@ def log(message: str) -> None:
         sys.stderr.write(break_commands(printable(message)) + "\n")
 
 
+def shows_pictures(format: str) -> bool:
+    """Return whether reports in this format show pictures, so that verbs have to draw them."""
+    from ckptcheck.reporters import WITH_PICTURES
+
+    return format in WITH_PICTURES
+
+
 def write_reports(
     reports: Sequence[Report], rules: Sequence[Rule], format: str, output: Path | None, *, verbose: bool = False
 ) -> None:

@@ -98,7 +98,6 @@ def judge(
             show_default="that of --checkpoint",
         ),
     ] = None,
-    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Also draw plots (needs the extra plots).")] = None,
     format: Format = "text",
     output: Output = None,
     fail_on: FailOn = "error",
@@ -117,8 +116,8 @@ def judge(
         files, against=against or (), floor=floor, max_mult_prob_error=max_mult_prob_error, max_kl=max_kl,
         max_prob_diff=max_prob_diff, max_abs=max_abs, max_sequence_error=max_sequence_error,
         max_floor_multiple=max_floor_multiple, max_lag=max_lag, clip_low=clip_low, clip_high=clip_high,
-        no_limits=no_limits, exact=exact, checkpoint=checkpoint, history=history, tokenizer=tokenizer, plots=plots,
-        observer=out.TERMINAL,
+        no_limits=no_limits, exact=exact, checkpoint=checkpoint, history=history, tokenizer=tokenizer,
+        pictures=out.shows_pictures(format), observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(reports, format, output, fail_on, verbose=verbose)
 

@@ -134,7 +134,7 @@ def matrix(
         calibrate=calibrate, floor=floor, tp=tp, pp=pp, ep=ep, engine_tp=engine_tp, dtype=dtype, head_fp32=head_fp32,
         switch=switch or (), engine_mode=engine_mode, engine_python=engine_python, trainer_python=trainer_python,
         max_mult_prob_error=max_mult_prob_error, max_floor_multiple=max_floor_multiple, resume=resume, markdown=markdown,
-        timeout=timeout, observer=out.TERMINAL,
+        timeout=timeout, pictures=out.shows_pictures(format), observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)
 

@@ -91,6 +91,6 @@ def probe(
         room=room, temperature=temperature, top_p=top_p, top_k=top_k, presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty, dtype=dtype, head_fp32=head_fp32, floor=floor,
         switch=switch or (), engine_mode=engine_mode, engine_python=engine_python, trainer_python=trainer_python,
-        timeout=timeout, observer=out.TERMINAL,
+        timeout=timeout, pictures=out.shows_pictures(format), observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)

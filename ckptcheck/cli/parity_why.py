@@ -89,6 +89,7 @@ def why(
         file, source, engine=engine, engine_source=engine_source, trainer=trainer, floor=floor,
         dtype=dtype, trainer_dtype=trainer_dtype,
         head_fp32=head_fp32, tp=tp, pp=pp, ep=ep, switch=switch or (), engine_mode=engine_mode, engine_tp=engine_tp,
-        engine_python=engine_python, trainer_python=trainer_python, timeout=timeout, observer=out.TERMINAL,
+        engine_python=engine_python, trainer_python=trainer_python, timeout=timeout,
+        pictures=out.shows_pictures(format), observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)

@@ -81,6 +81,6 @@ def preflight(
         *job, framework=framework, engine_version=engine_version, te_version=te_version,
         framework_version=framework_version, scan_checkpoints=scan_checkpoints, show_settings=show_settings, here=here,
         env=env,
-        select=split_list("--select", select), ignore=split_list("--ignore", ignore),
+        select=split_list("--select", select), ignore=split_list("--ignore", ignore), pictures=out.shows_pictures(format),
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)

@@ -239,7 +239,7 @@ def refit(
         report = api.conformance(
             source, transport=transport, engine=engine, engine_tp=engine_tp, engine_mode=engine_mode, dtype=dtype,
             engine_gpus=engine_gpus, switch=switch or (), hf_config=hf_config, engine_python=engine_python,
-            despite_errors=despite_errors, markdown=markdown, observer=out.TERMINAL,
+            despite_errors=despite_errors, markdown=markdown, pictures=out.shows_pictures(format), observer=out.TERMINAL,
         )  # fmt: skip
         out.finish(report, format, output, fail_on, verbose=verbose)
     written.reject(["markdown"], "without --conformance")
@@ -265,7 +265,7 @@ def refit(
             trainer=trainer or "transformers", tp=tp, pp=pp, ep=ep, device=device,
             trainer_gpus=trainer_gpus, check_weights=check_weights, check_logprobs=check_logprobs, hf_config=hf_config,
             engine_python=engine_python, trainer_python=trainer_python, timeout=timeout or (),
-            despite_errors=despite_errors, keep=keep, observer=out.TERMINAL,
+            despite_errors=despite_errors, keep=keep, pictures=out.shows_pictures(format), observer=out.TERMINAL,
         )  # fmt: skip
         out.finish(report, format, output, fail_on, verbose=verbose)
     assert source is not None
@@ -280,7 +280,7 @@ def refit(
             sleep_level=sleep_level, clear_cache=clear_cache, steps=steps, perturb=perturb, fast=fast, check_weights=check_weights,
             check_logprobs=check_logprobs, hf_config=hf_config,
             engine_python=engine_python, trainer_python=trainer_python, timeout=timeout or (), record=record,
-            rollouts=rollouts, despite_errors=despite_errors, keep=keep, observer=out.TERMINAL,
+            rollouts=rollouts, despite_errors=despite_errors, keep=keep, pictures=out.shows_pictures(format), observer=out.TERMINAL,
         )  # fmt: skip
     except RecordError as error:
         report, record_error = error.report, error

@@ -67,6 +67,7 @@ def lora(
     require_output_apart(output, adapter, Path(source))
     report = api.lora(
         source, adapter, engine=engine, update=update, engine_tp=engine_tp, engine_mode=engine_mode, dtype=dtype,
-        engine_gpus=engine_gpus, engine_python=engine_python, timeout=timeout or (), observer=out.TERMINAL,
+        engine_gpus=engine_gpus, engine_python=engine_python, timeout=timeout or (),
+        pictures=out.shows_pictures(format), observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(report, format, output, fail_on, verbose=verbose)

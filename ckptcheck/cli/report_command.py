@@ -13,8 +13,6 @@ from ckptcheck.cli.empty_values import refuse_empty_values
 from ckptcheck.cli.examples import write_examples
 from ckptcheck.errors import CkptcheckError, OutputError, UsageError
 from ckptcheck.linter.report import Report
-from ckptcheck.linter.requested_pictures import ask_for_pictures
-from ckptcheck.reporters import WITH_PICTURES
 from ckptcheck.text.addresses import is_remote_address
 
 
@@ -43,8 +41,7 @@ class ReportCommand(typer.core.TyperCommand):
         output = Path(written) if written and not is_remote_address(written) else None
         try:
             _refuse_output(output, ctx)
-            with ask_for_pictures() if ctx.params["format"] in WITH_PICTURES else contextlib.nullcontext():
-                return super().invoke(ctx)
+            return super().invoke(ctx)
         except UsageError:
             raise
         except OutputError as error:

@@ -176,6 +176,6 @@ def scan(
         verify_blobs=verify_blobs, near_zero_threshold=near_zero_threshold, identical_threshold=identical_threshold, base=base,
         stats=stats, consumers=asked, dry_load=split_list("--dry-load", dry_load), no_mmap=no_mmap, device=device,
         select=chosen, ignore=left_out, rules=rules, jobs=jobs, runner=find_runner(on), fix=fix,
-        baseline=baseline, write_baseline=write_baseline, config=config, observer=out.TERMINAL,
+        baseline=baseline, write_baseline=write_baseline, config=config, pictures=out.shows_pictures(format), observer=out.TERMINAL,
     )  # fmt: skip
     out.finish(reports, format, file, fail_on, verbose=verbose)

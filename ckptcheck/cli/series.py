@@ -65,6 +65,7 @@ def series(
         cache=cache,
         follow_links=follow_links,
         jobs=jobs,
+        pictures=out.shows_pictures(format),
         observer=out.TERMINAL,
     )
     out.finish(report, format, output, fail_on, verbose=verbose)

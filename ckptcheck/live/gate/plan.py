@@ -29,7 +29,7 @@ SCORED = "scored.safetensors"
 """File of the results' folder with the engine's responses and the trainer's logprobs."""
 ENGINE_ARGUMENTS = ("engine", "engine_tp", "engine_mode", "engine_python", "dtype")
 TRAINER_ARGUMENTS = ("trainer", "tp", "pp", "ep", "dtype", "trainer_python")
-OWN = ("observer", "output", "baseline", "write_baseline", "fix", "stats", "plots", "record")
+OWN = ("observer", "output", "baseline", "write_baseline", "fix", "stats", "pictures", "record")
 """Arguments that a gate sets itself, or that write elsewhere."""
 
 

@@ -71,7 +71,7 @@ def test_a_malformed_gate_file_is_refused(text: str, message: str, tmp_path: Pat
     [
         ("[refit]\nenginetp = 2", "[refit] takes no enginetp; did you mean engine-tp?"),
         ("[scan]\nbaseline = 'x'", "[scan] takes no baseline"),
-        ("[parity]\nplots = 'x'", "[parity] takes no plots"),
+        ("[parity]\npictures = true", "[parity] takes no pictures"),
     ],
 )
 def test_an_unknown_argument_is_refused_before_anything_runs(text: str, message: str, tmp_path: Path) -> None:
