@@ -11,35 +11,17 @@ from tests.paths import ROOT
 
 EXPLAINED = {
     "evidence offers what another file works out, and imports it when it is first asked; that file names the evidence's type": [
-        ("checkpoint.checkpoint", "checkpoint.implicit_added_tokens", "checkpoint.tokenizer", "checkpoint.value_reader",
-         "checkpoint.vocabulary"),
         ("checkpoint.megatron.inspection", "checkpoint.megatron.megatron"),
-        ("compare.matching.comparison", "reporters.pictures.comparison", "compare.matching.difference_causes",
-         "compare.matching.value_heads", "compare.matching.quantized.swapped_weights"),
-        ("compare.verification", "reporters.pictures.verification"),
-        ("compare.matching.megatron_side", "compare.matching.side"),
-        ("runs.history.history", "runs.history.tables", "reporters.pictures.history_curves", "reporters.pictures.history_raster"),
-        ("live.pictures.tensor_states", "live.pictures.trial_measurements", "live.refit.proof", "live.refit.report_sections", "live.refit.trace",
-         "live.refit.trace_queries", "live.refit.weight_names"),
-        ("live.conformance.trace", "live.pictures.fault_answers"),
-        ("live.refit.lora.trace", "live.pictures.adapter_effects"),
-        ("live.pictures.server_tensors", "live.refit.running_servers.comparability", "live.refit.running_servers.trace"),
-        ("linter.report", "reporters.html.overview", "reporters.html.page"),
-        ("live.experiments.attribution.trace", "live.pictures.search_ladder"),
-        ("live.experiments.critic", "live.pictures.critic_values"),
-        ("live.localize.localization", "live.pictures.module_outputs"),
-        ("live.experiments.matrix.trace", "live.pictures.matrix_cells"),
-        ("reporters.pictures.run_curves", "rollouts.run_comparison", "rollouts.series"),
-        ("reporters.pictures.token_gaps", "reporters.pictures.worst_tokens", "rollouts.plots", "rollouts.rollout_evidence"),
-        ("live.pictures.probe_gaps", "live.experiments.probes.trace"),
-        ("jobs.job", "reporters.pictures.job_settings"),
+        ("runs.history.history", "runs.history.tables"),
+        (
+            "live.refit.proof",
+            "live.refit.report_sections",
+            "live.refit.trace",
+            "live.refit.trace_queries",
+            "live.refit.weight_names",
+        ),
     ],
-    "a function names the type that its caller passes; at run time the lower one imports nothing of the higher": [
-        ("compare.diagnosis.matrix_pair", "compare.diagnosis.rearrangements"),
-        ("live.runtime.engines.base", "live.runtime.engines.sampling"),
-        ("values.chunk_scan", "values.pattern_max", "values.stats", "values.zero_runs"),
-    ],
-}  # fmt: skip
+}
 """Why modules may import each other in a circle → the circles. Any other circle fails."""
 
 

@@ -146,7 +146,7 @@ def open_comparison(
     from ckptcheck.compare.matching.comparison import Comparison
     from ckptcheck.compare.matching.equality import Tolerance
     from ckptcheck.compare.matching.merged_adapter import is_adapter, open_adapter
-    from ckptcheck.compare.matching.side import open_side
+    from ckptcheck.compare.matching.open_side import open_side
 
     require_choice("--bridge", bridge, Bridge)
     dtype = cast if cast in ("auto", "none") else parse_dtype(cast)

@@ -188,7 +188,7 @@ class Checkpoint(EvidenceDefaults):
             return None
         from ckptcheck.checkpoint.tokenizer import Tokenizer
 
-        return Tokenizer.read(self)
+        return Tokenizer(self.source, self.config, self.generation_config)
 
     @cached_property
     def torch_bins(self) -> dict[str, TorchBin]:

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.chat_template import ChatTemplate, leading_marker
 from ckptcheck.checkpoint.chat_turns import Turns
@@ -23,9 +22,6 @@ from ckptcheck.checkpoint.token_file import TokenFile, read_token_files
 from ckptcheck.checkpoint.token_search import LONGEST_TOKEN, TokenSearch
 from ckptcheck.checkpoint.vocabulary import FILES, AddedToken, Vocabulary, read_vocabulary
 from ckptcheck.linter.rule import Skip
-
-if TYPE_CHECKING:
-    from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 STARTS = ("decoder_start_token_id", "forced_bos_token_id")
 """Settings of the tokens with which `generate` starts the decoder of an encoder-decoder model."""
@@ -46,11 +42,6 @@ class Tokenizer:
     """config.json."""
     generation_config: Config | None = field(repr=False, default=None)
     """generation_config.json."""
-
-    @classmethod
-    def read(cls, ckpt: Checkpoint) -> Tokenizer:
-        """Return the tokenizer of a checkpoint that has a tokenizer.json, a tokenizer_config.json or a token file."""
-        return cls(ckpt.source, ckpt.config, ckpt.generation_config)
 
     def _has(self, file: str) -> bool:
         return file in self.source.files and self.source.files[file].outside_link is None

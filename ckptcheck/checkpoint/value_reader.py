@@ -8,10 +8,46 @@ from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Runner
 
 if TYPE_CHECKING:
-    # An upward import for types only: what a reader returns is defined by the value pass, which reads checkpoints.
-    from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.checkpoint.source import Source
+    from collections.abc import Mapping
+
+    from ckptcheck.checkpoint.header import Shard
+    from ckptcheck.checkpoint.source import File, Source
+    from ckptcheck.checkpoint.tensor import Tensor
     from ckptcheck.values.stats import ValueStats
+
+
+class HasValues(Protocol):
+    """What a reader asks of a checkpoint."""
+
+    @property
+    def source(self) -> Source:
+        """Where its bytes come from."""
+        ...
+
+    @property
+    def files(self) -> Mapping[str, File]:
+        """All files, by name."""
+        ...
+
+    @property
+    def tensor_suffixes(self) -> tuple[str, ...]:
+        """How the names of files end that hold tensors."""
+        ...
+
+    @property
+    def shards(self) -> Mapping[str, Shard]:
+        """File → the tensors in it, with their places."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The tensors of the loaded files."""
+        ...
+
+    @property
+    def vocabulary_tensors(self) -> Mapping[str, tuple[str, ...]]:
+        """Embedding and head → the tensors that hold their rows, which get statistics of their own."""
+        ...
 
 
 class ValueReader(Protocol):
@@ -26,11 +62,11 @@ class ValueReader(Protocol):
         """Return why the values of this source are not read, as the reason of a skip; None where they are read."""
         ...
 
-    def start(self, ckpt: Checkpoint) -> None:
+    def start(self, ckpt: HasValues) -> None:
         """Begin to read now, in other processes where that helps; the caller has to call `close` at the end."""
         ...
 
-    def read(self, ckpt: Checkpoint) -> ValueStats:
+    def read(self, ckpt: HasValues) -> ValueStats:
         """Read all values and return their statistics. Raises Skip where they are not read."""
         ...
 
@@ -51,10 +87,10 @@ class UnreadValues:
         """Return the reason."""
         return self._reason
 
-    def start(self, ckpt: Checkpoint) -> None:
+    def start(self, ckpt: HasValues) -> None:
         """Do nothing."""
 
-    def read(self, ckpt: Checkpoint) -> ValueStats:
+    def read(self, ckpt: HasValues) -> ValueStats:
         """Raise Skip."""
         raise Skip(self._reason)
 

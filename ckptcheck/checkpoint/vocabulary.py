@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckptcheck.checkpoint.document import Defect, clip, parse_object
 from ckptcheck.checkpoint.framing import FramingToken, list_framing_tokens
 from ckptcheck.checkpoint.sandbox import run_sandboxed
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.text.formatting import count
-
-if TYPE_CHECKING:
-    from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 MOST_BYTES = 1 << 27
 """Longest tokenizer.json that is read, in bytes; Gemma 3's has 33 MB."""
@@ -307,35 +304,3 @@ def encode_text(source: Source, text: str) -> frozenset[int] | None:
     raw = source.read("tokenizer.json", 0, min(source.files["tokenizer.json"].size, MOST_BYTES))
     answer = run_sandboxed("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY, encode=text)
     return next((frozenset(line["ids"]) for line in answer.lines if "ids" in line), None)
-
-
-@dataclass(frozen=True)
-class EmbeddingTable:
-    """The number of token ids for which the model has a row, and the file and key that show it."""
-
-    rows: int
-    file: str
-    key: str
-
-
-def find_embedding_table(ckpt: Checkpoint) -> EmbeddingTable | None:
-    """Return the rows of the token embedding, or `vocab_size` where that is larger or the embedding is not identified.
-
-    CFG012 reports where the two differ. Idefics stores the rows of added tokens in a second table.
-    """
-    declared = ckpt.config.integer("vocab_size") if ckpt.config is not None else None
-    name = ckpt.components.embedding
-    if name is not None and ckpt.tensors[name].dtype.endswith(("F16", "F32", "F64")):
-        rows = ckpt.tensors[name].shape[0]
-        rows += sum(
-            tensor.shape[0]
-            for other, tensor in ckpt.tensors.items()
-            if "additional_embedding" in other and len(tensor.shape) == 2
-        )
-        if rows >= (declared or 0):
-            return EmbeddingTable(rows, ckpt.tensor_to_file[name], name)
-    return (
-        EmbeddingTable(declared, "config.json", ckpt.config.key_path("vocab_size"))
-        if declared and ckpt.config is not None
-        else None
-    )

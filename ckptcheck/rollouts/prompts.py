@@ -56,7 +56,7 @@ class PromptTokenizer:
         tokenizer = open_tokenizer(raw, f"tokenizer.json of {ckpt.target}")
         from ckptcheck.checkpoint.tokenizer import Tokenizer
 
-        template = Tokenizer.read(ckpt).template
+        template = Tokenizer(ckpt.source, ckpt.config, ckpt.generation_config).template
         return cls(
             tokenizer,
             template.text if template is not None else None,

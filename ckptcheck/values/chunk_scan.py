@@ -4,44 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.values.dtypes import FORMATS, NumberFormat
 from ckptcheck.values.pattern_max import CHUNK, max_patterns
+from ckptcheck.values.stats import ChunkStats
 from ckptcheck.values.zero_runs import find_zero_runs
-
-
-class ChunkStats(msgspec.Struct):
-    """Statistics of a run of bytes of one tensor. Positions count elements from the start of the run."""
-
-    max_pattern: int = 0
-    """The largest bit pattern without its sign among the finite elements."""
-    nan: int = 0
-    """How many elements are NaN."""
-    inf: int = 0
-    """How many elements are infinite."""
-    first_nan: int = -1
-    """Position of the first NaN, -1 if there is none."""
-    first_inf: int = -1
-    """Position of the first Inf, -1 if there is none."""
-    constant: int | None = None
-    """The pattern of all elements if they have one and the same, else None."""
-    zero_runs: list[tuple[int, int]] = []
-    """[begin, end) in bytes of the runs of at least MIN_ZERO_RUN zero bytes, and of shorter ones at either end."""
-    row_max: bytes = b""
-    """What `row_scan.max_row_patterns` returns, if the piece asks for rows."""
-    row_fingerprints: bytes = b""
-    """What `row_scan.row_fingerprints` returns, if the piece asks for rows."""
-    row_squares: bytes = b""
-    """float32 [rows, runs]: what the piece adds to the sums of squares of the sampled rows (`channel_sample.sum_squares`)."""
-    column_squares: bytes = b""
-    """The same of the sampled columns, [runs, columns]."""
-    elements: bytes = b""
-    """What `sketch.take_sample` returns, if the piece asks for a sample."""
-    marks: bytes = b""
-    """What `file_marks.take_marks` returns."""
 
 
 def scan_chunk(raw: NDArray[np.uint8], dtype: str) -> ChunkStats:

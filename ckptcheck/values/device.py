@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.values.chunk_scan import ChunkStats, find_constant_pattern, scan_chunk
+from ckptcheck.values.chunk_scan import find_constant_pattern, scan_chunk
 from ckptcheck.values.dtypes import FORMATS
-from ckptcheck.values.stats import MIN_ZERO_RUN
+from ckptcheck.values.stats import MIN_ZERO_RUN, ChunkStats
 from ckptcheck.values.zero_runs import find_zero_runs
 
 if TYPE_CHECKING:

@@ -14,10 +14,40 @@ from ckptcheck.values.sketch import Sketch, sketch_samples
 
 if TYPE_CHECKING:
     from ckptcheck.values.channel_sample import ChannelSample
-    from ckptcheck.values.chunk_scan import ChunkStats
 
 MIN_ZERO_RUN = 1024
 """Bytes from which a run of zero bytes counts."""
+
+
+class ChunkStats(msgspec.Struct):
+    """Statistics of a run of bytes of one tensor. Positions count elements from the start of the run."""
+
+    max_pattern: int = 0
+    """The largest bit pattern without its sign among the finite elements."""
+    nan: int = 0
+    """How many elements are NaN."""
+    inf: int = 0
+    """How many elements are infinite."""
+    first_nan: int = -1
+    """Position of the first NaN, -1 if there is none."""
+    first_inf: int = -1
+    """Position of the first Inf, -1 if there is none."""
+    constant: int | None = None
+    """The pattern of all elements if they have one and the same, else None."""
+    zero_runs: list[tuple[int, int]] = []
+    """[begin, end) in bytes of the runs of at least MIN_ZERO_RUN zero bytes, and of shorter ones at either end."""
+    row_max: bytes = b""
+    """What `row_scan.max_row_patterns` returns, if the piece asks for rows."""
+    row_fingerprints: bytes = b""
+    """What `row_scan.row_fingerprints` returns, if the piece asks for rows."""
+    row_squares: bytes = b""
+    """float32 [rows, runs]: what the piece adds to the sums of squares of the sampled rows (`channel_sample.sum_squares`)."""
+    column_squares: bytes = b""
+    """The same of the sampled columns, [runs, columns]."""
+    elements: bytes = b""
+    """What `sketch.take_sample` returns, if the piece asks for a sample."""
+    marks: bytes = b""
+    """What `file_marks.take_marks` returns."""
 
 
 class TensorStats(msgspec.Struct):

@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.source import Source, describe_version, find_nodes, list_rewritten
+from ckptcheck.checkpoint.value_reader import HasValues
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Local, Runner
-from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
+from ckptcheck.values.chunk_scan import scan_chunk
 from ckptcheck.values.device import DeviceScanner
 from ckptcheck.values.file_marks import MARK_STEP
 from ckptcheck.values.scan_plan import BATCHES_PER_WORKER, MAX_BATCH_BYTES, ScanPlan, plan_scan
-from ckptcheck.values.stats import StatsAccumulator, ValueStats, merge_runs
+from ckptcheck.values.stats import ChunkStats, StatsAccumulator, ValueStats, merge_runs
 from ckptcheck.values.worker import Batch, ChunkScanner, fits_piece, scan_piece
 from ckptcheck.values.worker_pool import WorkerPool
 
@@ -235,7 +235,7 @@ def _is_remote(folder: Path) -> bool:
     return False
 
 
-def _row_sizes(ckpt: Checkpoint) -> dict[str, int]:
+def _row_sizes(ckpt: HasValues) -> dict[str, int]:
     """Return embedding or head, or part of one → bytes of a row."""
     sizes = {}
     for name in (part for parts in ckpt.vocabulary_tensors.values() for part in parts):
@@ -289,7 +289,7 @@ class ValuePass:
             return f"values {place} are read only with --values"
         return None
 
-    def start(self, ckpt: Checkpoint) -> None:
+    def start(self, ckpt: HasValues) -> None:
         """Start the worker processes now, so that they scan while the rules on headers run. The caller calls `close`.
 
         Does nothing for a checkpoint that no worker processes read.
@@ -301,7 +301,7 @@ class ValuePass:
         self._submitted = self._plan(ckpt)
         self._pool.submit(self._submitted.batches)
 
-    def read(self, ckpt: Checkpoint) -> ValueStats:
+    def read(self, ckpt: HasValues) -> ValueStats:
         """Read all values and return their statistics. Raises Skip where they are not read."""
         if (reason := self.unavailable_reason(ckpt.source)) is not None:
             raise Skip(reason)
@@ -327,7 +327,7 @@ class ValuePass:
         if self._pool is not None:
             self._pool.close()
 
-    def _is_mapped(self, ckpt: Checkpoint) -> bool:
+    def _is_mapped(self, ckpt: HasValues) -> bool:
         """Whether worker processes map the files into memory."""
         return (
             self._device_scanner is None
@@ -337,7 +337,7 @@ class ValuePass:
             and can_map(ckpt.source)
         )
 
-    def _plan(self, ckpt: Checkpoint) -> ScanPlan:
+    def _plan(self, ckpt: HasValues) -> ScanPlan:
         most = READ_BYTES
         if self._is_mapped(ckpt):
             share = _count_tensor_bytes(ckpt) // (BATCHES_PER_WORKER * self._jobs)
@@ -345,6 +345,6 @@ class ValuePass:
         return plan_scan(ckpt.source, ckpt.shards, _row_sizes(ckpt), most, takes_samples=self._takes_samples)
 
 
-def _count_tensor_bytes(ckpt: Checkpoint) -> int:
+def _count_tensor_bytes(ckpt: HasValues) -> int:
     """Return the size of all files that hold tensors."""
     return sum(file.size for name, file in ckpt.files.items() if name.endswith(ckpt.tensor_suffixes))

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from ckptcheck.text.file_io import open_regular_file
 from ckptcheck.values.channel_sample import RUNS, choose_runs, sum_squares
-from ckptcheck.values.chunk_scan import ChunkStats, scan_chunk
+from ckptcheck.values.chunk_scan import scan_chunk
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.file_marks import MARK_BYTES, count_marks, take_marks
 from ckptcheck.values.row_scan import FINGERPRINT_BYTES, max_row_patterns, row_fingerprints
 from ckptcheck.values.sketch import take_sample
+from ckptcheck.values.stats import ChunkStats
 from ckptcheck.values.tensor_part import Sums, TensorPart, sum_part
 
 LENGTH = struct.Struct("<I")

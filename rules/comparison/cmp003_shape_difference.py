@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.compare.matching.comparison import Comparison
+from ckptcheck.compare.matching.difference_causes import explain_shape_differences
 from ckptcheck.compare.matching.name_groups import group_names, name_template
 from ckptcheck.compare.matching.pairing import TensorPair
 from ckptcheck.text.formatting import format_shape
@@ -33,7 +34,7 @@ from ckptcheck.text.formatting import format_shape
 def check(comparison: Comparison) -> Iterator[Problem]:
     groups: dict[tuple[object, object, object, str], list[TensorPair]] = {}
     for pair in comparison.match_result.shape_mismatches:
-        cause = comparison.shape_causes.get(pair.name, "")
+        cause = explain_shape_differences(comparison).get(pair.name, "")
         groups.setdefault((name_template(pair.name), pair.first.shape, pair.second.shape, cause), []).append(pair)
     for (*_, cause), (first, *more) in groups.items():
         subject = f"{len(more) + 1:,} tensors are" if more else "it is"

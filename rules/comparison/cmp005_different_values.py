@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
 from ckptcheck.compare.matching.comparison import Comparison
+from ckptcheck.compare.matching.difference_causes import diagnose_differences
 from ckptcheck.compare.matching.equality import CompareResult
 from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.compare.matching.pairing import TensorPair
@@ -39,7 +40,7 @@ def check(comparison: Comparison) -> Iterator[Problem]:
     unexplained = {pair.name: (pair, result) for pair, _, result in comparison.value_differences.different}
     if not unexplained:
         return
-    for verdict in comparison.verdicts:
+    for verdict in diagnose_differences(comparison):
         concerned = {
             name: unexplained.pop(name) for name in sorted(verdict.tensors, key=natural_sort_key) if name in unexplained
         }

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.compare.matching.comparison import Comparison
 from ckptcheck.compare.matching.name_groups import group_names
-from ckptcheck.compare.matching.quantized.swapped_weights import describe_swaps
+from ckptcheck.compare.matching.quantized.swapped_weights import describe_swaps, find_swapped_weights
 from ckptcheck.text.formatting import count
 
 
@@ -49,7 +49,7 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             if came_first
             else "the quantized weight does not hold the values of the dense one"
         )
-        others = {name: other for name, other in comparison.swapped_weights.items() if name in names}
+        others = {name: other for name, other in find_swapped_weights(comparison).items() if name in names}
         instead = (
             f"; {count(len(others), 'holds another tensor', 'hold other tensors')}: {describe_swaps(others)}"
             if others

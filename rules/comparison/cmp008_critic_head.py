@@ -38,7 +38,7 @@ from ckptcheck.compare.matching.value_heads import (
 
 @rule("CMP008", "critic-head", severity="error", on="comparison", when=lambda comparison: comparison.critic)
 def check(comparison: Comparison) -> Iterator[Problem]:
-    heads = list_value_heads(comparison)
+    heads = list_value_heads(comparison.first, comparison.second)
     if not heads:
         yield Problem(
             "--critic is given, but neither checkpoint has a value head",

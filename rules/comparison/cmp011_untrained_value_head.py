@@ -25,8 +25,12 @@ start), unslothai/unsloth-zoo#1087 (merging left a trained head out)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
+from ckptcheck.compare.bridge.hf_names import normalize_hf_name
+from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.compare.matching.comparison import Comparison
-from ckptcheck.compare.matching.value_heads import count_trained_matrices, list_compared_value_heads
+from ckptcheck.compare.matching.difference_causes import diagnose_differences
+from ckptcheck.compare.matching.equality import CompareSpec
+from ckptcheck.compare.matching.pairing import MEGATRON_HEAD, TensorPair, is_value_head
 
 
 @rule(
@@ -34,7 +38,7 @@ from ckptcheck.compare.matching.value_heads import count_trained_matrices, list_
     "untrained-value-head",
     severity="warning",
     on="comparison",
-    when=lambda comparison: any(how.first == how.second for _, how in list_compared_value_heads(comparison)),
+    when=lambda comparison: any(how.first == how.second for _, how in _list_compared_value_heads(comparison)),
 )
 def check(comparison: Comparison) -> Iterator[Problem]:
     if comparison.tolerance.rtol or comparison.tolerance.atol:
@@ -42,12 +46,12 @@ def check(comparison: Comparison) -> Iterator[Problem]:
     different = {pair.name for pair, _, _ in comparison.value_differences.different}
     unchanged = [
         pair
-        for pair, how in list_compared_value_heads(comparison)
+        for pair, how in _list_compared_value_heads(comparison)
         if how.first == how.second and pair.name not in different
     ]
     if not unchanged:
         return
-    changed, matrices = count_trained_matrices(comparison)
+    changed, matrices = _count_trained_matrices(comparison)
     if changed * 2 <= matrices:
         return
     for pair in unchanged:
@@ -58,3 +62,32 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             key=pair.names[1],
             hint="check that the optimizer has the head, and that the trained copy is the one that is saved",
         )
+
+
+def _list_compared_value_heads(comparison: Comparison) -> list[tuple[TensorPair, CompareSpec]]:
+    """Return the value heads that both sides have, and how they are compared."""
+    return [
+        (pair, how)
+        for pair, how in comparison.comparable_pairs
+        if (pair.name.endswith(".weight") and is_value_head(normalize_hf_name(pair.name)))
+        or (pair.name == MEGATRON_HEAD and pair.first.shape[:1] == (1,))
+    ]
+
+
+def _count_trained_matrices(comparison: Comparison) -> tuple[int, int]:
+    """Count the matrices, without heads, that differ for no known cause (as training changes them), and all of them."""
+    heads = {pair.name for pair, _ in _list_compared_value_heads(comparison)}
+    different = {pair.name for pair, _, _ in comparison.value_differences.different} - heads
+    if different:
+        different -= {
+            name
+            for verdict in diagnose_differences(comparison)
+            if verdict.confidence != "unknown"
+            for name in verdict.tensors
+        }
+    matrices = [
+        pair.name
+        for pair, _ in comparison.comparable_pairs
+        if pair.name not in heads and isinstance(pair.first, TensorLayout) and len(pair.first.shape) >= 2
+    ]
+    return sum(name in different for name in matrices), len(matrices)

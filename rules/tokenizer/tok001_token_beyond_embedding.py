@@ -42,7 +42,7 @@ from ckptcheck.checkpoint.views import TokenizedCheckpoint
 from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
-    from ckptcheck.checkpoint.vocabulary import EmbeddingTable
+    from ckptcheck.checkpoint.embedding_table import EmbeddingTable
 
 PLACEHOLDER = re.compile(r"(?i)[<\[](?>.*?(image|img|video|vision|audio|speech|sound)).*[>\]]")
 
@@ -55,7 +55,7 @@ PLACEHOLDER = re.compile(r"(?i)[<\[](?>.*?(image|img|video|vision|audio|speech|s
     when=lambda ckpt: not ckpt.is_partial,
 )
 def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
-    from ckptcheck.checkpoint.vocabulary import find_embedding_table
+    from ckptcheck.checkpoint.embedding_table import find_embedding_table
 
     table = find_embedding_table(ckpt)
     if table is not None and ckpt.tokenizer.vocabulary is None:

@@ -39,7 +39,7 @@ PADDING, PART = 2048, 25
     when=lambda ckpt: not ckpt.is_partial,
 )
 def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
-    from ckptcheck.checkpoint.vocabulary import find_embedding_table
+    from ckptcheck.checkpoint.embedding_table import find_embedding_table
 
     vocabulary, table = ckpt.tokenizer.require_vocabulary(), find_embedding_table(ckpt)
     if table is None:

@@ -57,7 +57,7 @@ FRAMING_ROLES = ("cls_token", "sep_token")
 
 @rule("TOK009", "special-token-unknown", severity="error", on="tokenizer")
 def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
-    from ckptcheck.checkpoint.vocabulary import find_embedding_table
+    from ckptcheck.checkpoint.embedding_table import find_embedding_table
 
     tokenizer = ckpt.tokenizer
     known = tokenizer.vocabulary
@@ -98,7 +98,7 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
 
 def _check_framing(ckpt: TokenizedCheckpoint, known: Vocabulary) -> Iterator[Problem]:
     """Yield the tokens around every text whose ids are those of no token, or of another one."""
-    from ckptcheck.checkpoint.vocabulary import find_embedding_table
+    from ckptcheck.checkpoint.embedding_table import find_embedding_table
 
     for framing in known.framing:
         lost = [number for number in framing.ids or () if number not in known.id_to_token]

@@ -57,7 +57,7 @@ LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
     ),
 )
 def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
-    from ckptcheck.checkpoint.vocabulary import find_embedding_table
+    from ckptcheck.checkpoint.embedding_table import find_embedding_table
 
     yield from _check_types(ckpt.tokenizer)
     table = find_embedding_table(ckpt)

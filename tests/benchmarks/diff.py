@@ -46,7 +46,7 @@ def peak(first: Path, second: Path) -> float:
 def in_process(first: str, second: str) -> None:
     """Compare in this process."""
     from ckptcheck.compare.matching.comparison import Comparison
-    from ckptcheck.compare.matching.side import open_side
+    from ckptcheck.compare.matching.open_side import open_side
     from ckptcheck.linter import rule_loader
     from ckptcheck.linter.runner import run_rules
 

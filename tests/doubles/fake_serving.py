@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.live.runtime.engines.base import Bucket, SequenceScores, UpdateResult
+from ckptcheck.live.runtime.engines.base import Bucket, InflightResult, SequenceScores, UpdateResult
 from ckptcheck.live.runtime.engines.engine_options import Switches, ignored_switches
-from ckptcheck.live.runtime.engines.sampling import Generation, InflightResult, Sampling, sampling_per_prompt
+from ckptcheck.live.runtime.engines.sampling import Generation, Sampling, sampling_per_prompt
 from ckptcheck.rollouts.metrics.sampling_distribution import penalize, processed
 from tests.doubles import fake_model as model
 from tests.doubles.fake_engine import FakeEngine

@@ -13,7 +13,7 @@ import numpy as np
 
 from ckptcheck.compare.matching.comparison import Comparison
 from ckptcheck.compare.matching.equality import Tolerance
-from ckptcheck.compare.matching.side import open_side
+from ckptcheck.compare.matching.open_side import open_side
 from tests.factories.case_table import StrictTable
 from tests.factories.checkpoint_cases import CHECKPOINTS, CheckpointChanges, Tensors, edit_tensors, write_checkpoint
 

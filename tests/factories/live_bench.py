@@ -15,8 +15,7 @@ from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.refit.settings import TrialSettings
 from ckptcheck.live.refit.trial import RefitTrial
-from ckptcheck.live.runtime.engines.base import Bucket, Engine, UpdateResult
-from ckptcheck.live.runtime.engines.sampling import InflightResult
+from ckptcheck.live.runtime.engines.base import Bucket, Engine, InflightResult, UpdateResult
 from ckptcheck.live.runtime.process.exchange import TensorExchange
 from tests.factories import sent_buckets
 from tests.factories.refit_cases import FakeTrainer

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.compare.diagnosis.inputs import DiagnosisInput, SourceName, TensorBits, TensorKey
-from ckptcheck.compare.diagnosis.rearrangements import order_by_group
+from ckptcheck.compare.diagnosis.matrix_view import order_by_group
 from ckptcheck.compare.diagnosis.rounding import ROUNDED, encode
 from ckptcheck.values.dtypes import decode
 

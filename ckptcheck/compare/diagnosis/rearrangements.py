@@ -12,23 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckptcheck.compare.diagnosis.matrix_view import Index, Rearrangement
+from ckptcheck.compare.diagnosis.matrix_view import Rearrangement, order_by_group
 
 if TYPE_CHECKING:
     from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
-
-
-def order_by_group(sizes: tuple[int, ...], groups: int) -> Index:
-    """Return the row order that interleaves stacked parts: for each group its share of the first part, of the second, and so on.
-
-    >>> order_by_group((4, 2), 2).tolist()
-    [0, 1, 4, 2, 3, 5]
-    """
-    starts = np.cumsum((0, *sizes[:-1]))
-    shares = [
-        start + np.arange(size, dtype=np.int64).reshape(groups, -1) for start, size in zip(starts, sizes, strict=True)
-    ]
-    return np.concatenate(shares, axis=1).reshape(-1).astype(np.int64)
 
 
 def iterate_fused_rearrangements(pair: MatrixPair, *, permuted: bool = True) -> Iterator[Rearrangement]:

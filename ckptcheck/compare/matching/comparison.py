@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
@@ -24,7 +24,6 @@ from ckptcheck.text.formatting import count, join_truncated, natural_sort_key
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.deltas.chain import DeltaChain
     from ckptcheck.compare.bridge.mbridge_check import MbridgeMapping
-    from ckptcheck.compare.diagnosis import Verdict
     from ckptcheck.compare.matching.merged_adapter import Adapter, ModuleMerge
     from ckptcheck.compare.matching.quantized.distance import QuantizedDistance
     from ckptcheck.linter.report import Section
@@ -98,6 +97,8 @@ class Comparison(EvidenceDefaults):
     runner: Runner | None = field(default=None, repr=False)
     progress: Callable[[int, int], None] | None = field(default=None, repr=False)
     kind: str = "comparison"
+    # What rules and pictures work out of it, see `linter.evidence.remembered`.
+    memory: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
     def target(self) -> str:
@@ -241,27 +242,6 @@ class Comparison(EvidenceDefaults):
         """The dimensions of the model, from the side that declares its heads."""
         return self.first.dimensions if self.first.dimensions.heads else self.second.dimensions
 
-    @cached_property
-    def verdicts(self) -> list[Verdict]:
-        """Why tensors differ. Empty where all are equal; quantized weights have none."""
-        from ckptcheck.compare.matching.difference_causes import diagnose_differences
-
-        return diagnose_differences(self)
-
-    @cached_property
-    def shape_causes(self) -> dict[str, str]:
-        """Name of a tensor → how it is related to its counterpart of another shape, where that is known."""
-        from ckptcheck.compare.matching.difference_causes import explain_shape_differences
-
-        return explain_shape_differences(self)
-
-    @cached_property
-    def swapped_weights(self) -> dict[str, str]:
-        """Quantized weight → the other tensor whose values it holds."""
-        from ckptcheck.compare.matching.quantized.swapped_weights import find_swapped_weights
-
-        return find_swapped_weights(self)
-
     @property
     def undeclared_casts(self) -> list[UndeclaredCast]:
         """Tensors of unequal dtype whose cast no config declares."""
@@ -366,8 +346,6 @@ class Comparison(EvidenceDefaults):
         return ", and ".join(parts)
 
     def _describe_accounts(self) -> list[str]:
-        from ckptcheck.compare.matching.value_heads import describe_critic_start
-
         result = self.match_result
         matched = sum(pair.name not in result.aliased for pair in result.pairs)
         lines = [
@@ -381,7 +359,7 @@ class Comparison(EvidenceDefaults):
             lines.append(f"{len(result.shape_mismatches):,} of other shapes")
         if result.heads:
             lines.append(f"heads of their own: {join_truncated(tuple(result.heads.values()))}")
-        if self.critic and (start := describe_critic_start(self)):
+        if self.critic and (start := self._describe_critic_start()):
             lines.append(start)
         if result.padding_rows:
             lines.append(f"{count(max(result.padding_rows.values()), 'row')} of padding left out")
@@ -402,3 +380,25 @@ class Comparison(EvidenceDefaults):
         if casts:
             lines.append("cast " + ", ".join(casts))
         return [*lines, self.tolerance.text]
+
+    def _describe_critic_start(self) -> str:
+        """Return "only the head is new" with the heads' stored names if the critic otherwise equals the language model; "" if not.
+
+        Reads both sides, unless they were read before.
+        """
+        from ckptcheck.compare.matching.value_heads import list_value_heads
+
+        result = self.match_result
+        heads = list_value_heads(self.first, self.second)
+        if len({id(side) for side, _ in heads}) != 1 or not result.pairs:
+            return ""
+        if result.missing or result.extra or result.shape_mismatches or self.undeclared_casts or self.unread:
+            return ""
+        differences = self.value_differences
+        if differences.different or differences.quantized:
+            return ""
+        names = [name for _, name in heads]
+        of = {stored for name, stored in result.heads.items() if name.rpartition(".")[0] == "score"}
+        names += sorted(of - set(names))
+        only = "only the head is" if len(names) == 1 else "only the head's tensors are"
+        return f"{only} new in the critic: {join_truncated(names)}"

@@ -16,6 +16,7 @@ from ckptcheck.compare.matching.cast import can_cast, cast_patterns
 from ckptcheck.compare.matching.pairing import TensorPair
 from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
 from ckptcheck.errors import EvidenceError
+from ckptcheck.linter.evidence import remembered
 
 if TYPE_CHECKING:
     from ckptcheck.compare.diagnosis import AttentionGeometry, DiagnosisInput, TensorBits, Verdict
@@ -27,6 +28,7 @@ LARGE_BYTES = 1 << 27
 """A tensor of more bytes is not held in memory, but examined in slabs."""
 
 
+@remembered
 def diagnose_differences(comparison: Comparison) -> list[Verdict]:
     """Return verdicts about the tensors that differ. Raises EvidenceError if a file can no longer be read."""
     from ckptcheck.compare.diagnosis import diagnose
@@ -131,6 +133,7 @@ def _open_previous(comparison: Comparison, stack: ExitStack) -> PreviousVersion 
     return stack.enter_context(TensorFiles(comparison.previous.source)), layouts
 
 
+@remembered
 def explain_shape_differences(comparison: Comparison) -> dict[str, str]:
     """Return name → how a tensor is related to its counterpart of another shape, where that is known.
 

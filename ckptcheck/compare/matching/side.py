@@ -9,8 +9,6 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.open import open_target
-from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
 from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.source import Source
     from ckptcheck.compare.bridge.family_table import FamilyTable
     from ckptcheck.compare.matching.quantized.weight import QuantizedWeight
-    from ckptcheck.runners.runner import Runner
 
 BUFFER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|rotary_pos_emb\.inv_freq|masked_bias|position_ids)$")
 """Buffers that older releases saved beside the weights and every loader recomputes."""
@@ -66,21 +63,6 @@ class ComparisonSide:
     counts: Mapping[str, int] = field(default_factory=dict)
     # File → why it could not be read.
     unread: Mapping[str, str] = field(default_factory=dict)
-
-
-def open_side(
-    target: str, *, jobs: int | None = None, follow_links: bool = False, runner: Runner | None = None
-) -> ComparisonSide:
-    """Open what the user named as one side of a comparison. runner: where its bytes will be read.
-
-    Raises CkptcheckError if there is nothing to compare, EvidenceError if the checkpoint cannot be read completely.
-    """
-    evidence = open_target(target, runner=runner, jobs=jobs, options=ScanOptions(follow_links=follow_links))
-    if isinstance(evidence, Checkpoint):
-        return build_checkpoint_side(evidence)
-    from ckptcheck.compare.matching.megatron_side import build_megatron_side
-
-    return build_megatron_side(evidence)
 
 
 def build_checkpoint_side(ckpt: Checkpoint) -> ComparisonSide:

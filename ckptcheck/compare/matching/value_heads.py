@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.heads import explain_head_shape
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
-from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.compare.matching.cast import can_cast, cast_patterns
 from ckptcheck.compare.matching.pairing import (
     MEGATRON_EMBEDDING,
@@ -16,19 +14,14 @@ from ckptcheck.compare.matching.pairing import (
     is_value_head_in_output_layer,
 )
 from ckptcheck.compare.matching.side import ComparisonSide
-from ckptcheck.text.formatting import format_shape, join_truncated
-
-if TYPE_CHECKING:
-    from ckptcheck.compare.matching.comparison import Comparison
-    from ckptcheck.compare.matching.equality import CompareSpec
-    from ckptcheck.compare.matching.pairing import TensorPair
+from ckptcheck.text.formatting import format_shape
 
 
-def list_value_heads(comparison: Comparison) -> list[tuple[ComparisonSide, str]]:
+def list_value_heads(*sides: ComparisonSide) -> list[tuple[ComparisonSide, str]]:
     """Return the side and name of every value-head weight."""
     return [
         (side, name)
-        for side in (comparison.first, comparison.second)
+        for side in sides
         for name, layout in side.stored.items()
         if (name.endswith(".weight") and is_value_head(normalize_hf_name(name)))
         or is_value_head_in_output_layer(side, name, layout)
@@ -92,50 +85,3 @@ def describe_unusable_head(side: ComparisonSide, name: str) -> str:
         values = decode(layout.dtype, files.read_tensor(layout))
     not_finite = values.size - int(np.isfinite(values).sum())
     return f"{not_finite:,} of its {values.size:,} numbers are not finite" if not_finite else ""
-
-
-def describe_critic_start(comparison: Comparison) -> str:
-    """Return "only the head is new" with the heads' stored names if the critic otherwise equals the language model; "" if not.
-
-    Reads both sides, unless they were read before.
-    """
-    result = comparison.match_result
-    heads = list_value_heads(comparison)
-    if len({id(side) for side, _ in heads}) != 1 or not result.pairs:
-        return ""
-    if result.missing or result.extra or result.shape_mismatches or comparison.undeclared_casts or comparison.unread:
-        return ""
-    differences = comparison.value_differences
-    if differences.different or differences.quantized:
-        return ""
-    names = [name for _, name in heads]
-    of = {stored for name, stored in result.heads.items() if name.rpartition(".")[0] == "score"}
-    names += sorted(of - set(names))
-    only = "only the head is" if len(names) == 1 else "only the head's tensors are"
-    return f"{only} new in the critic: {join_truncated(names)}"
-
-
-def list_compared_value_heads(comparison: Comparison) -> list[tuple[TensorPair, CompareSpec]]:
-    """Return the value heads that both sides have, and how they are compared."""
-    return [
-        (pair, how)
-        for pair, how in comparison.comparable_pairs
-        if (pair.name.endswith(".weight") and is_value_head(normalize_hf_name(pair.name)))
-        or (pair.name == MEGATRON_HEAD and pair.first.shape[:1] == (1,))
-    ]
-
-
-def count_trained_matrices(comparison: Comparison) -> tuple[int, int]:
-    """Count the matrices, without heads, that differ for no known cause (as training changes them), and all of them."""
-    heads = {pair.name for pair, _ in list_compared_value_heads(comparison)}
-    different = {pair.name for pair, _, _ in comparison.value_differences.different} - heads
-    if different:
-        different -= {
-            name for verdict in comparison.verdicts if verdict.confidence != "unknown" for name in verdict.tensors
-        }
-    matrices = [
-        pair.name
-        for pair, _ in comparison.comparable_pairs
-        if pair.name not in heads and isinstance(pair.first, TensorLayout) and len(pair.first.shape) >= 2
-    ]
-    return sum(name in different for name in matrices), len(matrices)

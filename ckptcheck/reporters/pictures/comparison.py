@@ -7,6 +7,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layer_map import draw_layer_map
+from ckptcheck.compare.matching.difference_causes import diagnose_differences
+from ckptcheck.compare.matching.quantized.swapped_weights import find_swapped_weights
 from ckptcheck.linter.pictures import HeatCell, HeatMap, State
 from ckptcheck.text.formatting import format_shape, natural_sort_key
 
@@ -50,9 +52,15 @@ def _list_cells(comparison: Comparison) -> Iterator[HeatCell]:
     quantized = {pair.name for pair, _, _ in differences.quantized}
     casts = {pair.name: how for pair, how in comparison.comparable_pairs if not how.first == how.second == how.target}
     compared = {pair.name for pair, _ in comparison.comparable_pairs} | quantized
-    causes = {name: verdict.causes for verdict in comparison.verdicts for name in verdict.tensors} if different else {}
+    causes = (
+        {name: verdict.causes for verdict in diagnose_differences(comparison) for name in verdict.tensors}
+        if different
+        else {}
+    )
     sentences = (
-        {name: verdict.sentence for verdict in comparison.verdicts for name in verdict.tensors} if different else {}
+        {name: verdict.sentence for verdict in diagnose_differences(comparison) for name in verdict.tensors}
+        if different
+        else {}
     )
     for pair in result.pairs:
         name, note = pair.name, _name_both(pair)
@@ -62,7 +70,7 @@ def _list_cells(comparison: Comparison) -> Iterator[HeatCell]:
             said = sentences.get(name, "") if "unknown" not in codes else ""
             yield HeatCell(state=state, note=_join(_describe_difference(*different[name]), said, note), name=name)
         elif name in beyond:
-            swapped = comparison.swapped_weights.get(name)
+            swapped = find_swapped_weights(comparison).get(name)
             said = f"holds {swapped}" if swapped else f"{beyond[name].rms:.2g} steps of the grid apart on average"
             yield HeatCell(state="swapped" if swapped else "different", note=_join(said, note), name=name)
         elif comparison.adapter is not None and comparison.adapter.changes(pair.names[0]):

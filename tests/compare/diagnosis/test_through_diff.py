@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from ckptcheck.compare.matching.comparison import Comparison
-from ckptcheck.compare.matching.side import ComparisonSide, open_side
+from ckptcheck.compare.matching.difference_causes import diagnose_differences, explain_shape_differences
+from ckptcheck.compare.matching.open_side import open_side
+from ckptcheck.compare.matching.side import ComparisonSide
 from tests.compare.diagnosis.fault_matrix import same, sync_of
 from tests.compare.diagnosis.faults import FAULTS, Fault
 from tests.compare.diagnosis.sharded import HEAD_DIM, Layout, Weights
@@ -60,12 +62,12 @@ def test_the_cause_is_named(fault: Fault, layout: Layout, where: Path, tmp_path:
         pytest.skip("it changes nothing here")
     new, old = sound(layout, where)
     seen = Comparison(new, written(tmp_path / "actual", actual, layout), previous=old if fault.stale else None)
-    found = {code for verdict in seen.verdicts for code in verdict.causes}
+    found = {code for verdict in diagnose_differences(seen) for code in verdict.causes}
     found |= {"missing"} if seen.match_result.missing else set()
     if seen.match_result.shape_mismatches:
-        assert seen.shape_causes.keys() == {pair.name for pair in seen.match_result.shape_mismatches}
+        assert explain_shape_differences(seen).keys() == {pair.name for pair in seen.match_result.shape_mismatches}
         assert fault.causes == ("vocabulary-padding",)
-        assert all("vocabulary" in text or "cut off" in text for text in seen.shape_causes.values())
+        assert all("vocabulary" in text or "cut off" in text for text in explain_shape_differences(seen).values())
     else:
         assert fault.causes[0] in found
         assert found <= set(fault.causes)

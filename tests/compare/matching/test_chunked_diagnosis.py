@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from ckptcheck.compare.matching import chunked_diagnosis, difference_causes
 from ckptcheck.compare.matching.comparison import Comparison
-from ckptcheck.compare.matching.side import open_side
+from ckptcheck.compare.matching.open_side import open_side
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
 

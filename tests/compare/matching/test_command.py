@@ -69,7 +69,7 @@ def _held_against(tmp_path: Path, ours: dict[str, object], theirs: dict[str, obj
     from safetensors.numpy import save_file
 
     from ckptcheck.compare.matching.comparison import Comparison
-    from ckptcheck.compare.matching.side import open_side
+    from ckptcheck.compare.matching.open_side import open_side
     from ckptcheck.linter import rule_loader
     from ckptcheck.linter.runner import run_rules
 
@@ -161,7 +161,7 @@ def test_a_tensor_without_a_name_is_quoted(tmp_path: Path) -> None:
 
 def test_a_file_that_ends_while_it_is_read_is_2(other: Path) -> None:
     from ckptcheck.compare.matching.comparison import Comparison
-    from ckptcheck.compare.matching.side import open_side
+    from ckptcheck.compare.matching.open_side import open_side
     from ckptcheck.linter import rule_loader
     from ckptcheck.linter.runner import run_rules
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from ckptcheck import identity, manifest, verify
 from ckptcheck.compare.matching.comparison import Comparison
-from ckptcheck.compare.matching.side import open_side
+from ckptcheck.compare.matching.open_side import open_side
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules

@@ -11,7 +11,7 @@ import pytest
 
 from ckptcheck.compare.matching.comparison import Comparison
 from ckptcheck.compare.matching.equality import Tolerance
-from ckptcheck.compare.matching.side import open_side
+from ckptcheck.compare.matching.open_side import open_side
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ckptcheck.compare.matching.comparison import Comparison
-from ckptcheck.compare.matching.side import open_side
+from ckptcheck.compare.matching.open_side import open_side
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
 from tests.checkpoint.megatron.test_megatron import megatron

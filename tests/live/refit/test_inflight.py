@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ckptcheck.live.refit.inflight import AFTER, TOKENS, InflightRequest, InflightUpdate, find_switch
-from ckptcheck.live.runtime.engines.base import EngineInfo, UpdateResult
-from ckptcheck.live.runtime.engines.sampling import Generation, InflightResult
+from ckptcheck.live.runtime.engines.base import EngineInfo, InflightResult, UpdateResult
+from ckptcheck.live.runtime.engines.sampling import Generation
 
 OLD = Generation(tuple(range(TOKENS)), (-1.0,) * TOKENS, "length", ("0",) * TOKENS)
 

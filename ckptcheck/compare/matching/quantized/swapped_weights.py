@@ -16,6 +16,7 @@ from ckptcheck.compare.matching.pairing import TensorPair
 from ckptcheck.compare.matching.quantized.distance import OTHER_WEIGHT_COSINE
 from ckptcheck.compare.matching.quantized.weight import QuantizedWeight
 from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
+from ckptcheck.linter.evidence import remembered
 from ckptcheck.text.formatting import join_truncated
 from ckptcheck.values.dtypes import decode
 
@@ -34,6 +35,7 @@ MATCH_COSINE = 0.9
 SWAPS = {"gate_proj": "up_proj", "up_proj": "gate_proj", "w1": "w3", "w3": "w1"}
 
 
+@remembered
 def find_swapped_weights(comparison: Comparison) -> dict[str, str]:
     """Return weight → the other tensor whose values it holds."""
     quantized = comparison.value_differences.quantized

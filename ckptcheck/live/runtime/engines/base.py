@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from ckptcheck.live.runtime.engines.sampling import Generation, InflightResult, Sampling
+    from ckptcheck.live.runtime.engines.sampling import Generation, Sampling
     from ckptcheck.live.runtime.engines.transports import Transport
 
 Kind = Literal["parameter", "buffer", "derived"]
@@ -173,6 +173,15 @@ class UpdateResult:
     """The weight version that the engine reports afterwards."""
     refusal: str = ""
     """How the engine refused what the conformance kit tried between two buckets, "" where it did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class InflightResult:
+    """The result of a weight update while requests ran."""
+
+    update: UpdateResult
+    generations: tuple[Generation, ...]
+    """The responses, in the order of the requests."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from ckptcheck.live.runtime.engines.base import (
     Bucket,
     ExpertSlots,
     HostScalars,
+    InflightResult,
     LoadedWeights,
     ScrambleResult,
     SequenceScores,
@@ -27,7 +28,7 @@ from ckptcheck.live.runtime.engines.base import (
 from ckptcheck.live.runtime.engines.cpu_affinity import cpu_affinity_variables
 from ckptcheck.live.runtime.engines.loading import LaunchOptions, load_checkpoint
 from ckptcheck.live.runtime.engines.prepared_worker import PreparedWorkers, StartWorker
-from ckptcheck.live.runtime.engines.sampling import Generation, InflightResult, Sampling, sampling_per_prompt
+from ckptcheck.live.runtime.engines.sampling import Generation, Sampling, sampling_per_prompt
 from ckptcheck.live.runtime.engines.transports import (
     Transport,
     available_transports,

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ckptcheck.live.runtime.engines.base import UpdateResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +42,6 @@ class Generation:
     """The weight version of each token, () where the engine reports none."""
     cached_tokens: int = 0
     """Tokens of the prompt that came from the prefix cache."""
-
-
-@dataclass(frozen=True, slots=True)
-class InflightResult:
-    """The result of a weight update while requests ran."""
-
-    update: UpdateResult
-    generations: tuple[Generation, ...]
-    """The responses, in the order of the requests."""
 
 
 def sampling_per_prompt(sampling: Sampling | Sequence[Sampling], count: int) -> list[Sampling]:

@@ -12,7 +12,7 @@ from packers import bf16, from_bf16
 from write_bitsandbytes import FORMS, SHAPE, dense
 
 from ckptcheck.compare.matching.comparison import Comparison
-from ckptcheck.compare.matching.side import open_side
+from ckptcheck.compare.matching.open_side import open_side
 from ckptcheck.compare.matching.tensor_files import TensorFiles
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ckptcheck.compare.matching.comparison import Comparison
-from ckptcheck.compare.matching.side import open_side
+from ckptcheck.compare.matching.open_side import open_side
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
