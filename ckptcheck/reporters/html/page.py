@@ -247,7 +247,9 @@ def _read(name: str) -> str:
 @cache
 def _read_script(has_curves: bool) -> str:
     library = f"/*\n{_read(UPLOT_LICENSE)}\n*/\n{_read(UPLOT_SCRIPT)}" if has_curves else ""
-    return f'(() => {{\n"use strict";\n{library}' + "\n".join(_read(f"parts/{name}") for name in SCRIPTS) + "\n})();\n"
+    palette = f"const PALETTE = {_read('parts/palette.json').strip()};\n"
+    own = "\n".join(_read(f"parts/{name}") for name in SCRIPTS)
+    return f'(() => {{\n"use strict";\n{library}{palette}{own}\n}})();\n'
 
 
 @cache

@@ -1,7 +1,8 @@
-"""Makes one page of saved reports."""
+"""Makes one page of saved reports, and files of their pictures."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from ckptcheck.linter.pictures import NoPicture
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.stored_report import HINT, read_reports
 from ckptcheck.reporters.html.page import render_page
+from ckptcheck.reporters.html.static_svg import draw_svg
 
 NOTHING_SAVED = NoPicture(
     "No pictures", "Nothing to draw was saved with this report; --format json-with-pictures keeps what pictures need."
@@ -39,6 +41,23 @@ def render_saved_reports(paths: Sequence[Path]) -> str:
             _require_drawable(path, reports)
         raise CkptcheckError(f"these reports make no page together: {error}", hint=HINT) from error
     return page.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair, which a file may say, is no text
+
+
+def draw_saved_pictures(paths: Sequence[Path]) -> dict[str, str]:
+    """Return name of a file → picture as SVG, for the heat maps, curves and histograms of all reports. Raises CkptcheckError."""
+    drawn: dict[str, str] = {}
+    loaded = [(path, report) for path in paths for report in read_reports(path)]
+    for number, (path, report) in enumerate(loaded, 1):
+        for picture in report.pictures:
+            try:
+                svg = draw_svg(picture)
+            except NONSENSE as error:
+                raise CkptcheckError(f"{path} is no report of ckptcheck: {error}", hint=HINT) from error
+            name = re.sub(r"[^a-z0-9]+", "-", picture.title.lower()).strip("-")[:80]
+            name = f"{number}-{name}" if len(loaded) > 1 else name
+            if svg is not None:
+                drawn[f"{name}.svg" if f"{name}.svg" not in drawn else f"{name}-{len(drawn)}.svg"] = svg
+    return drawn
 
 
 def _require_drawable(path: Path, reports: Sequence[Report]) -> None:

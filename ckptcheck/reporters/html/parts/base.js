@@ -5,15 +5,9 @@ const root = document.documentElement;
 const tip = document.getElementById("tip");
 
 // Okabe and Ito's colours, which the colour-blind tell apart, a little muted; every tone but the calm ones has a pattern as well.
-const TONES = {
-  light: { good: "#7fb8a4", quiet: "#d5dae0", notice: "#56b4e9", change: "#b07aa8", warn: "#e69f00", bad: "#c63d17", gone: "#ffffff" },
-  dark: { good: "#2f6f5e", quiet: "#3a444f", notice: "#3f93c4", change: "#9a6a94", warn: "#d6952a", bad: "#e8643f", gone: "#11151b" },
-};
+// Lines have lighter colours on dark paper; the ramp is cividis. PALETTE is palette.json, which the static pictures have too.
+const { TONES, LINES, LIGHT_LINES, DASHES, RAMP } = PALETTE;
 const PATTERNS = { notice: "line", change: "dot", warn: "slash", bad: "cross", gone: "hollow" };
-const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#7f7f7f"];
-const LIGHT_LINES = ["#5aa9e6", "#f08a4b", "#3fc79a", "#e3a0c6", "#f0b84b", "#8fd0f5", "#c9a86a", "#b5b5b5"]; // on dark paper
-const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
-const RAMP = ["#00204d", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#ffea46"]; // cividis
 
 let printing = false;
 const isDark = () => !printing && root.dataset.scheme === "dark";

@@ -15,7 +15,7 @@ function listMarks(figure) {
       if (element.tagName === "CANVAS") brush.drawImage(element, x, y, box.width, box.height);
       else if (element.ownerSVGElement) paintSample(brush, element, x, y);
       else if (element.matches(".state")) { brush.strokeStyle = style.color; brush.strokeRect(x, y, box.width, box.height); }
-      else { brush.fillStyle = style.borderBottomColor; brush.fillRect(x, y + box.height - 1, box.width, 1); }
+      else if (parseFloat(style.borderBottomWidth)) { brush.fillStyle = style.borderBottomColor; brush.fillRect(x, y + box.height - 1, box.width, 1); }
     });
   }
   const walker = document.createTreeWalker(figure, NodeFilter.SHOW_TEXT), range = document.createRange();
