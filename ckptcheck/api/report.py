@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.api.arguments import StrPath, wrap_single
+from ckptcheck.errors import CkptcheckError
 
 if TYPE_CHECKING:
     from ckptcheck.linter.pictures import Picture
@@ -16,23 +17,31 @@ if TYPE_CHECKING:
     from ckptcheck.runners.runner import Runner
 
 
-def write_page(files: StrPath | Sequence[StrPath], output: StrPath) -> None:
+def write_page(files: StrPath | Sequence[StrPath], output: StrPath, *, svg: StrPath | None = None) -> None:
     """Write one HTML page from reports that were saved as JSON: a fleet of checkpoints, or the steps of a run.
 
     Args:
         files: what ``--format json-with-pictures -o FILE`` wrote, or ``--format json``, which keeps no pictures; in the order of
             the page. A file may hold several reports.
         output: the page.
+        svg: folder for the heat maps, curves and histograms as SVG files; None: they are not written.
 
     Raises CkptcheckError for a file that holds no report, and where the page cannot be written.
     """
     files = wrap_single(files)
-    from ckptcheck.reporters.html.saved_reports import render_saved_reports
+    from ckptcheck.reporters.html.saved_reports import draw_saved_pictures, render_saved_reports
     from ckptcheck.text.file_io import replace_file, require_output_apart
 
     paths = [Path(file) for file in files]
     require_output_apart(Path(output), *paths)
     replace_file(Path(output), render_saved_reports(paths).encode())
+    if svg is not None:
+        try:
+            Path(svg).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CkptcheckError(f"cannot write to {svg}: {error.strerror or error}") from error
+        for name, drawing in draw_saved_pictures(paths).items():
+            replace_file(Path(svg) / name, drawing.encode("utf-8", "backslashreplace"))
 
 
 def add_notes(report: Report, runner: Runner | None) -> Report:

@@ -19,6 +19,9 @@ def report(
         ),
     ],
     output: OutputFile,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write heat maps, curves and histograms as SVG files.")
+    ] = None,
 ) -> None:
     """Write one HTML page from saved JSON reports: a fleet of checkpoints, the steps of a run.
 
@@ -26,5 +29,5 @@ def report(
     """
     from ckptcheck.cli.output import log
 
-    api.write_page(list(files), output)
-    log(f"the page is {output}")
+    api.write_page(list(files), output, svg=svg)
+    log(f"the page is {output}" + (f", and its pictures are in {svg}" if svg is not None else ""))
