@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class Evidence(Protocol):
-    """What the runner asks of evidence; rules know the rest. `EvidenceDefaults` answers the last eight."""
+    """What the runner asks of evidence; rules know the rest. `EvidenceDefaults` answers the last seven."""
 
     @property
     def kind(self) -> str:

@@ -163,6 +163,11 @@ WIDE_RANGE = 100.0
 """From this ratio between the largest and the smallest number on, an axis is logarithmic."""
 
 
+def keep_finite(value: float | None) -> float | None:
+    """Return a number that can be drawn; None, a gap, for NaN and infinity."""
+    return value if value is not None and isfinite(value) else None
+
+
 def choose_scale(values: Iterable[float | None]) -> Scale:
     """Return the scale on which all values can be seen: a logarithmic axis has no room for 0.
 

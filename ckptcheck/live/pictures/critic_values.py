@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layer_map import draw_layer_map
-from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Series, State
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Series, State, keep_finite
 
 if TYPE_CHECKING:
     from ckptcheck.live.experiments.critic import CriticComparison
@@ -29,7 +28,8 @@ def draw_values(critic: CriticComparison, title: str) -> Curves | None:
         Series(
             f"Megatron {run.layout}",
             tuple(
-                _finite(run.values[at] - critic.values[at]) if at < len(run.values) else None for at in range(number)
+                keep_finite(run.values[at] - critic.values[at]) if at < len(run.values) else None
+                for at in range(number)
             ),
         )
         for run in critic.runs
@@ -58,7 +58,3 @@ def draw_gradients(critic: CriticComparison, title: str) -> HeatMap | None:
             cells.setdefault(name, {})[label] = HeatCell(relative, state, note, name)
     caption = "Each cell is a weight, by how far its gradient in Megatron is from the one in transformers, of its largest element."
     return draw_layer_map(title, caption, cells, STATES, value_label="relative distance", member_label="layout")
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None

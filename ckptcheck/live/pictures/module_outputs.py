@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layer_map import draw_layer_map
-from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Mark, Series, State
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Mark, Series, State, keep_finite
 
 if TYPE_CHECKING:
     from ckptcheck.compare.activations.points import Point
@@ -58,7 +57,7 @@ def draw_course(evidence: Localization, title: str) -> Curves | None:
     for part in evidence.replicas:
         found = {point.name: point for point in part.points}
         label = part.ranks or "relative difference"
-        values = tuple(_finite(found[name].relative) if name in found else None for name in names)
+        values = tuple(keep_finite(found[name].relative) if name in found else None for name in names)
         series.append(Series(label, values, keys=tuple(names)))
         if part.first_diverging is not None:
             marks.append(Mark(label, names.index(part.first_diverging.name), part.first_diverging.name))
@@ -67,7 +66,3 @@ def draw_course(evidence: Localization, title: str) -> Curves | None:
     return Curves(
         title, caption, tuple(names), tuple(series), "module", "relative difference", "log", marks=tuple(marks)
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None

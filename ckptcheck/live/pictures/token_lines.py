@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
 
-from ckptcheck.linter.pictures import Curves, Series
+from ckptcheck.linter.pictures import Curves, Series, keep_finite
 
 MOST_TOKENS = 600
 """Tokens that are drawn: the first ones."""
@@ -33,7 +32,7 @@ def draw_token_lines(
     series = tuple(
         Series(
             name,
-            tuple(values[at] if at < len(values) and isfinite(values[at]) else None for at in range(longest)),
+            tuple(keep_finite(values[at]) if at < len(values) else None for at in range(longest)),
         )
         for name, values in lines.items()
     )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from typing import TYPE_CHECKING
 
-from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Series, choose_scale
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Series, choose_scale, keep_finite
 from ckptcheck.live.pictures.token_lines import draw_token_lines, subtract_logprobs
 from ckptcheck.live.refit.trace_queries import compare_scoring
 from ckptcheck.text.formatting import format_bytes
@@ -97,7 +96,7 @@ def _draw_lines(
 ) -> Curves | None:
     """Return the curves that have a number; None where none has."""
     series = tuple(
-        Series(name, tuple(map(_finite, values)))
+        Series(name, tuple(map(keep_finite, values)))
         for name, values in lines.items()
         if any(value is not None for value in values)
     )
@@ -113,7 +112,3 @@ def _draw_lines(
 
 def _label(scoring: Scoring) -> str:
     return f"sync {scoring.after_sync}" if scoring.after_sync else "cold load"
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and isfinite(value) else None
