@@ -594,6 +594,8 @@ def test_every_verb_is_a_function_with_the_options_as_arguments() -> None:
     assert set(known) == {*FUNCTIONS, *WITHOUT_FUNCTION}
     for name, function in FUNCTIONS.items():
         options = {param.name for param in known[name].params}
+        shows_pictures = "format" in options and name not in ("gate", "identity")
+        assert ("pictures" in inspect.signature(function).parameters) is shows_pictures, name
         if "fail_on" in options:
             options -= OF_THE_TERMINAL
         arguments = {*inspect.signature(function).parameters} - {"observer", "pictures"}
