@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Series, choose_scale, keep_finite
+from ckptcheck.linter.pictures import Curves, Series, choose_scale, keep_finite
 from ckptcheck.live.pictures.token_lines import draw_token_lines, subtract_logprobs
 from ckptcheck.live.refit.trace_queries import compare_scoring
 from ckptcheck.text.formatting import format_bytes
@@ -14,34 +14,28 @@ if TYPE_CHECKING:
     from ckptcheck.live.refit.trace import RefitTrace, Scoring
 
 PHASES = ("export and send", "update", "digests of what was sent", "check")
-"""What the trainer and the transport take, what the engine takes to load the weights, and what the trial adds to look."""
+"""What trainer and transport take, what the engine takes to load the weights, and what the trial adds to look."""
 
 
-def draw_phases(trace: RefitTrace, title: str) -> HeatMap | None:
-    """Draw the seconds of each phase of each sync; None without a sync that has a time."""
-    cells: dict[tuple[int, int], HeatCell] = {}
-    for column, sync in enumerate(trace.syncs):
-        lengths = (sync.seconds - sync.answer.seconds, sync.answer.seconds, sync.sent_seconds, sync.check_seconds)
-        note = f"of {sum(lengths):.3g} s, for {format_bytes(sync.nbytes)} in {sync.buckets:,} buckets"
-        cells |= {(row, column): HeatCell(seconds, note=note) for row, seconds in enumerate(lengths) if seconds > 0}
-    if not cells:
+def draw_phases(trace: RefitTrace, title: str) -> Curves | None:
+    """Draw the seconds of each phase over the syncs; None without a sync that has a time."""
+    lengths = [
+        (sync.seconds - sync.answer.seconds, sync.answer.seconds, sync.sent_seconds, sync.check_seconds)
+        for sync in trace.syncs
+    ]
+    if not any(map(any, lengths)):
         return None
+    largest = max(trace.syncs, key=lambda sync: sync.nbytes)
     caption = (
-        "Seconds of each sync. A job has the first two phases: what trainer and transport take, and what the engine takes to load"
-        " the weights. The others are what the trial adds to look."
+        f"Of up to {format_bytes(largest.nbytes)} in {largest.buckets:,} buckets. A job has the first two phases: what trainer and"
+        " transport take, and what the engine takes to load the weights. The others are what the trial adds to look."
     )
-    columns = tuple(f"sync {sync.number}, step {sync.step}" for sync in trace.syncs)
-    return HeatMap(
-        title,
-        caption,
-        PHASES,
-        columns,
-        cells,
-        value_label="seconds",
-        scale="linear",
-        row_label="phase",
-        column_label="of",
+    series = tuple(
+        Series(phase, tuple(seconds or None for seconds in column))
+        for phase, column in zip(PHASES, zip(*lengths, strict=True), strict=True)
     )
+    labels = tuple(f"sync {sync.number}, step {sync.step}" for sync in trace.syncs)
+    return Curves(title, caption, labels, (*series, Series("together", tuple(map(sum, lengths)))), "sync", "seconds")
 
 
 def draw_gap_to_cold_load(trace: RefitTrace, title: str) -> Curves | None:

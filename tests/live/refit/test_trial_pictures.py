@@ -114,12 +114,13 @@ def test_a_trial_without_a_comparison_says_so() -> None:
 
 def test_phases_add_up_to_what_a_sync_and_its_check_took(healthy: RefitTrace) -> None:
     picture = draw(healthy)["Where the time went"]
-    assert isinstance(picture, HeatMap)
-    assert picture.columns == tuple(f"sync {sync.number}, step {sync.step}" for sync in healthy.syncs)
-    for column, sync in enumerate(healthy.syncs):
+    assert isinstance(picture, Curves)
+    assert picture.x == tuple(f"sync {sync.number}, step {sync.step}" for sync in healthy.syncs)
+    *phases, together = picture.series
+    for at, sync in enumerate(healthy.syncs):
         total = sync.seconds + sync.sent_seconds + sync.check_seconds
-        seconds = [cell.value or 0 for (_, place), cell in picture.cells.items() if place == column]
-        assert sum(seconds) == pytest.approx(total)
+        assert sum(phase.values[at] or 0 for phase in phases) == pytest.approx(total)
+        assert together.values[at] == pytest.approx(total)
 
 
 def test_logprobs_before_and_after_are_those_of_the_trace(healthy: RefitTrace) -> None:
