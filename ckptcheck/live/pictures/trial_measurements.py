@@ -1,4 +1,4 @@
-"""Lists the pictures of a trial, and draws where its time went and how far its logprobs are apart."""
+"""Draws where the time of a trial went, and how far its logprobs are apart."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.pictures import NoPicture
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.stored_report import HINT, read_reports
+from ckptcheck.reporters.html.limit_cells import limit_cells
 from ckptcheck.reporters.html.page import render_page
 from ckptcheck.reporters.html.static_svg import draw_svg
 
@@ -47,8 +48,9 @@ def draw_saved_pictures(paths: Sequence[Path]) -> dict[str, str]:
     """Return name of a file → picture as SVG, for the heat maps, curves and histograms of all reports. Raises CkptcheckError."""
     drawn: dict[str, str] = {}
     loaded = [(path, report) for path in paths for report in read_reports(path)]
-    for number, (path, report) in enumerate(loaded, 1):
-        for picture in report.pictures:
+    pictures = limit_cells([report.pictures for _, report in loaded])
+    for number, (path, _) in enumerate(loaded, 1):
+        for picture in pictures[number - 1]:
             try:
                 svg = draw_svg(picture)
             except NONSENSE as error:

@@ -1,4 +1,4 @@
-"""Lists the pictures of a record of syncs, and draws its numbers over the syncs: seconds, loss, version, parity."""
+"""Draws the numbers of a record of syncs: seconds, loss, version, parity."""
 
 from __future__ import annotations
 
