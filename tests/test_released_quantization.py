@@ -9,7 +9,7 @@ import pytest
 import ckptcheck
 from tests.factories.released_quantization import ReleasedQuantization, list_quantizations, write_quantization
 
-RULES = ("QNT006", "QNT007", "QNT008", "QNT009", "QNT031", "QNT032", "ST023", "CFG002")
+RULES = ("QNT006", "QNT007", "QNT008", "QNT009", "QNT031", "QNT032", "ST013", "CFG002")
 """The rules that need no more than the configs and the names of the method's tensors."""
 WARNINGS: dict[str, set[str]] = {
     "budecosystem/genz-70b": {"QNT009"},  # GPTQ with 3 bits

@@ -23,7 +23,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 OTHER_RULES = ("lfs-pointer", "html-page")
-"""Kinds of defects that ST014 and ST015 report."""
+"""Kinds of defects that ST014 reports."""
 
 
 @rule(

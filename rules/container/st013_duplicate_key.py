@@ -1,21 +1,20 @@
-"""A key occurs twice in the header of a safetensors file, or in the index.
+"""A key occurs twice in a header, the index or a config.
 
 ## What it checks
-No object in a header or in the index has the same key twice. JSON parsers do not report it: most keep the last entry, some
-the first.
+No object in the header of a safetensors file, in the index, in `config.json` or in `adapter_config.json` has the same key
+twice. JSON parsers do not report it: most keep the last entry, some the first. In a config it is a warning.
 
 ## Why it matters
-The format forbids it. It depends on the reader which tensor a name means. safetensors keeps the last entry; if both have data
-of their own, it refuses the file with a misleading `invalid offset` or `file not fully covered`. Raven's nx refuses it
-because of the name. For an index, it depends on the reader from which file a tensor is loaded.
+In a header or an index, the reader decides which tensor or which file a name means. The format of safetensors forbids it:
+safetensors keeps the last entry, and if both have data of their own, it refuses the file with a misleading `invalid offset` or
+`file not fully covered`. In a config, transformers, vLLM and SGLang keep the last one, so an edit of the first has no effect.
 
 ## How to fix
 Find out which of the two is right, and write the file again with each name once.
 
 ## When it can be wrong
-Two identical entries give every reader the same tensor, and safetensors accepts them; two index entries that name the same
-file do no harm either. The rule does not compare them. safetensors refuses a duplicate `__metadata__` or dtype. IDX005
-reports a name that occurs in two files.
+Two identical entries do no harm in most readers; the rule does not compare them. (safetensors refuses a second `__metadata__`
+or dtype.) IDX005 reports a name that occurs in two files.
 
 ## Seen in
 huggingface/safetensors#401, raven-ml/raven#226
@@ -27,14 +26,18 @@ from dataclasses import replace
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 
+CONFIGS = ("config.json", "adapter_config.json")
+
 
 @rule(
     "ST013",
     "duplicate-key",
     severity="error",
-    when=lambda ckpt: any(name.endswith((".safetensors", ".index.json")) for name in ckpt.files),
+    when=lambda ckpt: any(name.endswith((".safetensors", ".index.json", *CONFIGS)) for name in ckpt.files),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    configs = ("config.json", "adapter_config.json")
-    for problem in ckpt.defects("duplicate-key", files=[name for name in ckpt.files if name not in configs]):
+    for problem in ckpt.defects("duplicate-key", files=ckpt.files.keys() - set(CONFIGS)):
         yield replace(problem, hint="find out which of the two is right, and write the file again with each name once")
+    for problem in ckpt.defects("duplicate-key", files=CONFIGS):
+        text = "this setting occurs twice, and Python keeps the last"
+        yield replace(problem, message=text, severity="warning", hint="remove the wrong one")

@@ -13,7 +13,7 @@ Fetch or upload the file again. If it was removed on purpose, write the index ag
 
 ## When it can be wrong
 A node that stores only its own pipeline stage, or a partial download on purpose, is an incomplete checkpoint and fires: scan
-the folder with all shards, or use `--ignore IDX001`. The rule only checks that the shard exists; ST001 and ST012 report
+the folder with all shards, or use `--ignore IDX001`. The rule only checks that the shard exists; ST001 reports
 truncated and empty ones.
 
 ## Seen in

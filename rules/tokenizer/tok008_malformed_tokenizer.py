@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.vocabulary import Vocabulary
 
 OTHER_RULES = ("lfs-pointer", "html-page")
-"""Kinds of defects that ST014 and ST015 report."""
+"""Kinds of defects that ST014 reports."""
 
 
 @rule("TOK008", "malformed-tokenizer", severity="error", on="tokenizer")

@@ -68,7 +68,7 @@ def test_a_shard_that_disappears_or_changes_while_it_is_read(
     size: int, read: Callable[[str, int, int], bytes], message: str
 ) -> None:
     report = run_rules(Checkpoint(Played({"model.safetensors": size}, read)), CONTAINER)
-    assert only(report) == [("ST021", message)]
+    assert only(report) == [("ST001", message)]
     assert report.verdict == "findings"
 
 
@@ -84,7 +84,7 @@ def test_a_shard_that_disappears_or_shrinks_between_two_reads(then: str) -> None
         return long[start : start + length]
 
     report = run_rules(Checkpoint(Played({"model.safetensors": len(long)}, read)), CONTAINER)
-    assert [finding.code for finding in report.findings] == ["ST021"]
+    assert [finding.code for finding in report.findings] == ["ST001"]
 
 
 def test_a_shard_deleted_after_the_folder_was_listed(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_shard_deleted_after_the_folder_was_listed(tmp_path: Path) -> None:
     report = run_rules(ckpt, RULES)
     assert not report.crashed
     gone = "model-00002-of-00003.safetensors: the file disappeared while it was being read"
-    assert only(report) == [("ST021", gone)]
+    assert only(report) == [("ST001", gone)]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
@@ -150,25 +150,27 @@ def peak(folder: Path) -> tuple[Report, int]:
 
 
 @pytest.mark.parametrize(
-    ("length", "start", "code"),
+    ("length", "start", "message"),
     [
-        (99_999_992, b"", "ST010"),
-        (99_999_993, b"{", "ST001"),
-        (2**62, b"{", "ST008"),
-        (2**64 - 1, b"", "ST008"),
+        (99_999_992, b"", "the header is not a JSON object: it begins with "),
+        (99_999_993, b"{", "the file ends after 100,000,000 bytes, inside its header, which has 99,999,993"),
+        (2**62, b"{", "the header has 4,611,686,018,427,387,904 bytes"),
+        (2**64 - 1, b"", "this is not a safetensors file: "),
     ],
 )
-def test_a_length_that_leads_to_nothing_is_not_followed(length: int, start: bytes, code: str, tmp_path: Path) -> None:
+def test_a_length_that_leads_to_nothing_is_not_followed(
+    length: int, start: bytes, message: str, tmp_path: Path
+) -> None:
     sparse(tmp_path / "model.safetensors", length, 100_000_000, start)
     report, memory = peak(tmp_path)
-    assert [finding.code for finding in report.findings] == [code]
+    assert [finding.message.startswith(message) for finding in report.findings] == [True]
     assert memory < 5_000_000
 
 
 def test_a_long_header_of_zeros_takes_memory_for_itself_only(tmp_path: Path) -> None:
     sparse(tmp_path / "model.safetensors", 49_999_992, 50_000_000, b"{")
     report, memory = peak(tmp_path)
-    assert [finding.code for finding in report.findings] == ["ST010"]
+    assert [finding.message.startswith("the header cannot be read") for finding in report.findings] == [True]
     assert memory < 4 * 50_000_000
 
 
@@ -193,7 +195,8 @@ def test_what_a_hostile_header_says_does_not_fill_the_report(tmp_path: Path) -> 
     text = ("{" + ",".join(entries) + "}").encode()
     (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
     report = run_rules(open_checkpoint(str(tmp_path)), CONTAINER)
-    assert {finding.code for finding in report.findings} >= {"ST003", "ST005", "ST007"}
+    for words in ("knows no dtype", "belong to no tensor", "its data takes 2 bytes"):
+        assert sum(words in finding.message for finding in report.findings) == 1
     assert all(len(finding.message) < 500 for finding in report.findings)
 
 
@@ -250,7 +253,7 @@ def test_a_tensor_whose_entry_cannot_be_understood_is_not_missing(base: str, tmp
     assert raw.count(b'"lm_head.weight":{"dtype":"F32"') == 1
     path.write_bytes(raw.replace(b'"lm_head.weight":{"dtype":"F32"', b'"lm_head.weight":{"dtype":12345'))
     report = run_rules(open_checkpoint(str(folder)), RULES)
-    assert only(report) == [("ST020", f"{path.name} lm_head.weight: its dtype is not a string")]
+    assert only(report) == [("ST001", f"{path.name} lm_head.weight: its dtype is not a string")]
 
 
 CASES = [

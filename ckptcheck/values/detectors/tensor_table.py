@@ -66,7 +66,7 @@ def _row_columns(ckpt: Checkpoint, stats: TensorStats) -> dict[str, object]:
         return dict.fromkeys(COLUMNS)
     try:
         rows = compute_row_stats(ckpt, name, jobs=ckpt.jobs)
-    # The file shrank or vanished since the pass; ST021 and VAL011 report that.
+    # The file shrank or vanished since the pass; ST001 and VAL011 report that.
     except (Skip, OSError):
         return dict.fromkeys(COLUMNS)
     return dict(zip(COLUMNS, map(_round_column, (rows.mean_abs, rows.max_abs, rows.std)), strict=True))
