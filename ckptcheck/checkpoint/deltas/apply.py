@@ -46,8 +46,6 @@ class Effect:
     """Positions that were named before, with the same value."""
     contradicted: int = 0
     """Positions that were named before, with another value."""
-    unordered: int = 0
-    """Positions that come after a larger one."""
     nan: int = 0
     """Values that are NaN."""
     unequal: int = 0
@@ -148,9 +146,7 @@ def _overwrite(positions: NDArray[np.int64], values: NDArray[Any], state: NDArra
             f"{outside:,} of its {len(positions):,} positions lie outside the tensor: {low if low < 0 else high:,} is none of its"
             f" {len(state):,} {'bytes' if state.dtype == np.uint8 and width > 1 else 'elements'}",
         )
-    steps = np.diff(positions)
-    effect.unordered = int((steps < 0).sum())
-    if effect.unordered or not (steps > 0).all():
+    if not (np.diff(positions) > 0).all():
         order = np.argsort(positions, kind="stable")
         twice = np.diff(positions[order]) == 0
         contradicts = twice & (np.diff(values[order].astype(np.int64)) != 0)

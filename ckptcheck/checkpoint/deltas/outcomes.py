@@ -14,21 +14,6 @@ def are_applied(chains: Sequence[DeltaChain]) -> bool:
     return any(chain.can_be_applied for chain in chains)
 
 
-def have_base(chains: Sequence[DeltaChain]) -> bool:
-    """Whether a chain has a base."""
-    return any(chain.base is not None for chain in chains)
-
-
-def have_several(chains: Sequence[DeltaChain]) -> bool:
-    """Whether a chain has more than one delta."""
-    return any(len(chain.deltas) > 1 for chain in chains)
-
-
-def have_checksums(chains: Sequence[DeltaChain]) -> bool:
-    """Whether a delta says that it records checksums."""
-    return any(delta.checksum_format is not None for chain in chains for delta in chain.deltas)
-
-
 def select_outcomes(
     chains: Sequence[DeltaChain], accepts: Callable[[Outcome], object]
 ) -> Iterator[tuple[Delta, dict[str, Outcome]]]:
