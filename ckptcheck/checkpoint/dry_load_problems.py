@@ -1,4 +1,4 @@
-"""Says what is wrong with a checkpoint for a consumer whose loader was asked: the rules DRY001 to DRY003."""
+"""Says what is wrong with a checkpoint for a consumer whose loader was asked: the rule DRY001."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.dry_load import DryLoad
+from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.linter.rule import Problem, Skip
 from ckptcheck.text.formatting import count, join_truncated
@@ -28,11 +29,36 @@ def dry_load(ckpt: Checkpoint, name: str) -> DryLoad:
     return loader.load(ckpt)
 
 
-def find_load_problems(ckpt: Checkpoint, name: str) -> Iterator[Problem]:
-    """Yield what is wrong with a checkpoint for a consumer that was asked for. Raises Skip where it could not be asked."""
-    load = dry_load(ckpt, name)
-    if load.unasked:
-        raise Skip(f"{load.consumer} could not be asked: {load.unasked}")
+def find_load_problems(ckpt: Checkpoint) -> Iterator[Problem]:
+    """Yield what is wrong with a checkpoint for each consumer that was asked for.
+
+    A consumer that could not be asked hides the answer of no other one: the rule is skipped where the others find nothing, and
+    says so beside their problems.
+    """
+    failed: EvidenceError | None = None
+    unasked: list[str] = []
+    is_found = False
+    for loader in ckpt.options.dry_loaders:
+        try:
+            load = dry_load(ckpt, loader.name)
+        except EvidenceError as error:
+            failed = failed or error
+            continue
+        if load.unasked:
+            unasked.append(f"{load.consumer} could not be asked: {load.unasked}")
+        for problem in describe_load(ckpt, loader.name, load):
+            is_found = True
+            yield problem
+    if failed is not None:
+        raise failed
+    if unasked and not is_found:
+        raise Skip("; ".join(unasked))
+    for reason in unasked:
+        yield Problem(reason, severity="info")
+
+
+def describe_load(ckpt: Checkpoint, name: str, load: DryLoad) -> Iterator[Problem]:
+    """Yield what is wrong with a checkpoint for one consumer."""
     file = "config.json" if "config.json" in ckpt.files else None
     model = load.model or "a model"
     filler = "whatever its memory held" if load.consumer.startswith(ENGINES) else "random numbers"

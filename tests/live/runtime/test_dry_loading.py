@@ -17,11 +17,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import ckptcheck
-from ckptcheck.checkpoint import dry_load_problems
 from ckptcheck.checkpoint.dry_load import DryLoad
+from ckptcheck.checkpoint.dry_load_problems import describe_load
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.checkpoint.scan_options import ScanOptions
+from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.linter.report import Report
+from ckptcheck.linter.rule_loader import load_rules
+from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.runtime import dry_loading
 from ckptcheck.live.runtime.dry_loading import WorkerDryLoader, copy_without_values
 from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
@@ -160,8 +163,8 @@ def test_transformers_names_what_it_does_not_find(tmp_path: Path) -> None:
 def test_vllm_names_what_it_does_not_find(tmp_path: Path) -> None:
     asked = f"vLLM {needs_engine('vllm').version}"
     reports = scan_edited(tmp_path, "vllm")
-    assert reports["sound"].passed == ("DRY002",)
-    assert "could not be asked: the checkpoint brings its own code" in dict(reports["name_own_class"].skipped)["DRY002"]
+    assert reports["sound"].passed == ("DRY001",)
+    assert "could not be asked: the checkpoint brings its own code" in dict(reports["name_own_class"].skipped)["DRY001"]
     found = {name: list_messages(report) for name, report in reports.items() if report.findings}
     assert found.keys() == {edit.__name__ for edit in EDITS} - {"name_own_type", "name_own_class"}
     refuses = f"error: {asked} refuses to load it"
@@ -194,8 +197,8 @@ def test_vllm_names_what_it_does_not_find(tmp_path: Path) -> None:
 def test_sglang_names_what_it_does_not_find(tmp_path: Path) -> None:
     asked = f"SGLang {needs_engine('sglang').version}"
     reports = scan_edited(tmp_path, "sglang")
-    assert reports["sound"].passed == ("DRY003",)
-    assert "could not be asked: the checkpoint brings its own code" in dict(reports["name_own_class"].skipped)["DRY003"]
+    assert reports["sound"].passed == ("DRY001",)
+    assert "could not be asked: the checkpoint brings its own code" in dict(reports["name_own_class"].skipped)["DRY001"]
     found = {name: list_messages(report) for name, report in reports.items() if report.findings}
     assert found.pop("change_heads")[0].startswith(
         f"error: {asked} refuses to load it as LlamaForCausalLM: RuntimeError: "
@@ -316,11 +319,53 @@ def test_unfilled_parameters_are_compared_with_what_has_no_place(monkeypatch: py
         ),
     ):
         loaded = {**lost, "left_out": left_out, "left_out_count": len(left_out)}
-        monkeypatch.setattr(
-            dry_load_problems, "dry_load", lambda *_, loaded=loaded: load_answered(lambda _: loaded, monkeypatch)
-        )
-        problems = list(dry_load_problems.find_load_problems(open_checkpoint(str(TINY)), "transformers"))
+        load = load_answered(lambda _, loaded=loaded: loaded, monkeypatch)
+        problems = list(describe_load(open_checkpoint(str(TINY)), "transformers", load))
         assert problems[0].hint == hint
+
+
+class Played:
+    """A loader that answers what a test wants."""
+
+    def __init__(self, name: str, answer: DryLoad | EvidenceError) -> None:
+        self.name, self.answer = name, answer
+
+    def load(self, ckpt: Any) -> DryLoad:
+        if isinstance(self.answer, EvidenceError):
+            raise self.answer
+        return self.answer
+
+
+SOUND, UNASKED = DryLoad("transformers 5", model="L"), DryLoad("vLLM 1", unasked="no kernel")
+REFUSED, FAILED = DryLoad("SGLang 1", refused="no such class"), EvidenceError("vLLM could not be started")
+
+
+@pytest.mark.parametrize(
+    ("answers", "found", "skipped", "crashed"),
+    [
+        ((SOUND, UNASKED), [], ["vLLM 1 could not be asked: no kernel"], []),
+        (
+            (UNASKED, REFUSED),
+            [
+                "error: SGLang 1 refuses to load it: no such class",
+                "info: vLLM 1 could not be asked: no kernel",
+            ],
+            [],
+            [],
+        ),
+        ((FAILED, REFUSED), ["error: SGLang 1 refuses to load it: no such class"], [], [FAILED.message]),
+        ((SOUND,), [], [], []),
+    ],
+)
+def test_a_consumer_that_could_not_be_asked_hides_no_other(
+    answers: tuple[DryLoad | EvidenceError, ...], found: list[str], skipped: list[str], crashed: list[str]
+) -> None:
+    loaders = tuple(Played(str(number), answer) for number, answer in enumerate(answers))
+    rules = [rule for rule in load_rules() if rule.code == "DRY001"]
+    report = run_rules(open_checkpoint(str(TINY), options=ScanOptions(dry_loaders=loaders)), rules)
+    assert list_messages(report) == found
+    assert [reason for _, reason in report.skipped] == skipped
+    assert [reason for _, reason in report.crashed] == crashed
 
 
 def test_only_headers_and_configs_are_copied(tmp_path: Path) -> None:
