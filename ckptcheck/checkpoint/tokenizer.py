@@ -20,7 +20,14 @@ from ckptcheck.checkpoint.special_tokens import TokenRole, read_id_roles, read_t
 from ckptcheck.checkpoint.template_files import Templates, read_templates
 from ckptcheck.checkpoint.token_file import TokenFile, read_token_files
 from ckptcheck.checkpoint.token_search import LONGEST_TOKEN, TokenSearch
-from ckptcheck.checkpoint.vocabulary import FILES, AddedToken, Vocabulary, read_vocabulary
+from ckptcheck.checkpoint.vocabulary import (
+    FILES,
+    AddedToken,
+    TokenizerTrial,
+    Vocabulary,
+    read_vocabulary,
+    try_tokenizer,
+)
 from ckptcheck.linter.rule import Skip
 
 STARTS = ("decoder_start_token_id", "forced_bos_token_id")
@@ -118,6 +125,18 @@ class Tokenizer:
             )
         # Slow tokenizers use the declared ids.
         return replace(vocabulary, added=declared)
+
+    @cached_property
+    def trial(self) -> TokenizerTrial | None:
+        """What the library `tokenizers` makes of tokenizer.json; None where there is none that can be read.
+
+        Raises Skip where the library is not installed or its child process cannot run.
+        """
+        vocabulary = self.vocabulary
+        if vocabulary is None or vocabulary.file != "tokenizer.json":
+            return None
+        is_json = vocabulary.readable or any(defect.kind == "no-vocabulary" for defect in vocabulary.defects)
+        return try_tokenizer(self.source) if is_json else None
 
     def _read_pieces(self) -> Vocabulary | None:
         """Return the tokens of a SentencePiece model that has the ids of the model, as Llama's tokenizer.model."""

@@ -3,11 +3,11 @@
 ## What it checks
 The templates are chat_template.jinja, those of additional_chat_templates, and `chat_template` of tokenizer_config.json.
 - Each is UTF-8 text, and parses with jinja as transformers uses it. If there are several, one is called `default`.
-- The default one, and the one for tools (`tool_use`), render at least one of twelve small conversations (with a system prompt, an
-  answer, tools; contents as texts and as lists of parts).
+- The default one, and the one for tools (`tool_use`), render at least one of twelve small conversations (with a system prompt,
+  an answer, tools; contents as texts and as lists of parts).
 - The default one is not empty, and in a text model it depends on the conversation and writes what the user says.
-- What `add_generation_prompt` adds names the same speaker, after the same control token, as the beginning of a written answer does
-  (a warning). What follows may differ, such as a block of thinking.
+- What `add_generation_prompt` adds names the same speaker, after the same control token, as the beginning of a written answer
+  does (a warning). What follows may differ, such as a block of thinking.
 
 It renders them in transformers' sandbox, in a separate process with hard limits of time and memory, and reports a template that
 exceeds them.
@@ -18,15 +18,19 @@ exceeds them.
 - A template that drops what the user says fails nowhere: the model answers prompts that it never received.
 - A prompt that asks for another speaker than the answers of the training had (`message['role']` lost, or a word mistyped) makes
   every answer worse, and no loader sees it.
+- transformers, vLLM and SGLang take a byte order mark for text and start every prompt with it: one to three tokens that nobody
+  sees, and that the model was not trained on.
 - One that takes endless time or memory does so inside the server.
 
 ## How to fix
-Take the template of the model this one was made from. Check that `{{` survives the tool that writes it.
+Take the template of the model this one was made from. Check that `{{` survives the tool that writes it. Save the file as UTF-8
+without a mark.
 
 ## When it can be wrong
-- A template may need a variable of its own to render anything, and fail with an error of jinja. One that refuses in its own words
-  (`raise_exception`) is not reported, nor is a named one such as `rag` that parses.
+- A template may need a variable of its own to render anything, and fail with an error of jinja. One that refuses in its own
+  words (`raise_exception`) is not reported, nor is a named one such as `rag` that parses.
 - A template for other roles (`query`, `document`) writes what is asked in a role that it compares with, and is left out.
+- A model that was trained with a marked template has learned the mark.
 - An older or newer jinja than the installed one may parse differently.
 
 ## Seen in
@@ -49,6 +53,8 @@ if TYPE_CHECKING:
 HINT = "take the template of the model this one was made from"
 RENDERED_TEMPLATES = ("default", "tool_use")
 """The templates that transformers uses if the caller names none."""
+MARK = "\ufeff"
+"""The byte order mark."""
 
 
 @rule(
@@ -64,6 +70,14 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     for fault in tokenizer.template_files.faults:
         yield Problem(fault.text, file=fault.file, key=fault.key, hint=HINT)
     for name, template in tokenizer.templates.items():
+        if template.text.startswith(MARK) and template.undecodable is None:
+            yield Problem(
+                "the chat template begins with a byte order mark (U+FEFF), and so does every prompt",
+                file=template.file,
+                key=template.key,
+                severity="warning",
+                hint="save the file as UTF-8 without a mark",
+            )
         if template.undecodable is not None:
             text = (
                 f"the chat template is not UTF-8 text from byte {template.undecodable:,} on: transformers does not load"
