@@ -13,8 +13,8 @@ A check that compares nothing passes everything. A wrong prefix or a wrong folde
 
 ## When it can be wrong
 Two checkpoints of the same model have no pair if each uses names of its own and the family has no table. Nor have two
-adapters of different models, or a model and its adapter (merge it first). A single pair silences this rule; CMP001 and CMP002
-report what remained without a counterpart.
+adapters of different models, or a model and its adapter (merge it first). A single pair silences this rule; CMP001
+reports what remained without a counterpart.
 
 ## Seen in
 NVIDIA-NeMo/Megatron-Bridge#2892, sgl-project/sglang#38616 (a check that filtered all names away)

@@ -9,7 +9,7 @@ If a quantized weight is not zero itself, its scales are:
 
 The tables of bitsandbytes (`nested_quant_map`, `nested_absmax`, `quant_map`) are not zero throughout.
 
-VAL001 and VAL002 report NaN and Inf in scales that are stored as floats.
+VAL001 reports NaN and Inf in scales that are stored as floats.
 
 ## Why it matters
 A zero scale makes the module zero, and NaN where engines divide by it (global scales, scales of inputs). vLLM takes a negative

@@ -105,7 +105,7 @@ DRAWN = Report(
     findings=(
         Finding("VAL001", "nan", "error", f"{HOSTILE} holds 3 NaN", "model.safetensors", HOSTILE, "write it again"),
         Finding(
-            "VAL002",
+            "VAL006",
             "big",
             "warning",
             "two are large",

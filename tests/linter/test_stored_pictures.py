@@ -130,15 +130,15 @@ def test_rules_by_targets_show_who_found_what() -> None:
     from ckptcheck.reporters.html.overview import draw_overview
 
     passed = replace(
-        DRAWN, findings=(), passed=("VAL001",), skipped=(("VAL002", "not read"),), crashed=(("VAL003", "odd"),)
+        DRAWN, findings=(), passed=("VAL001",), skipped=(("VAL006", "not read"),), crashed=(("VAL003", "odd"),)
     )
     picture = draw_overview([DRAWN, passed])
     assert isinstance(picture, HeatMap)
-    assert (picture.rows, picture.columns) == (("VAL001", "VAL002", "VAL003"), ("1", "2"))
+    assert (picture.rows, picture.columns) == (("VAL001", "VAL003", "VAL006"), ("1", "2"))
     states = [[picture.cells[row, column].state for column in range(2)] for row in range(3)]
-    assert states == [["error", "passed"], ["warning", "skipped"], ["info", "could not check"]]
+    assert states == [["error", "passed"], ["info", "could not check"], ["warning", "skipped"]]
     assert picture.cells[0, 0].note.endswith("holds 3 NaN")
-    assert picture.cells[1, 1].note.endswith(": not read")
+    assert picture.cells[2, 1].note.endswith(": not read")
 
 
 def test_a_state_that_the_legend_lacks_is_a_sentence(tmp_path: Path) -> None:

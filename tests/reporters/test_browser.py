@@ -119,7 +119,7 @@ def test_pointing_at_a_cell_names_the_tensor(opened: Opened) -> None:
     canvas.hover(position={"x": 6 * cell_width(opened) + 4, "y": 8})
     tip = opened.page.locator("#tip")
     assert f"model.layers.6.{MODULES[0]}.weight" in tip.inner_text()
-    assert "1 finding: VAL002" in tip.inner_text()
+    assert "1 finding: VAL006" in tip.inner_text()
     opened.page.mouse.move(0, 0)
     assert tip.is_hidden()
 

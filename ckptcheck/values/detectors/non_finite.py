@@ -33,12 +33,14 @@ def _format_layers(ckpt: Checkpoint, names: Iterable[str]) -> str:
 
 
 def report_non_finite(
-    ckpt: Checkpoint, bad: Sequence[TensorStats], kind: Literal["nan", "inf"], word: str, hint: str
+    ckpt: Checkpoint, bad: Sequence[TensorStats], kind: Literal["nan", "inf"], hint: str
 ) -> Iterator[Problem]:
     """Yield one problem per shard for the tensors with such values: the first tensor with the place, the others by name."""
     for shard in dict.fromkeys(stats.shard for stats in bad):
         first, *rest = [stats for stats in bad if stats.shard == shard]
-        number, place = (first.nan, first.first_nan) if kind == "nan" else (first.inf, first.first_inf)
+        number, place, word = (
+            (first.nan, first.first_nan, "NaN") if kind == "nan" else (first.inf, first.first_inf, "infinite")
+        )
         others = (
             f", and {count(len(rest), 'more tensor')}: {join_truncated([stats.name for stats in rest])}" if rest else ""
         )

@@ -36,7 +36,7 @@ def test_further_damage_is_named(smollm2: Path, tmp_path: Path, part: str) -> No
         case "rank":
             rows = np.frombuffer(bytes(raw), "<u2").reshape(1536, 576)
             values = {name: np.concatenate([rows[:, :288], rows[:, :288]], axis=1).tobytes()}
-    code = {"router": "VAL003", "inf": "VAL002", "constant": "VAL007", "layer": "VAL008", "rank": "VAL010"}[part]
+    code = {"router": "VAL003", "inf": "VAL001", "constant": "VAL007", "layer": "VAL008", "rank": "VAL010"}[part]
     findings = run_value_rules(copy_with_values(smollm2, tmp_path / part, values))
     assert [(finding.code, finding.key) for finding in findings] == [(code, name)]
 

@@ -1,0 +1,51 @@
+"""An entry of the ignore list matches nothing.
+
+## What it checks
+Every entry matches at least one module for one of the chosen consumers. It is a warning if the entry looks misspelt, that is,
+if it would match with one of these changes:
+- `re:` at its beginning, or a regex that need not match from the first letter;
+- without the prefix of a wrapper (`language_model.`), or without its ending (`.linear`);
+- one letter changed.
+
+The tests of this project compare how each consumer matches with its real code.
+
+## Why it matters
+The module that a misspelt entry means is not ignored. If it is stored unquantized, QNT021 says what happens. If it is stored
+quantized, it is quantized although somebody wanted to prevent that. Other dead entries do nothing now: lists are copied from
+model to model, and unused entries hide missing ones.
+
+## How to fix
+Write the entry as the hint says, or remove it. `ckptcheck scan --fix` writes a list that all chosen consumers read in the same
+way.
+
+## When it can be wrong
+A list for a family of models is right to name modules that only some of them have, such as a vision tower or a router. An entry
+for another version of the model, or for a part that was removed, may resemble a part that is still there.
+
+## Seen in
+sgl-project/sglang#28018, sgl-project/sglang#24927 (entries that end in `.linear`), vllm-project/vllm#54547,
+vllm-project/llm-compressor (one list for several models)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_unused_entries
+
+
+@rule(
+    "QNT023", "dead-entry", severity="info", when=lambda ckpt: not ckpt.is_partial and bool(evaluate_checkpoint(ckpt))
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    for entry in find_unused_entries(ckpt):
+        if entry.suggestion is not None:
+            yield Problem(
+                f"{entry.text!r} matches no module for {' or '.join(evaluate_checkpoint(ckpt))}",
+                file=entry.file,
+                key=entry.key,
+                severity="warning",
+                hint=f"did you mean {entry.suggestion!r}?",
+            )
+        else:
+            yield Problem(f"{entry.text!r} matches no module of this checkpoint", file=entry.file, key=entry.key)

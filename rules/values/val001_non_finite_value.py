@@ -1,0 +1,47 @@
+"""A tensor holds NaN or infinite values.
+
+## What it checks
+- No floating-point tensor holds a NaN, in any dtype that has one (E4M3 and E8M0 included).
+- No weight holds an Inf. Tensors that hold it on purpose are left out: scalars, bounds of clamps, attention masks.
+- The finding is per file. It gives the number in the first such tensor, the place of the first one, and the other tensors and
+  layers that hold some.
+
+## Why it matters
+One NaN in a weight makes every logit that depends on it NaN. The first product with an Inf is infinite, and the first
+difference of two such products is NaN. Engines return empty or repeated tokens, and the trainer's loss is NaN from the first
+step. A cast to F16 turns values above 65,504 into Inf.
+
+## How to fix
+Find where it came in (an overflow in training, a cast to F16, a corrupt download, a wrong dtype label), and take an earlier or
+intact copy, or convert again from the original dtype. Keep BF16 or F32 for large values.
+
+## When it can be wrong
+- A NaN that no computation uses does no harm: the row of a token that never occurs, a buffer that is computed again on loading.
+  It still makes sums and norms over all weights NaN, so it breaks a trainer's gradient clipping and checksums.
+- A buffer may hold Inf on purpose: a bound of a clamp, an attention mask, a decay table. The rule knows those whose names end
+  in `min`, `max`, `mask` or `masked_bias`, and `.bias` with more than two dimensions. A mask with another name is a false
+  alarm.
+- `--ignore VAL001`, or a reason under `[ignore]`, silences it.
+
+## Seen in
+ICTMCG/Make-Your-Anchor#9, NikoNairre/CT-CIG#3, huggingface/diffusers#5316, safetensors#220, NVIDIA-NeMo/RL#2671
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.values.detectors.non_finite import report_non_finite
+from ckptcheck.values.detectors.roles import may_be_infinite
+
+
+@rule("VAL001", "non-finite-value", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    tensors = ckpt.values.tensors.values()
+    with_nan = [stats for stats in tensors if stats.nan]
+    yield from report_non_finite(
+        ckpt, with_nan, "nan", "take an intact or earlier copy: whatever is computed with it is NaN"
+    )
+    with_inf = [stats for stats in tensors if stats.inf and not may_be_infinite(stats)]
+    yield from report_non_finite(ckpt, with_inf, "inf", "convert again from the original dtype; F16 ends at 65,504")
+    ckpt.require_values()
