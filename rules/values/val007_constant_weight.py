@@ -38,8 +38,8 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, list_unless_single
 from ckptcheck.values.detectors.blank_weights import find_blank_tensors
 from ckptcheck.values.detectors.init_detection import find_initial_constants
-from ckptcheck.values.detectors.one_signed import find_single_magnitudes
 from ckptcheck.values.detectors.roles import is_matrix, is_packed, is_router, is_scale
+from ckptcheck.values.detectors.single_magnitudes import find_single_magnitudes
 
 
 @rule("VAL007", "constant-weight", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))

@@ -1,25 +1,27 @@
-"""A number seems to have been added to all numbers of a matrix: their mean is far from zero.
+"""The mean of a matrix is far from zero: a number was added to all, or they are magnitudes.
 
 ## What it checks
-In each matrix of attention and of feed-forward blocks it reads 2,048 numbers from the middle. It reports those whose mean is 0.2
-standard deviations or more from zero, in 4,096 numbers from all over the matrix too, where three times as many of the same matrix
-in other layers, and at least three, are within 0.12. Where three quarters of all matrices, of three kinds or more, are shifted to
-the same side, it reports them all. It looks at no more than 256 matrices of a kind, and does not look on the Hub.
+In each matrix of attention and of feed-forward blocks it reads 2,048 numbers from the middle. It reports those whose mean is
+0.2 standard deviations or more from zero, in 4,096 numbers from all over the matrix too, where three times as many of the same
+matrix in other layers, and at least three, are within 0.12. Where three quarters of all matrices, of three kinds or more, are
+shifted to the same side, it reports them all. It looks at no more than 256 matrices of a kind, and does not look on the Hub.
 
 ## Why it matters
-A projection has a mean near zero; training leaves it there. A shift adds the sum of all inputs to each output. Weights of 4 or 8
-bits that were unpacked with a zero point one step off have it, in one matrix or in all: the model answers, and answers badly.
+A projection has a mean near zero; training leaves it there. A shift adds the sum of all inputs to each output. Weights of 4 or
+8 bits that were unpacked with a zero point one step off have it, in one matrix or in all: the model answers, and answers badly.
+Numbers of one sign are magnitudes: the second moments of Adam saved in place of the weights, or an absolute value on the way.
 
 ## How to fix
 Convert again from the unquantized weights. If the weights were unpacked from GPTQ or AWQ, look how the zero points are stored:
-GPTQ's first format stores them less one. `ckptcheck diff` against the source shows what differs.
+GPTQ's first format stores them less one. Where all have one sign, look whether an optimizer's state was saved under the
+weights' names. `ckptcheck diff` against the source shows what differs.
 
 ## When it can be wrong
 - A method that trains weights around another mean: where a quarter or more of the layers have it, but not nearly all matrices,
   nothing is said.
 - It does not see a shift below 0.2 standard deviations, or one that differs from row to row.
-- Measured on eight trained models that packages ship (SmolLM2-135M, Gemma 3 270M, all-MiniLM-L6-v2, AntiBERTy, two of IgLM, two of
-  rxnfp; 592 matrices): the mean is at most 0.03 standard deviations from zero, and that of the 2,048 numbers at most 0.1.
+- Measured on eight trained models that packages ship (SmolLM2-135M, Gemma 3 270M, all-MiniLM-L6-v2, AntiBERTy, two of IgLM, two
+  of rxnfp; 592 matrices): the mean is at most 0.03 standard deviations from zero, and that of the 2,048 numbers at most 0.1.
 - `--ignore VAL033`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
@@ -47,11 +49,16 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"; so are those of {count(len(others), 'more matrix', 'more matrices')}: "
             f"{join_truncated([matrix.name for matrix in others])}"
         )
+        cause = "as if a number had been added to all of them"
+        hint = "convert again; if they were unpacked, look whether the zero points are one step off"
+        if first.sign:
+            cause = "and all of one sign, as magnitudes or the second moments of an optimizer are"
+            hint = "export the weights again"
         yield Problem(
-            f"its numbers are {first.mean:+.4g} on average, {abs(first.shift):.2g} standard deviations from zero, as if a number "
-            f"had been added to all of them{more if others else ''}",
+            f"its numbers are {first.mean:+.4g} on average, {abs(first.shift):.2g} standard deviations from zero, {cause}"
+            f"{more if others else ''}",
             file=file,
             key=first.name,
-            hint="convert again; if they were unpacked, look whether the zero points are one step off",
+            hint=hint,
         )
     ckpt.require_values()

@@ -683,13 +683,10 @@ def test_what_is_not_looked_for_on_the_hub_is_skipped_and_not_passed(hub: HubSer
         "VAL021",
         "VAL024",
         "VAL025",
-        "VAL026",
         "VAL029",
         "VAL030",
         "VAL031",
-        "VAL032",
         "VAL033",
-        "VAL034",
         "VAL035",
     }
 

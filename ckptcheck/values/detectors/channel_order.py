@@ -28,7 +28,6 @@ from ckptcheck.values.detectors.dtype_mislabel import find_mislabelled
 from ckptcheck.values.detectors.duplicate_tensors import find_equal_layers, find_equal_matrices
 from ckptcheck.values.detectors.init_detection import find_init_groups
 from ckptcheck.values.detectors.matrix_samples import FLOATS, compute_mean_squares, read_rows
-from ckptcheck.values.detectors.one_signed import find_single_magnitudes
 from ckptcheck.values.detectors.residual_axis import (
     MIN_CHANNELS,
     can_judge_channels,
@@ -36,6 +35,7 @@ from ckptcheck.values.detectors.residual_axis import (
     find_transposed_matrices,
 )
 from ckptcheck.values.detectors.roles import NORM
+from ckptcheck.values.detectors.single_magnitudes import find_single_magnitudes
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 Training leaves the mean of a projection near zero. In the 592 matrices of the layers of eight trained models it is at most 0.03
 standard deviations away, and in 2,048 neighbouring numbers of one at most 0.1. A zero point that is one step off when weights of 4
-bits are unpacked adds about 0.4.
+bits are unpacked adds about 0.4; magnitudes are 1.3 away from it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.detectors.middle_pieces import (
+    MiddlePiece,
     are_exceptions,
     list_kinds,
     measure_piece,
@@ -39,6 +40,8 @@ class ShiftedMatrix:
     name: str
     mean: float
     deviation: float
+    sign: int
+    """1 or -1 if all of its numbers have that sign, zeros aside; 0 else."""
 
     @property
     def shift(self) -> float:
@@ -53,22 +56,21 @@ def find_shifted_matrices(ckpt: Checkpoint) -> list[ShiftedMatrix]:
     """
     pieces = read_middle_pieces(ckpt)
     kinds = [
-        [
-            ShiftedMatrix(name, piece.mean, piece.deviation)
-            for name in kind
-            if not (piece := pieces[name]).sign and piece.deviation > 0
-        ]
+        [_describe(name, pieces[name]) for name in kind if pieces[name].deviation > 0]
         for kind in list_kinds(ckpt)
         if _is_judged(name_pattern(kind[0]))
     ]
     suspects = _find_shift_everywhere(kinds) or [matrix for kind in kinds for matrix in _find_suspects(kind)]
     found = []
     for suspect in suspects:
-        whole = measure_piece(read_all_over(ckpt, suspect.name))
-        matrix = ShiftedMatrix(suspect.name, whole.mean, whole.deviation)
+        matrix = _describe(suspect.name, measure_piece(read_all_over(ckpt, suspect.name)))
         if abs(matrix.shift) >= MIN_SHIFT:
             found.append(matrix)
     return found
+
+
+def _describe(name: str, piece: MiddlePiece) -> ShiftedMatrix:
+    return ShiftedMatrix(name, piece.mean, piece.deviation, piece.sign)
 
 
 def _is_judged(pattern: str) -> bool:

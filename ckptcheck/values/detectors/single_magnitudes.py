@@ -1,7 +1,6 @@
-"""Finds matrices of the layers whose numbers all have one sign, or one magnitude, by a few short pieces of each.
+"""Finds matrices of the layers whose numbers all have one magnitude, by a few short pieces of each.
 
-The first piece of a sound matrix has both signs and many magnitudes, so that one read of it is enough; more pieces are read of any
-other.
+The first piece of a sound matrix has many magnitudes, so that one read of it is enough; more pieces are read of any other.
 """
 
 from __future__ import annotations
@@ -30,23 +29,11 @@ MANY_MAGNITUDES = 16
 """Magnitudes of a piece from which it has many: a weight of 4 bits has 8 in each block, and its blocks differ."""
 
 
-def find_one_signed(ckpt: Checkpoint) -> list[str]:
-    """Return the matrices of the language model's layers, experts aside, in whose pieces all numbers have one sign.
-
-    Raises Skip if a file has shrunk, OSError if reading fails.
-    """
-    pieces = read_middle_pieces(ckpt)
-    return [
-        name
-        for name in list_layer_projections(ckpt)
-        if (sign := _find_sign(pieces[name])) and {_find_sign(piece) for piece in _read_quarters(ckpt, name)} == {sign}
-    ]
-
-
 def find_single_magnitudes(ckpt: Checkpoint) -> list[str]:
     """Return the matrices in whose pieces all numbers have one magnitude, zeros aside, where those of most siblings have many.
 
-    Siblings are the same matrix in other layers: of binary and ternary models they have one too. Raises as `find_one_signed`.
+    Siblings are the same matrix in other layers: of binary and ternary models they have one too.
+    Raises Skip if a file has shrunk, OSError if reading fails.
     """
     import numpy as np
 
@@ -73,11 +60,6 @@ def find_single_magnitudes(ckpt: Checkpoint) -> list[str]:
 def _read_quarters(ckpt: Checkpoint, name: str) -> list[MiddlePiece]:
     """Measure short pieces behind the first, second and third quarter of a matrix."""
     return [measure_piece(read_piece(ckpt, name, place, SHORT_PIECE)) for place in QUARTERS]
-
-
-def _find_sign(piece: MiddlePiece) -> int:
-    """Return 1 or -1 if all numbers of a piece have that sign, zeros aside; 0 else, and if most are zero."""
-    return piece.sign if piece.zeros <= MAX_ZEROS * piece.number else 0
 
 
 def _find_magnitude(piece: MiddlePiece) -> float:
