@@ -15,7 +15,7 @@ End the other program, or choose another port.
 The server of this very job runs already, or it will run on another machine: leave `--here` out.
 
 ## Seen in
-vLLM and SGLang: "[Errno 98] Address already in use"
+NVIDIA/srt-slurm#134 (found out 15 minutes into a run, when SGLang binds the port), om-ai-lab/VLM-R1#289
 """
 
 from collections.abc import Iterator

@@ -13,12 +13,12 @@ A weight update that does not fit stops the job at the first step.
 Free the disk, choose another folder, or save without the optimizer (`--no-save-optim`).
 
 ## When it can be wrong
-The optimizer's state is estimated at 12 bytes a parameter beside the weights (a float32 copy and two of Adam's). A job that trains
-adapters, or shards its checkpoint over the disks of several machines, needs less.
+The optimizer's state is estimated at 12 bytes a parameter beside the weights (a float32 copy and two of Adam's). A job that
+trains adapters, or shards its checkpoint over the disks of several machines, needs less.
 
 ## Seen in
-Megatron-LM's distributed optimizer (float32 parameters, two moments), THUDM/slime `--update-weight-disk-dir` ("one complete HF
-checkpoint directory is written per sync")
+awslabs/awsome-distributed-ai#1225 (a checkpoint of 53 GB ended after 27 GB), Megatron-LM's distributed optimizer (float32
+parameters, two moments), THUDM/slime `--update-weight-disk-dir` ("one complete HF checkpoint directory is written per sync")
 """
 
 from collections.abc import Iterator

@@ -15,7 +15,8 @@ With `--here`, where the job uses more than one GPU: /dev/shm has at least 1 GiB
 The job runs in another container than ckptcheck: run it there.
 
 ## Seen in
-NCCL's guide, "Troubleshooting: Docker" (`--shm-size=1g`); Ray: "The object store is using /tmp instead of /dev/shm because …"
+NVIDIA/nccl#342, vllm-project/vllm#1710, pytorch/torchtitan#853, NCCL's guide, "Troubleshooting: Docker" (`--shm-size=1g`); Ray:
+"The object store is using /tmp instead of /dev/shm because …"
 """
 
 from collections.abc import Iterator
