@@ -15,7 +15,7 @@ Correct the path, or mount what it needs.
 The job runs in a container, or on another machine, that has other paths: leave `--here` out, or run it there.
 
 ## Seen in
-transformers: "Repo id must be in the form 'repo_name' or 'namespace/repo_name'", of a path that does not exist
+verl-project/verl#3048 (transformers: "Repo id must be in the form 'repo_name' or 'namespace/repo_name'", of a path that does not exist
 """
 
 from collections.abc import Iterator
