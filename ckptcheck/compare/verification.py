@@ -166,7 +166,7 @@ class Verification(EvidenceDefaults):
     def require_same_layout(self) -> None:
         """Skip a rule about stored tensors where the weights are stored otherwise than the manifest lists. Raises Skip."""
         if self.is_other_layout:
-            raise Skip("the weights are stored in another layout, see MAN005 and MAN006")
+            raise Skip("the weights are stored in another layout, see MAN005")
 
     def require_this_model(self) -> None:
         """Skip a rule that would list every tensor where the manifest is of another model or layout. Raises Skip."""

@@ -1,20 +1,25 @@
-"""The index names a shard that does not exist.
+"""A shard is missing that the index names, or that the numbers of the others call for.
 
 ## What it checks
-Every file that the index's `weight_map` names exists beside it. If none of them exists but other shards do, the whole index
-is stale, and IDX006 reports that instead.
+- Every file that the index's `weight_map` names exists beside it. If none of them exists but other shards do, the whole index
+  is stale, and IDX006 reports that instead.
+- All files named like `…-00002-of-00005.safetensors` exist, counted from 0 or from 1 as the set does.
 
 ## Why it matters
-transformers, vLLM 0.32 and SGLang 0.5.23 stop at the missing file. Older versions of the engines, and other loaders that glob
-`*.safetensors`, start without it and serve layers that were never loaded; only the garbage they generate reveals it.
+transformers, vLLM 0.32 and SGLang 0.5.23 stop at a missing file that the index names. Older versions of the engines, and other
+loaders that glob `*.safetensors`, start without it, and so does everything where there is no index: they serve layers that were
+never loaded, and only the garbage they generate reveals it.
 
 ## How to fix
 Fetch or upload the file again. If it was removed on purpose, write the index again.
 
 ## When it can be wrong
-A node that stores only its own pipeline stage, or a partial download on purpose, is an incomplete checkpoint and fires: scan
-the folder with all shards, or use `--ignore IDX001`. The rule only checks that the shard exists; ST001 reports
-truncated and empty ones.
+- A node that stores only its own pipeline stage, or a partial download on purpose, is an incomplete checkpoint and fires: scan
+  the folder with all shards, or use `--ignore IDX001`.
+- Without an index, files that are numbered for another purpose count too: one rank's share of an optimizer
+  (`optim-00000-of-00008.safetensors`) beside the model.
+- If a set that counts from 0 lost its first file, the finding names the last one instead: only the first file shows that the
+  set counts from 0. The rule only checks that a shard exists; ST001 reports truncated and empty ones.
 
 ## Seen in
 sgl-project/sglang#32279, inferencerlabs/inferencer-feedback#306, JustVugg/colibri#1317
@@ -24,20 +29,44 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.index import escapes_folder
-from ckptcheck.checkpoint.views import IndexedCheckpoint
-from ckptcheck.text.formatting import count
+from ckptcheck.text.formatting import count, format_ranges
 
 
-@rule("IDX001", "missing-shard", severity="error", on="index", when=lambda ckpt: ckpt.has_index)
-def check(ckpt: IndexedCheckpoint) -> Iterator[Problem]:
-    if ckpt.index_is_stale:
-        return
-    for shard, tensors in sorted(Counter(ckpt.index.weight_map.values()).items()):
-        if shard not in ckpt.files and not escapes_folder(shard):
+@rule(
+    "IDX001",
+    "missing-shard",
+    severity="error",
+    when=lambda ckpt: ckpt.has_index or (bool(ckpt.shard_sets) and not ckpt.is_single_shard),
+)
+def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    if ckpt.index is not None and ckpt.index_decides:
+        for shard, tensors in sorted(Counter(ckpt.index.weight_map.values()).items()):
+            if shard not in ckpt.files and not escapes_folder(shard):
+                yield Problem(
+                    f"{shard} is missing, but the index places {count(tensors, 'tensor')} in it",
+                    file=ckpt.index.file,
+                    key="weight_map",
+                    hint=f"fetch {shard} again, or find out why it was never uploaded",
+                )
+    if not ckpt.is_single_shard:
+        yield from _find_gaps(ckpt)
+
+
+def _find_gaps(ckpt: Checkpoint) -> Iterator[Problem]:
+    """Yield the shards that the index does not name, and that the numbers of the others call for."""
+    named = ckpt.index.shards if ckpt.index is not None and ckpt.index_decides else ()
+    for family in ckpt.shard_sets:
+        if named and not any(name in named for name in family.files.values()):
+            # SET004 reports the remains of an earlier save.
+            continue
+        missing = [
+            number for number in family.expected if number not in family.files and family.name(number) not in named
+        ]
+        if missing:
             yield Problem(
-                f"{shard} is missing, but the index places {count(tensors, 'tensor')} in it",
-                file=ckpt.index.file,
-                key="weight_map",
-                hint=f"fetch {shard} again, or find out why it was never uploaded",
+                f"{len(family.files)} of {family.total} shards exist; missing: number {format_ranges(missing)}",
+                file=family.name(missing[0]),
+                hint="fetch the missing files again",
             )

@@ -11,9 +11,9 @@ shard is missing or remains from an earlier save.
 `ckptcheck scan --fix` writes the index from the headers of a complete set of shards.
 
 ## When it can be wrong
-vLLM and SGLang glob the folder, so a model that only they load works without an index: use `--ignore IDX011` if you accept
-that only SET001 then reports a lost shard. The rule recognizes shards by name: other names (`part1.safetensors`) never fire,
-nor does a numbered shard that is scanned by itself.
+vLLM and SGLang glob the folder, so a model that only they load works without an index: use `--ignore IDX011` if you accept that
+only the numbers then show a lost shard (IDX001). The rule recognizes shards by name: other names (`part1.safetensors`) never
+fire, nor does a numbered shard that is scanned by itself.
 
 ## Seen in
 unslothai/unsloth#7375

@@ -2,12 +2,12 @@
 
 ## What it checks
 - Every tensor of the manifest that still exists has the dtype, the shape and the digest that the manifest recorded.
-- Of a Megatron run, the tensors are those of the whole model and of its optimizer, assembled from their chunks. A tensor
-  whose place in a file holds something else (a file of another save), or lies beyond the end of the file, is a finding too.
-- Where (nearly) no tensor is as it was recorded, the manifest is of another model, another training or another step: one finding
-  says so, and MAN002 to MAN004 are skipped. Tensors whose bytes occur several times in the manifest, such as norms of ones, do not
+- Of a Megatron run, the tensors are those of the whole model and of its optimizer, assembled from their chunks. A tensor whose
+  place in a file holds something else (a file of another save), or lies beyond the end of the file, is a finding too.
+- Where (nearly) no tensor is as it was recorded, the manifest is of another model, another training or another step: one
+  finding says so, and MAN002 is skipped. Tensors whose bytes occur several times in the manifest, such as norms of ones, do not
   count, and of fewer than eight tensors each is listed. A cast of all tensors is one finding.
-- Weights that are stored in another layout (an export of the run, projections that were joined) are compared by MAN006.
+- Weights that are stored in another layout (an export of the run, projections that were joined) are compared by MAN005.
 
 ## Why it matters
 A corrupt download or a failing disk changes bytes and nothing else; so does a save over a checkpoint that others take for the

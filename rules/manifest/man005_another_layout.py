@@ -1,19 +1,22 @@
-"""The weights are those of the manifest, stored in another layout.
+"""The weights of the manifest are stored in another layout: the same bit for bit, or not.
 
 ## What it checks
-Tensors of the manifest are gone by name, and every weight that they held is there: a Megatron run was exported, projections or
-experts were joined or split. The weights are compared under their plain names, by the identity of the set (`ckptcheck identity`),
-and all are equal.
+Tensors of the manifest are gone by name, and their weights are there: a Megatron run was exported, projections or experts were
+joined or split. Each weight is compared under its plain name: dtype, shape and digest. If all are equal, an info says so, with
+the identity of the set (`ckptcheck identity`). Weights that changed, are missing or are new have one error each.
 
 ## Why it matters
-It is the proof that a conversion lost nothing. What is no weight, such as the state of the optimizer, is not part of it: an export
-cannot resume a training.
+It is the proof that a conversion lost nothing. One that drops a layer, mixes up queries and keys or casts a tensor yields a
+checkpoint that loads everywhere and computes something else. What is no weight, such as the state of the optimizer, is not part
+of it: an export cannot resume a training.
 
 ## How to fix
-Nothing, if the conversion was intended. Write a new manifest, so that the files of the new layout are verified byte for byte.
+Nothing, if the conversion was intended and all are equal: write a new manifest, so that the files of the new layout are
+verified byte for byte. Else `ckptcheck diff` compares the two checkpoints and names the cause.
 
 ## When it can be wrong
-Two different sets of weights have one identity with a probability of about 2^-62. The manifest is not signed: who can write the
+An export in another dtype or a quantized one holds other weights than the run that it was made of: write a manifest of it. Two
+different sets of weights have one identity with a probability of about 2^-62. The manifest is not signed: who can write the
 checkpoint can often write the manifest too.
 
 ## Seen in
@@ -22,17 +25,39 @@ THUDM/slime#2270 (converters that dropped frozen tensors)
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.compare.verification import Verification
-from ckptcheck.text.formatting import count
+from ckptcheck.text.formatting import count, join_truncated
 
 
 @rule(
-    "MAN005", "another-layout", severity="info", on="manifest", when=lambda verification: verification.is_other_layout
+    "MAN005", "another-layout", severity="error", on="manifest", when=lambda verification: verification.is_other_layout
 )
 def check(verification: Verification) -> Iterator[Problem]:
-    if verification.changed_weights.found:
-        raise Skip("other weights are stored in the other layout, see MAN006")
+    weights = verification.changed_weights
+    for names, start, rest in (
+        (
+            weights.changed,
+            ("weight has", "weights have"),
+            "other values, in another layout, than the manifest recorded",
+        ),
+        (weights.reformed, ("weight has", "weights have"), "another dtype or shape than the manifest recorded"),
+        (
+            weights.missing,
+            ("weight of the manifest is", "weights of the manifest are"),
+            "missing in the other layout",
+        ),
+        (weights.new, ("weight is", "weights are"), "in the other layout and not in the manifest"),
+    ):
+        if names:
+            yield Problem(
+                f"{count(len(names), *start)} {rest}: {join_truncated(names)}",
+                key=names[0],
+                names=tuple(names),
+                hint="ckptcheck diff names the cause; write a new manifest if the change is intended",
+            )
+    if weights.found:
+        return
     manifest = verification.manifest
     states = sum(not manifest.list_parts(name) for name in manifest.tensors.keys() - verification.current.keys())
     beside = f"; {count(states, 'tensor', 'tensors')} of the manifest that {'is' if states == 1 else 'are'} no weight"
@@ -40,5 +65,6 @@ def check(verification: Verification) -> Iterator[Problem]:
     yield Problem(
         f"{count(len(manifest.weights), 'weight')} of the manifest {'is' if len(manifest.weights) == 1 else 'are'} here in another "
         f"layout, bit for bit the same: identity {manifest.identity}{beside if states else ''}",
+        severity="info",
         hint="nothing to do if the conversion was intended; write a new manifest to verify the new files",
     )

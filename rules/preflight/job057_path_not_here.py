@@ -1,8 +1,8 @@
 """A path that the job reads is not on this machine, or one that it writes to cannot be written.
 
 ## What it checks
-With `--here`: checkpoints and data files that the job names by a path exist and can be read; the folders for checkpoints and weight
-updates can be written, or made. Names of repositories (`org/model`) and addresses (`s3://…`) are left alone.
+With `--here`: checkpoints and data files that the job names by a path exist and can be read; the folders for checkpoints and
+weight updates can be written, or made. Names of repositories (`org/model`) and addresses (`s3://…`) are left alone.
 
 ## Why it matters
 A path with a typing error stops the job after the queue and the start of Ray; for transformers it is the name of a repository,
@@ -15,7 +15,8 @@ Correct the path, or mount what it needs.
 The job runs in a container, or on another machine, that has other paths: leave `--here` out, or run it there.
 
 ## Seen in
-verl-project/verl#3048 (transformers: "Repo id must be in the form 'repo_name' or 'namespace/repo_name'", of a path that does not exist
+verl-project/verl#3048 (transformers: "Repo id must be in the form 'repo_name' or 'namespace/repo_name'", of a path that does
+not exist
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
 """A file of weights is not part of what loaders load.
 
 ## What it checks
-The index names every `.safetensors` file, or the file is the model itself. Adapters, `consolidated` files (SET005), a second
-set of shards (SET002), `value_head.safetensors` (LLaMA-Factory keeps a reward model's head there) and `model.safetensors`
-beside an index (SET003) are excluded: other rules check them.
+The index names every `.safetensors` file, or the file is the model itself. Adapters, `value_head.safetensors` (LLaMA-Factory
+keeps a reward model's head there), `consolidated` files, a second set of shards and `model.safetensors` beside an index are
+excluded: SET002 and the rules on adapters check them.
 
 ## Why it matters
 Consumers disagree about such a file. vLLM and SGLang skip files that the index does not name, so weights of multi-token
@@ -19,8 +19,7 @@ A file may be there for another tool: a draft head, a projector, an optimizer st
 names that begin with `value_head`, `adapter_` or `consolidated` are not checked.
 
 ## Seen in
-sgl-project/sglang `maybe_add_mtp_safetensors` (baseten-admin/glm-4.7-fp4), ml-explore/mlx-swift-lm#408,
-jundot/omlx#2062
+sgl-project/sglang `maybe_add_mtp_safetensors` (baseten-admin/glm-4.7-fp4), ml-explore/mlx-swift-lm#408, jundot/omlx#2062
 """
 
 from collections.abc import Iterator

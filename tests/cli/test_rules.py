@@ -17,7 +17,8 @@ def test_rules_lists_every_rule_and_rule_prints_its_page(here: Path) -> None:
     assert [entry["code"] for entry in listed] == [rule.code for rule in rule_loader.load_rules()]
     page = run(here, "rule", "idx001").stdout
     assert page.startswith(
-        "# IDX001 missing-shard (error)\n\nThe index names a shard that does not exist.\n\n## What it checks\n"
+        "# IDX001 missing-shard (error)\n\nA shard is missing that the index names, or that the numbers of the others call for.\n\n"
+        "## What it checks\n"
     )
 
 

@@ -103,16 +103,16 @@ def test_a_weight_that_changed_in_another_layout_is_named(tmp_path: Path) -> Non
     changed = tensors[expert].copy()
     changed.reshape(-1).view(np.uint32)[-1] ^= 1
     found = list_findings(save_joined(tmp_path / "bit", **{expert: changed}), before)
-    assert found == [f"error MAN006 1 weight has other values, in another layout, than the manifest recorded: {expert}"]
+    assert found == [f"error MAN005 1 weight has other values, in another layout, than the manifest recorded: {expert}"]
     norm = "model.norm.weight"
     extra = {norm: None, "model.extra.weight": np.ones(3, np.float32)}
     assert list_findings(save_joined(tmp_path / "lost", **extra), before) == [
-        f"error MAN006 1 weight of the manifest is missing in the other layout: {norm}",
-        "error MAN006 1 weight is in the other layout and not in the manifest: model.extra.weight",
+        f"error MAN005 1 weight of the manifest is missing in the other layout: {norm}",
+        "error MAN005 1 weight is in the other layout and not in the manifest: model.extra.weight",
     ]
     cast = {norm: tensors[norm].astype(np.float16)}
     assert list_findings(save_joined(tmp_path / "cast", **cast), before) == [
-        f"error MAN006 1 weight has another dtype or shape than the manifest recorded: {norm}"
+        f"error MAN005 1 weight has another dtype or shape than the manifest recorded: {norm}"
     ]
 
 

@@ -1,0 +1,48 @@
+"""Two sets of weights, one known by its digests alone, are not the same.
+
+## What it checks
+`ckptcheck diff` with a manifest or an identity file on one side: each plain tensor is on both sides, with the same dtype and
+shape. Tensors of one dtype and shape are compared by their digests: where these differ, they hold other bits.
+
+## Why it matters
+The two are not the same weights: a tensor was lost or added, the set was cast or quantized, or values differ. How far they are
+apart, and why, no digest says: a step of training and a damaged file look alike here.
+
+## How to fix
+Compare the two checkpoints themselves: `ckptcheck diff` names the cause, and compares across dtypes.
+
+## When it can be wrong
+An export in another dtype is meant to differ: take the manifest of the export. Two different tensors have one digest with a
+probability of about 2^-62.
+
+## Seen in
+Stores that keep manifests of checkpoints which were deleted since; exports in bf16 that were held against manifests of fp32
+masters
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.compare.known_weights import KnownComparison
+from ckptcheck.text.formatting import count, join_truncated
+
+ONE_SET = "the two are not one set; ckptcheck diff of the checkpoints themselves compares across dtypes"
+CAUSE = "digests do not say why; ckptcheck diff of the two checkpoints themselves names the cause"
+
+
+@rule("MAN007", "unequal-sets", severity="error", on="known-weights")
+def check(comparison: KnownComparison) -> Iterator[Problem]:
+    first, second = comparison.first.target, comparison.second.target
+    for names, told, hint in (
+        (comparison.unequal, f"other contents in {second} than in {first}", CAUSE),
+        (comparison.reformed, f"another dtype or shape in {second} than in {first}", ONE_SET),
+        (comparison.missing, f"no counterpart in {second}", ONE_SET),
+        (comparison.extra, f"no counterpart in {first}", ONE_SET),
+    ):
+        if names:
+            yield Problem(
+                f"{count(len(names), 'tensor has', 'tensors have')} {told}: {join_truncated(names)}",
+                key=names[0],
+                names=tuple(names),
+                hint=hint,
+            )
