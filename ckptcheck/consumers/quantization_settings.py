@@ -298,7 +298,7 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "observer": (lambda value: value is None or isinstance(value, str), "no text"),
     "observer_kwargs": (lambda value: value is None or isinstance(value, dict), "no object"),
 }
-"""Setting → whether it takes a value, and what is said of one that it does not take. QNT008 judges `actorder`."""
+"""Setting → whether it takes a value, and what is said of one that it does not take. QNT031 judges `actorder` itself."""
 
 
 def _write(value: Any) -> str:

@@ -157,7 +157,7 @@ def load_quantized(folder: Path) -> Loaded:
             folder, local_files_only=True, output_loading_info=True, dtype=torch.bfloat16
         )
         invented = names_in(info, "missing_keys", "mismatched_keys")
-        # QNT014 says as an info that scales of the cache are not stored: the engines take 1
+        # QNT013 says as an info that scales of the cache are not stored: the engines take 1
         invented = frozenset(name for name in invented if not name.endswith((".k_scale", ".v_scale")))
         return Loaded("", invented, names_in(info, "unexpected_keys"), score(model))
     except Exception as error:  # whatever it is, a user gets no model
