@@ -59,7 +59,6 @@ class SaveTable(StrictTable, kw_only=True):
     logged: dict[str, float] = {}
     files: list[str] = []
     config: dict[str, str] = {}
-    written: float | None = None
     defects: list[str] = []
     parts: dict[str, str] = {}
     """File → what stands for its content."""
@@ -157,7 +156,6 @@ def _build(number: int, wanted: SaveTable, values: dict[int, Any]) -> Save:
         number=wanted.step,
         word=(read_step(folder.split("/")) or (0, "", 0))[1],
         form="Hugging Face",
-        written=wanted.written,
         files=dict.fromkeys([*wanted.files, "model.safetensors"], 1),
         identity=compute_root({name: TensorIdentity(*one.content) for name, one in weights.items()}),
         weights={} if wanted.defects else weights,

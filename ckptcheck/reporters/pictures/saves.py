@@ -30,7 +30,7 @@ MOST_CURVES = 8
 Part = Literal["weights", "states"]
 RASTER_RULES: Mapping[Part, tuple[str, ...]] = {
     "weights": ("SER001", "SER003", "SER004", "SER014", "SER016"),
-    "states": ("SER002", "SER003"),
+    "states": ("SER001", "SER003"),
 }
 """Rules whose findings are about saves, and so about a column of the picture."""
 
@@ -139,7 +139,7 @@ def draw_counters(strand: Strand, title: str) -> Curves | None:
     caption = (
         "What the files of each save count. A counter that stands still while the steps rise is of an earlier save."
     )
-    return Curves(title, caption, label_saves(strand.saves), series, "save", "", scale, codes=("SER006", "SER007"))
+    return Curves(title, caption, label_saves(strand.saves), series, "save", "", scale, codes=("SER006",))
 
 
 def label_saves(saves: Iterable[Save]) -> tuple[str, ...]:

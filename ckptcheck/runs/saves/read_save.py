@@ -252,9 +252,6 @@ def _note_files(source: Source, save: Save) -> None:
         for name, file in source.files.items()
         if file.outside_link is not None and _holds_state(name.rpartition("/")[2])
     ]
-    if source.local is not None:
-        times = [int(file.version.partition(" ")[2]) for file in source.files.values() if " " in file.version]
-        save.written = max(times) / 1e9 if times else None
 
 
 def _read_state_files(contents: SaveContents, save: Save) -> None:

@@ -78,8 +78,6 @@ class Save(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What the folder's name calls the step."""
     form: str = ""
     """How it is stored."""
-    written: float | None = None
-    """When its last file was written, in seconds since 1970; None where the store does not say."""
     files: dict[str, int] = {}
     """File → bytes."""
     identity: str = ""

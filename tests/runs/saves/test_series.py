@@ -37,7 +37,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("written")
     for step in STEPS:
         write_trainer_save(run, step)
-        _set_times(run / f"checkpoint-{step}", step)
     return run
 
 
@@ -47,11 +46,6 @@ def run(written: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def _set_times(folder: Path, step: int) -> None:
-    for file in folder.rglob("*"):
-        os.utime(file, (1.7e9 + 100 * step, 1.7e9 + 100 * step))
-
-
 def codes(report: Report) -> list[tuple[str, str, str]]:
     return [(finding.severity, finding.code, (finding.file or "").partition("/")[0]) for finding in report.findings]
 
@@ -59,7 +53,7 @@ def codes(report: Report) -> list[tuple[str, str, str]]:
 def test_a_sound_run_is_clean(run: Path) -> None:
     report = api.series(run)
     assert (report.verdict, report.findings) == ("clean", ())
-    assert {"SER001", "SER002", "SER003", "SER005", "SER006", "SER007", "SER009", "SER010"} <= {*report.passed}
+    assert {"SER001", "SER003", "SER005", "SER006", "SER009", "SER010"} <= {*report.passed}
     rows = report.sections[0].rows
     assert [row[1] for row in rows] == [*STEPS]
     assert [row[4] for row in rows[1:]] == [12] * 3
@@ -113,33 +107,25 @@ def _mix(run: Path) -> None:
     save_file({name: value[::-1].copy() for name, value in weights.items()}, run / "checkpoint-30/model.safetensors")
 
 
-def _go_back(run: Path) -> None:
-    _set_times(run / "checkpoint-40", 15)
-
-
 @pytest.mark.parametrize(
     ("damage", "expected"),
     [
         (_repeat, [("error", "SER001", "checkpoint-40")]),
-        (_repeat_moments, [("error", "SER002", "checkpoint-40")]),
+        (_repeat_moments, [("error", "SER001", "checkpoint-40")]),
         (_freeze, [("error", "SER003", "checkpoint-40")]),
         (_overwrite, [("warning", "SER005", "checkpoint-40")]),
-        (_stop_scheduler, [("error", "SER007", "checkpoint-40")] * 2),
+        (_stop_scheduler, [("error", "SER006", "checkpoint-40")] * 2),
         (_mistake_state, [("error", "SER006", "checkpoint-40")]),
         (_cut, [("error", "SER009", "checkpoint-40")]),
         (_cut_optimizer, [("error", "SER009", "checkpoint-40")]),
         (_lose_optimizer, [("error", "SER010", "checkpoint-40")]),
         (_mix, [("error", "SER012", "checkpoint-30")]),
-        (_go_back, [("info", "SER008", "checkpoint-40")]),
     ],
 )
 def test_a_damaged_save_is_named(
     run: Path, damage: Callable[[Path], None], expected: list[tuple[str, str, str]]
 ) -> None:
     damage(run)
-    if damage is not _go_back:
-        _set_times(run / "checkpoint-40", 40)
-        _set_times(run / "checkpoint-30", 30)
     found = codes(api.series(run))
     assert found[: len(expected)] == expected
     assert {code for _, code, _ in found} <= {code for _, code, _ in expected} | {"SER004"}
@@ -188,11 +174,9 @@ def test_a_folder_that_was_never_filled_is_named(run: Path) -> None:
 def test_files_of_ranks(tmp_path: Path) -> None:
     for step in STEPS:
         write_rank_files(tmp_path, step)
-        _set_times(tmp_path / f"global_step_{step}", step)
     report = api.series(tmp_path)
     assert (report.verdict, report.subject) == ("clean", "4 saves · step 10–40 · global_step_*/actor")
     write_rank_files(tmp_path, 40, stale=(1, 30))
-    _set_times(tmp_path / "global_step_40", 40)
     report = api.series(tmp_path)
     assert [finding.message for finding in report.findings if finding.code in ("SER004", "SER006")] == [
         "global_step_40/actor: model_world_size_2_rank_1.pt holds the 12 tensors of global_step_30/actor, bit for bit, while 2"
@@ -216,7 +200,6 @@ def test_the_tracker_within_a_save_is_of_that_save(run: Path) -> None:
     """Accelerate and DeepSpeed write ``latest`` into each checkpoint-N."""
     for step in STEPS:
         (run / f"checkpoint-{step}/latest").write_text(f"global_step{step}", encoding="ascii")
-        _set_times(run / f"checkpoint-{step}", step)
     assert api.series(run).findings == ()
 
 
@@ -288,7 +271,6 @@ def test_only_what_is_new_is_read(run: Path, tmp_path: Path, monkeypatch: pytest
     assert read == [*STEPS]
     write_trainer_save(run, 50)
     write_trainer_save(run, 20)
-    _set_times(run / "checkpoint-20", 21)
     read.clear()
     second = api.series(run, cache=cache)
     assert read == [20, 50]
@@ -346,7 +328,6 @@ def test_a_save_is_what_the_live_trainer_sent(run: Path, tmp_path: Path) -> None
     assert "SER013" in api.series(run, history=tmp_path / "record.jsonl").passed
     old, new = (api.identity(run / f"checkpoint-{step}").identity[:12] for step in (30, 40))
     write_trainer_save(run, 40, weights_of=30)
-    _set_times(run / "checkpoint-40", 40)
     messages = [each.message for each in api.series(run, history=tmp_path / "record.jsonl").findings]
     assert (
         f"checkpoint-40 has the identity {old}, and the live trainer had {new} at step 40; it is what the trainer held at step 30"
