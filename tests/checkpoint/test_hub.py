@@ -678,7 +678,6 @@ def test_what_is_not_looked_for_on_the_hub_is_skipped_and_not_passed(hub: HubSer
         "VAL014",
         "VAL015",
         "VAL017",
-        "VAL018",
         "VAL019",
         "VAL021",
         "VAL024",

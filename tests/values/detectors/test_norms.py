@@ -105,17 +105,15 @@ def test_a_megatron_run_whose_norms_are_centred_at_zero(
     assert number() == 0
 
 
-@pytest.mark.parametrize(
-    ("by", "which", "found"), [(-1, ".", "VAL017"), (-1, r"\.7\.input", "VAL017"), (1, ".", "VAL018")]
-)
-def test_norms_shifted_by_one(smollm2: Path, tmp_path: Path, by: int, which: str, found: str) -> None:
+@pytest.mark.parametrize(("by", "which"), [(-1, "."), (-1, r"\.7\.input"), (1, ".")])
+def test_norms_shifted_by_one(smollm2: Path, tmp_path: Path, by: int, which: str) -> None:
     """Gemma's norms hold the gain less one; this model's hold the gain."""
     ckpt, values = open_checkpoint(str(smollm2)), {}
     for name in (name for name in [*LAYERS, "model.norm.weight"] if re.search(which, name)):
         gains = (np.frombuffer(read_raw_values(ckpt, name), "<u2").astype(np.uint32) << 16).view(np.float32)
         values[name] = ((gains + np.float32(by)).view(np.uint32) >> 16).astype("<u2").tobytes()
     codes = {code for code, _ in find_keys(copy_with_values(smollm2, tmp_path / "shifted", values))}
-    assert codes == {found}
+    assert codes == {"VAL017"}
 
 
 def test_a_final_norm_of_ones(smollm2: Path, tmp_path: Path) -> None:
