@@ -1,23 +1,27 @@
-"""A quantized weight is ten times as large, or as small, as the same weight in other layers.
+"""A scale, or a weight multiplied by its scales, is far from that of the same weight in other layers.
 
 ## What it checks
-- The numbers of a weight, after multiplication by its scales, have a root mean square (RMS) between a tenth of and ten times the
-  median of the same weight in other layers (or experts). The largest scale and the largest number of each weight, which the
+- The numbers of a weight, after multiplication by its scales, have a root mean square (RMS) between a tenth of and ten times
+  the median of the same weight in other layers (or experts). The largest scale and the largest number of each weight, which the
   scan knows anyway, are a first look; where they differ by a factor of four, 16 rows are dequantized.
+- The largest scale of each weight is at most 10,000 times the median over the same weight in other layers and experts, which
+  needs no dequantizing. E8M0 exponents are compared as the powers of two that they encode.
 - Half of the quantized weights have an RMS between 0.00001 and 10.
 
 Integers, FP8, NVFP4 and MXFP4 are read as compressed-tensors, ModelOpt, GPTQ, AWQ, DeepSeek and bitsandbytes store them.
 
 Measured on four trained models that packages ship (SmolLM2-135M, all-MiniLM-L6-v2, AntiBERTy, rxnfp), each in fourteen formats:
-the ratio is 0.25 to 1.81. With the scales of one layer 200 or 448 times off, or as reciprocals, every weight is reported in every
-format; 16 times too large 294 of 308, 16 times too small all.
+the ratio is 0.25 to 1.81. With the scales of one layer 200 or 448 times off, or as reciprocals, every weight is reported in
+every format; 16 times too large 294 of 308, 16 times too small all.
 
 ## Why it matters
-A scale of another kind (a reciprocal, a scale before or after division by 448 or 127), or one that a converter took from elsewhere,
-has the right name, dtype and shape. vLLM, SGLang and transformers multiply by it, and the layer drowns the others or vanishes.
+A scale of another kind (a reciprocal, a scale before or after division by 448 or 127), or one that a converter took from
+elsewhere, has the right name, dtype and shape. One flipped bit in the exponent of a scale multiplies every weight that it
+belongs to. vLLM, SGLang and transformers multiply by it, and the layer drowns the others or vanishes.
 
 ## How to fix
-Quantize the weight again, or take the scale from the source. `ckptcheck diff` against the unquantized checkpoint shows which.
+Compare the file's hash with the original's. Quantize the weight again, or take the scale from the source. `ckptcheck diff`
+against the unquantized checkpoint shows which.
 
 ## When it can be wrong
 - One layer of a trained model that really is ten times as large as its siblings. None is known. Experts may be small, for one
@@ -25,7 +29,7 @@ Quantize the weight again, or take the scale from the source. `ckptcheck diff` a
 - It misses a scale that is less than ten times off, or exchanged with that of a sibling: `ckptcheck diff` sees both, and
   `ckptcheck verify` where there is a manifest. It misses a factor that all layers share, if half of them stay below 10.
 - It needs four siblings, and does not dequantize experts that share a tensor.
-- QNT011 reports scales that are 10,000 times as large as their siblings.
+- Scales of inputs follow the largest activation of the calibration; a factor of 10,000 between layers is not known.
 - `--ignore QNT030`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
@@ -33,20 +37,30 @@ vllm-project/vllm#53537, NVIDIA/Model-Optimizer#1807 (scales under the name of t
 """
 
 from collections.abc import Iterator
+from statistics import median
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.quantization.scales import iter_scales
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
-from ckptcheck.compare.statistics.magnitudes import DIVISORS, find_unlike_quantized_weights, measure_absurd_scales
+from ckptcheck.compare.statistics.magnitudes import find_unlike_quantized_weights, measure_absurd_scales
+from ckptcheck.values.detectors.roles import name_pattern
 
 FACTOR = 10.0
-REPORTED_BY_QNT011 = 100_000
-"""Ratio at which the scale itself is certainly 10,000 times as large as its siblings."""
+SCALE_FACTOR = 10_000
+"""How far a scale alone may be above those of its siblings: no two layers are known to differ so much."""
 
 
 @rule("QNT030", "unlike-scale", severity="error", on="quantization")
 def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
-    _ = ckpt.values
+    absurd = _find_absurd_scales(ckpt)
+    for name, (largest, typical) in absurd.items():
+        yield Problem(
+            f"its largest scale is {largest:.3g}, where {typical:.3g} is typical of its sibling layers: "
+            "a flipped bit or a reciprocal",
+            file=ckpt.tensor_to_file[name],
+            key=name,
+            hint="compare the file's hash with the original's",
+        )
     if not ckpt.can_sample:
         raise Skip("weights are read again only on disk, and in an object store with --values")
     if (measured := measure_absurd_scales(ckpt)) is not None:
@@ -60,9 +74,9 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             key=key,
             hint="store the number that engines multiply by; ckptcheck diff against the unquantized checkpoint shows the factor",
         )
+    told = {name.rpartition(".")[0] for name in absurd}
     for weight in find_unlike_quantized_weights(ckpt, FACTOR, FACTOR):
-        # QNT011 looks at the stored number, and that of a divisor is small here.
-        if weight.ratio > REPORTED_BY_QNT011 and weight.key.rpartition(".")[2] not in DIVISORS:
+        if weight.key.rpartition(".")[0] in told:
             continue
         times = (
             f"{weight.ratio:,.3g} times as large as"
@@ -77,3 +91,22 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             hint="quantize it again; ckptcheck diff against the unquantized checkpoint shows the factor",
         )
     ckpt.require_values()
+
+
+def _find_absurd_scales(ckpt: QuantizedCheckpoint) -> dict[str, tuple[float, float]]:
+    """Return scale → (its largest number, what is typical of its siblings), for scales that are far too large."""
+    siblings: dict[str, list[tuple[str, float]]] = {}
+    for name, _, part in iter_scales(ckpt):
+        stats = ckpt.values.tensors.get(name)
+        # 255 is NaN, which QNT010 reports.
+        if stats is None or not stats.absmax or (part.dtype == "U8" and stats.absmax == 255):
+            continue
+        largest = 2.0 ** (stats.absmax - 127) if part.dtype == "U8" else stats.absmax
+        siblings.setdefault(name_pattern(name), []).append((name, largest))
+    found = {}
+    for members in siblings.values():
+        typical = median(largest for _, largest in members)
+        for name, largest in members if len(members) >= 3 else ():
+            if largest > SCALE_FACTOR * typical:
+                found[name] = (largest, typical)
+    return found
