@@ -418,7 +418,7 @@ class Checkpoint(EvidenceDefaults):
     @cached_property
     def _defects(self) -> dict[str, tuple[Defect, ...]]:
         """All defects of form, by file."""
-        parts = [self.index, self.config, self.adapter, *self.quantization_files.values()]
+        parts = [self.index, self.config, self.adapter, *self.processor_configs, *self.quantization_files.values()]
         defects = {name: shard.defects for name, shard in self.shards.items()}
         defects |= {part.file: part.defects for part in parts if part is not None}
         for name, file in self.files.items():

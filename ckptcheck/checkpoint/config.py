@@ -7,6 +7,7 @@ then at the top level.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -38,6 +39,8 @@ GROUPED_ROUTERS = ("deepseek_v3", "glm4_moe")
 
 COUNTS = (*LAYERS, *HIDDEN, *HEADS, *INTERMEDIATE, *EXPERTS, "vocab_size", "num_key_value_heads", "head_dim")
 """Keys of sizes and counts."""
+NORM_EPSILON = re.compile(r"(rms_norm|layer_?norm|norm)_eps(ilon)?")
+"""Keys of the epsilon of the norms."""
 MAX_COUNT = 2**40
 """No size or count is as large."""
 

@@ -115,9 +115,10 @@ class ConfigClass:
         return bounds
 
     @property
-    def demands(self) -> tuple[str, ...]:
-        """Expressions of settings; the class refuses a config of which one is true (`config_demands`)."""
-        return tuple(self.facts.get("demands", ()))
+    def divisors(self) -> Mapping[str, str]:
+        """Number of heads → the size that it divides, or the class refuses the config."""
+        divisors: Mapping[str, str] = self.facts.get("divisors", {})
+        return divisors
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -148,11 +149,6 @@ class ConfigClass:
         """Whether the class accepts a value of this type for a field; any value for what is not a field."""
         hint = self.type_of(field)
         return hint is None or is_instance(value, hint)
-
-    def is_computed_from(self, key: str, word: str) -> bool:
-        """Whether a field holds a number, and by default a word that stands for one which the class computes."""
-        hint = self.types.get(key, "")
-        return {"int", "str"} <= set(hint.split(" | ")) and self.facts["fields"][hint].get(key) == word
 
     def type_of(self, key: str) -> str | None:
         """Return the type of a field, also by another name of it; None for what is not a field."""

@@ -138,17 +138,6 @@ class ParametersTable:
             for path, found in self.facts.get("kinds", {}).items()
         )
 
-    @staticmethod
-    def find_needed_rope(models: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-        """Return what the first of these classes refuses about rotary embeddings of each kind of layer: lack → the kinds.
-
-        null: the kind's settings are null. absent: there are none. theta: they have no base. flat: there is one for all kinds.
-        """
-        tables = (_find(name) for name in models)
-        empty: dict[str, list[str]] = {}
-        found = next((table.facts["rope"] for table in tables if table is not None and "rope" in table.facts), empty)
-        return {lack: tuple(kinds) for lack, kinds in found.items()}
-
     @cached_property
     def renamings(self) -> tuple[Renaming, ...]:
         """The steps of this architecture, then those of all."""
@@ -292,5 +281,5 @@ def _find_relative(architecture: str) -> ParametersTable | None:
         start = "" if own.get("is_base") else f"{base}."
         inside = (name for name in shared.needs - lacks if name.startswith(f"{usual}."))
         needs = frozenset(start + name.removeprefix(f"{usual}.") for name in inside)
-    kept = {key: shared.facts[key] for key in ("renames", "adds_cross_attention", "rope") if key in shared.facts}
+    kept = {key: shared.facts[key] for key in ("renames", "adds_cross_attention") if key in shared.facts}
     return ParametersTable(architecture, {**kept, "needs": sorted(needs | more), "base": base})

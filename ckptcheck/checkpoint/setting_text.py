@@ -56,3 +56,8 @@ def name_type(hint: str) -> str:
 def is_int(value: Any) -> TypeGuard[int]:
     """Whether a value is an integer, and no truth value."""
     return type(value) is int
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value is a number, and no truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -17,7 +17,6 @@ from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layer_kinds import RULES as LAYER_RULES
 from ckptcheck.checkpoint.layer_kinds import LayerRule
 from ckptcheck.checkpoint.layout import INDEX
-from ckptcheck.checkpoint.refused_values import RefusedValues
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig, Setting
 from ckptcheck.checkpoint.shape_formula import choose_size, evaluate_choices, fields_of_formula, find_place
 
@@ -150,8 +149,7 @@ class WeightsTable:
 
     def without_names(self) -> WeightsTable:
         """Return what every model of the config class has, with a head or without: the shapes of what is stored."""
-        kept = {name: self.facts[name] for name in ("shapes", "divisors") if name in self.facts}
-        return WeightsTable(self.architecture, kept)
+        return WeightsTable(self.architecture, {"shapes": self.shapes})
 
     @property
     def shapes(self) -> Mapping[str, str]:
@@ -164,21 +162,6 @@ class WeightsTable:
         """Pattern → its dimensions, of the tensors whose sizes a layer may have for itself (``per_layer_config``)."""
         layered: Mapping[str, str] = self.facts.get("layered", {})
         return layered
-
-    @property
-    def shared_by_all_layers(self) -> frozenset[str]:
-        """The settings of which no layer may have a value for itself."""
-        return frozenset(self.facts.get("alike", {}).get("names", ()))
-
-    @property
-    def kinds_share_settings(self) -> bool:
-        """Whether all layers of a kind need the same settings."""
-        return bool(self.facts.get("alike", {}).get("kinds"))
-
-    @property
-    def shared_settings_path(self) -> str:
-        """The JSON path of the sub-config whose layers these are; empty for the top level."""
-        return str(self.facts.get("alike", {}).get("path", ""))
 
     @property
     def kinds(self) -> Mapping[str, Mapping[str, str]]:
@@ -230,26 +213,11 @@ class WeightsTable:
             for name, found in self.facts.get("switches", {}).items()
         )
 
-    @cached_property
-    def refused(self) -> RefusedValues:
-        """What the model refuses although the class of its config accepts it."""
-        return RefusedValues(self.facts.get("refused", {}))
-
-    @property
-    def divisors(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of sizes; the model refuses to be built where the second does not divide the first."""
-        return tuple((whole, part) for whole, part in self.facts.get("divisors", ()))
-
     @property
     def depths(self) -> Mapping[str, str]:
         """Name in front of the layers of a stack → the config field that says how many they are, where there are several stacks."""
         depths: Mapping[str, str] = self.facts.get("depths", {})
         return depths
-
-    @property
-    def refuses_rope_types(self) -> bool:
-        """Whether the model refuses a type of rotary embeddings that transformers does not have."""
-        return bool(self.facts.get("refuses_rope_types"))
 
     @cached_property
     def layer_kinds(self) -> LayerKinds | None:

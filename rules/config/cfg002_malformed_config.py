@@ -1,13 +1,13 @@
 """The config cannot be read, or a number in it has another type.
 
 ## What it checks
-`config.json` (or `adapter_config.json`) is a JSON object, and its sizes and counts (layers, heads, hidden and intermediate
-size, vocabulary, experts) are non-negative integers, lists of them, or null. The nested config of the language model is
-checked too.
+`config.json` (or `adapter_config.json`), `preprocessor_config.json` and `processor_config.json` are JSON objects. Sizes and counts
+of the config (layers, heads, hidden and intermediate size, vocabulary, experts) are non-negative integers, lists of them, or null.
+The nested config of the language model is checked too.
 
 ## Why it matters
-transformers, vLLM and SGLang stop on a file that is no JSON object. A quoted number passes the parser and fails later, or is
-compared as text.
+transformers, vLLM and SGLang stop on a file that is no JSON object: on those of images and sounds `AutoProcessor` does. A quoted
+number passes the parser and fails later, or is compared as text.
 
 ## How to fix
 Write the file again with the library that made it, or correct the value.
@@ -18,7 +18,7 @@ CFG002` if only that code reads it. The rule checks only the settings named abov
 CFG012 to CFG015 compare the numbers with the tensors, CFG023 the types of all settings with those that transformers accepts.
 
 ## Seen in
-No public report: configs edited by hand.
+HM-RunningHub/ComfyUI_RH_FramePack#14 (a preprocessor_config.json), hao-ai-lab/FastVideo#212
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from dataclasses import replace
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 
-FILES = {"config.json", "adapter_config.json"}
+FILES = {"config.json", "adapter_config.json", "preprocessor_config.json", "processor_config.json"}
 
 
 @rule(

@@ -1,59 +1,54 @@
-"""Values of the config do not go together.
+"""Sizes of the config do not go together: heads, kinds of layers, or the row of padding.
 
 ## What it checks
 Where transformers knows the `model_type`, in the config and its nested configs:
 
-- sizes are at least 1, and where the model demands it, the heads divide the hidden size;
-- what the config class checks of its settings when it is built, learned from its code: that a size divides another, or is the
-  product of others, that lists have one length, that a choice is one of a few;
-- the sliding window, or the chunk, has a token, where layers attend within one;
-- a number is at most as large as another one, or divides it, where the model chooses so many of others, groups them, or rotates
-  so much of each head: learned from transformers;
-- nothing is null, 0, 1, negative or a list, no list is shorter, no word is another than a model knows, and no part is
-  empty, where the model cannot be built, or cannot compute, with that: learned from transformers;
-- no layer has a setting for itself (`per_layer_config`) of which the model reads one value for all layers, or for all of a kind;
-- a list with an entry for each layer does not end before the last layer;
-- a number of layers is at least as large as another one, where a decoder has its cache by it (Bart's, alone);
-- a part of each head is rotated only by models that do not rotate the whole;
-- a width of heads that the class does not declare, but the model rotates by, is the one that it computes;
-- a number that the class computes as a copy of another setting is that copy where config.json gives it: learned from transformers;
-- sizes that the config class does not declare, but the model reads, are integers;
-- `pad_token_id` is a row of the embedding, where the model looks it up;
-- lists of layer kinds (`layer_types`, `mlp_layer_types`) have an entry that transformers knows for each layer;
-- `rope_scaling` and `rope_parameters` have a type that transformers computes, the keys that it needs, numbers where transformers
-  computes with them, as many factors as the heads have rotated pairs of channels, and, where the class fills in nothing, a base
-  and an entry for each kind of layer.
+- the number of attention heads is not 0, and divides the hidden size: where the class demands it, and in every class without a
+  width of heads of its own, but those that project from rounded heads (GLM-4.5V) or take both numbers by default (Qwen3-Omni)
+- lists of layer kinds (`layer_types`, `mlp_layer_types`) have an entry for each layer, and each is a kind that transformers has
+- `pad_token_id` is a row of the embedding, where the language model gives it to its embedding
 
 CFG014 compares key-value heads with heads, and both with the tensors.
 
 ## Why it matters
-transformers stops when it builds the config or the model, and so do vLLM and SGLang, which read the config through it.
+transformers stops when it builds or runs the model, and so do vLLM and SGLang, which read the config through it.
 
 ## How to fix
-Copy the values from the config of the model this one was trained or converted from.
+Copy the values from the config of the model this one was trained or converted from. Tools that remove layers often leave
+`layer_types` as long as it was: remove the same entries.
 
 ## When it can be wrong
-A config with its own class (`auto_map`) is not checked. Older versions of transformers only warned about a rotary embedding
-that lacks a key.
+A config with its own class (`auto_map`) is not checked. What else a model refuses, `--dry-load transformers` says.
 
 ## Seen in
-huggingface/transformers#32167, huggingface/transformers#32182: which missing keys of `rope_scaling` stop transformers
+kakaocorp/kanana-1.5-2.1b-instruct-2505 (24 heads, hidden size 1,792; huggingface/transformers#46211), ramanathanlab/genslm#110,
+peremartra/optipfair#20 (`layer_types` after layers were removed), huggingface/transformers#19296 and Ucas-HaoranWei/GOT-OCR2.0#17
+(padding without a row)
 """
 
+import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.config_refusals import (
-    iter_broken_demands,
-    iter_empty_windows,
-    iter_impossible_sizes,
-    iter_wrong_layer_lists,
-)
-from ckptcheck.checkpoint.model_refusals import iter_refused_by_model
-from ckptcheck.checkpoint.parameters_table import ParametersTable
-from ckptcheck.checkpoint.rope_refusals import iter_lost_rope, iter_wrong_rope
+from ckptcheck.checkpoint.config_class import known_layer_types
+from ckptcheck.checkpoint.resolved_config import ResolvedPart, Setting
+from ckptcheck.checkpoint.setting_text import Fault, describe, is_int, write_value
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.checkpoint.weights_table import WeightsTable
+
+HEADS = re.compile(r"((?:encoder|decoder)_)?(num_)?(attention_)?heads|n_heads?")
+WIDTHS = ("hidden_size", "d_model", "embed_dim", "n_embd")
+WIDTH_OF_HEADS = re.compile(
+    r"head_dim|head_size|d_kv|kv_channels|d_head|dim_head|_factor|expand|lora_rank|attention_hidden"
+)
+"""Fields that give the heads a width which is not the hidden size by their number."""
+WITHOUT_PADDING = frozenset(
+    ("bloom", "blt", "codegen", "cpmant", "ctrl", "falcon", "falcon_mamba", "fsmt", "funnel", "gpt2", "gpt_bigcode", "gpt_neo",
+     "gpt_neox", "gpt_neox_japanese", "gptj", "longt5", "mamba", "mamba2", "mllama_text_model", "moshi", "mpnet", "mpt", "mt5",
+     "musicgen_decoder", "musicgen_melody_decoder", "nemotron_h", "openai-gpt", "perceiver", "pix2struct_text_model", "reformer",
+     "rwkv", "switch_transformers", "t5", "udop", "umt5", "xlnet", "xlstm")
+)  # fmt: skip
+"""Model types whose embedding does not get `pad_token_id`, or has more rows than `vocab_size` (transformers 5.24)."""
 
 
 @rule(
@@ -65,22 +60,15 @@ from ckptcheck.checkpoint.weights_table import WeightsTable
 )
 def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     config = ckpt.config
-    found: dict[str, str] = {}
     if (resolved := config.resolved) is None:
         return
+    table = WeightsTable.of(config)
+    found: dict[str, str] = {}
     for part in resolved.parts:
-        for path, fault in (
-            *iter_impossible_sizes(part),
-            *iter_broken_demands(part, resolved),
-            *iter_wrong_layer_lists(part),
-            *iter_empty_windows(part),
-            *iter_wrong_rope(part),
-            *iter_lost_rope(part, ParametersTable.find_needed_rope(part.config_class.models)),
-        ):
+        for path, fault in (*_iter_wrong_heads(part, table), *_iter_wrong_layer_lists(part)):
             found.setdefault(path, fault)
-    if (table := WeightsTable.of(config)) is not None:
-        for path, fault in iter_refused_by_model(table, resolved):
-            found.setdefault(path, fault)
+    if table is not None:
+        found.update(_iter_lost_padding(resolved.text))
     for path, fault in found.items():
         if path not in config.malformed_counts:
             yield Problem(
@@ -89,3 +77,61 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
                 key=path,
                 hint="copy the values from the model's own config",
             )
+
+
+def _iter_wrong_heads(part: ResolvedPart, table: WeightsTable | None) -> Iterator[Fault]:
+    """Yield numbers of heads that do not divide the hidden size; two defaults are the class's own."""
+    config_class, demanded = part.config_class, dict(part.config_class.divisors)
+    has_width = any(WIDTH_OF_HEADS.search(name) for name in (*config_class.types, *part.settings))
+    for key in filter(HEADS.fullmatch, config_class.types):
+        heads, size = part.find(key), _find_size(part, key, demanded.get(key))
+        if heads is None or not is_int(heads.value):
+            continue
+        if heads.value == 0 and heads.source == "config":
+            yield heads.key_path, f"{describe(heads)}, but a model needs at least 1"
+        if size is None or not is_int(size.value) or (key not in demanded and has_width):
+            continue
+        is_own = (heads.source, size.source) == ("default", "default") or _are_defaults(part, heads, size)
+        is_rounded = table is not None and table.rounds_heads(f"{part.path}{key}")
+        if not is_own and not is_rounded and heads.value > 0 and size.value > 0 and size.value % heads.value:
+            yield heads.key_path, f"{describe(size)}, which is no multiple of {heads.value:,} ({describe(heads)})"
+
+
+def _find_size(part: ResolvedPart, key: str, demanded: str | None) -> Setting | None:
+    """Return the hidden size of a part: the one that the class demands, else that of its encoder or decoder, else its only one."""
+    heads = HEADS.fullmatch(key)
+    half = heads[1] or "" if heads is not None else ""
+    names = [demanded] if demanded else [*(f"{half}{name}" for name in WIDTHS if half), *WIDTHS]
+    return next((found for name in names if (found := part.find(name)) is not None), None)
+
+
+def _are_defaults(part: ResolvedPart, heads: Setting, size: Setting) -> bool:
+    """Whether the config repeats what the class takes by itself: Qwen3-Omni's thinker has 28 heads and a hidden size of 2,048."""
+    defaults = part.config_class.defaults
+    return defaults.get(heads.name) == heads.value and defaults.get(size.name) == size.value
+
+
+def _iter_wrong_layer_lists(part: ResolvedPart) -> Iterator[Fault]:
+    """Yield lists of layer kinds with an entry that transformers does not know, or of another length than the model."""
+    depth = part.find("num_hidden_layers")
+    has_kinds = part.settings.get("layer_types") is not None or part.config_class.has_layer_types
+    if depth is None or not has_kinds or not part.config_class.checks_layer_lists:
+        return
+    for name, known in known_layer_types().items():
+        listed, path = part.settings.get(name), f"{part.path}{name}"
+        if not isinstance(listed, list):
+            continue
+        unknown = [entry for entry in listed if not isinstance(entry, str) or entry not in known]
+        if unknown:
+            yield path, f"{path} has the entry {write_value(unknown[0])}, and transformers has no such layer"
+        elif is_int(depth.value) and depth.value != len(listed):
+            yield path, f"{path} has {len(listed)} entries, but {describe(depth)}"
+
+
+def _iter_lost_padding(part: ResolvedPart) -> Iterator[Fault]:
+    """Yield a token of padding that the embedding has no row for; torch takes a negative one from the end."""
+    padding, rows = part.find("pad_token_id"), part.find("vocab_size")
+    if padding is None or rows is None or part.config_class.model_type in WITHOUT_PADDING:
+        return
+    if is_int(padding.value) and is_int(rows.value) and not -rows.value <= padding.value < rows.value:
+        yield padding.key_path, f"{describe(padding)}, but the embedding has no such row: {describe(rows)}"

@@ -20,14 +20,15 @@ The lost number may have been the default. A program that copied `transformers_v
 written the setting. Nested configs are not checked, for transformers leaves defaults out of them.
 
 ## Seen in
-paiml/aprender#324: an exporter that lost the base and filled in another family's
+paiml/aprender#324 (an exporter lost the base and filled in another family's), huggingface/transformers#41151 (`norm_topk_prob` lost
+on the way through GGUF)
 """
 
 import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.config_refusals import NORM_EPSILON
+from ckptcheck.checkpoint.config import NORM_EPSILON
 from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.resolved_config import ResolvedPart, Setting
 from ckptcheck.checkpoint.setting_text import write_value

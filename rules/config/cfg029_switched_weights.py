@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.config import EXPERTS_PER_TOKEN
 from ckptcheck.checkpoint.decoder_families import QKVO, family_of
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig
 from ckptcheck.checkpoint.setting_text import describe
@@ -129,7 +130,7 @@ def _sets_unknown_number(table: WeightsTable, resolved: ResolvedConfig) -> bool:
         for field, default in part.config_class.defaults.items()
         if not field.endswith("_token_id")
         and f"{part.path}{field}" not in table.sizes
-        and f"{part.path}{field}" not in table.refused.most  # how many of the experts are chosen
+        and field not in EXPERTS_PER_TOKEN
     )
 
 

@@ -7,14 +7,12 @@ In generation_config.json, of what a request leaves out:
   fraction above 0, or 1;
 - `top_k` is a whole number of at least -1, and where the model samples not -1, which only vLLM takes for "all";
 - `top_p` is above 0 and at most 1, `min_p` from 0 to 1;
-- `num_beams` is at least 1;
-- lengths, times and scales are numbers, and lists of tokens lists of ids (`bad_words_ids`, `suppress_tokens`, …), as transformers
-  takes them.
+- `num_beams` is at least 1.
 
 ## Why it matters
 `generate` of transformers stops with a ValueError at each call. vLLM's server takes these settings from the file by default, and
-refuses each request that does not give its own. The weights load, so nobody notices before the first request. CFG023 reports what
-stops transformers when it loads the model.
+refuses each request that does not give its own. The weights load, so the first request is the first to fail.
+`--dry-load transformers` says which settings stop transformers when it loads the model.
 
 ## How to fix
 Correct the value, or copy generation_config.json of the model this one was made from.
@@ -24,7 +22,8 @@ A server that is started with `--generation-config vllm`, or requests that give 
 of 0 is fine for vLLM, and for transformers where it does not sample.
 
 ## Seen in
-No public report: configs edited by hand.
+No public report of a file: each refusal was measured with both consumers. microsoft/graphrag#416 and Vision-CAIR/MiniGPT-4#200 are
+requests that transformers refuses so.
 """
 
 from collections.abc import Iterator

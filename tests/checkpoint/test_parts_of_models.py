@@ -12,7 +12,7 @@ from ckptcheck.checkpoint.layout import parse_layout
 from tests.factories.released_structures import Entry, Structure, write_checkpoint
 
 BLOCK = ("attn.q.weight", "attn.k.weight", "attn.v.weight", "mlp.up.weight")
-CODES = ["CFG003", "CFG009", "CFG012", "CFG013", "CFG023", "MOE001"]
+CODES = ["CFG003", "CFG009", "CFG012", "CFG013", "MOE001"]
 
 
 def scan(folder: Path, config: dict[str, Any], entries: dict[str, Entry]) -> list[str]:
@@ -120,10 +120,3 @@ def test_a_number_of_experts_for_each_layer(tmp_path: Path) -> None:
     assert scan(tmp_path / "same", config, entries) == ["MOE001 blocks.0.mlp.experts"]
     config["per_layer_config"] = {"0": {"num_local_experts": 2}, "1": {"num_local_experts": 4}}
     assert scan(tmp_path / "own", config, entries) == []
-
-
-@pytest.mark.parametrize(("model_type", "expected"), [("rag", []), ("bart", ["CFG023 generator"])])
-def test_parts_that_a_class_declares_as_fields(model_type: str, expected: list[str], tmp_path: Path) -> None:
-    config = {"model_type": model_type, "generator": {"model_type": "bart"}, "question_encoder": {"model_type": "dpr"}}
-    found = [text for text in scan(tmp_path, config, {"rag.x.weight": ("F32", (8, 8))}) if text.startswith("CFG023")]
-    assert found == expected
