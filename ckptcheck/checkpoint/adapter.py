@@ -21,7 +21,7 @@ LORA = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<half>[AB]
 SAVED = re.compile(r"(?P<module>.+?)(\.modules_to_save(\.(?!weight$|bias$)[^.]+)?)?\.(?P<part>weight|bias)")
 """A module that the adapter holds as a whole."""
 MAX_LAYERS = 10_000
-"""Layers up to which `layer_replication` is followed."""
+"""Layers up to which `layer_replication` is followed: a hundred bytes may ask for any number, and models have up to some 130."""
 PREFIX = "base_model.model."
 """What PEFT puts before the names of the base model."""
 

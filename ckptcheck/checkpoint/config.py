@@ -17,7 +17,7 @@ from ckptcheck.checkpoint.resolved_config import LANGUAGE_PARTS, ResolvedConfig,
 from ckptcheck.checkpoint.source import Source
 
 MAX_CONFIG = 1 << 26
-"""Longest config that is read, in bytes."""
+"""Longest config that is read, in bytes: 2,500 times the longest of those in tests/data/structures."""
 
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
@@ -42,7 +42,7 @@ COUNTS = (*LAYERS, *HIDDEN, *HEADS, *INTERMEDIATE, *EXPERTS, "vocab_size", "num_
 NORM_EPSILON = re.compile(r"(rms_norm|layer_?norm|norm)_eps(ilon)?")
 """Keys of the epsilon of the norms."""
 MAX_COUNT = 2**40
-"""No size or count is as large."""
+"""No size or count is as large. Products of several such numbers stay quick to compute, those of 400 digits do not."""
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ MAX_KEYS = 1 << 24
 """Values that the keys of a container may unfold to: a tuple of tuples is hashed through, once for each place that it stands in."""
 _NUMBERS = frozenset((int, float, bool, type(None)))
 _LARGEST = (1 << 63) - 1
+"""The largest integer of 64 bits, as the answer of the child holds it; longer ones go the slow way."""
 _BROKEN = (UnicodeError, LookupError, TypeError, ValueError, AttributeError, OverflowError, msgspec.MsgspecError)
 
 

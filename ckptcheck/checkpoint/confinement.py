@@ -27,7 +27,7 @@ from typing import Any
 BUSY = 10
 """Seconds of the clock for each second of processor time, on a machine that runs other programs too."""
 MOST_ANSWER = 1 << 30
-"""Bytes of an answer that are read."""
+"""Bytes of an answer that are read: the child is not trusted, and could fill the memory of its parent."""
 MOST_DESCRIPTORS = 1 << 20
 """Open files and connections that the child closes: as many as a process may have on most systems."""
 NO_MEMORY, NOT_CONFINED = 2, 3

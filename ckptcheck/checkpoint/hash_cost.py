@@ -8,11 +8,12 @@ values its hash visits. Opcodes: Lib/pickletools.py of CPython; `unpickle` has r
 from __future__ import annotations
 
 MAX_KEYS = 1 << 13
-"""Most tuples, and integers beyond 64 bits, that are keys or in sets: where all have one hash, each is compared with each."""
+"""Most tuples, and integers beyond 64 bits, that are keys or in sets: where all have one hash, each is compared with each,
+which are 34 million comparisons."""
 MAX_WEIGHT = 1 << 17
-"""Most values that the hashes of these visit together."""
+"""Most values that the hashes of these visit together; each comparison of two may visit as many again."""
 MAX_DEPTH = 100
-"""Deepest nesting of tuples."""
+"""Deepest nesting of tuples: hashing one recurses in C, where no limit of Python's holds."""
 _DEPTH = 20
 """A value is 0 where it is no tuple, else its weight and, from this bit on, how deep it nests tuples."""
 _WEIGHT = (1 << _DEPTH) - 1

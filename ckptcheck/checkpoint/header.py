@@ -27,7 +27,7 @@ KEYS = ("dtype", "shape", "data_offsets")
 MAX_DEPTH = 125
 """How deeply a value in an entry may nest before safetensors' JSON parser gives up (128, less header and entry)."""
 MAX_UNUSUAL = 1 << 25
-"""Longest header, in bytes, that is parsed entry by entry when the fast parser rejects it."""
+"""Longest header, in bytes, that is parsed entry by entry when the fast parser rejects it: in Python, and few files need it."""
 FIRST_READ = 1 << 18
 """Bytes that are read before the header's length is known; most headers fit, so most shards take one read."""
 

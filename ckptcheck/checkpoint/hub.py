@@ -21,7 +21,7 @@ LISTING_SECONDS = 300.0
 MAX_ANSWER = 1 << 24
 """Longest answer of the API that is read, in bytes; a page of 1,000 files has about 300 kB."""
 MAX_PAGES, MAX_FILES = 1000, 100_000
-"""Most pages and files of a listing. The Hub recommends at most 10,000 files in a folder."""
+"""Most pages and files of a listing: ten times what the Hub recommends for a folder (10,000), against listings without end."""
 
 
 class Repository:

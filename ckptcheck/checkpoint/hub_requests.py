@@ -41,7 +41,7 @@ SLOWEST = 10_000
 WAITS = (1.0, 2.0)
 """Seconds before the second and before the third try, which is the last."""
 LONGEST_WAIT = 10.0
-"""The longest Retry-After, in seconds, after which a request is repeated; a longer one is reported to the user."""
+"""The longest Retry-After, in seconds, after which a request is repeated; of a longer one the user is told."""
 HEAD_SECONDS = 90.0
 """Seconds for a connection, all redirects and the head of the answer together: a server may send it letter by letter."""
 MAX_LOST_SECONDS = 600.0

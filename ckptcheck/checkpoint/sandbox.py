@@ -24,7 +24,7 @@ CHILD = Path(__file__).with_name("sandbox_child.py")
 TOO_LONG = 3
 """Exit code of a child whose answer is too long."""
 MOST_ANSWER = 1 << 26
-"""Bytes of the child's answer that are read."""
+"""Bytes of the child's answer that are read: twice what it may write where a system holds it to that (`MOST_OUTPUT`)."""
 WALL = 10
 """Wall-clock limit as a multiple of the processor time, for a machine that runs other programs too."""
 PASSED_ON = frozenset(["PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR", "LANG", "LC_ALL"])

@@ -24,11 +24,11 @@ from typing import Any, NoReturn
 TOO_LONG = 3
 """Exit code of a child whose answer is longer than MOST_OUTPUT."""
 MOST_TEXT = 1 << 18
-"""Longest rendered conversation that is written to the answer, in characters."""
+"""Longest rendered conversation that is written to the answer, in characters: what is asked renders to a few thousand."""
 MOST_OUTPUT = 1 << 25
 """Longest answer, in bytes: the system ends a child that writes more."""
 MOST_NAMES, MOST_NAME = 64, 100
-"""Most names of a kind that are taken from one template, and their length."""
+"""Most names of a kind that are taken from one template, and their length: a message names the first few."""
 DUNDER = re.compile(r"__\w+__")
 ROLE = re.compile(r"[A-Za-z][\w-]{0,30}")
 FORMAT_FIELD = re.compile(r"\{[^{}]*\}")

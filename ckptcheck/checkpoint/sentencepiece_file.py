@@ -11,6 +11,7 @@ from ckptcheck.text.formatting import count
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
 """Kinds of fields; the other two are groups, which no such model has."""
 LONGEST_VARINT = 10
+"""Bytes of a number of protobuf: 64 bits, seven in each."""
 TEXT_FIELD, SCORE_FIELD, TYPE_FIELD = 0x0A, b"\x15", b"\x18"
 """Of a piece; a piece in its model begins like a text."""
 

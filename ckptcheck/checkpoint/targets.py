@@ -26,6 +26,7 @@ MODEL_FILES = ("config.json", "adapter_config.json")
 MOST_SEARCHED = 2000
 """Folders that are searched for checkpoints to suggest: who names a whole disk by mistake gets an answer soon."""
 MOST_SUGGESTED = 3
+"""Checkpoints that the message names: one line."""
 
 
 def resolve_targets(

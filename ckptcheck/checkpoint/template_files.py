@@ -17,7 +17,9 @@ from ckptcheck.checkpoint.source import CHAT_TEMPLATES, Source
 from ckptcheck.text.formatting import join_truncated
 
 MOST_TEMPLATES = 8
+"""Templates that are rendered: each takes a child's time, and releases have up to three (default, tool_use, rag)."""
 MOST_BYTES = 1 << 22
+"""Bytes that are read of one; what is longer than `chat_template.MOST_CHARACTERS` is a finding and not rendered."""
 PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 FOR_TEXT = ("ForCausalLM", "LMHeadModel")
 

@@ -13,7 +13,7 @@ from ckptcheck.checkpoint.document import Defect, clip
 
 FIRST_LINE = re.compile(rb"\s*[A-Za-z0-9+/]+={0,2} +\d{1,9}\r?\n")
 MOST_DIGITS = 12
-"""Of a rank."""
+"""Digits of a rank: no vocabulary has as many tokens."""
 
 
 def looks_like_tiktoken(raw: bytes) -> bool:

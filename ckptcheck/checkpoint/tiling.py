@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.tensor import Tensor
 
 MAX_SIZE = 2**64
+"""Bytes from which a size is as good as any larger one: no offset of a header reaches it."""
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,

@@ -21,7 +21,9 @@ from ckptcheck.checkpoint.unpickle import UnreadablePickle
 Read = Callable[[int, int], bytes]
 """Reads (start, length) of the archive; returns fewer bytes where it ends."""
 MAX_RECORDS = 1 << 20
+"""Records of an archive: each becomes an object of half a kilobyte, and a checkpoint has one for each tensor."""
 MAX_DIRECTORY = 1 << 28
+"""Bytes of an archive's directory: room for the records above with names of 200 bytes."""
 LOCAL_HEADER = 30
 WINDOW = 4096
 """Bytes at the beginning and at the end of an archive that are read once: its headers, its pickle and its directory lie there."""

@@ -22,7 +22,7 @@ from ckptcheck.checkpoint.megatron.stubs import StoredTensor, load_persistent, s
 from ckptcheck.checkpoint.megatron.tensor import itemsize, numpy_dtype
 from ckptcheck.checkpoint.pickled_storage import HEAD, PickledStorage, PickledTensor, load_storage, rebuild_tensor
 from ckptcheck.checkpoint.torch_archive import Archive, ArchiveRecord, UnreadableArchive, open_archive
-from ckptcheck.checkpoint.unpickle import CallableStub, ObjectStub, UnreadablePickle, WalkBudget, make_stub
+from ckptcheck.checkpoint.unpickle import MAX_PICKLE, CallableStub, ObjectStub, UnreadablePickle, WalkBudget, make_stub
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.file_io import open_regular_file
 
@@ -33,7 +33,6 @@ NUMPY_KIND = re.compile(r"[|<>=]?[?a-zA-Z][0-9]{0,9}")
 """The spelling of a plain dtype; numpy reads longer ones as a small language."""
 DEEP = 64
 """Deepest nesting of containers that is read."""
-MAX_PICKLE = 1 << 28
 
 
 def read_torch_file(path: Path) -> Any:

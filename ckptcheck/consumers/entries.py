@@ -17,7 +17,7 @@ from ckptcheck.consumers.regex_nfa import UnsupportedRegex
 from ckptcheck.consumers.regex_set import Automaton
 
 MAX_NAME = 1_000
-"""Longest name of a module that is matched, in characters."""
+"""Longest name of a module that is matched, in characters; released ones have up to some 100, and time grows with it."""
 ONLY_REGEX = re.compile(
     r"\\[pPXRhKGmML]|\\N\{|\[\[:|\(\?[|RV&bep]|\(\?\(DEFINE|\(\?\d|\{[eids]\s*(?:[<=,}]|\+)|\(\*|&&|.\(\?[a-zA-Z]+\)"
 )

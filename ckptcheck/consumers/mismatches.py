@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 MAX_PATTERN = 200
-"""Longest entry, in characters, for which a correction is looked for."""
+"""Longest entry, in characters, for which a correction is looked for: a longer one is no slip of the pen."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 

@@ -14,9 +14,9 @@ from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
 MAX_STATES = 4_000
-"""States that one pattern may unfold to; ``a{5000}`` is refused."""
+"""States that one pattern may unfold to: ``a{5000}`` is refused, which would cost as many steps a character."""
 MAX_LENGTH = 5_000
-"""Characters of a pattern."""
+"""Characters of a pattern: time and states grow with it. A longer one is not decided, and said to be so."""
 
 Test = Callable[[str], bool]
 Guard = Callable[[str, str], bool]

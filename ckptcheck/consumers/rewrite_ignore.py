@@ -29,6 +29,7 @@ KEYS = {
 """Method → the keys its ignore list may have. If the config has none of them, the last one is written (for ModelOpt in
 config.json, the first)."""
 MAX_ROUNDS = 6
+"""Rounds of removing harmful entries and adding missing ones: what does not settle soon is handed to the user."""
 MAX_PRUNED = 32
 """Up to this many new entries, each is left out again if the list is right without it."""
 

@@ -12,7 +12,7 @@ from ckptcheck.values.stats import MIN_ZERO_RUN
 STRIDE = MIN_ZERO_RUN - 8
 """Bytes between two sampled words. A run of MIN_ZERO_RUN zero bytes covers a sampled word wherever the run lies."""
 MAX_REACH = 1 << 19
-"""The most bytes searched at a time for the end of a run."""
+"""The most bytes searched at a time for the end of a run: they fit into the cache of a core."""
 
 
 def sample_words(raw: NDArray[np.uint8]) -> NDArray[np.uint64]:

@@ -108,7 +108,7 @@ def _find_size(part: ResolvedPart, key: str, demanded: str | None) -> Setting | 
 def _are_defaults(part: ResolvedPart, heads: Setting, size: Setting) -> bool:
     """Whether the config repeats what the class takes by itself: Qwen3-Omni's thinker has 28 heads and a hidden size of 2,048."""
     defaults = part.config_class.defaults
-    return defaults.get(heads.name) == heads.value and defaults.get(size.name) == size.value
+    return (defaults.get(heads.name), defaults.get(size.name)) == (heads.value, size.value)
 
 
 def _iter_wrong_layer_lists(part: ResolvedPart) -> Iterator[Fault]:

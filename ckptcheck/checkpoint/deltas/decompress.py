@@ -21,7 +21,7 @@ MAGIC = b"\x28\xb5\x2f\xfd"
 SINGLE_SEGMENT = 1 << 5
 """The bit of a frame's descriptor that says that the window is the whole content, whose size takes the window's place."""
 LONGEST_HEADER = 18
-"""Bytes of a frame's header at most."""
+"""Bytes of a frame's header at most: the magic number and 14 more (RFC 8878, 3.1.1.1)."""
 READ = 1 << 20
 """Compressed bytes that are read at a time."""
 

@@ -26,7 +26,7 @@ POSITIONS, VALUES = "__positions__", "__values__"
 MAX_SPEC = 1 << 27
 """Longest spec that is read, in bytes; one of 100,000 params has about 20 MB."""
 MAX_SIZE = 1 << 62
-"""Larger than any offset of a file."""
+"""Above any offset of a file, which has 63 bits."""
 MAX_CHECKSUM = 1 << 66
 """verl's is an exclusive or of a number of 64 bits with one that was shifted by one."""
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "uint8": "U8", "int8": "I8"} | {

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 STATE = (".weight_sync", "state.json")
 """Where SGLang's pull writes which version a local checkpoint has."""
 MAX_STATE = 1 << 16
-"""Longest such file that is read, in bytes."""
+"""Longest such file that is read, in bytes; what writers put there has a few hundred."""
 
 
 def open_chain(

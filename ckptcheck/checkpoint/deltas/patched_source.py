@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_KEPT = 1 << 28
-"""Bytes of computed tensors that are kept for the next read."""
+"""Bytes of computed tensors that are kept for the next read: a few matrices, and little beside what the readers hold."""
 LEAST_KEPT = 2
 """Tensors that are kept whatever their size: several threads read pieces of one."""
 

@@ -18,11 +18,11 @@ SIGN = "+"
 CHAINS, FULL = "chains", "full"
 """Folders of ModelExpress' cache: files that name chains, and whole checkpoints."""
 MAX_CHAIN = 1 << 20
-"""Bytes that are read of a file that names a chain."""
+"""Bytes that are read of a file that names a chain: some ten thousand names."""
 PEEK = 4096
 """Bytes of the beginning of an index, where every writer puts what says that this is a delta."""
 MOST_FOLDERS = 100
-"""Folders in a folder that are looked into for deltas."""
+"""Folders in a folder that are looked into for deltas: each costs a look at the disk before anything is said."""
 SPEC = "__delta_spec__"
 """The tensor by which a flush of verl is known."""
 _MARK = re.compile(rb'"delta_encoding"\s*:')

@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 
 import msgspec
 
+from ckptcheck.checkpoint.confined_pickle import LEAST_MEMORY, LEAST_SECONDS, MEMORY_A_BYTE
 from ckptcheck.checkpoint.confinement import Ended, run_confined
 from ckptcheck.checkpoint.document import Defect, clip
 from ckptcheck.checkpoint.megatron.tensor import TORCH_DTYPES, Chunk, GlobalTensor, Item
@@ -102,13 +103,6 @@ _LEAN = {
     ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"): _Metadata,
 }
 """Classes that a table of contents consists of → their stubs."""
-
-
-LEAST_SECONDS, LEAST_MEMORY, MEMORY_A_BYTE = 4, 200 << 20, 60
-"""Limits of the process that reads a table: seconds (and one for each megabyte), bytes of memory (and so many for each byte).
-
-19 MB of 50,000 tensors take 3 seconds on a slow machine and 20 bytes of memory a byte.
-"""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ OUTPUT = "output_layer.weight"
 FINAL_NORM = "decoder.final_layernorm.weight"
 VALUE_HEADS = ("value_head.weight", "v_head.weight", "v_head.summary.weight")
 MAX_SHARDS = 1 << 20
-"""Most shards of incomplete objects that are listed."""
+"""Most shards of incomplete objects that are listed: a few bytes of a table may state any number of them."""
 
 
 @dataclass

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 MAX_OBJECTS = 200_000
-"""Most objects of one folder that are listed."""
+"""Most objects of one folder that are listed, twenty times what the Hub recommends: a list without end would take all memory."""
 
 
 @dataclass(frozen=True)

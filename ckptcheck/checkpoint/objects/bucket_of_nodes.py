@@ -17,7 +17,7 @@ from typing import Any
 
 from ckptcheck import __version__
 from ckptcheck.checkpoint.megatron.folders import DiskTree
-from ckptcheck.checkpoint.objects.bucket import Listing, StoredObject
+from ckptcheck.checkpoint.objects.bucket import MAX_OBJECTS, Listing, StoredObject
 from ckptcheck.checkpoint.objects.failures import RequestFailure
 from ckptcheck.checkpoint.source import File, read_listed
 from ckptcheck.errors import CkptcheckError, EvidenceError
@@ -28,7 +28,6 @@ DRIVER = ""
 """Stands for the machine on which the command runs, among the nodes."""
 DEEPEST = 3
 """Levels of folders below the target that are listed: a run has iterations, and an iteration has ranks."""
-MOST_FILES = 200_000
 VERSION = re.compile("[0-9]{1,20} -?[0-9]{1,20}")
 """The number of a file on its disk, and when it was written."""
 
@@ -47,9 +46,9 @@ def list_disk(path: str, follow_links: bool) -> dict[str, File]:
             inner = tree.list_subfolders(folder) if depth < DEEPEST else []
         except CkptcheckError:  # it is not there, or may not be listed
             continue
-        if len(files) > MOST_FILES:
+        if len(files) > MAX_OBJECTS:
             raise OSError(
-                errno.EFBIG, f"{path} holds more than {MOST_FILES:,} files; name the folder of one checkpoint"
+                errno.EFBIG, f"{path} holds more than {MAX_OBJECTS:,} files; name the folder of one checkpoint"
             )
         waiting += [(f"{folder}/{name}" if folder else name, depth + 1) for name in inner]
     return {name: file for name, file in files.items() if file.outside_link is None}
@@ -174,7 +173,7 @@ def _is_listing(answer: Any) -> bool:
     """Whether this is what `list_disk` returns: a node may answer with anything."""
     return (
         isinstance(answer, dict)
-        and len(answer) <= MOST_FILES
+        and len(answer) <= MAX_OBJECTS
         and all(isinstance(name, str) and _is_listed_file(file) for name, file in answer.items())
     )
 

@@ -19,7 +19,7 @@ BITS = {"U8": 8, "F16": 16, "BF16": 16, "F32": 32}
 LONGEST = 4096
 """Longest state that is read, in bytes; a state of bitsandbytes has some 170."""
 MOST_SIDES, LARGEST = 8, 1 << 40
-"""Dimensions and size that no weight reaches."""
+"""Dimensions and size that no weight reaches; beyond them the product is not computed."""
 
 
 @dataclass(frozen=True)

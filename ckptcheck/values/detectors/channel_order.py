@@ -66,7 +66,8 @@ MIN_LAYERS = 6
 MAX_SHARE = 0.25
 """Share of the layers that may differ from the others: more are another kind of layer."""
 MAX_REFERENCES = 24
-"""Profiles that a matrix is compared with: the norms of its layer first, then those of the layers beside it."""
+"""Profiles that a matrix is compared with: the norms of its layer first, then those of the layers beside it, which are the most
+alike."""
 USUALLY_FOLLOWS, HARDLY_FOLLOWS = 0.5, 0.1
 """R² along the residual stream: the least in the median of the layers, and the most in a layer that stands out."""
 USUALLY_AGREES, HARDLY_AGREES = 0.6, 0.25

@@ -35,7 +35,7 @@ span as little. 512 weights of SmolLM2 have at least 153."""
 BF16_READ_AS_F16 = (0.25, 2.5)
 """Range in which BF16 magnitudes from 1e-7 to 8 lie when read as F16; weights that really span little are smaller."""
 MAX_SIBLINGS = 64
-"""Siblings of the usual dtype that are read, spread evenly. All siblings of another dtype are read."""
+"""Siblings of the usual dtype that are read, spread evenly: experts are thousands. All siblings of another dtype are read."""
 
 
 def find_mislabelled(ckpt: Checkpoint) -> Iterator[TensorStats]:

@@ -33,7 +33,7 @@ MIN_LAYERS = 6
 MIN_DIFFERENCE = 0.2
 """By how much more the norms are like those in their own place in the median layer, and by how much less exchanged ones are."""
 MAX_NORMS = 8
-"""Places of norms in a layer that are compared with each other."""
+"""Places of norms in a layer that are compared, each with each: 28 pairs."""
 MAX_SHARE = 0.25
 """Share of the layers that may be exchanged: more are another kind of layer."""
 

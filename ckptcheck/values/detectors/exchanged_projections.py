@@ -42,7 +42,7 @@ GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("wi_0", "wi
 MIN_CHANNELS = 128
 """Channels below which chance may look like a correlation."""
 MAX_QUERY_HEADS = 4
-"""Query heads that are read of those that share a key head."""
+"""Query heads that are read of those that share a key head: their mean is compared, and more change it little."""
 MIN_LAYERS = 4
 """Layers that it takes to say what is usual."""
 MIN_USUAL, REVERSED_SHARE = 0.4, 0.4

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 AGREES, HARDLY_AGREES = 0.35, 0.2
 """Correlation of both values with the other layer's outputs, at least, and of both with their own, at most."""
 MIN_LAYERS, MAX_LAYERS = 4, 1024
-"""Layers that are compared with each other."""
+"""Layers that are compared with each other: fewer have no usual one, and of more the table of all pairs is large."""
 
 
 @dataclass(frozen=True)

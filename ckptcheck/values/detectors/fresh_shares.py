@@ -43,7 +43,7 @@ MIN_TRAINED = 3
 MIN_HEADS = 2
 """Heads that a part of an attention matrix has to have: training may leave one as it was."""
 MAX_ROWS = 128
-"""Rows that are read of a part that looks drawn."""
+"""Rows that are read of a part that looks drawn: a second look, after what the pass sampled of it."""
 
 
 @dataclass(frozen=True)

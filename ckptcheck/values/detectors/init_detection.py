@@ -50,7 +50,7 @@ PREVIEW_BYTES = 1 << 12
 SAMPLE_BYTES, SAMPLE_RUNS = 1 << 19, 16
 """Bytes of a suspect that are read, and the runs of rows in which they are read, spread evenly; at least 4 rows a run."""
 MAX_GROUP_MEMBERS = 256
-"""Members of a group that are read: if there are more, the ones with the smallest `absmax`."""
+"""Members of a group that are read: if there are more (experts), the ones with the smallest `absmax`, as a drawn matrix has it."""
 MAX_DEVIATIONS = 7.0
 """Standard deviations within which 10^9 normal values stay. A trained matrix seldom stays within them."""
 CHANCE_DEVIATIONS = 4.0

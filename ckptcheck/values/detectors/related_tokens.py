@@ -48,13 +48,13 @@ NEARBY = (3, 5, 8, 13)
 COLUMNS = 128
 """Elements of each row that the second look compares."""
 MAX_SHIFT = 1024
-"""Rows by which ids may miss theirs."""
+"""Rows by which ids may miss theirs: no more tokens are reserved or added (tekken.json reserves 1,000)."""
 COARSE_PAIRS, COARSE_COLUMNS, COARSE_RANGES = 2048, 32, 1024
 """Pairs, elements of a row and ranges of ids with which every shift is tried."""
 MIN_SHIFTED_PAIRS = 64
 """Pairs that a shift has to bring together."""
 MAX_SHIFTS = 4
-"""Ranges of ids that may be shifted, each by its own number."""
+"""Ranges of ids that may be shifted, each by its own number: one for each token that was added or lost in the middle."""
 SAMPLED_ROWS = 2048
 """Rows among which the nearest neighbours show whether a matrix was trained."""
 MIN_NEIGHBOUR_EXCESS = 0.05

@@ -26,7 +26,7 @@ MIN_MARKS = 3
 MIN_WORDS = 1024
 """Different words of eight bytes in the first block of a piece, of 8,192: masks and tables repeat themselves."""
 MAX_CANDIDATES = 32
-"""Runs of marks of a file that are looked at, the longest first."""
+"""Runs of marks of a file that are looked at, the longest first: each is read again."""
 SLACK = 16
 """Bytes beyond a copy that may be equal by chance."""
 

@@ -38,7 +38,7 @@ GAP = 3.0
 MAX_REFERENCES = 8
 """Siblings whose root mean square is estimated: those whose largest magnitude is nearest to the median."""
 MAX_ROWS = 32
-"""Rows that are read of a matrix."""
+"""Rows that are read of a matrix: its root mean square is known to a few per cent then, and a factor of 4 is looked for."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ PART_USUALLY, PART_HARDLY = 4.0, 1.25
 SUSPICIOUS, PART_SUSPICIOUS = 2.0, 2.2
 """The measure by few units, of all of them and of an eighth, up to which a pair is looked at again."""
 MAX_TRACED = 2
-"""Unpaired layers of a kind whose right partner is looked for in other layers."""
+"""Unpaired layers of a kind whose right partner is looked for in other layers: each is held against all of them."""
 
 
 @dataclass(frozen=True)
