@@ -45,9 +45,8 @@ WIDTH_OF_HEADS = re.compile(
 WITHOUT_PADDING = frozenset(
     ("bloom", "blt", "codegen", "cpmant", "ctrl", "falcon", "falcon_mamba", "fsmt", "funnel", "gpt2", "gpt_bigcode", "gpt_neo",
      "gpt_neox", "gpt_neox_japanese", "gpt-sw3", "gptj", "longt5", "mamba", "mamba2", "mllama_text_model", "moshi", "mpnet", "mpt",
-     "mt5",
-     "musicgen_decoder", "musicgen_melody_decoder", "nemotron_h", "openai-gpt", "perceiver", "pix2struct_text_model", "reformer",
-     "rwkv", "switch_transformers", "t5", "udop", "umt5", "xlnet", "xlstm")
+     "mt5", "musicgen_decoder", "musicgen_melody_decoder", "nemotron_h", "openai-gpt", "perceiver", "pix2struct_text_model",
+     "reformer", "rwkv", "switch_transformers", "t5", "udop", "umt5", "xlnet", "xlstm")
 )  # fmt: skip
 """Model types whose embedding does not get `pad_token_id`, or has more rows than `vocab_size` (transformers 5.24)."""
 
