@@ -17,7 +17,7 @@ them one by one. Set `ignore_eos` to false.
 The file joins several turns and has no response mask. A model may name an end token that also stands between parts of one answer.
 
 ## Seen in
-PRB019 tests the same in a running engine
+PRB001 tests the same in a running engine
 """
 
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ Texts that end a response (`stop`) and calls of tools end it at ordinary tokens.
 then reports no more than an info.
 
 ## Seen in
-PRB019 tests the engine's end tokens one by one
+PRB001 tests the engine's end tokens one by one
 """
 
 from collections.abc import Iterator

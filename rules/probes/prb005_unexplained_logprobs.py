@@ -1,6 +1,8 @@
 """The trainer's logits explain the engine's logprobs neither as raw nor as processed.
 
 ## What it checks
+- The probe compares the engine's logprob of each response token with the trainer's of the token before, of the same token, and of
+  the token after: a shift by a token explains a gap, and is reported alone.
 - Of the three kinds of logprobs that an engine can report, the best fit is within a mult_prob_error of 1.05.
 - If none is, the probe searches for the temperature that brings the trainer's logprobs nearest (golden section over 0.05 to 20).
 - If none closes the gap and the trainer computes in a narrow dtype, the probe has the trainer score the same tokens in float32: how
@@ -9,19 +11,28 @@
 - It does this with the job's own sampling and, where that has neither top-k nor top-p, with both of them too.
 
 ## Why it matters
-If one temperature explains the gap, a division by it is missing or happens twice. If none does, the two sides compute different
+A shift by one gives ratios that look like a very large mismatch. Corrections such as truncated importance sampling then correct
+what is only misaligned. If one temperature explains the gap, a division by it is missing or happens twice. If none does, the two sides compute different
 models: other weights, other positions, other kernels.
 
 ## How to fix
+- A shift: logprob[i] belongs to token i and comes from the logits at i - 1. Look for two places that shift labels: one in the data,
+  one in the loss.
 - A temperature closes the gap: look for a second division, and for the engine's defaults.
 - None does: compare the weights (`ckptcheck refit`), and decoding with prefill.
 
 ## When it can be wrong
-Where the engine alone is narrow (FP8 weights or activations), or a mixture of experts is near ties in float32, the gap can exceed
-1.05 without a fault: give the floor.
+- Where the engine alone is narrow (FP8 weights or activations), or a mixture of experts is near ties in float32, the gap can exceed
+  1.05 without a fault: give the floor.
+- The probe compares 24 tokens of a few prompts, and reports a shift where the gap one token away is a third or less. A model
+  whose logprobs hardly differ from token to token, such as a tiny random one, can reach that by chance. It does not find a shift
+  by two tokens, or one in some sequences only.
+- It tests the engine and the trainer as ckptcheck starts them. Your own harness may shift what these do not; PAR028 judges its
+  files.
 
 ## Seen in
-NVIDIA-NeMo/RL#4015; vime#64; verl-omni#637, where weights were equal and norms were not
+modelscope/ms-swift#8196, where logprobs were "shifted left by one"; ByteDance-Seed/VeOmni#917, whose harness shifted labels that
+were shifted already; NVIDIA-NeMo/RL#4015; vime#64; verl-omni#637, where weights were equal and norms were not
 """
 
 from collections.abc import Iterator
@@ -39,6 +50,14 @@ HOT = 10.0
 @rule("PRB005", "unexplained-logprobs", severity="error", on="probe", when=requires_probe("semantics"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
     semantics = trace.result_of("semantics", SemanticsResult)
+    if best := semantics.own.shift:
+        direction = "before" if best < 0 else "after"
+        yield Problem(
+            f"the engine's logprob of a token is the trainer's of the token {direction} it: |Δ| is"
+            f" {semantics.own.shifts[best]:.3f} nats there, and {semantics.own.shifts[0]:.3f} at the same token",
+            hint="one side counts from the token, the other from the position that predicts it: shift one by one",
+        )
+        return
     unexplained = [each for each in semantics.rounds if _is_unexplained(each)]
     # a round that rounding explains hides no other
     unexplained.sort(key=lambda each: bool(_explain_by_floor(trace, each)))

@@ -42,7 +42,7 @@ def draw_matrix(trace: MatrixTrace, title: str) -> Picture:
         "log",
         "set-up",
         "tokens" if len(trace.pairs) == 1 else "pair and tokens",
-        codes=("PRB030", "PRB031"),
+        codes=("PRB030",),
     )
 
 

@@ -191,13 +191,12 @@ def test_a_stock_setup_has_stale_caches_and_raw_logprobs_and_nothing_else(shared
     names = [name for name in PROBES if name not in ("graphs", "inductor", "casts", "ends", "prompt", "head")]
     report = shared.probe("qwen3-moe", *names, switches=Switches(async_scheduling=False))
     assert not report.crashed
-    assert sorted(set(codes(report))) == ["PRB003", "PRB013", "PRB016"], report.findings
+    assert sorted(set(codes(report))) == ["PRB003", "PRB013"], report.findings
     assert set(report.passed) == {
-        "PRB001", "PRB002", "PRB004", "PRB005", "PRB006", "PRB009", "PRB012", "PRB015", "PRB017", "PRB018", "PRB020",
-        "PRB021", "PRB024", "PRB025", "PRB026",
+        "PRB001", "PRB002", "PRB005", "PRB009", "PRB017", "PRB020",
     }  # fmt: skip
     told = "async_scheduling: vLLM 0.32.0 on CPU made it False by itself"
-    assert report.skipped == (("PRB014", told),), "the user has it off, and the probe needs it on"
+    assert report.skipped == (("PRB010", f"scheduling: {told}"),), "the user has it off, and the probe needs it on"
     left = next(section for section in report.sections if section.title == "Probes that could not run")
     assert left.lines == (f"scheduling: {told}",)
     ways = next(section for section in report.sections if section.title.startswith("A response of"))
@@ -213,12 +212,10 @@ def test_which_logprobs_they_are_is_solved_from_the_trainers_logits(shared: Shar
     processed = Switches(logprobs="processed")
     report = shared.probe("llama", "semantics", switches=processed)
     assert codes(report) == []
-    assert dict(report.skipped)["PRB004"].startswith(
-        "top-p 1 and top-k 0 truncate nothing; with either filter, logprobs would"
-    )
+    assert "PRB003" in report.passed, "the job truncates nothing"
     penalty = replace(UNLIKELY, presence_penalty=1.0, frequency_penalty=0.5)
     for cut in (replace(UNLIKELY, top_k=20), replace(UNLIKELY, top_p=0.8), penalty):
-        assert codes(shared.probe("llama", "semantics", sampling=cut, switches=processed)) == ["PRB004"], cut
+        assert codes(shared.probe("llama", "semantics", sampling=cut, switches=processed)) == ["PRB003"], cut
     report = shared.probe("llama", "semantics")
     assert codes(report) == ["PRB003"]
     assert "T 1 fits best" in report.sections[0].title
@@ -244,14 +241,14 @@ def test_end_tokens_and_conversations_of_a_checkpoint_with_a_tokenizer(shared: S
     report = shared.probe("talking", "ends", "prompt")
     assert not report.crashed
     assert [(finding.code, finding.message) for finding in report.findings] == [
-        ("PRB019", "token 7 ends a response by config.json, and the engine goes on after it"),
+        ("PRB001", "token 7 ends a response by config.json, and the engine goes on after it"),
         (
-            "PRB008",
+            "PRB007",
             "a rendered conversation that is sent as a text gives other tokens than the conversation: it begins with token"
             " 1 twice",
         ),
     ]
-    assert report.passed == ("PRB007",)
+    assert report.passed == ()
 
 
 def test_the_commands_on_the_real_engine(shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ckptcheck.linter.report import Section
+from ckptcheck.linter.rule import Skip
 from ckptcheck.live.experiments.probes.environment import ProbeEnvironment, ProbeRun
 from ckptcheck.rollouts.gap_summary import GapSummary, exceeds_rounding, summarize_gap
 
@@ -105,6 +106,9 @@ def prefix_cache(environment: ProbeEnvironment) -> ProbeRun:
     sampling = Sampling(0.0, max_tokens=TOKENS, ignore_eos=True)
     engine.generate(prompts, sampling)
     warm = engine.generate(prompts, sampling)
+    cached = sum(generation.cached_tokens for generation in warm)
+    if not cached:
+        raise Skip("no token came from the prefix cache")
     engine = yield environment.setup.with_switches(prefix_cache=False)
     sequences = [(*prompt, *generation.tokens) for prompt, generation in zip(prompts, warm, strict=True)]
     cold = [engine.score_by_decode([tokens], len(prompt))[0] for prompt, tokens in zip(prompts, sequences, strict=True)]
@@ -113,7 +117,7 @@ def prefix_cache(environment: ProbeEnvironment) -> ProbeRun:
         "the engine as it comes",
         (SetupGap("prefix_cache=off", gap, gap),),
         engine.info.dtype,
-        sum(generation.cached_tokens for generation in warm),
+        cached,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckptcheck.linter.rule import Skip
 from ckptcheck.live.experiments.probes.environment import ProbeEnvironment, ProbeRun
 from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.engines.sampling import Sampling
@@ -26,12 +27,6 @@ class StaleCacheResult:
     """The gap of the two answers up to the first token that differs."""
     noise: GapSummary
     """The same gap before the update, when both answers are right."""
-    ok: bool
-    """Whether the engine says that the update succeeded."""
-    answer: str
-    """The engine's message about the update."""
-    warm: int
-    """How many prompt tokens came from the prefix cache before the update, when they should."""
 
     @property
     def is_stale(self) -> bool:
@@ -54,7 +49,11 @@ def probe(environment: ProbeEnvironment) -> ProbeRun:
     engine.reset_prefix_cache()
     engine.update_weights(before, engine.transports[0].name)
     engine.reset_prefix_cache()
-    return StaleCacheResult(cached, first_token_differs, gap, noise, answer.ok, answer.message, warm)
+    if not answer.ok:
+        raise Skip(f"the engine refused the update: {answer.message}")
+    if not warm:
+        raise Skip("no token came from the prefix cache before the update either")
+    return StaleCacheResult(cached, first_token_differs, gap, noise)
 
 
 def _compare_answers(engine: Engine, prompt: tuple[int, ...], salt: str) -> tuple[int, bool, GapSummary]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -48,6 +48,23 @@ class ProbeTrace(EvidenceDefaults):
         if not isinstance(result, kind):
             raise Skip("the run ended before it")
         return result
+
+    def list_results(self, *names: str) -> Iterator[tuple[str, object]]:
+        """Yield each of these probes that ran, and its result.
+
+        Then raises EvidenceError where a process died in one of them, and Skip where one could not run: a rule on several probes
+        judges what there is, and has not passed what is missing.
+        """
+        requested = [name for name in names if name in self.requested]
+        for name in requested:
+            if name in self.results:
+                yield name, self.results[name]
+        if failures := [self.failures[name] for name in requested if name in self.failures]:
+            raise EvidenceError("; ".join(failures))
+        missing = [name for name in requested if name not in self.results]
+        if missing:
+            reasons = (f"{name}: {self.unavailable.get(name, 'the run ended before it')}" for name in missing)
+            raise Skip("; ".join(reasons))
 
     @property
     def subject(self) -> str:
