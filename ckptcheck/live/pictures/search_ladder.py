@@ -34,7 +34,7 @@ def draw_ladder(evidence: Attribution, title: str) -> Picture:
         "nats",
         steps=True,
         marks=tuple(notes),
-        codes=("ATT001", "ATT002", "ATT003", "ATT004", "ATT005", "ATT006", "ATT007"),
+        codes=("ATT001", "ATT002"),
     )
 
 

@@ -37,7 +37,7 @@ class Experiment:
     name: str
     """The name in the table of experiments."""
     layer: Layer
-    """The layer that a cause found by this experiment belongs to; each layer has its own rule."""
+    """The layer that a cause found by this experiment belongs to."""
     run: Callable[[Backend, SearchState], Iterator[Trial]] = field(repr=False)
     """Yields trials; raises NotAvailable where none can run."""
     needs: str = ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
-from ckptcheck.linter.rule import Problem
+from ckptcheck.linter.rule import Problem, Severity
 from ckptcheck.live.experiments.attribution.experiment import Layer
 from ckptcheck.live.experiments.attribution.search import AT_FLOOR, SearchResult, SearchStep
 
@@ -17,6 +17,9 @@ RESTS_ON: dict[Layer, str] = {
     "routing": "weights",
 }
 """Layer → the experiment that its verdict depends on: unless the weights are equal, a path or a dtype is no separate cause."""
+
+SEVERITIES: dict[Layer, Severity] = {"precision": "warning", "routing": "warning", "objective": "info"}
+"""Layer → how grave a cause there is; in every other layer it is an error. Rounding is no bug, and a lag is intended."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,9 @@ class Attribution(EvidenceDefaults):
         tried = sum(step.was_run and not step.skipped for step in self.search.steps)
         return {"files": 1, "tensors": tried, "bytes": self.search.tokens}
 
-    def list_problems(self, layer: Layer) -> list[Problem]:
-        """Return the causes that the experiments of a layer found, as findings."""
-        return [self._problem(step) for step in self.search.causes if step.layer == layer]
+    def list_causes(self) -> list[Problem]:
+        """Return the causes that the experiments found, as findings."""
+        return [self._problem(step) for step in self.search.causes]
 
     def _problem(self, step: SearchStep) -> Problem:
         """Return the finding of a cause; where its layer depends on equal weights, it says whether they are."""
@@ -66,7 +69,7 @@ class Attribution(EvidenceDefaults):
                 message += f"; ckptcheck could not compare the weights ({prerequisite_step.skipped})"
             elif prerequisite_step is not None and prerequisite_step.was_run and prerequisite_step.trial is None:
                 message = f"bytes equal; {message}"
-        return Problem(message, key=step.name, hint=step.trial.hint)
+        return Problem(message, key=step.name, hint=step.trial.hint, severity=SEVERITIES.get(step.layer))
 
     @property
     def sections(self) -> tuple[Section, ...]:

@@ -191,13 +191,13 @@ def test_weights_that_differ_are_named_and_a_temperature_before_any_engine_is_st
     parity("record", "swapped", "-o", "r.safetensors", "--number", "3", "--length", "20")
     fakes.clear()
     said = parity("why", "r.safetensors", "tiny", "--engine-source", "swapped", code=1)
-    assert "ATT005 weights-gap" in said
+    assert "ATT001 gap-cause" in said
     assert "1 tensor differs: model.norm.weight" in said
     assert fakes == ["trainer", "swapped float32", "trainer-with-engine-config float32", "trainer ended"]
     parity("record", "tiny", "-o", "r.safetensors", "--number", "3", "--length", "20", "--temperature", "0.7")
     parity("score", "r.safetensors", "tiny", "-o", "s.safetensors", "--temperature", "0.7")
     fakes.clear()
     said = parity("why", "s.safetensors", "tiny", code=1)
-    assert "ATT001 semantic-gap" in said
+    assert "ATT001 gap-cause" in said
     assert "vanishes at T = 1: the engine returned raw logprobs" in said
     assert fakes == ["trainer", "trainer ended"]
