@@ -9,7 +9,7 @@ Untrained rows, as EMB001 defines it, that the model never reads:
   was trained with it so;
 - the one zero row of an embedding, where neither a config nor a tokenizer lies beside the weights: it may be that of padding.
 
-It leaves out Megatron runs: their vocabulary is padded as a rule, and MEG022 checks that.
+It leaves out Megatron runs: their vocabulary is padded as a rule, and MEG023 checks that.
 
 ## Why it matters
 These rows do no harm. The finding records that they were checked: whoever resizes the embedding or adds tokens gets them first.

@@ -2,25 +2,31 @@
 
 ## What it checks
 The arguments are compared with:
+
 - the columns of the embedding (`hidden_size`)
 - the rows of `linear_qkv` (heads and groups times `kv_channels`)
 - the rows of a dense `linear_fc1` (`ffn_hidden_size`, twice under `swiglu`)
 - the rows of the routers (`num_experts`), and whether there are experts at all
 - the number of layers, if there are more than `num_layers`
+- the rows of the token embedding and of the output layer (`padded_vocab_size`); without that argument, both have the same number
+  of rows. An output layer of a single row is a critic's head and is left out.
 
 ## Why it matters
-Converters build the other side's model from the arguments. They stop at a wrong shape or, where heads and groups are swapped,
-split `linear_qkv` at the wrong rows.
+- Converters build the other side's model from the arguments. They stop at a wrong shape or, where heads and groups are swapped,
+  split `linear_qkv` at the wrong rows.
+- Megatron accepts different row counts while it loads, because padding depends on the number of ranks. It silently cuts off or
+  pads a checkpoint of another vocabulary, and the last tokens get rows that were never trained.
 
 ## How to fix
-Use common.pt and the data of the same save.
+- Use common.pt and the data of the same save.
+- Save with the vocabulary of the tokenizer, and give the converter the padded size.
 
 ## When it can be wrong
-Attention with gates or latent projections has other rows; it is left out where the arguments say so. `--ignore MEG023`
-silences it.
+- Attention with gates or latent projections has other rows; it is left out where the arguments say so.
+- The vocabulary may have been extended after the arguments were written.
 
 ## Seen in
-NVIDIA-NeMo/Megatron-Bridge#1514 (arguments that a converter cannot use)
+NVIDIA-NeMo/Megatron-Bridge#1514 (arguments that a converter cannot use); NVIDIA-NeMo/Megatron-Bridge#5375, #625, #1853
 """
 
 from collections.abc import Iterator
@@ -28,7 +34,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.required_weights import FC1, FC2, expert_layers, is_plain
-from ckptcheck.checkpoint.megatron.structure import EMBEDDING, positive_argument
+from ckptcheck.checkpoint.megatron.structure import EMBEDDING, OUTPUT, positive_argument
 from ckptcheck.text.formatting import count, format_layers, format_shape
 
 HINT = "use common.pt and the data of the same save"
@@ -39,9 +45,16 @@ HINT = "use common.pt and the data of the same save"
     "argument-mismatch",
     severity="error",
     on="megatron",
-    when=lambda run: bool(run.args) and bool(run.structure.layers),
+    when=lambda run: EMBEDDING in run.weights or (bool(run.args) and bool(run.structure.layers)),
 )
 def check(run: Megatron) -> Iterator[Problem]:
+    if run.args and run.structure.layers:
+        yield from _compare_layers(run)
+    if EMBEDDING in run.weights:
+        yield from _compare_rows(run)
+
+
+def _compare_layers(run: Megatron) -> Iterator[Problem]:
     args, layers = run.args, run.structure.layers
     first = min(layers, default=0)
     heads = positive_argument(args, "num_attention_heads")
@@ -110,3 +123,29 @@ def _experts(run: Megatron) -> Iterator[Problem]:
                 hint=HINT,
             )
             return
+
+
+def _compare_rows(run: Megatron) -> Iterator[Problem]:
+    expected = positive_argument(run.args, "padded_vocab_size")
+    rows = {
+        name: run.weights[name].shape[0]
+        for name in (EMBEDDING, OUTPUT)
+        if name in run.weights and run.weights[name].shape
+    }
+    rows = {name: number for name, number in rows.items() if name == EMBEDDING or number > 1}
+    for name, number in rows.items():
+        if expected is not None and number != expected:
+            yield Problem(
+                f"it has {count(number, 'row')}, but padded_vocab_size is {expected:,}: "
+                "Megatron silently cuts it off or pads it",
+                file=run.finding_file,
+                key=name,
+                hint="save with the vocabulary of the tokenizer",
+            )
+    if expected is None and len(set(rows.values())) > 1:
+        yield Problem(
+            f"it has {rows[OUTPUT]:,} rows, but the embedding has {rows[EMBEDDING]:,}",
+            file=run.finding_file,
+            key=OUTPUT,
+            hint="save with the vocabulary of the tokenizer",
+        )

@@ -46,7 +46,7 @@ def check(run: Megatron) -> Iterator[Problem]:
                 if chunk.item
             ]
         except (UnreadableArchive, OSError):
-            # MEG014 and MEG026 report it.
+            # MEG014 and MEG003 report it.
             continue
         other = [place for place in locations[1:] if not is_same_bytes(run, locations[0], place)]
         if other:

@@ -7,7 +7,7 @@
 - Samples of some thousand numbers of every other master copy are compared with the weight. No sample may differ in a quarter
   of its numbers by more than rounding.
 
-These bytes are read for the checksums anyway (MEG015).
+These bytes are read for the checksums anyway (MEG014).
 
 ## Why it matters
 The weights may be sound and evaluate well. The first step after resuming writes NaN, or the zeros of the master copy, over

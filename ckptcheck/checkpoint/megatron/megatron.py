@@ -167,7 +167,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
         """Read a weight, a stored tensor or a box of one into a numpy array; BF16 and 8-bit floats as unsigned patterns.
 
         slices: one for each leading axis, of step 1. Memory: the result and a block of 16 MB. Elements that no chunk holds
-        are zero (MEG008 finds those). Raises KeyError for an unknown name, EvidenceError where a chunk cannot be read.
+        are zero (MEG007 finds those). Raises KeyError for an unknown name, EvidenceError where a chunk cannot be read.
         """
         if isinstance(tensor, str):
             tensor = self.weights[tensor] if tensor in self.weights else self.tensors[tensor]
