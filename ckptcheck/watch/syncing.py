@@ -147,7 +147,7 @@ class Syncing:
         self._added |= values
 
     def partly(self, why: str) -> None:
-        """Note that only a part of what is sent passes here. why: the reason, for the record and for a finding (HIS012)."""
+        """Note that only a part of what is sent passes here. why: the reason, for the record and for a finding (HIS011)."""
         if not self._over:
             self._sync.partial = why
 

@@ -77,7 +77,7 @@ def draw_raster(history: History, side: Side, title: str) -> HeatMap | None:
         columns,
         cells,
         STATES,
-        codes=("HIS002", "HIS003") if side == "sent" else (),
+        codes=("HIS002",) if side == "sent" else (),
         row_label="tensor",
         column_label="sync",
         member_label="tensor",

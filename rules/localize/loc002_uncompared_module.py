@@ -1,0 +1,95 @@
+"""Some modules, or all of them, exist on one side only, so ckptcheck did not compare them.
+
+## What it checks
+- Every point that one side recorded has a point of the same name and shape on the other side.
+- The output of at least one module exists on both sides: else nothing was compared, which is an error.
+
+## Why it matters
+- A module that is not compared may be the one that differs. The module that LOC001 names can then be a later one.
+- A comparison of nothing does not prove that the sides agree.
+
+## How to fix
+- Nothing, where the sides are built differently and the first diverging module does not follow an unmatched one. Else dump the
+  same modules on both sides.
+- Dump the same prompt on both sides, and only the prompt: a trainer's forward pass covers prompt and response, an engine's prefill
+  covers the prompt.
+- ckptcheck matches names in the plain Hugging Face form. Where projections are fused, name the checkpoint as well, so that its
+  config says how to split them.
+
+## When it can be wrong
+It is not a fault by itself: engines fuse modules that trainers keep separate.
+
+## Seen in
+the verl/msProbe guide to consistency dumps (shapes have to be aligned first: prompts only, no padding, no split batch)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.live.localize.localization import Localization
+from ckptcheck.text.formatting import count
+
+
+@rule("LOC002", "uncompared-module", severity="info", on="localization")
+def check(evidence: Localization) -> Iterator[Problem]:
+    if evidence.points:
+        yield from _find_unmatched(evidence)
+    elif not (evidence.layout and evidence.layout.different):
+        yield from _describe_nothing(evidence)
+
+
+def _find_unmatched(evidence: Localization) -> Iterator[Problem]:
+    said = set()
+    for part in evidence.replicas:
+        for problem in _check_ranks(part):
+            if (problem.key, problem.message) not in said:
+                said.add((problem.key, problem.message))
+                yield problem
+
+
+def _check_ranks(evidence: Localization) -> Iterator[Problem]:
+    """Yield the points of one pair of ranks that were not compared."""
+    for side, names in evidence.unmatched.items():
+        other_activations = evidence.other if side == evidence.sides[0] else evidence.reference
+        own_activations = evidence.reference if side == evidence.sides[0] else evidence.other
+        if not names:
+            continue
+        shaped = [name for name in names if name in other_activations]
+        if shaped and side == evidence.sides[1]:
+            # the message of the first side names these already
+            names = [name for name in names if name not in other_activations]
+        if not names:
+            continue
+        message = (
+            f"{count(len(names), 'module output')} of {side} {'was' if len(names) == 1 else 'were'} not compared: "
+        )
+        message += ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+        if shaped and side == evidence.sides[0]:
+            example = shaped[0]
+            own_shape, other_shape = list(own_activations[example].shape), list(other_activations[example].shape)
+            message += f"; {example} is {own_shape} here and {other_shape} there"
+        yield Problem(message, key=names[0])
+
+
+def _describe_nothing(evidence: Localization) -> Iterator[Problem]:
+    reference_names, other_names = evidence.unmatched.values()
+    shared_names = [name for name in reference_names if name in evidence.other]
+    if shared_names:
+        reference_shape, other_shape = (
+            list(activations[shared_names[0]].shape) for activations in (evidence.reference, evidence.other)
+        )
+        detail = (
+            f"{count(len(shared_names), 'module output has', 'module outputs have')} another shape "
+            f"on the other side, such as {shared_names[0]}:"
+            f" {reference_shape} and {other_shape}"
+        )
+    else:
+        detail = (
+            f"{evidence.sides[0]} has {count(len(reference_names), 'module output')}, {evidence.sides[1]} {len(other_names)},"
+            " and no module name occurs on both sides"
+        )
+    yield Problem(
+        f"nothing was compared: {detail}",
+        hint="dump the same prompt, and only the prompt, on both sides",
+        severity="error",
+    )
