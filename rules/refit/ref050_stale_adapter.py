@@ -1,29 +1,37 @@
 """After an adapter was replaced under its name, the engine serves something else.
 
 ## What it checks
-- A training step makes a new adapter, and the job loads it under the name of the old one. The trial does the same, in the
-  way that `--update` names.
-- Afterwards the adapter's slot holds what it holds after a cold start of the engine with the new adapter, and requests
-  get the same logprobs.
+- A training step makes a new adapter, and the job loads it under the name of the old one. The trial does the same, in the way that
+  `--update` names.
+- Afterwards the adapter's slot holds what it holds after a cold start of the engine with the new adapter, and requests get the
+  same logprobs.
+- A sequence that is longer than a block of the prefix cache is asked for before and after the adapter is replaced. The logprobs of
+  its next tokens are those after a reset of the cache, and those of a cold load of the new adapter: else a warning.
 
 ## Why it matters
-- vLLM keeps an adapter as long as its number is known. A request with the same name and number and a new path gets the
-  old adapter: every step after the first samples from the policy of step 1, and nothing reports it.
+- vLLM keeps an adapter as long as its number is known. A request with the same name and number and a new path gets the old
+  adapter: every step after the first samples from the policy of step 1, and nothing reports it.
+- Engines keep cached prefixes by the adapter's name or number. A new adapter under the same name reads the keys and values that
+  the old one computed: rollouts begin with a prompt as another policy read it.
 
 ## How to fix
 - vLLM: `remove_lora(number)` before `add_lora`, or `LoRARequest(..., load_inplace=True)`, or a new number for every step.
 - SGLang: `unload_lora_adapter` before `load_lora_adapter`.
+- Reset the prefix cache after each replacement, or give every step a name of its own.
 
 ## When it can be wrong
 - An engine on a GPU that chooses other kernels in another process: the logprobs differ then, and no slot does.
+- A job that keeps the cache on purpose, as in-flight updates do: the finding is only a warning.
 
 ## Seen in
-vllm-project/vllm#48297 (RFC: adapters in the weight update), verl-project/verl#7495
+vllm-project/vllm#48297 (RFC: adapters in the weight update), verl-project/verl#7495; NVIDIA-NeMo/RL#4018 (17 refits without a
+reset of the cache)
 """
 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.live.refit.logprob_diff import compare_logprobs
 from ckptcheck.live.refit.lora.trace import LoraTrace, compare_scores
 from ckptcheck.text.formatting import count, join_truncated
 
@@ -36,6 +44,15 @@ WAYS = {
 
 @rule("REF050", "stale-adapter", severity="error", on="lora", when=lambda trace: trace.updated_cold is not None)
 def check(trace: LoraTrace) -> Iterator[Problem]:
+    assert trace.updated is not None
+    assert trace.updated_cold is not None
+    is_right = compare_scores(trace.updated.scores, trace.updated_cold.scores).most <= trace.exact_tolerance
+    yield from _find_wrong_adapter(trace)
+    if is_right and trace.cold_probe is not None:
+        yield from _find_stale_cache(trace)
+
+
+def _find_wrong_adapter(trace: LoraTrace) -> Iterator[Problem]:
     assert trace.loaded is not None
     assert trace.updated is not None
     assert trace.updated_cold is not None
@@ -65,4 +82,28 @@ def check(trace: LoraTrace) -> Iterator[Problem]:
             " adapter: the engine computes with another slot, or with another scale",
             key=trace.adapter,
             hint=hint,
+        )
+
+
+def _find_stale_cache(trace: LoraTrace) -> Iterator[Problem]:
+    assert trace.cache_probe is not None
+    assert trace.cold_probe is not None
+    cached, after_reset = trace.cache_probe.cached, trace.cache_probe.after_reset
+    first = [scores.decode_logprobs[:1] for scores in (cached, after_reset, trace.cold_probe)]
+    stale, reset = (compare_logprobs([one], first[2:]).most for one in first[:2])
+    if reset > trace.exact_tolerance:
+        yield Problem(
+            f"after a reset of the prefix cache, {after_reset.cached_tokens} tokens still came from the cache of the old"
+            f" adapter, and the next logprob differs by {reset:.2g} nats from a cold load of the new one",
+            key=trace.adapter,
+            hint="give every step's adapter a name of its own",
+            severity="warning",
+        )
+    elif stale > trace.exact_tolerance:
+        yield Problem(
+            f"after the adapter was replaced under its name, {cached.cached_tokens} tokens came from the prefix cache of the old"
+            f" one, and the next logprob differs by {stale:.2g} nats",
+            key=trace.adapter,
+            hint="reset the prefix cache after each replacement, or give every step's adapter a name of its own",
+            severity="warning",
         )

@@ -72,4 +72,4 @@ def draw_effects(trace: LoraTrace, title: str) -> Curves | None:
         "Logprobs less those of the base model, for each token of the scored sequences, in their order. The first three"
         " lines should lie on each other, the next two as well, and the last one at 0. A name below the picture hides its line."
     )
-    return draw_token_lines(title, caption, lines, ("REF050", "REF051"))
+    return draw_token_lines(title, caption, lines, ("REF050",))
