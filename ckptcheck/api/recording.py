@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ckptcheck.rollouts import Rollouts
 
 
-COHERENCE_RULES = ("PAR003", "PAR004", "PAR009", "PAR027", "PAR050", "PAR051", "PAR076", "PAR077")
+COHERENCE_RULES = ("PAR003", "PAR009", "PAR027", "PAR050", "PAR076")
 """The rules that judge an engine's responses alone."""
 
 

@@ -156,11 +156,6 @@ class RolloutEvidence(EvidenceDefaults):
         names = ("engine_indexer", "trainer_indexer") if self.is_well_formed else ()
         return tuple(name for name in names if name in self.rollouts)
 
-    def format_floor_multiple(self, name: str, value: float) -> str:
-        """Return ``, 3.2 times the floor`` for a value; "" where there is no floor for it."""
-        times = self.floor.multiple(name, value) if self.floor is not None else None
-        return "" if times is None else f", {times:.3g} times the floor"
-
     @property
     def subject(self) -> str:
         """One line with the two sides, the number of compared tokens, and the main metrics of the gap."""

@@ -21,8 +21,9 @@ these layers:
 - Weights: the engine samples from a policy that nobody trains.
 - Path: the weights are right, but the engine sampled from wrong numbers: because of stale keys and values after a weight update, a
   decoding kernel that is off, or results that depend on the other requests in the batch.
-- Precision is no bug, but it grows with length and depth, and it makes importance ratios large.
-- Routing: a token that goes to another expert gets another logprob, far beyond rounding, and trains an expert that did not serve it.
+- Precision is no bug, but it grows with length and depth, and makes importance ratios large.
+- Routing: a token that goes to another expert gets another logprob, far beyond rounding, and trains an expert that did not serve
+  it.
 - Objective: an asynchronous job trains on tokens of a policy some versions old. Here, and only here, a correction such as truncated
   importance sampling is the right answer.
 

@@ -12,8 +12,8 @@
 
 ## Why it matters
 A shift by one gives ratios that look like a very large mismatch. Corrections such as truncated importance sampling then correct
-what is only misaligned. If one temperature explains the gap, a division by it is missing or happens twice. If none does, the two sides compute different
-models: other weights, other positions, other kernels.
+what is only misaligned. If one temperature explains the gap, a division by it is missing or happens twice. If none does, the two
+sides compute different models: other weights, other positions, other kernels.
 
 ## How to fix
 - A shift: logprob[i] belongs to token i and comes from the logits at i - 1. Look for two places that shift labels: one in the data,

@@ -33,8 +33,8 @@ The first three agree within 1e-3 nats in float32, and within a mult_prob_error 
 Set it explicitly for rollouts, and tell the engine's maintainers.
 
 - vLLM: `--no-enable-prefix-caching`, `--no-async-scheduling`, `--no-enable-chunked-prefill`, `--enforce-eager`, or
-  `--compilation-config '{"backend": "eager"}'`, which keeps graphs; TORCHINDUCTOR_EMULATE_PRECISION_CASTS=1 where `casts` closes the
-  gap of `inductor`.
+  `--compilation-config '{"backend": "eager"}'`, which keeps graphs; TORCHINDUCTOR_EMULATE_PRECISION_CASTS=1 where `casts` closes
+  the gap of `inductor`.
 - SGLang: `--disable-radix-cache`, `--disable-overlap-schedule`, `--chunked-prefill-size -1`, `--disable-cuda-graph`.
 
 ## When it can be wrong

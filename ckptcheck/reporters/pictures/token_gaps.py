@@ -43,7 +43,7 @@ def draw_differences(evidence: RolloutEvidence, title: str) -> Histogram | None:
         "trainer − engine, nats",
         "tokens",
         "log",
-        codes=("PAR014", "PAR020", "PAR021", "PAR022", "PAR023", "PAR024", "PAR075"),
+        codes=("PAR014", "PAR020", "PAR024", "PAR075"),
     )
 
 
@@ -83,7 +83,7 @@ def draw_density(evidence: RolloutEvidence, title: str) -> HeatMap | None:
         tuple(labels),
         cells,
         value_label="tokens",
-        codes=("PAR027", "PAR028", "PAR029", "PAR030"),
+        codes=("PAR027", "PAR028", "PAR029"),
         row_label="trainer, nats:",
         column_label="engine, nats:",
     )
@@ -117,7 +117,7 @@ def draw_kl_by_position(evidence: RolloutEvidence, title: str) -> Curves | None:
         "token of the response",
         "nats",
         choose_scale([*means[0], *means[1]]),
-        codes=("PAR021", "PAR025"),
+        codes=("PAR020", "PAR025"),
     )
 
 

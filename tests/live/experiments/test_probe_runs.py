@@ -97,7 +97,8 @@ def test_a_setup_that_does_not_start_costs_only_those_that_want_it(tmp_path: Pat
 
     report = run_rules(tried(tmp_path, start, "decode", "inductor"), RULES)
     assert dict(report.skipped) == {
-        "PRB010": "inductor: the engine did not start with compilation=inductor: fake could not start: RuntimeError: no compiler here"
+        "PRB010": "inductor: the engine did not start with compilation=inductor: fake could not start: RuntimeError:"
+        " no compiler here"
     }
     assert "PRB002" in report.passed
 

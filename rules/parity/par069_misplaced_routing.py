@@ -1,31 +1,36 @@
-"""The layers of the routing record are not those of the model.
+"""A record of expert routing has other layers or tokens than the model or the other side.
 
 ## What it checks
 - Some layer holds experts at all: a record of zeros is none.
 - With `--checkpoint`: the record has one row for each layer of the model, or one for each layer with experts; and as many choices
   as config.json says. Of the layers with experts, each names experts other than 0, and dense layers name none.
-- Without it: after the first layer that names experts, no layers at the end hold only zeros.
+- Without it: after the first layer that names experts, no layers at the end hold only zeros: else a warning.
+- Where both sides recorded routing: the share of equal sets of experts as recorded, and with the trainer's rows moved by up to 3
+  layers or by one token. The rule reports a shift with which half of the sets are equal, and three times as many as without it.
 
 ## Why it matters
 Trainers take row l for layer l. A row too many (a layer of multi-token prediction), one too few (the dense first layers left
 out), or a stage of a pipeline whose rows were not gathered gives every layer the experts of another one, or expert 0 for all
-tokens.
+tokens. Tokens shift where one side drops the row of the first token instead of the last; each token then gets the experts of its
+neighbour.
 
 ## How to fix
 Let the engine report the layers that the trainer counts: all layers of the model without those of multi-token prediction. Gather
-the rows of all pipeline stages.
+the rows of all pipeline stages. Give token t the row of token t.
 
 ## When it can be wrong
 Without `--checkpoint` the last layers may be dense. With it, a record of few tokens in a model with few experts may name expert 0
-alone. The checkpoint is not the one that drew the tokens.
+alone. The checkpoint is not the one that drew the tokens. Sequences of one repeated token have equal rows at neighbouring tokens.
 
 ## Seen in
 THUDM/slime `validate_rollout_routed_experts_for_replay` (all zero for layers of later pipeline stages; other shapes are refused)
+and slime/backends/megatron_utils/actor.py (`fill_routing_replay` takes row l for layer l, dense ones counted),
+NovaSky-AI/SkyRL#1908 (metadata and padding out of line)
 """
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, rule
+from ckptcheck import Problem, Skip, rule
 from ckptcheck.rollouts.expert_layout import ExpertLayout
 from ckptcheck.rollouts.metrics.routing_record import RoutingRecord
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
@@ -33,11 +38,13 @@ from ckptcheck.text.formatting import count, format_layers
 
 LEAST = 16
 """Fewest rows that show a layer without experts."""
+AGREEING, TIMES = 0.5, 3.0
+"""A shift counts if this share of the sets of experts is equal with it, and this many times as many as without it."""
 
 
 @rule(
     "PAR069",
-    "misplaced-routing-layers",
+    "misplaced-routing",
     severity="error",
     on="rollouts",
     when=lambda evidence: bool(evidence.routing_records),
@@ -59,6 +66,8 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
             yield from _find_misplaced(record, layout)
         else:
             yield from _find_empty_end(record)
+    if len(evidence.routing_records) > 1:
+        yield from _find_shift(evidence)
 
 
 def _find_other_shape(record: RoutingRecord, layout: ExpertLayout) -> Problem | None:
@@ -100,3 +109,20 @@ def _find_empty_end(record: RoutingRecord) -> Iterator[Problem]:
         text = f"the record names no expert but 0 in {empty}, and others in all layers from {captured[0]} to {last}"
         hint = "gather the rows of all pipeline stages, or pass --checkpoint to say which layers have experts"
         yield Problem(text, key=record.column, hint=hint, severity="warning")
+
+
+def _find_shift(evidence: RolloutEvidence) -> Iterator[Problem]:
+    shift = evidence.routing_shift
+    if shift is None:
+        raise Skip("the two sides recorded different numbers of experts for a token")
+    if shift.agreement < AGREEING or shift.agreement < TIMES * shift.unshifted:
+        return
+    by = shift.layers or shift.tokens
+    what = "layer" if shift.layers else "token"
+    engine, trainer = (by, 0) if by > 0 else (0, -by)
+    yield Problem(
+        f"{shift.agreement:.0%} of the sets of experts are equal when the trainer's {what} {trainer} is the engine's {what}"
+        f" {engine}, and {shift.unshifted:.0%} as recorded: one side is shifted by {count(abs(by), what)}",
+        key="trainer_routing",
+        hint=f"count {what}s alike on both sides",
+    )
