@@ -1,13 +1,20 @@
-"""Not one token could be compared.
+"""Not one token could be compared, or not with what the training run computed.
 
 ## What it checks
-There are tokens under the response mask, and both sides have finite logprobs for some of them.
+- There are tokens under the response mask, and both sides have finite logprobs for some of them.
+- The training run wrote the trainer's logprobs itself. Frameworks that skip the forward pass write zeros, or nothing, in their
+  place; the conversion recognises these and leaves them out, and the rule names the reason. Where the file was scored later, it is
+  an info.
 
 ## Why it matters
-A comparison of nothing passes every threshold. Frameworks report 0 for it, which reads as perfect.
+- A comparison of nothing passes every threshold. Frameworks report 0 for it, which reads as perfect.
+- Zeros compare like numbers: against them the gap is the entropy of the model, and a curve that somebody computes from such a run
+  shows nothing about the engine. The run itself has no logprobs of the weights that sampled.
 
 ## How to fix
-Score the file with a trainer (`ckptcheck parity score`), or find out why the mask is empty.
+- Score the file with a trainer (`ckptcheck parity score`), or find out why the mask is empty.
+- Or let the job compute the logprobs: in NeMo-RL turn `force_on_policy_ratio` off or set `seq_logprob_error_threshold`, in ROLL
+  turn `enable_old_logprobs_recompute` on, in SkyRL turn `off_policy_correction` on.
 
 ## When it can be wrong
 - A file that holds one side on purpose, to be scored later, has nothing to compare yet: score it first.
@@ -15,7 +22,9 @@ Score the file with a trainer (`ckptcheck parity score`), or find out why the ma
   many tokens were compared.
 
 ## Seen in
-radixark/miles: an empty comparison passes its logprob comparator; NeMo-RL reports 0.0 as seq_mult_prob_error of nothing
+radixark/miles: an empty comparison passes its logprob comparator; NeMo-RL reports 0.0 as seq_mult_prob_error of nothing.
+NVIDIA-NeMo/RL grpo.py at 7ea279a (`prev_logprobs` are zeros), alibaba/ROLL rlvr_pipeline.py at 8eb27cc (`old_log_probs` are zeros),
+NovaSky-AI/SkyRL trainer.py at a956457 (`action_log_probs` are None)
 """
 
 from collections.abc import Iterator
@@ -29,12 +38,13 @@ from ckptcheck.text.formatting import count
 @rule("PAR006", "nothing-compared", severity="error", on="rollouts", when=lambda evidence: evidence.is_well_formed)
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     rollouts = evidence.rollouts
+    unscored = rollouts.metadata.unscored
     missing = [side for side in ("engine", "trainer") if f"{side}_logprobs" not in rollouts]
     if not rollouts.sequence_count:
         yield Problem("there is no sequence, so nothing was compared", hint="see what the conversion left out")
     elif missing:
         hint = "ckptcheck parity score FILE adds them" if missing == ["trainer"] else "convert a file that has them"
-        reasons = [rollouts.metadata.unscored[side] for side in missing if side in rollouts.metadata.unscored]
+        reasons = [unscored[side] for side in missing if side in unscored]
         yield Problem(
             f"there are no logprobs of the {' and none of the '.join(missing)}, so nothing was compared"
             + (f": {'; '.join(map(clip, reasons))}" if reasons else ""),
@@ -48,3 +58,10 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
             else "no token is under the response mask"
         )
         yield Problem(f"{reason}, so nothing was compared", hint="look at the mask and at the lengths of the responses")
+    if "trainer" in unscored and "trainer" not in missing:
+        yield Problem(
+            f"the training run wrote no logprobs of its trainer: {clip(unscored['trainer'], 200)}; those in this file were"
+            " computed later",
+            hint="compare nothing with the run's own curves",
+            severity="info",
+        )

@@ -328,7 +328,7 @@ def test_zeros_of_nemo_rl_are_said(tmp_path: Path, capsys: pytest.CaptureFixture
     build_app()(["parity", "convert", str(path), "-o", str(tmp_path / "out.safetensors")], standalone_mode=False)
     build_app()(["parity", "judge", str(tmp_path / "out.safetensors")], standalone_mode=False)
     said = capsys.readouterr().out
-    assert "PAR060 unmeasured-trainer" in said
+    assert "PAR006 nothing-compared" in said
     assert "prev_logprobs are all 0, as NeMo-RL writes them with force_on_policy_ratio" in said
     assert "there are no logprobs of the trainer, so nothing was compared" in said
 
