@@ -45,7 +45,7 @@ def run_sandboxed(task: str, raw: bytes = b"", *, seconds: int, memory: int, **j
     """Run a task of sandbox_child.py.
 
     Args:
-        task: ``templates`` or ``tokenizer``.
+        task: ``templates``, ``tokenizer`` or ``reach``.
         raw: bytes that follow the job on the child's stdin.
         seconds: limit of processor time.
         memory: limit of memory in bytes.
@@ -74,6 +74,20 @@ def run_sandboxed(task: str, raw: bytes = b"", *, seconds: int, memory: int, **j
         out.seek(0)
         lines = [_parsed(line) for line in out.read(MOST_ANSWER).splitlines()]
     return _result([line for line in lines if line is not None], code, seconds)
+
+
+def describe_sandbox() -> tuple[bool, str]:
+    """Return whether the child can only compute here, and by what, for ``ckptcheck doctor``."""
+    try:
+        answer = run_sandboxed("reach", seconds=5, memory=1 << 30)
+    except Skip as skip:
+        return False, f"templates and tokenizers are not loaded: {skip}"
+    if any(line.get("refused") == "EPERM" for line in answer.lines):
+        return True, "templates and tokenizers are loaded in processes without files and network (seccomp, limits)"
+    return (
+        False,
+        "this kernel filters no system calls: templates and tokenizers are loaded with limits of time and memory alone",
+    )
 
 
 def _exit_code(command: list[str], timeout: float, **how: Any) -> int:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ckptcheck.checkpoint.confined_pickle import Known, PerPickle, unpickle_confined
-from ckptcheck.checkpoint.unpickle import UnreadablePickle
+from ckptcheck.checkpoint.unpickle import Known, UnreadablePickle, unpickle
 
 Read = Callable[[int, int], bytes]
 """Reads (start, length) of the archive; returns fewer bytes where it ends."""
@@ -60,10 +59,10 @@ class Archive:
     has_checksums: bool = True
     """Whether the writer stored checksums (torch.serialization.set_crc32_options can switch that off)."""
 
-    def describe(self, known: Known | PerPickle, load_persistent: Callable[[Any], Any]) -> tuple[Any, tuple[str, ...]]:
+    def describe(self, known: Known, load_persistent: Callable[[Any], Any]) -> tuple[Any, tuple[str, ...]]:
         """Return the object that data.pkl describes and the globals it names beyond `known`. Raises UnreadableArchive."""
         try:
-            unpickled = unpickle_confined(self.pickle, known, load_persistent)
+            unpickled = unpickle(self.pickle, known, load_persistent)
         except UnreadablePickle as error:
             raise UnreadableArchive(f"its data.pkl cannot be read: {error}") from error
         return unpickled.value, unpickled.unexpected_globals

@@ -89,10 +89,9 @@ def read_torch_bin(source: Source, name: str) -> TorchBin | None:
 
 def describe_pickles(read: Read, size: int) -> TorchBin | None:
     """Describe `size` bytes; None where they hold no pickle at all. Raises OSError from reading."""
-    from ckptcheck.checkpoint.confined_pickle import unpickle_confined
     from ckptcheck.checkpoint.megatron.stubs import load_persistent, stub_for
     from ckptcheck.checkpoint.torch_archive import UnreadableArchive, open_archive, read_pickles
-    from ckptcheck.checkpoint.unpickle import UnreadablePickle
+    from ckptcheck.checkpoint.unpickle import UnreadablePickle, unpickle
 
     start = read(0, 4)
     if start.startswith(b"PK\x03\x04"):
@@ -108,7 +107,7 @@ def describe_pickles(read: Read, size: int) -> TorchBin | None:
         return _describe_state(value, foreign)
     raw = read(0, min(size, MAX_LISTED))
     try:
-        unpickled = unpickle_confined(raw, stub_for)
+        unpickled = unpickle(raw, stub_for)
     except UnreadablePickle:
         listing = _Listing()
         listing.add(raw)

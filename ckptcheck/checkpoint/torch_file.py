@@ -15,14 +15,22 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.checkpoint.confined_pickle import PerPickle, unpickle_confined
 from ckptcheck.checkpoint.distributed_tensor import is_distributed_global, parse_distributed_tensor
 from ckptcheck.checkpoint.megatron import stubs
 from ckptcheck.checkpoint.megatron.stubs import StoredTensor, load_persistent, storage_span
 from ckptcheck.checkpoint.megatron.tensor import itemsize, numpy_dtype
 from ckptcheck.checkpoint.pickled_storage import HEAD, PickledStorage, PickledTensor, load_storage, rebuild_tensor
 from ckptcheck.checkpoint.torch_archive import Archive, ArchiveRecord, UnreadableArchive, open_archive
-from ckptcheck.checkpoint.unpickle import MAX_PICKLE, CallableStub, ObjectStub, UnreadablePickle, WalkBudget, make_stub
+from ckptcheck.checkpoint.unpickle import (
+    MAX_PICKLE,
+    CallableStub,
+    Known,
+    ObjectStub,
+    UnreadablePickle,
+    WalkBudget,
+    make_stub,
+    unpickle,
+)
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.file_io import open_regular_file
 
@@ -71,13 +79,13 @@ def read_torch_file_bytes(raw: bytes) -> Any:
 
 def _opened(read: Callable[[int, int], bytes], size: int) -> Any:
     archive = open_archive(read, size)
-    value, foreign = archive.describe(STUBS, load_persistent)
+    value, foreign = archive.describe(make_stubs(len(archive.pickle)), load_persistent)
     _refuse(foreign)
     return _convert(_Plain(read, archive, WalkBudget(len(archive.pickle)), WalkBudget(size)), value)
 
 
 def _pickled(raw: bytes) -> Any:
-    unpickled = unpickle_confined(raw, STUBS)
+    unpickled = unpickle(raw, make_stubs(len(raw)))
     _refuse(unpickled.unexpected_globals)
     empty = Archive({}, b"")
     return _convert(
@@ -117,7 +125,7 @@ _SCALAR = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_cor
 
 
 class _KnownGlobals:
-    """The stubs for one file. Those that make bytes of what the pickle holds may be called on the same bytes again and again."""
+    """The stubs for one pickle. Those that make bytes of what the pickle holds may be called on the same bytes again and again."""
 
     def __init__(self, size: int) -> None:
         self._budget = WalkBudget(size)
@@ -145,8 +153,9 @@ class _KnownGlobals:
         return load_storage(raw)
 
 
-STUBS = PerPickle(lambda size: _KnownGlobals(size).stub_for)
-"""The stubs for one file."""
+def make_stubs(size: int) -> Known:
+    """Return the stubs for one pickle of so many bytes: they count what it makes of them."""
+    return _KnownGlobals(size).stub_for
 
 
 def _make_no_bytes() -> bytes:

@@ -1,8 +1,9 @@
 """Reads a pickle without executing anything in it: every global becomes a stub that does nothing.
 
 A pickle is a program. Before it runs, this module checks all of its opcodes (mostly with a regular expression; 25 MB take a
-fifth of a second): it refuses opcodes that no checkpoint needs, and memory use without bound. Then the pickle runs on
-`pickle.Unpickler` with a `find_class` that imports nothing. Opcodes: Lib/pickletools.py of CPython.
+fifth of a second): it refuses opcodes that no checkpoint needs, memory use without bound, and keys that take long to hash
+(`hash_cost`). Then the pickle runs on `pickle.Unpickler` with a `find_class` that imports nothing. Opcodes: Lib/pickletools.py of
+CPython.
 
 `Unpickled.unexpected_globals` lists the globals that a checkpoint does not need, so that a rule can report them:
 `torch.load(weights_only=False)` would run them.
@@ -17,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ckptcheck.checkpoint.confinement import is_confined
 from ckptcheck.checkpoint.hash_cost import CostlyKeys, check_hash_cost
 
 MAX_PICKLE = 1 << 28
@@ -37,8 +37,8 @@ MAX_STATE = 32
 MAX_GLOBALS, MAX_GLOBAL = 1 << 10, 1 << 10
 """Most globals, and the longest name of one: a short pickle can put thousands of long names together."""
 
-SHORT_PICKLE = 1 << 20
-"""Bytes up to which the cost of keys is counted in a confined process too, so that the answer is the same everywhere."""
+Known = Callable[[str, str], Any]
+"""Maps the module and the name of a global to its stub, or to None where a checkpoint does not need it."""
 
 _SHORT = 128
 """The regular expression skips strings shorter than this: nearly all names of tensors."""
@@ -183,15 +183,15 @@ class Unpickled:
 
 def unpickle(
     raw: bytes,
-    known: Callable[[str, str], Any],
+    known: Known,
     load_persistent: Callable[[Any], Any] | None = None,
 ) -> Unpickled:
     """Read one pickle.
 
     Args:
         raw: the bytes of the pickle.
-        known: maps (module, name) to the stub for that global, or to None where a checkpoint does not need it. A stub must
-            do nothing when it is called, and take no more memory than its arguments; `make_stub` creates one.
+        known: finds stubs. A stub must do nothing when it is called, and take no more memory than its arguments; `make_stub`
+            creates one.
         load_persistent: returns the stub for a persistent id (torch.save writes storages so).
 
     Raises UnreadablePickle.
@@ -277,8 +277,6 @@ def _walk(raw: bytes) -> None:
             raise UnreadablePickle(f"it has the opcode {bytes([op])!r}, which no checkpoint needs")
         if at > end:
             raise UnreadablePickle("it ends before it is complete")
-    if is_confined() and len(raw) > SHORT_PICKLE:
-        return  # counting takes as long as reading; the limits of this process end what would hang
     try:
         check_hash_cost(raw)
     except CostlyKeys as error:

@@ -22,7 +22,7 @@ OPTIONAL = {
 def doctor() -> None:
     """Say what is installed, which optional parts work, and how to get those that do not."""
     from ckptcheck import __version__
-    from ckptcheck.checkpoint.confinement import describe_confinement
+    from ckptcheck.checkpoint.sandbox import describe_sandbox
     from ckptcheck.linter import rule_loader, settings
     from ckptcheck.live.runtime.worker.ckptcheck_worker.landlock import describe_landlock
 
@@ -43,7 +43,7 @@ def doctor() -> None:
         version = _installed_version(name) if importlib.util.find_spec(name) else None
         write(_format_line(version is not None, f"{name} {version}" if version else f"{name} is not installed: {use}"))
     write(_describe_kernel())
-    write(_format_line(*describe_confinement()))
+    write(_format_line(*describe_sandbox()))
     write(_format_line(*describe_landlock()))
     write("\nEngines and trainers\n")
     for line in _describe_environments():

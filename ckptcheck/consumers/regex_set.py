@@ -8,7 +8,7 @@ an automaton (backreferences, lookarounds over several characters, atomic groups
 The language is that of Python's `re`. A test holds it to `re` with generated patterns and names (`regex_nfa` reads patterns
 with `re`'s own parser, a private module: 29,000 of these comparisons agree on Python 3.11, 3.12 and 3.13).
 
-The other way would be `re` itself in the confined child process of `checkpoint/sandbox.py`, with a deadline. Measured side by
+The other way would be `re` itself in the child process of `checkpoint/sandbox.py`, with a deadline. Measured side by
 side on one machine, it is the worse one:
 
 - *A usual list* (3 to 5 patterns) takes 1 ms here for 74 modules and 14 ms for 734 (a mixture of experts of 61 layers). The

@@ -15,3 +15,4 @@ def test_doctor(here: Path) -> None:
     assert "endpoint http://127.0.0.1:1" in result.stdout
     assert f"rules from {ROOT / 'rules'}" in result.stdout
     assert "Landlock" in result.stdout
+    assert "templates and tokenizers are loaded" in result.stdout

@@ -3,8 +3,7 @@
 A child reads a batch of seeds: a fork for each input would take longer than most inputs do. What raises, takes more than SECONDS
 of processor time or MEMORY, or dies by a signal is a failure. Where a child dies, the next one goes on behind that seed.
 
-Since the child has limits itself, it reads pickles without a confined process of its own, and does what a pool of threads would do
-at once, but for one input of AS_RUN.
+What a pool of threads would do is done at once, but for one input of AS_RUN.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ckptcheck.checkpoint import confined_pickle, confinement
 from ckptcheck.linter.rule import Rule
 
 SECONDS, MEMORY = 5, 500 << 20
@@ -73,11 +71,7 @@ def _check_seeds(check: Check, seeds: range, folder: Path, out: int) -> None:
             if seed % AS_RUN == 0:
                 check(seed, folder)
             else:
-                with (
-                    mock.patch.object(confinement, "can_confine", _do_not_confine),
-                    mock.patch.object(confined_pickle, "can_confine", _do_not_confine),
-                    mock.patch.object(ThreadPoolExecutor, "_adjust_thread_count", _run_at_once),
-                ):
+                with mock.patch.object(ThreadPoolExecutor, "_adjust_thread_count", _run_at_once):
                     check(seed, folder)
         except BaseException as error:
             text = " ".join(str(error).split())[:600].encode("utf-8", "replace").decode()
@@ -98,10 +92,6 @@ def copy_flat(source: Path, target: Path) -> Path:
 @cache
 def _read_files(source: Path) -> dict[str, bytes]:
     return {str(file.relative_to(source)): file.read_bytes() for file in sorted(source.rglob("*")) if file.is_file()}
-
-
-def _do_not_confine() -> bool:
-    return False
 
 
 def _run_at_once(pool: Any) -> None:

@@ -10,10 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-import msgspec
-
-from ckptcheck.checkpoint.confined_pickle import LEAST_MEMORY, LEAST_SECONDS, MEMORY_A_BYTE
-from ckptcheck.checkpoint.confinement import Ended, run_confined
 from ckptcheck.checkpoint.document import Defect, clip
 from ckptcheck.checkpoint.megatron.tensor import TORCH_DTYPES, Chunk, GlobalTensor, Item
 from ckptcheck.checkpoint.unpickle import (
@@ -125,26 +121,7 @@ class Contents:
 
 
 def read_contents(raw: bytes) -> Contents:
-    """Read a `.metadata` file, in a confined process where there can be one. Defects are recorded in the result."""
-    try:
-        answer = run_confined(
-            lambda: msgspec.msgpack.encode(_read_pickle(raw)),
-            seconds=LEAST_SECONDS + (len(raw) >> 20),
-            memory=LEAST_MEMORY + MEMORY_A_BYTE * len(raw),
-        )
-    except Ended as ended:
-        return Contents(defects=(Defect("unreadable-metadata", f"this file cannot be read: {ended}"),))
-    if answer is None:
-        return _read_pickle(raw)
-    try:
-        return msgspec.msgpack.decode(answer, type=Contents)
-    except (msgspec.MsgspecError, ValueError):
-        text = "this file cannot be read: its reader gave no answer that can be read"
-        return Contents(defects=(Defect("unreadable-metadata", text),))
-
-
-def _read_pickle(raw: bytes) -> Contents:
-    """Read a `.metadata` file in this process."""
+    """Read a `.metadata` file. Defects are recorded in the result."""
     try:
         unpickled = unpickle(raw, _known)
     except UnreadablePickle as error:

@@ -20,7 +20,7 @@ from ckptcheck.checkpoint.open import open_target
 from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive
-from ckptcheck.checkpoint.torch_file import STUBS
+from ckptcheck.checkpoint.torch_file import make_stubs
 from ckptcheck.checkpoint.unpickle import UnreadablePickle, WalkBudget
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
 from ckptcheck.compare.completeness import describe_absent
@@ -226,7 +226,7 @@ def _read_run_numbers(run: Megatron, save: Save) -> None:
             continue
         try:
             archive = run.archive(item)
-            value, _ = archive.describe(STUBS, load_persistent)
+            value, _ = archive.describe(make_stubs(len(archive.pickle)), load_persistent)
             for path, number in walk(value, WalkBudget(len(archive.pickle))):
                 note_number(f"{key}.{path}" if path else key, number, counters, rates)
         except (UnreadableArchive, UnreadablePickle, OSError):

@@ -18,7 +18,7 @@ from ckptcheck.checkpoint.megatron.stubs import StoredTensor, find_typed_tensor,
 from ckptcheck.checkpoint.megatron.tensor import itemsize
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive, open_archive
-from ckptcheck.checkpoint.torch_file import STUBS
+from ckptcheck.checkpoint.torch_file import make_stubs
 from ckptcheck.checkpoint.unpickle import ObjectStub, UnreadablePickle, WalkBudget
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout
 
@@ -93,7 +93,7 @@ def read_state_file(source: Source, name: str) -> StateFile:
 def open_state_file(source: Source, name: str) -> tuple[Archive, Any]:
     """Return a torch.save file and the object that its pickle describes. Raises UnreadableArchive, OSError."""
     archive = open_archive(lambda start, length: source.read(name, start, length), source.files[name].size)
-    described, _ = archive.describe(STUBS, load_persistent)
+    described, _ = archive.describe(make_stubs(len(archive.pickle)), load_persistent)
     return archive, described
 
 
