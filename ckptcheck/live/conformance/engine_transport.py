@@ -11,6 +11,8 @@ from itertools import count as count_up
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.conformance.faults import NEW, OLD, Event, Fault, Interruption, Parcel, send_all
 from ckptcheck.live.conformance.own_transport import BUCKETS, split_evenly
@@ -133,13 +135,10 @@ class EngineTransport:
         group = create_rendezvous(self._engine.info.ranks, f"conformance-{next(self._numbers)}", timeout=GROUP_TIMEOUT)
         announced = self._list_entries(_announce(events, len(self.buckets)), address_only=True)
         announced = [replace(entry, address={**group, **entry.address}) for entry in announced]
-        sent = self._list_entries([event for event in events if _is_sent(event)])
-        from ckptcheck.live.runtime.engines import codec
-
-        entries = [codec.encode_bucket(bucket) for bucket in sent]
+        sent = msgspec.to_builtins(self._list_entries([event for event in events if _is_sent(event)]))
         with ThreadPoolExecutor(1) as pool:
             sending = pool.submit(
-                contextvars.copy_context().run, self._start_sender().call, "send", timeout=TIMEOUT, group=group, buckets=entries
+                contextvars.copy_context().run, self._start_sender().call, "send", timeout=TIMEOUT, group=group, buckets=sent
             )  # fmt: skip
             reply = self._ask_engine(announced, version)
             return self._hear_sender(sending, reply)

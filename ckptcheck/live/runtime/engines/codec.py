@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from ckptcheck.live.runtime.engines.base import (
     Arrival,
-    Bucket,
     ExpertSlots,
+    Kind,
     LoadedParameter,
     LoadedWeights,
     ScrambleResult,
-    SequenceScores,
     TensorDigest,
     UnwrittenElements,
-    UpdateResult,
     WeightPart,
 )
-from ckptcheck.live.runtime.engines.sampling import Generation
 
 if TYPE_CHECKING:
     from ckptcheck.values.tensor_part import TensorPart
 
+Report = Mapping[str, Any]
+"""What one rank answers: its number, and lists of fields, one for each tensor."""
+T = TypeVar("T")
+Shape = tuple[int, ...]
+Ranges = tuple[tuple[int, int], ...]
 
-def decode_digests(reports: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], TensorDigest]:
+
+def _list_rows(reports: Iterable[Report], kind: type[T], key: str = "entries") -> Iterator[tuple[int, T]]:
+    """Yield each rank and each row that it reports, in rank order. Raises ValueError for a row of another form."""
+    for report in sorted(reports, key=itemgetter("rank")):
+        try:
+            rows = msgspec.convert(report[key], list[kind])  # type: ignore[valid-type]
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from error
+        yield from ((report["rank"], row) for row in rows)
+
+
+def decode_digests(reports: Iterable[Report]) -> dict[tuple[int, str], TensorDigest]:
     """Decode the tensors that every rank reports, in rank order."""
-    digests = {}
-    for report in sorted(reports, key=lambda report: report["rank"]):
-        rank = report["rank"]
-        for name, kind, dtype, shape, nbytes, digest, storage, opaque in report["entries"]:
-            digests[rank, name] = TensorDigest(name, rank, kind, dtype, tuple(shape), nbytes, digest, storage, opaque)
-    return digests
+    rows = _list_rows(reports, tuple[str, Kind, str, Shape, int, str, str, str])
+    return {(rank, name): TensorDigest(name, rank, *rest) for rank, (name, *rest) in rows}
 
 
 def decode_sums(pair: Sequence[int]) -> tuple[int, int]:
@@ -39,104 +51,43 @@ def decode_sums(pair: Sequence[int]) -> tuple[int, int]:
     return pair[0] % (1 << 64), pair[1] % (1 << 64)
 
 
-def decode_scalars(reports: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], float]:
+def decode_scalars(reports: Iterable[Report]) -> dict[tuple[int, str], float]:
     """Decode the numbers that every rank keeps on the host, in rank order."""
-    return {
-        (report["rank"], name): float(text) if is_float else int(text)
-        for report in sorted(reports, key=lambda report: report["rank"])
-        for name, is_float, text in report["entries"]
-    }
+    rows = _list_rows(reports, tuple[str, bool, str])
+    return {(rank, name): float(text) if is_float else int(text) for rank, (name, is_float, text) in rows}
 
 
-def decode_scramble(reports: Iterable[Mapping[str, Any]]) -> ScrambleResult:
+def decode_scramble(reports: Iterable[Report]) -> ScrambleResult:
     """Decode which tensors every rank scrambled, and which it skipped."""
-    names: set[tuple[int, str]] = set()
-    skipped: dict[tuple[int, str], str] = {}
-    for report in reports:
-        names |= {(report["rank"], name) for name in report["names"]}
-        skipped |= {(report["rank"], name): reason for name, reason in report["left"].items()}
-    return ScrambleResult(frozenset(names), skipped)
+    reports = list(reports)
+    return ScrambleResult(
+        frozenset(_list_rows(reports, str, "names")),
+        {(report["rank"], name): reason for report in reports for name, reason in report["left"].items()},
+    )
 
 
-def decode_unwritten(reports: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], UnwrittenElements]:
+def decode_unwritten(reports: Iterable[Report]) -> dict[tuple[int, str], UnwrittenElements]:
     """Decode the elements that every rank found unwritten, in rank order."""
-    return {
-        (report["rank"], name): UnwrittenElements(count, total, _as_pairs(ranges), nan_count, _as_pairs(nan_ranges))
-        for report in sorted(reports, key=lambda report: report["rank"])
-        for name, count, total, ranges, nan_count, nan_ranges in report["entries"]
-    }
+    rows = _list_rows(reports, tuple[str, int, int, Ranges, int, Ranges])
+    return {(rank, name): UnwrittenElements(*rest) for rank, (name, *rest) in rows}
 
 
-def decode_arrivals(reports: Iterable[Mapping[str, Any]]) -> LoadedWeights:
+def decode_arrivals(reports: Iterable[Report]) -> LoadedWeights:
     """Decode what reached the loader of every rank, in rank order and in the order in which it arrived, and what it left."""
-    ordered = sorted(reports, key=lambda report: report["rank"])
+    reports = list(reports)
+    arrived = _list_rows(reports, tuple[str, str, Shape, str])
+    loaded = _list_rows(reports, tuple[str, str, str], "loaded")
     return LoadedWeights(
-        tuple(
-            Arrival(name, report["rank"], dtype, tuple(shape), digest)
-            for report in ordered
-            for name, dtype, shape, digest in report["entries"]
-        ),
-        {
-            (report["rank"], name): LoadedParameter(digest, storage)
-            for report in ordered
-            for name, digest, storage in report["loaded"]
-        },
-        max((report["seconds"] for report in ordered), default=0.0),
+        tuple(Arrival(name, rank, *rest) for rank, (name, *rest) in arrived),
+        {(rank, name): LoadedParameter(*rest) for rank, (name, *rest) in loaded},
+        max((report["seconds"] for report in reports), default=0.0),
     )
 
 
-def decode_slots(reports: Iterable[Mapping[str, Any]]) -> dict[tuple[int, str], ExpertSlots]:
+def decode_slots(reports: Iterable[Report]) -> dict[tuple[int, str], ExpertSlots]:
     """Decode which expert lies in which slot on every rank, in rank order."""
-    return {
-        (report["rank"], name): ExpertSlots(tuple(experts), part, tuple(values))
-        for report in sorted(reports, key=lambda report: report["rank"])
-        for name, experts, part, values in report["entries"]
-    }
-
-
-def _as_pairs(ranges: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((begin, end) for begin, end in ranges)
-
-
-def decode_update(reply: Mapping[str, Any]) -> UpdateResult:
-    """Decode the result of an update."""
-    names = reply.get("loaded_names")
-    loaded_names = None if names is None else tuple(names)
-    return UpdateResult(
-        reply["ok"],
-        reply["message"],
-        reply["seconds"],
-        loaded_names,
-        reply.get("weight_version"),
-        reply.get("refusal", ""),
-    )
-
-
-def decode_scores(replies: Iterable[Mapping[str, Any]]) -> list[SequenceScores]:
-    """Decode the scores of sequences."""
-    return [
-        SequenceScores(
-            tuple(reply["prompt_logprobs"]),
-            tuple(reply.get("decoded_tokens", ())),
-            tuple(reply.get("decode_logprobs", ())),
-            reply.get("cached_tokens", 0),
-        )
-        for reply in replies
-    ]
-
-
-def decode_generations(replies: Iterable[Mapping[str, Any]]) -> list[Generation]:
-    """Decode the responses of an engine."""
-    return [
-        Generation(
-            tuple(reply["tokens"]),
-            tuple(reply["logprobs"]),
-            reply["finish_reason"],
-            tuple(reply.get("weight_versions", ())),
-            reply.get("cached_tokens", 0),
-        )
-        for reply in replies
-    ]
+    rows = _list_rows(reports, tuple[str, tuple[int, ...], int, tuple[str, ...]])
+    return {(rank, name): ExpertSlots(*rest) for rank, (name, *rest) in rows}
 
 
 def group_by_rank(names: Iterable[tuple[int, str]], ranks: int) -> list[list[str]]:
@@ -180,14 +131,3 @@ def decode_part_sums(
     """Return the sums of the parts in their order, from those of each rank."""
     waiting = [iter(sums) for sums in sums_by_rank]
     return [decode_sums(next(waiting[part.rank])) for part in parts]
-
-
-def encode_bucket(bucket: Bucket) -> dict[str, Any]:
-    """Encode a bucket as JSON for a worker."""
-    return {
-        "address": dict(bucket.address),
-        "names": list(bucket.names),
-        "dtypes": list(bucket.dtypes),
-        "shapes": [list(shape) for shape in bucket.shapes],
-        "nbytes": bucket.nbytes,
-    }

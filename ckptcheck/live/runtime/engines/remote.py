@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+import msgspec
+
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.runtime.engines import codec
 from ckptcheck.live.runtime.engines.activations import Activations, assemble_activations
@@ -233,12 +235,12 @@ class RemoteEngine(ABC, Generic[Options]):
     ) -> UpdateResult:
         encoded = self._encode_buckets(buckets, transport)
         reply = self._call("update_weights", timeout=timeout, buckets=encoded, transport=transport, **arguments)
-        return codec.decode_update(reply)
+        return msgspec.convert(reply, UpdateResult)
 
     def update_draft(self, buckets: Sequence[Bucket], transport: str) -> UpdateResult:
         """Update the draft model in a session of its own. buckets: in files. transport: that of the policy's weights."""
         reply = self._call("update_draft", buckets=self._encode_buckets(buckets, transport), transport=transport)
-        return codec.decode_update(reply)
+        return msgspec.convert(reply, UpdateResult)
 
     def end_update(self) -> None:
         """End an update that a failure left open. Raises RemoteError where none is open, or where the engine cannot."""
@@ -276,8 +278,8 @@ class RemoteEngine(ABC, Generic[Options]):
             after=after,
             version=version,
         )
-        generations = tuple(codec.decode_generations(reply["generations"]))
-        return InflightResult(codec.decode_update(reply["update"]), generations)
+        generations = msgspec.convert(reply["generations"], tuple[Generation, ...])
+        return InflightResult(msgspec.convert(reply["update"], UpdateResult), generations)
 
     def _encode_buckets(self, buckets: Sequence[Bucket], transport: str) -> list[dict[str, Any]]:
         if transport not in [row.name for row in self.transports]:
@@ -286,11 +288,12 @@ class RemoteEngine(ABC, Generic[Options]):
             )
         if not buckets:
             raise CkptcheckError(f"there is nothing to send by {transport}")
-        return [codec.encode_bucket(bucket) for bucket in buckets]
+        return msgspec.to_builtins(buckets)
 
     def score(self, sequences: Sequence[Sequence[int]], *, decode: int = 0) -> list[SequenceScores]:
         """Score sequences by prefill; decode: how many tokens to add by greedy decoding."""
-        return codec.decode_scores(self._call("score", sequences=_as_lists(sequences), decode=decode))
+        reply = self._call("score", sequences=_as_lists(sequences), decode=decode)
+        return msgspec.convert(reply, list[SequenceScores])
 
     def score_by_decode(self, sequences: Sequence[Sequence[int]], prompt: int) -> list[tuple[float, ...]]:
         """Return the logprobs of the tokens after the first `prompt` ones, each from a decode step with the token forced."""
@@ -303,7 +306,7 @@ class RemoteEngine(ABC, Generic[Options]):
         """Return a response for each prompt, all requested at once. salt: prompts with different salts share no cached prefix."""
         samplings = [asdict(settings) for settings in sampling_per_prompt(sampling, len(prompts))]
         reply = self._call("generate", prompts=_as_lists(prompts), samplings=samplings, salt=salt)
-        return codec.decode_generations(reply)
+        return msgspec.convert(reply, list[Generation])
 
     def score_image(self, tokens: Sequence[int]) -> tuple[float, ...]:
         """Return the logprobs of the tokens after the first one, which stands for an image: always the same image."""
@@ -320,7 +323,7 @@ class RemoteEngine(ABC, Generic[Options]):
     def force_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> Generation:
         """Force the engine to decode these tokens after the prompt, until the engine itself stops: at an end token."""
         reply = self._call("force_decode", prompt=list(map(int, prompt)), tokens=list(map(int, tokens)))
-        return codec.decode_generations([reply])[0]
+        return msgspec.convert(reply, Generation)
 
     def score_full_vocab(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
         """Write the logprobs of the whole vocabulary after each token but the last, and return the file."""
@@ -368,7 +371,7 @@ class RemoteEngine(ABC, Generic[Options]):
         One request at a time: with LoRA on, vLLM 0.32 cannot compute the prompt logprobs of several on a CPU.
         """
         replies = (self._call("score", sequences=[one], decode=decode, adapter=adapter) for one in _as_lists(sequences))
-        return [score for reply in replies for score in codec.decode_scores(reply)]
+        return [score for reply in replies for score in msgspec.convert(reply, list[SequenceScores])]
 
     def digest_adapter(self, name: str) -> TensorDigests:
         """Digest what every rank holds of an adapter; {} where it holds none of it, because no request needs it."""

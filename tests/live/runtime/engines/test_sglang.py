@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import live
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.runtime.engines import codec, process_group
+from ckptcheck.live.runtime.engines import process_group
 from ckptcheck.live.runtime.engines.base import TensorDigests
 from ckptcheck.live.runtime.engines.digest import digest
 from ckptcheck.live.runtime.engines.engine_options import Switches
@@ -84,7 +85,7 @@ def by_gloo(engine: SglangEngine, weights: Mapping[str, np.ndarray], exchange: T
     with WorkerClient(python, DOUBLES / "gloo_sender.py") as sender, ThreadPoolExecutor(1) as threads:
         plan = sent_buckets.write_buckets(weights, exchange, 100_000)
         place = process_group.create_rendezvous(1, key, timeout=60)
-        parcels = [codec.encode_bucket(parcel) for parcel in plan]
+        parcels = msgspec.to_builtins(plan)
         sending = threads.submit(sender.call, "send", timeout=120, group=place, parcels=parcels)
         answer = engine.update_weights(process_group.address_buckets(plan, place), "gloo", timeout=120)
         sending.result()

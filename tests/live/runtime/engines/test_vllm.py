@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.runtime.engines import codec, process_group
+from ckptcheck.live.runtime.engines import process_group
 from ckptcheck.live.runtime.engines.base import TensorDigests
 from ckptcheck.live.runtime.engines.digest import digest
 from ckptcheck.live.runtime.engines.loading import Mode
@@ -215,7 +216,7 @@ def by_gloo(engine: VllmEngine, sender: WorkerClient, source: Path, ranks: int) 
             engine.scramble_weights()
             engine._call_ranks("see_image")
             place = process_group.create_rendezvous(ranks, f"sync-{number}", timeout=60)
-            parcels = [codec.encode_bucket(parcel) for parcel in plan]
+            parcels = msgspec.to_builtins(plan)
             sending = threads.submit(sender.call, "send", timeout=120, group=place, parcels=parcels)
             answer = engine.update_weights(process_group.address_buckets(plan, place), "gloo", timeout=120)
             sending.result()
