@@ -1,37 +1,60 @@
-"""The signature is not that of the trusted signer, or there is none.
+"""Nobody who is trusted vouches for the weights: there is no signature, or not the one that is due.
 
 ## What it checks
 - The model has a signature: a Sigstore bundle as OpenSSF model signing writes it.
 - The signature was made with the key, the certificate or the identity that `--public-key`, `--certificate-chain` or `--signer`
-  names, over what the bundle states. The package model-signing decides that.
-
-Until this is so, nothing that the bundle states is believed, and all other rules on the signature are skipped.
+  names, over what the bundle states. The package model-signing decides that. Until this is so, nothing that the bundle states is
+  believed, and all other rules on the signature are skipped.
+- The signer's certificate, and those in the signature that lead to its root, are valid today.
+- Where `verify` is given a manifest too, and the signature covers one: both list the same tensors and state the same origin.
 
 ## Why it matters
-Whoever can exchange weights can also exchange a list of their digests. Only a signature says who vouches for them.
+Whoever can exchange weights can also exchange a list of their digests. Only a signature says who vouches for them. A key is
+trusted for as long as its certificate is valid: nothing in such a signature shows when it was made, so whoever found the key
+after that time could have made it. The command `model_signing verify` takes the day on which the certificate began for the day of
+the signature.
 
 ## How to fix
 Fetch weights and signature again from whoever released them, and take the key from another place than the weights. If you
-released them yourself: `ckptcheck sign`.
+released them yourself: `ckptcheck sign`. Of two manifests, use the signed one, `ckptcheck.manifest.json` in the folder of the
+model.
 
 ## When it can be wrong
-The signer changed the key and told you elsewhere: verify with the new key.
+- The signer changed the key and told you elsewhere: verify with the new key.
+- You know that the signature is older than the certificate's end: `--allow-expired`. A keyless signature is never reported: its
+  certificate lives for minutes, and a log shows when it was used.
+- You wrote a newer manifest on purpose, with `--made-from`: sign the model again.
 
 ## Seen in
-sigstore/model-transparency: `Key mismatch` and `InvalidSignature` of model_signing verify
+sigstore/model-transparency: `Key mismatch` and `InvalidSignature` of model_signing verify; `sign_certificate.py` sets the time of
+the check to the beginning of the certificate
 """
 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.compare.signatures.sign import MANIFEST_NAME
 from ckptcheck.compare.signatures.signature_check import SignatureCheck
+from ckptcheck.text.formatting import count, join_truncated
+
+FETCH = "fetch weights, signature and key again from whoever released them; ckptcheck sign signs weights of your own"
+RENEW = "sign again with a valid certificate, or add --allow-expired if you know that the signature is older"
+USE_SIGNED = f"use the signed one, {MANIFEST_NAME} in the folder of the model"
 
 
 @rule("SIG001", "unverified-signature", severity="error", on="signature")
 def check(signature: SignatureCheck) -> Iterator[Problem]:
+    file = signature.signature.name
     if signature.check.refusal:
-        yield Problem(
-            f"nobody vouches for these weights: {signature.check.refusal}",
-            file=signature.signature.name,
-            hint="fetch weights, signature and key again from whoever released them; ckptcheck sign signs weights of your own",
-        )
+        yield Problem(f"nobody vouches for these weights: {signature.check.refusal}", file=file, hint=FETCH)
+        return
+    if signature.check.expired and not signature.allow_expired:
+        why = f"{signature.check.expired}, and nothing shows that the signature was made while it was valid"
+        yield Problem(why, file=file, hint=RENEW)
+    if names := signature.differing_tensors:
+        number = count(len(names), "tensor differs", "tensors differ")
+        what = f"the manifest that was named is not the signed one: {number}: {join_truncated(names)}"
+        yield Problem(what, MANIFEST_NAME, names[0], USE_SIGNED, names=tuple(names))
+    if signature.has_other_origin:
+        what = "the manifest that was named states another origin of the weights than the signed one"
+        yield Problem(what, file=MANIFEST_NAME, hint=USE_SIGNED)

@@ -2,130 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.compare.verification import Verification
 from ckptcheck.text.formatting import count, format_shape, join_truncated, natural_sort_key
 
+CLAUSES: Mapping[str, tuple[str, str, str] | None] = {
+    "rewritten": ("tensor has", "tensors have", "other values"),
+    "reformed": ("tensor has", "tensors have", "another dtype or shape"),
+    "exchanged": None,
+    "renamed": None,
+    "gone": ("tensor is", "tensors are", "gone"),
+    "unread": ("tensor is", "tensors are", "not whole"),
+    "moved": ("tensor is", "tensors are", "in another file, unchanged"),
+    "new": ("tensor was", "tensors were", "not signed"),
+}
+"""Kind of change → how a clause counts its tensors; None where each tensor is a clause. In the order of a sentence."""
+REORDERED = "reordered"
+"""Unchanged, and at another place in the file: said where nothing else is."""
+
 
 @dataclass(frozen=True)
 class TensorChanges:
-    """The tensors that were in a file when it was signed, or are there now, by what became of them."""
+    """The tensors of a file in which something changed since it was signed."""
 
-    rewritten: tuple[str, ...] = ()
-    """Other values."""
-    reformed: Mapping[str, str] | None = None
-    """Tensor → its dtype and shape, as they were and as they are."""
-    exchanged: Mapping[str, str] | None = None
-    """Tensor → the tensor whose values it holds now."""
-    gone: tuple[str, ...] = ()
-    moved: tuple[str, ...] = ()
-    """Unchanged, in another file."""
-    new: tuple[str, ...] = ()
-    """Not signed under any name."""
-    renamed: Mapping[str, str] | None = None
-    reordered: tuple[str, ...] = ()
-    """Unchanged, and at another place in the file."""
-    unread: tuple[str, ...] = ()
-    number: int = 0
+    number: int
     """Tensors that were signed in this file."""
+    found: Mapping[str, Mapping[str, str]]
+    """Kind of change → tensor → how a sentence names it."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All tensors that something became of."""
-        of_maps = (*(self.reformed or {}), *(self.exchanged or {}), *(self.renamed or {}))
-        listed = (*self.rewritten, *of_maps, *self.gone, *self.unread, *self.new, *self.moved, *self.reordered)
-        return tuple(dict.fromkeys(listed))
+        """All tensors in which something changed."""
+        return tuple(dict.fromkeys(name for named in self.found.values() for name in named))
 
-    def describe(self) -> str:
-        """Say it in clauses; "" where no tensor of the file is known."""
+    @property
+    def text(self) -> str:
+        """The changes in clauses; "" where no tensor of the file is known."""
         clauses = []
-        if self.rewritten:
-            clauses.append(f"{_have(self.rewritten)} other values: {join_truncated(self.rewritten)}")
-        if self.reformed:
-            forms = [f"{name} ({change})" for name, change in self.reformed.items()]
-            clauses.append(f"{_have(forms)} another dtype or shape: {join_truncated(forms)}")
-        if self.exchanged:
-            pairs = [f"{name} holds what {other} held" for name, other in self.exchanged.items()]
-            clauses.append(join_truncated(pairs))
-        if self.renamed:
-            clauses.append(join_truncated([f"{old} is called {new}" for old, new in self.renamed.items()]))
-        if self.gone:
-            clauses.append(f"{_are(self.gone)} gone: {join_truncated(self.gone)}")
-        if self.unread:
-            clauses.append(f"{_are(self.unread)} not whole: {join_truncated(self.unread)}")
-        if self.moved:
-            clauses.append(f"{_are(self.moved)} in another file, unchanged: {join_truncated(self.moved)}")
-        if self.new:
-            clauses.append(f"{_were(self.new)} not signed: {join_truncated(self.new)}")
-        if self.reordered and not clauses:
+        for kind, words in CLAUSES.items():
+            if named := self.found.get(kind):
+                listed = join_truncated(list(named.values()))
+                clauses.append(listed if words is None else f"{count(len(named), *words[:2])} {words[2]}: {listed}")
+        if not clauses and (moved := self.found.get(REORDERED)):
             clauses.append(
-                f"its tensors have other places, and the values that were signed: {join_truncated(self.reordered)}"
+                f"its tensors have other places, and the values that were signed: {join_truncated(list(moved))}"
             )
         if not clauses and self.number:
-            clauses.append(f"{_have(range(self.number))} the values that were signed: only its header differs")
+            held = count(self.number, "tensor has", "tensors have")
+            clauses.append(f"{held} the values that were signed: only its header differs")
         return "; ".join(clauses)
 
 
 def find_changes(verification: Verification, file: str) -> TensorChanges:
     """Return what became of the tensors of one file."""
     listed, current = verification.manifest.tensors, verification.current
-    signed_here = [name for name, entry in listed.items() if _is_in(file, entry.file)]
+    # The place of a tensor in a manifest is its file, or a folder that the file lies in.
+    signed_here = [
+        name for name, entry in listed.items() if entry.file in (file, ".") or file.startswith(entry.file + "/")
+    ]
     holders: dict[tuple[str, tuple[int, ...], str], list[str]] = {}
     for name, entry in listed.items():
         holders.setdefault(entry.content, []).append(name)
-    renamed = {old: new for old, new in verification.renamed.items() if old in signed_here}
-    new_names = set(verification.renamed.values())
-    rewritten, gone, moved, reordered, unread = [], [], [], [], []
-    reformed, exchanged = {}, {}
+    found: dict[str, dict[str, str]] = {}
     for name in sorted(signed_here, key=natural_sort_key):
-        old, now = listed[name], current.get(name)
-        if name in verification.unreadable:
-            unread.append(name)
-        elif now is None:
-            if name not in renamed:
-                gone.append(name)
-        elif now.content != old.content:
-            # norms of ones are alike: only a value that one tensor had says where it came from
-            owners = holders.get(now.content, [])
-            if (now.dtype, now.shape) != (old.dtype, old.shape):
-                reformed[name] = " → ".join(f"{each.dtype} {format_shape(each.shape)}" for each in (old, now))
-            elif len(owners) == 1:
-                exchanged[name] = owners[0]
-            else:
-                rewritten.append(name)
-        elif now.file != old.file:
-            moved.append(name)
+        for kind, shown in _compare_tensor(verification, name, holders):
+            found.setdefault(kind, {})[name] = shown
+    new_names = set(verification.renamed.values())
+    for name in sorted(current, key=natural_sort_key):
+        if current[name].file == file and name not in listed and name not in new_names:
+            found.setdefault("new", {})[name] = name
+    return TensorChanges(len(signed_here), found)
+
+
+def _compare_tensor(
+    verification: Verification, name: str, holders: Mapping[tuple[str, tuple[int, ...], str], list[str]]
+) -> Iterator[tuple[str, str]]:
+    """Yield the kind of change of a signed tensor, and how a sentence names it; nothing where it is as it was."""
+    old, now = verification.manifest.tensors[name], verification.current.get(name)
+    if name in verification.renamed:
+        yield "renamed", f"{name} is called {verification.renamed[name]}"
+    elif name in verification.unreadable:
+        yield "unread", name
+    elif now is None:
+        yield "gone", name
+    elif now.content == old.content:
+        if now.file != old.file:
+            yield "moved", name
         elif old.offset is not None and _find_offset(verification, name) != old.offset:
-            reordered.append(name)
-    new = [
-        name for name, entry in current.items() if entry.file == file and name not in listed and name not in new_names
-    ]
-    return TensorChanges(
-        tuple(rewritten), reformed, exchanged, tuple(gone), tuple(moved), tuple(sorted(new, key=natural_sort_key)), renamed,
-        tuple(reordered), tuple(unread), len(signed_here),
-    )  # fmt: skip
-
-
-def _is_in(file: str, place: str) -> bool:
-    """Whether a manifest's place of a tensor is this file, or a folder that it lies in."""
-    return place in (file, ".") or file.startswith(place + "/")
+            yield REORDERED, name
+    elif (now.dtype, now.shape) != (old.dtype, old.shape):
+        forms = " → ".join(f"{each.dtype} {format_shape(each.shape)}" for each in (old, now))
+        yield "reformed", f"{name} ({forms})"
+    elif len(owners := holders.get(now.content, [])) == 1:
+        # norms of ones are alike: only a value that one tensor had says where it came from
+        yield "exchanged", f"{name} holds what {owners[0]} held"
+    else:
+        yield "rewritten", name
 
 
 def _find_offset(verification: Verification, name: str) -> int | None:
     ckpt = verification.ckpt
     return ckpt.tensors[name].data_offsets[0] if isinstance(ckpt, Checkpoint) else None
-
-
-def _have(names: Sized) -> str:
-    return count(len(names), "tensor has", "tensors have")
-
-
-def _are(names: Sized) -> str:
-    return count(len(names), "tensor is", "tensors are")
-
-
-def _were(names: Sized) -> str:
-    return count(len(names), "tensor was", "tensors were")

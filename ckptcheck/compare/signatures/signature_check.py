@@ -110,16 +110,17 @@ class SignatureCheck(EvidenceDefaults):
         differing = {name for name in both if named[name].content != signed[name].content}
         return sorted(differing | (named.keys() ^ signed.keys()), key=natural_sort_key)
 
+    @property
+    def has_other_origin(self) -> bool:
+        """Whether the manifest that the user named states another origin of the weights than the signed one."""
+        if self.named is None or self.manifest is None:
+            return False
+        return self.named.manifest.made_from != self.manifest.made_from
+
     def require_signer(self) -> None:
         """Skip a rule where nobody vouches for what the signature states. Raises Skip."""
         if self.check.refusal:
             raise Skip("the signature is not verified, see SIG001")
-
-    def require_this_model(self) -> None:
-        """Skip a rule that would list every file where the signature is of another model. Raises Skip."""
-        self.require_signer()
-        if self.other_model:
-            raise Skip("the signature is of another model or another state of it, see SIG006")
 
     @property
     def sections(self) -> tuple[Section, ...]:

@@ -11,7 +11,8 @@ training.
 
 ## How to fix
 Give the server means to tell its weights: SGLang has them, vLLM with `VLLM_SERVER_DEV_MODE=1`; and install the same engine here
-(`ckptcheck engine install`, or `--engine-python`). A vLLM with ckptcheck's extension tells its identity, and needs no engine here.
+(`ckptcheck engine install`, or `--engine-python`). A vLLM with ckptcheck's extension tells its identity, and needs no engine
+here.
 
 ## When it can be wrong
 The engine quantizes the weights while it loads them, or its layout cannot be started here: then logprobs are all that there is.
@@ -28,7 +29,7 @@ from ckptcheck.live.refit.running_servers.comparability import has_comparable_we
 from ckptcheck.live.refit.running_servers.trace import ServerEvidence
 
 
-@rule("SIG009", "unproven-weights", severity="warning", on="signature", when=lambda signature: signature.is_attached)
+@rule("SIG004", "unproven-weights", severity="warning", on="signature", when=lambda signature: signature.is_attached)
 def check(signature: SignatureCheck) -> Iterator[Problem]:
     evidence = signature.served
     if not isinstance(evidence, ServerEvidence):
