@@ -2,7 +2,7 @@
 
 obstore takes credentials and endpoints from the environment, each store by its own names: ``AWS_ACCESS_KEY_ID``,
 ``AWS_ENDPOINT_URL``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME``, …. It repeats requests that a server
-refuses for now (429, 5xx) or does not answer; what it does not repeat, an answer that breaks off, is repeated here.
+refuses for now (429, 5xx) or does not answer, and answers that break off.
 
 Each read is one request with ``If-Match``. obstore's `get_ranges` takes no conditions, and would mix two versions of an object
 that is replaced between two of its requests.
@@ -13,13 +13,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import random
-from collections.abc import Iterator
 from datetime import timedelta
 from importlib.util import find_spec
 from queue import SimpleQueue
 from threading import Thread
-from time import sleep
 from typing import Any
 
 from ckptcheck.checkpoint.objects.address import ObjectAddress
@@ -35,11 +32,9 @@ RETRY_SECONDS = 180.0
 RETRIES = 8
 """How often a request is repeated that the server refuses for now; the waits grow to some 25 seconds."""
 FIRST_WAIT = 0.1
-"""Seconds before the first repetition; each further wait is twice as long, with a random part."""
+"""Seconds before the first repetition; each further wait is twice as long."""
 MOST_AT_ONCE = 1 << 26
 """Bytes that one request writes; more are written by several, on no condition."""
-BROKEN_READS = 3
-"""How often an answer that broke off is asked for again."""
 LISTING_SECONDS = 120.0
 """Seconds for all pages of a list; one of a thousand objects takes some tenths."""
 
@@ -155,14 +150,26 @@ class ObstoreBucket:
         end = min(start + length, stored.size)
         if start >= end:
             return b""
-        for wait in _waits(BROKEN_READS):
-            try:
-                return self._read_once(stored, start, end)
-            except RequestFailure as failure:
-                if not failure.is_passing:
-                    raise
-                sleep(wait)
-        return self._read_once(stored, start, end)
+        import obstore
+
+        options: dict[str, Any] = {"range": (start, end)}
+        if stored.etag:
+            options["if_match"] = stored.etag
+        try:
+            answer = obstore.get(self._store, stored.key, options=options)
+            meta = answer.meta
+            content: bytes = answer.bytes().to_bytes()
+        except Exception as error:
+            raise explain_failure(error, self._root) from error
+        # some servers and proxies in between ignore the condition
+        is_other = (
+            _quote(meta["e_tag"] or "") not in ("", stored.etag) if stored.etag else _second(meta) != stored.second
+        )
+        if meta["size"] != stored.size or is_other:
+            raise RequestFailure(errno.ESTALE, "it was replaced while it was being read")
+        if len(content) != end - start:
+            raise RequestFailure(errno.EIO, f"{self._root} broke off its answer")
+        return content
 
     def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
         """Write an object, whole or not at all, and return whether it was written. Raises RequestFailure.
@@ -192,28 +199,6 @@ class ObstoreBucket:
             raise explain_failure(error, self._root, is_writing=True) from error
         return True
 
-    def _read_once(self, stored: StoredObject, start: int, end: int) -> bytes:
-        import obstore
-
-        options: dict[str, Any] = {"range": (start, end)}
-        if stored.etag:
-            options["if_match"] = stored.etag
-        try:
-            answer = obstore.get(self._store, stored.key, options=options)
-            meta = answer.meta
-            content: bytes = answer.bytes().to_bytes()
-        except Exception as error:
-            raise explain_failure(error, self._root) from error
-        # some servers and proxies in between ignore the condition
-        is_other = (
-            _quote(meta["e_tag"] or "") not in ("", stored.etag) if stored.etag else _second(meta) != stored.second
-        )
-        if meta["size"] != stored.size or is_other:
-            raise RequestFailure(errno.ESTALE, "it was replaced while it was being read")
-        if len(content) != end - start:
-            raise RequestFailure(errno.EIO, f"{self._root} broke off its answer", is_passing=True)
-        return content
-
 
 def _second(found: Any) -> str:
     """Return when an object was last changed: a list has milliseconds that the head of an answer has not."""
@@ -227,12 +212,6 @@ def _quote(etag: str) -> str:
     ('"0x8CBFF45D8A29A19"', '"a"', '')
     """
     return f'"{etag}"' if etag and not etag.endswith('"') else etag
-
-
-def _waits(number: int) -> Iterator[float]:
-    """Yield seconds to wait, each time about twice as long."""
-    for power in range(number):
-        yield FIRST_WAIT * 2**power * random.uniform(0.5, 1.5)
 
 
 def _has_plain_endpoint() -> bool:

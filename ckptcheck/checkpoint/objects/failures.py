@@ -22,12 +22,12 @@ LATER = "check the network and the endpoint, or try again later"
 class RequestFailure(OSError):
     """A request that failed: an OSError whose text is one clause.
 
-    text: what failed. hint: what to do about it, or None. is_passing: the same request may succeed when it is repeated.
+    text: what failed. hint: what to do about it, or None.
     """
 
-    def __init__(self, code: int, text: str, hint: str | None = None, *, is_passing: bool = False) -> None:
+    def __init__(self, code: int, text: str, hint: str | None = None) -> None:
         super().__init__(code, text)
-        self.text, self.hint, self.is_passing = text, hint, is_passing
+        self.text, self.hint = text, hint
 
 
 def explain_failure(
@@ -60,8 +60,7 @@ def explain_failure(
     if (is_listing or is_writing) and (status == 404 or isinstance(error, FileNotFoundError)):
         return RequestFailure(errno.ENOENT, f"there is no bucket {root}", "check its name, its region and the endpoint")
     if status == 404 or isinstance(error, FileNotFoundError):
-        failure = RequestFailure(errno.ENOENT, "it is no longer in the bucket")
-        return failure
+        return RequestFailure(errno.ENOENT, "it is no longer in the bucket")
     if status in (429, 503):
         return RequestFailure(
             errno.EIO,
@@ -79,5 +78,5 @@ def explain_failure(
     if "TimedOut" in str(error):
         return RequestFailure(errno.EIO, f"{root} did not answer in time", LATER)
     if "error sending request" in text or "HTTP error" in text or "connect" in text.lower():
-        return RequestFailure(errno.EIO, f"{root} cannot be reached, or broke off its answer", LATER, is_passing=True)
+        return RequestFailure(errno.EIO, f"{root} cannot be reached, or broke off its answer", LATER)
     return RequestFailure(errno.EIO, f"the request to {root} failed: {' '.join(text.split())[:200]}", LATER)
