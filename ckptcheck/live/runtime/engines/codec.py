@@ -43,7 +43,7 @@ def _list_rows(reports: Iterable[Report], kind: type[T], key: str = "entries") -
 def decode_digests(reports: Iterable[Report]) -> dict[tuple[int, str], TensorDigest]:
     """Decode the tensors that every rank reports, in rank order."""
     rows = _list_rows(reports, tuple[str, Kind, str, Shape, int, str, str, str])
-    return {(rank, name): TensorDigest(name, rank, *rest) for rank, (name, *rest) in rows}
+    return {(rank, row[0]): TensorDigest(row[0], rank, *row[1:]) for rank, row in rows}
 
 
 def decode_sums(pair: Sequence[int]) -> tuple[int, int]:
@@ -69,7 +69,7 @@ def decode_scramble(reports: Iterable[Report]) -> ScrambleResult:
 def decode_unwritten(reports: Iterable[Report]) -> dict[tuple[int, str], UnwrittenElements]:
     """Decode the elements that every rank found unwritten, in rank order."""
     rows = _list_rows(reports, tuple[str, int, int, Ranges, int, Ranges])
-    return {(rank, name): UnwrittenElements(*rest) for rank, (name, *rest) in rows}
+    return {(rank, row[0]): UnwrittenElements(*row[1:]) for rank, row in rows}
 
 
 def decode_arrivals(reports: Iterable[Report]) -> LoadedWeights:
@@ -78,8 +78,8 @@ def decode_arrivals(reports: Iterable[Report]) -> LoadedWeights:
     arrived = _list_rows(reports, tuple[str, str, Shape, str])
     loaded = _list_rows(reports, tuple[str, str, str], "loaded")
     return LoadedWeights(
-        tuple(Arrival(name, rank, *rest) for rank, (name, *rest) in arrived),
-        {(rank, name): LoadedParameter(*rest) for rank, (name, *rest) in loaded},
+        tuple(Arrival(row[0], rank, *row[1:]) for rank, row in arrived),
+        {(rank, row[0]): LoadedParameter(*row[1:]) for rank, row in loaded},
         max((report["seconds"] for report in reports), default=0.0),
     )
 
@@ -87,7 +87,7 @@ def decode_arrivals(reports: Iterable[Report]) -> LoadedWeights:
 def decode_slots(reports: Iterable[Report]) -> dict[tuple[int, str], ExpertSlots]:
     """Decode which expert lies in which slot on every rank, in rank order."""
     rows = _list_rows(reports, tuple[str, tuple[int, ...], int, tuple[str, ...]])
-    return {(rank, name): ExpertSlots(*rest) for rank, (name, *rest) in rows}
+    return {(rank, row[0]): ExpertSlots(*row[1:]) for rank, row in rows}
 
 
 def group_by_rank(names: Iterable[tuple[int, str]], ranks: int) -> list[list[str]]:

@@ -288,7 +288,8 @@ class RemoteEngine(ABC, Generic[Options]):
             )
         if not buckets:
             raise CkptcheckError(f"there is nothing to send by {transport}")
-        return msgspec.to_builtins(buckets)
+        encoded: list[dict[str, Any]] = msgspec.to_builtins(buckets)
+        return encoded
 
     def score(self, sequences: Sequence[Sequence[int]], *, decode: int = 0) -> list[SequenceScores]:
         """Score sequences by prefill; decode: how many tokens to add by greedy decoding."""
