@@ -8,11 +8,11 @@ an automaton (backreferences, lookarounds over several characters, atomic groups
 The language is that of Python's `re`. A test holds it to `re` with generated patterns and names (`regex_nfa` reads patterns
 with `re`'s own parser, a private module: 29,000 of these comparisons agree on Python 3.11, 3.12 and 3.13).
 
-The library `regex`, whose matches can have a deadline, is no replacement, measured on one machine (regex 2026.11):
+The library `regex`, whose matches can have a deadline, is no replacement (regex 2026.11, on one machine):
 
-- *The largest models*: 61 patterns against 140,000 modules, which only ``--consumers`` asks for, take 0.4 s here. With `regex` and a
-  deadline for each match they take 15 s, or 8.5 s behind one pattern that joins all: it says that an entry matches, and callers
-  ask which ones.
+- *The largest models*: 61 patterns against 140,000 modules, which only ``--consumers`` asks for, take 0.4 s here. With `regex`
+  and a deadline for each match they take 15 s, or 8.5 s behind one pattern that joins all: it says that an entry matches, and
+  callers ask which ones.
 - *A hostile list* (``(a|aa)+$``, ``(.*.*.*)*x``) is decided here in 1 ms. There it can use up its deadline, and then nothing is
   known about the list.
 - *Patterns*: `regex` is another language than `re`, with which most consumers match. The automaton leaves out one in ten of the
