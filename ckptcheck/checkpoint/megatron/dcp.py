@@ -7,6 +7,9 @@ offset and the length. Other content, such as the plans of the ranks, is ignored
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -122,6 +125,26 @@ class Contents:
 
 def read_contents(raw: bytes) -> Contents:
     """Read a `.metadata` file. Defects are recorded in the result."""
+    with _pause_collector():
+        return _read_pickle(raw)
+
+
+@contextmanager
+def _pause_collector() -> Iterator[None]:
+    """Keep Python's garbage collector from looking again and again through what grows: a table has no cycles.
+
+    50,000 tensors (20 MB) take 2.7 seconds of processor time without it, and 4.5 with it.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _read_pickle(raw: bytes) -> Contents:
     try:
         unpickled = unpickle(raw, _known)
     except UnreadablePickle as error:
