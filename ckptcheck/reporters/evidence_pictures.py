@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ckptcheck.linter.evidence import Evidence
 
 _SCAN = {
-    "Values by layer": "ckptcheck.reporters.pictures.values.magnitudes:draw_magnitudes",
-    "Norms over the layers": "ckptcheck.reporters.pictures.values.norm_curves:draw_norm_curves",
-    "Spread by layer": "ckptcheck.reporters.pictures.values.spreads:draw_spreads",
-    "Zeros and NaN by layer": "ckptcheck.reporters.pictures.values.spreads:draw_zeros",
-    "Quantization: stored, and as consumers build it": "ckptcheck.reporters.pictures.values.quantized_modules:draw_quantized_modules",
-    "Rows of the vocabulary": "ckptcheck.reporters.pictures.values.vocabulary_rows:draw_vocabulary_rows",
+    "Values by layer": "ckptcheck.reporters.pictures.magnitudes:draw_magnitudes",
+    "Norms over the layers": "ckptcheck.reporters.pictures.norm_curves:draw_norm_curves",
+    "Spread by layer": "ckptcheck.reporters.pictures.spreads:draw_spreads",
+    "Zeros and NaN by layer": "ckptcheck.reporters.pictures.spreads:draw_zeros",
+    "Quantization: stored, and as consumers build it": "ckptcheck.reporters.pictures.quantized_modules:draw_quantized_modules",
+    "Rows of the vocabulary": "ckptcheck.reporters.pictures.vocabulary_rows:draw_vocabulary_rows",
 }
 PICTURES: Mapping[str, Mapping[str, str]] = {
     "checkpoint": _SCAN,

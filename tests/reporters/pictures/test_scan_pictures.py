@@ -14,7 +14,7 @@ from ckptcheck import api
 from ckptcheck.checkpoint.layer_grid import MOST_ROWS, build_layer_grid
 from ckptcheck.linter.pictures import Curves, HeatMap, NoPicture, Picture
 from ckptcheck.linter.report import Report
-from ckptcheck.reporters.pictures.values.vocabulary_rows import BUCKETS
+from ckptcheck.reporters.pictures.vocabulary_rows import BUCKETS
 from tests.factories.checkpoint_cases import CHECKPOINTS
 
 LAYERS = 6

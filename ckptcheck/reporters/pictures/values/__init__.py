@@ -1,1 +1,0 @@
-"""Pictures of what a pass over the values saw."""
