@@ -132,7 +132,7 @@ def attach(source: Path, engine: str, url: str) -> subprocess.CompletedProcess[s
 
 
 def row(cell: Cell, report: dict[str, Any]) -> tuple[str, ...]:
-    """Sum a report up: its last sync at the engine's own speed, which is the first one after the last step (timed_update.py)."""
+    """Sum a report up: its last sync at the engine's own speed, which is the first one after the last step (trial_syncs.py)."""
     verdict = report["verdict"]
     if report["findings"]:
         verdict += f" ({', '.join(sorted({finding['code'] for finding in report['findings']}))})"

@@ -146,9 +146,8 @@ def refit(
         run_live_trial,
     )
     from ckptcheck.live.refit.recording import RecordError, append_to_record
-    from ckptcheck.live.refit.settings import TrialSettings
     from ckptcheck.live.refit.source import add_source_errors
-    from ckptcheck.live.refit.timeouts import parse_timeouts
+    from ckptcheck.live.refit.trial_state import TrialSettings, parse_timeouts
     from ckptcheck.live.runtime.engines import registry
     from ckptcheck.live.runtime.engines.engine_options import parse_switches
     from ckptcheck.runs.history.record import Record
@@ -343,7 +342,7 @@ def attach(
     from ckptcheck.live.refit.live_trial import clean_up_folder
     from ckptcheck.live.refit.running_servers.attach import AttachOptions, attach_to_servers
     from ckptcheck.live.refit.source import add_source_errors, open_source
-    from ckptcheck.live.refit.timeouts import parse_timeouts
+    from ckptcheck.live.refit.trial_state import parse_timeouts
     from ckptcheck.live.runtime.process.signal_guard import SignalGuard
     from ckptcheck.live.runtime.trainers.layout import ParallelLayout
     from ckptcheck.live.runtime.trainers.registry import start_trainer
@@ -422,7 +421,7 @@ def lora(
     engine_gpus = normalize_gpu_option("--engine-gpus", engine_gpus)
     from ckptcheck.live.refit.live_trial import TrialEngine
     from ckptcheck.live.refit.lora.live_trial import run_live_lora_trial
-    from ckptcheck.live.refit.timeouts import parse_timeouts
+    from ckptcheck.live.refit.trial_state import parse_timeouts
     from ckptcheck.live.runtime.engines import registry
     from ckptcheck.unused_options import reject_unused_lora_phases
 

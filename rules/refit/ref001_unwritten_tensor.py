@@ -25,8 +25,7 @@ NVIDIA-NeMo/RL#3259 (half of the layers under pipeline parallelism)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.live.refit.arrivals import describe_arrival
-from ckptcheck.live.refit.delivery import describe_delivery
+from ckptcheck.live.refit.delivery import describe_arrival, describe_delivery
 from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trace_queries import iter_unwritten_parts, why_not_scrambled
 from ckptcheck.live.refit.weight_names import describe_origin, describe_ranks

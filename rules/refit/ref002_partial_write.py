@@ -23,9 +23,9 @@ sgl-project/sglang#38298 (halves that straddle a bucket), vllm-project/vllm#5052
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.live.refit.arrivals import describe_arrival
-from ckptcheck.live.refit.delivery import describe_stop
-from ckptcheck.live.refit.trace import Key, RefitTrace, Sync, is_draft
+from ckptcheck.live.refit.delivery import describe_arrival, describe_stop
+from ckptcheck.live.refit.observations import Key, Sync, is_draft
+from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trace_queries import iter_unwritten_parts, why_not_scrambled
 from ckptcheck.live.refit.weight_names import describe_origin, describe_ranks, weights_within
 from ckptcheck.live.runtime.engines.base import UnwrittenElements

@@ -27,9 +27,9 @@ vllm-project/vllm#42821 (gate and up swapped from the second load on), vllm-proj
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.refit.arrivals import describe_arrival
-from ckptcheck.live.refit.misplaced import describe_misplaced, find_misplaced
-from ckptcheck.live.refit.trace import Key, RefitTrace, Sync, is_draft
+from ckptcheck.live.refit.delivery import describe_arrival, describe_misplaced, find_misplaced
+from ckptcheck.live.refit.observations import Key, Sync, is_draft
+from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trace_queries import (
     stale_parameters,
     still_wrong_parameters,

@@ -23,7 +23,7 @@ volcengine/verl#7495, NovaSky-AI/SkyRL#1737, OpenRLHF/OpenRLHF#1349
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.refit.arrivals import describe_arrival
+from ckptcheck.live.refit.delivery import describe_arrival
 from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trace_queries import stale_parameters
 from ckptcheck.live.refit.weight_names import describe_origin, describe_ranks

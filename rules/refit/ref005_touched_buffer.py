@@ -29,7 +29,8 @@ NVIDIA-NeMo/RL#3225 (calibrated scales dropped to 1.0)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.live.refit.trace import Key, RefitTrace, Sync
+from ckptcheck.live.refit.observations import Key, Sync
+from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trace_queries import modified_buffers
 from ckptcheck.live.refit.weight_names import describe_ranks
 from ckptcheck.live.runtime.engines.base import TensorDigests

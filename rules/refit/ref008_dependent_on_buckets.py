@@ -23,7 +23,8 @@ sgl-project/sglang#38298, sgl-project/sglang#14178
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.live.refit.trace import RefitTrace, is_draft
+from ckptcheck.live.refit.observations import is_draft
+from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trace_queries import stale_parameters
 from ckptcheck.live.refit.weight_names import describe_origin
 from ckptcheck.text.formatting import format_bytes, join_truncated

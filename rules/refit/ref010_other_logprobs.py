@@ -30,7 +30,8 @@ vLLM 0.32 on CPUs: after `reload_weights` of a tied model its packed head is sta
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.live.refit.trace import RefitTrace, Sync
+from ckptcheck.live.refit.observations import Sync
+from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trace_queries import ScoringDiffs, compare_scoring
 
 

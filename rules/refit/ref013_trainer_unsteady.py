@@ -29,7 +29,8 @@ from math import exp
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.live.refit.logprob_diff import LogprobDiff, compare_logprobs
 from ckptcheck.live.refit.noise_floor import MOST
-from ckptcheck.live.refit.trace import RefitTrace, Scoring
+from ckptcheck.live.refit.observations import Scoring
+from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.runtime.trainers.base import OptimizerStep
 
 

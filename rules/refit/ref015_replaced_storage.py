@@ -20,7 +20,8 @@ vllm-project/vllm#48941, PrimeIntellect-ai/prime-rl#3543, sgl-project/sglang#271
 from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.refit.trace import RefitTrace, Sync
+from ckptcheck.live.refit.observations import Sync
+from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.weight_names import describe_origin
 from ckptcheck.text.formatting import count, join_truncated
 

@@ -28,7 +28,8 @@ calibrated scales to 1.0), NVIDIA-NeMo/RL#3225
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.refit.trace import RefitTrace, Sync
+from ckptcheck.live.refit.observations import Sync
+from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trace_queries import differing_scalars, scalars_before_step
 from ckptcheck.live.refit.weight_names import describe_ranks
 from ckptcheck.text.formatting import count, join_truncated

@@ -29,7 +29,8 @@ radixark/miles#1926 (acceptance 2.71, then 1.00, no error), sgl-project/sglang#2
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.refit.trace import Key, RefitTrace, Sync, is_draft
+from ckptcheck.live.refit.observations import Key, Sync, is_draft
+from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.weight_names import describe_ranks
 from ckptcheck.text.formatting import count, join_truncated
 

@@ -13,8 +13,8 @@ import numpy as np
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.live.refit.settings import TrialSettings
 from ckptcheck.live.refit.trial import RefitTrial
+from ckptcheck.live.refit.trial_state import TrialSettings
 from ckptcheck.live.runtime.engines.base import Bucket, Engine, InflightResult, UpdateResult
 from ckptcheck.live.runtime.process.exchange import TensorExchange
 from tests.factories import sent_buckets

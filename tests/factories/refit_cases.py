@@ -14,12 +14,12 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.live.refit.draft_weights import DraftWeights, find_draft_folder
+from ckptcheck.live.refit.draft import DraftWeights, find_draft_folder
 from ckptcheck.live.refit.first_step import FirstStep
-from ckptcheck.live.refit.settings import TrialSettings
+from ckptcheck.live.refit.scoring_inputs import ScoringInputs, TrialTokenizer
 from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trial import RefitTrial
-from ckptcheck.live.refit.trial_phases import Log
+from ckptcheck.live.refit.trial_state import Log, Timeouts, TrialPhases, TrialSettings, TrialState
 from ckptcheck.live.runtime.engines.base import Bucket, Engine
 from ckptcheck.live.runtime.engines.digest import digest
 from ckptcheck.live.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
@@ -303,7 +303,7 @@ class TrialCase(CaseTable, kw_only=True):
     trainer: dict[str, Any] = {}
     """What is wrong with the trainer, see `FakeTrainer`."""
     settings: dict[str, Any] = {}
-    """Settings of the trial, see refit/settings.py."""
+    """Settings of the trial, see `TrialSettings`."""
     modules: dict[str, dict[str, float]] | None = None
     """It can be compared with float32. "engine" and "trainer": point → the factor by which the output of that side is off."""
     images: bool = False
@@ -388,3 +388,14 @@ def run_trial_case(
         source=open_checkpoint(str(folder / "source")), start_oracle=lambda _: oracle if case.modules is not None else None,
         draft=draft, first_step=first_step, image_token=1 if case.images else None, say=say,
     ).run()  # fmt: skip
+
+
+def make_trial_state(weights: tuple[Weight, ...] = ()) -> TrialState:
+    """Return the state of a trial that nothing was started for."""
+
+    def start(checkpoint: Path) -> Engine:
+        raise AssertionError(f"nothing is started here from {checkpoint}")
+
+    inputs = ScoringInputs.for_trial(VOCABULARY, 0, TrialTokenizer(), 4)
+    phases = TrialPhases(Timeouts(), 0, lambda _: None)
+    return TrialState(TrialSettings(), phases, RefitTrace("trial", weights=weights), inputs, start, Path())

@@ -29,10 +29,10 @@ from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.live.refit.settings import TrialSettings
-from ckptcheck.live.refit.tokenizer import TrialTokenizer
+from ckptcheck.live.refit.scoring_inputs import TrialTokenizer
 from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trial import RefitTrial
+from ckptcheck.live.refit.trial_state import TrialSettings
 from ckptcheck.live.runtime.engines import registry
 from ckptcheck.live.runtime.engines.base import Bucket
 from ckptcheck.live.runtime.engines.sglang import SglangEngine

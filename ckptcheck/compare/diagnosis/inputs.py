@@ -20,6 +20,8 @@ from ckptcheck.compare.diagnosis.tensor_name import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+
 
 @dataclass(frozen=True, eq=False)
 class TensorBits:
@@ -29,6 +31,17 @@ class TensorBits:
     dtype: str
     # Unsigned integers in the tensor's shape.
     patterns: NDArray[Any]
+
+    @classmethod
+    def read(cls, ckpt: Checkpoint, name: str) -> TensorBits:
+        """Read a tensor of a checkpoint. Raises EvidenceError where the file cannot be read."""
+        import numpy as np
+
+        from ckptcheck.values.dtypes import FORMATS
+
+        tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.tensor_to_file[name]]
+        raw = ckpt.source.read(shard.name, shard.data_start + tensor.data_offsets[0], tensor.nbytes)
+        return cls(tensor.dtype, np.frombuffer(raw, FORMATS[tensor.dtype].unsigned).reshape(tensor.shape))
 
     @property
     def shape(self) -> tuple[int, ...]:

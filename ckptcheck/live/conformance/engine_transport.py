@@ -19,8 +19,8 @@ from ckptcheck.live.conformance.own_transport import BUCKETS, split_evenly
 from ckptcheck.live.conformance.subject import ReceiverLost, ReceiverState, Reply
 from ckptcheck.live.conformance.weights import move_values, read_weights, write_checkpoint, write_safetensors
 from ckptcheck.live.refit.inflight import InflightRequest, InflightUpdate
-from ckptcheck.live.refit.sleep_cycle import no_op_reason
 from ckptcheck.live.runtime.engines.base import Bucket, TensorDigests, UpdateResult
+from ckptcheck.live.runtime.engines.capabilities import why_sleep_frees_nothing
 from ckptcheck.live.runtime.engines.process_group import create_rendezvous
 from ckptcheck.live.runtime.engines.transports import find_transport
 from ckptcheck.live.runtime.process.deadlines import time_budget
@@ -114,7 +114,7 @@ class EngineTransport:
         if fault is not None and fault.kind == "generation":
             return self._update_while_generating(fault.place, events, version)
         if fault is not None and fault.kind == "sleep":
-            return replace(self._send(events, version), note=no_op_reason(self._engine))
+            return replace(self._send(events, version), note=why_sleep_frees_nothing(self._engine.info))
         if fault is not None and fault.kind == "two-updates" and self.has_wire:
             # a second update that is refused gets no weights, and the sender has to know that before
             first = [event for event in events if not (isinstance(event, Parcel) and event.values == OLD)]

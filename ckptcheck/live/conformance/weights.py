@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.files_beside import copy_files_beside
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.refit.tensor_bits import read_bits
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -21,7 +20,9 @@ MOVED_BITS = {"F64": 48, "F32": 19, "F16": 6, "BF16": 3}
 
 def read_weights(ckpt: Checkpoint) -> dict[str, TensorBits]:
     """Return all tensors of a checkpoint. Raises EvidenceError for an unreadable file, CkptcheckError for too few tensors."""
-    weights = {name: read_bits(ckpt, name) for name in ckpt.tensors}
+    from ckptcheck.compare.diagnosis import TensorBits
+
+    weights = {name: TensorBits.read(ckpt, name) for name in ckpt.tensors}
     if len(weights) < 2:
         raise CkptcheckError(f"{ckpt.target} has {len(weights)} tensors, and the kit needs at least two")
     return weights

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from ckptcheck.live.localize.localization import Localization
-from ckptcheck.live.runtime.engines.activations import Activations
+from ckptcheck.live.runtime.engines.activations import Activations, ActivationSource
 from ckptcheck.live.runtime.process.deadlines import time_budget
-
-
-@runtime_checkable
-class ActivationSource(Protocol):
-    """A trainer or an engine that can capture the outputs of its modules."""
-
-    def capture_activations(self, tokens: Sequence[int], folder: Path) -> Activations:
-        """Return the output of every module for a prompt, joined over all ranks. folder: for temporary files."""
-        ...
-
-    def close(self) -> None:
-        """End its processes."""
-        ...
-
 
 Start = Callable[[], tuple[str, ActivationSource]]
 """Starts a side; returns its name in the report, and the side."""

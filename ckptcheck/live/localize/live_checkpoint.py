@@ -14,8 +14,8 @@ from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.live.localize.live import ActivationSource
     from ckptcheck.live.localize.localization import Localization
+    from ckptcheck.live.runtime.engines.activations import ActivationSource
 
 MIN_CONTEXT_LEN = 512
 """Tokens of context that an engine is started with at least."""
@@ -55,9 +55,10 @@ def localize_checkpoint(
     tokens: the prompt as ids; None: 48 ids, always the same. limit: relative difference that still counts as equal.
     """
     from ckptcheck.checkpoint.open import open_checkpoint
-    from ckptcheck.live.localize.live import ActivationSource, localize
+    from ckptcheck.live.localize.live import localize
     from ckptcheck.live.refit.scoring_inputs import scoring_sequences
     from ckptcheck.live.runtime.engines import registry
+    from ckptcheck.live.runtime.engines.activations import ActivationSource
     from ckptcheck.live.runtime.process.exchange import TensorExchange
     from ckptcheck.live.runtime.trainers import registry as trainers
     from ckptcheck.live.runtime.trainers.layout import ParallelLayout

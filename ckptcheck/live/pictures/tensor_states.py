@@ -11,7 +11,7 @@ from ckptcheck.live.refit.trace_queries import stale_parameters, why_not_scrambl
 from ckptcheck.text.formatting import count, natural_sort_key
 
 if TYPE_CHECKING:
-    from ckptcheck.live.refit.trace import Key, RefitTrace, Sync
+    from ckptcheck.live.refit.observations import Key, Observations, Sync
 
 STATES = (
     State("written", "good", "marks show that a sync wrote it, and it equals a cold load bit for bit"),
@@ -27,7 +27,7 @@ STATES = (
 GRAVITY = {state.name: place for place, state in enumerate(STATES)}
 
 
-def draw_tensor_states(trace: RefitTrace, title: str) -> HeatMap | NoPicture | None:
+def draw_tensor_states(trace: Observations, title: str) -> HeatMap | NoPicture | None:
     """Draw the gravest state of each tensor over all syncs that were compared with a cold load."""
     compared = [sync for sync in trace.syncs if sync.manifest]
     if not compared:
@@ -42,7 +42,7 @@ def draw_tensor_states(trace: RefitTrace, title: str) -> HeatMap | NoPicture | N
     return _make_map(title, by_name, compared)
 
 
-def _judge_tensors(trace: RefitTrace, sync: Sync) -> dict[Key, str]:
+def _judge_tensors(trace: Observations, sync: Sync) -> dict[Key, str]:
     """Return the state of each tensor of the engine, or of the cold load, after one sync."""
     stale = stale_parameters(trace, sync)
     marked = trace.scrambled.names if sync.was_marked and not why_not_scrambled(trace) else frozenset()

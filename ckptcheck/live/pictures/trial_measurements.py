@@ -11,13 +11,13 @@ from ckptcheck.live.refit.trace_queries import compare_scoring
 from ckptcheck.text.formatting import format_bytes
 
 if TYPE_CHECKING:
-    from ckptcheck.live.refit.trace import RefitTrace, Scoring
+    from ckptcheck.live.refit.observations import Observations, Scoring
 
 PHASES = ("export and send", "update", "digests of what was sent", "check")
 """What trainer and transport take, what the engine takes to load the weights, and what the trial adds to look."""
 
 
-def draw_phases(trace: RefitTrace, title: str) -> Curves | None:
+def draw_phases(trace: Observations, title: str) -> Curves | None:
     """Draw the seconds of each phase over the syncs; None without a sync that has a time."""
     lengths = [
         (sync.seconds - sync.answer.seconds, sync.answer.seconds, sync.sent_seconds, sync.check_seconds)
@@ -38,7 +38,7 @@ def draw_phases(trace: RefitTrace, title: str) -> Curves | None:
     return Curves(title, caption, labels, (*series, Series("together", tuple(map(sum, lengths)))), "sync", "seconds")
 
 
-def draw_gap_to_cold_load(trace: RefitTrace, title: str) -> Curves | None:
+def draw_gap_to_cold_load(trace: Observations, title: str) -> Curves | None:
     """Draw the largest difference from a cold load after each sync; None where nothing was scored after one."""
     scorings = [scoring for scoring in trace.scorings if scoring.after_sync]
     diffs = [compare_scoring(scoring) for scoring in scorings]
@@ -52,7 +52,7 @@ def draw_gap_to_cold_load(trace: RefitTrace, title: str) -> Curves | None:
     return _draw_lines(title, caption, scorings, lines, ("REF010",))
 
 
-def draw_gap_to_trainer(trace: RefitTrace, title: str) -> Curves | None:
+def draw_gap_to_trainer(trace: Observations, title: str) -> Curves | None:
     """Draw the difference from the trainer before and after each sync; None where nothing was scored."""
     diffs = [compare_scoring(scoring) for scoring in trace.scorings]
     allowed = trace.noise_floor.trainer_tolerance
@@ -69,7 +69,7 @@ def draw_gap_to_trainer(trace: RefitTrace, title: str) -> Curves | None:
     return _draw_lines(title, caption, trace.scorings, lines, ("REF012", "REF013"))
 
 
-def draw_token_gaps(trace: RefitTrace, title: str) -> Curves | None:
+def draw_token_gaps(trace: Observations, title: str) -> Curves | None:
     """Draw engine minus trainer for each token, once for every time that the sequences were scored."""
     lines = {
         _label(scoring): subtract_logprobs((one.prompt_logprobs for one in scoring.engine), scoring.trainer)

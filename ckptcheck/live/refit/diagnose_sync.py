@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import accumulate, islice, zip_longest
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.refit.fused_parts import Read, TensorPart, find_step_folders, list_parts, read_earlier
-from ckptcheck.live.refit.tensor_bits import read_bits
-from ckptcheck.live.refit.trace import Key, RankDiagnosis, Sync, is_draft
+from ckptcheck.live.refit.fused_parts import Read, TensorPart, list_parts
+from ckptcheck.live.refit.observations import Key, RankDiagnosis, Sync, is_draft
 from ckptcheck.live.runtime.engines.base import Inspectable
 from ckptcheck.text.formatting import format_bytes
 
@@ -94,7 +93,7 @@ def _diagnose_rank(
     expected = _fetch(reference, rank, expected_names, folder / "expected.safetensors")
     actual = _fetch(engine, rank, names, folder / "actual.safetensors")
     sides = _Sides(rank, ranks, expected, actual, {weight.name: weight for weight in weights})
-    verdicts, engine_names = sides.diagnose(names, *find_step_folders(folder, sync.step))
+    verdicts, engine_names = sides.diagnose(names, *_find_step_folders(folder, sync.step))
     return RankDiagnosis(rank, tuple(verdicts), engine_names)
 
 
@@ -153,10 +152,12 @@ class _Sides:
 
     def _split(self, ckpt: Checkpoint) -> dict[str, tuple[TensorPart, Read]]:
         """Return the parts of the tensors of a file: the checkpoint's name → where it lies, and what reads it."""
+        from ckptcheck.compare.diagnosis import TensorBits
+
         found: dict[str, tuple[TensorPart, Read]] = {}
         for key, tensor in ckpt.tensors.items():
             name = key.removeprefix(f"{self.rank}/")
-            whole = cache(partial(read_bits, ckpt, key))
+            whole = cache(partial(TensorBits.read, ckpt, key))
             for source, part in list_parts(name, tuple(tensor.shape), self.ranks, self.weights):
                 # two tensors of the engine may be built from one: a tied head
                 own = source if source not in found else name
@@ -176,7 +177,7 @@ class _Sides:
             return {}
         found: dict[str, Read] = {}
         for name, (_, read) in expected.items():
-            bits = read_earlier(name, read(), after, before, read_bits)
+            bits = _read_earlier(name, read(), after, before)
             if bits is not None:
                 found[name] = partial(TensorBits, bits.dtype, bits.patterns)
         return found
@@ -203,3 +204,46 @@ def _fetch(engine: Inspectable, rank: int, names: Sequence[str], path: Path) -> 
     # every engine gives its file the same name
     engine.fetch_tensors(keys, path.parent).replace(path)
     return open_checkpoint(str(path))
+
+
+def _read_earlier(name: str, expected: TensorBits, now: Checkpoint, earlier: Checkpoint) -> TensorBits | None:
+    """Return what a part would be with the weights of an earlier step; None where that cannot be told.
+
+    name: the checkpoint's tensor. expected: the part as it has to be. now, earlier: the checkpoints of the two steps. The shard
+    that the rank holds is found by its values: all, some rows, or some columns.
+    """
+    import numpy as np
+
+    from ckptcheck.compare.diagnosis import TensorBits
+
+    if name not in now.tensors or name not in earlier.tensors:
+        return None
+    whole, before = TensorBits.read(now, name), TensorBits.read(earlier, name)
+    if whole.dtype != expected.dtype or before.shape != whole.shape:
+        return None
+    for part in _iter_shards(whole.shape, expected.shape):
+        if np.array_equal(whole.patterns[part], expected.patterns):
+            return TensorBits(before.dtype, np.ascontiguousarray(before.patterns[part]))
+    return None
+
+
+def _iter_shards(whole: tuple[int, ...], shard: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Yield where a shard can lie: everywhere, or in a range of one axis."""
+    if whole == shard:
+        yield ()
+        return
+    if len(whole) != len(shard):
+        return
+    axes = [axis for axis in range(len(whole)) if whole[axis] != shard[axis]]
+    if len(axes) != 1 or not shard[axes[0]] or whole[axes[0]] % shard[axes[0]]:
+        return
+    axis, size = axes[0], shard[axes[0]]
+    for begin in range(0, whole[axis], size):
+        yield (*(slice(None),) * axis, slice(begin, begin + size))
+
+
+def _find_step_folders(folder: Path, step: int) -> tuple[Path | None, list[Path]]:
+    """Return the checkpoint of a step of the trial, and those of the steps before it, the last one first."""
+    now = folder / f"step{step}"
+    earlier = [folder / f"step{number}" for number in range(step - 1, -1, -1)]
+    return (now if now.is_dir() else None), [path for path in earlier if path.is_dir()]

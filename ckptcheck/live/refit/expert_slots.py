@@ -8,25 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
 
 from ckptcheck.live.refit.logprob_diff import LogprobDiff
 from ckptcheck.live.runtime.engines.base import ExpertSlots, Running
+from ckptcheck.live.runtime.engines.capabilities import find_able
 
 Key = tuple[int, str]
 Slots = Mapping[Key, ExpertSlots]
-
-
-class BalancingEngine(Running, Protocol):
-    """An engine that holds copies of experts, and can move them."""
-
-    def digest_expert_slots(self) -> Slots:
-        """Digest each slot of the expert tensors on every rank."""
-        ...
-
-    def rebalance_experts(self) -> None:
-        """Move experts between slots, the same way in every engine that was started alike."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,15 +43,9 @@ class ExpertMove:
     """How far logprobs moved; None if none were compared."""
 
 
-def find_balancing_engine(engine: Running) -> BalancingEngine | None:
-    """Return the engine if it holds copies of experts; None for any other."""
-    copies = engine.info.facts.get("redundant_experts", "0")
-    return cast(BalancingEngine, engine) if copies not in ("", "0") else None
-
-
 def read_slots(engine: Running) -> Slots:
     """Digest each slot of an engine that holds copies of experts; {} for any other."""
-    balancing = find_balancing_engine(engine)
+    balancing = find_able(engine, "expert copies")
     return {} if balancing is None else balancing.digest_expert_slots()
 
 

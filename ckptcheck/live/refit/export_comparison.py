@@ -1,24 +1,31 @@
-"""Compares what a trainer exports with what its ranks hold, gathered another way, and with the checkpoint that it saves.
+"""Compares what a trainer exports with the checkpoint that it loaded, what its ranks hold, and the checkpoint that it saves.
 
-A cold load comes from the trainer's own export, so what the exporter does wrong is in the engine and in the reference. At step 0
-the source shows it (source_comparison.py); after a step only the ranks know what they hold.
+A cold load comes from the trainer's own export, so what the exporter does wrong is in the engine and in the reference. Before the
+first step the source shows it; after a step only the ranks know what they hold, and they are gathered another way.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.refit.tensor_bits import read_bits
 from ckptcheck.live.runtime.trainers.base import ShardDigest, Weight
+from ckptcheck.live.runtime.trainers.spawn import BUFFERS
 from ckptcheck.live.runtime.worker.ckptcheck_worker.digest import format_digest
 
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.compare.diagnosis import TensorBits, Verdict
+
+MAX_DIAGNOSED = 64
+"""Number of tensors that differ from the source to explain."""
 Reason = Literal["stale", "part", "tensor", "zero", "absent", "unknown"]
 """What an export has in place of what a rank holds: what the rank held at an earlier step, another part of the same weight, a part
 of another weight, zeros, nothing, or something else."""
@@ -59,6 +66,21 @@ class ExportComparison:
     def is_sound(self) -> bool:
         """Whether the export is what the ranks hold, and what is saved is the export."""
         return not self.wrong and not self.saved_otherwise
+
+
+@dataclass(frozen=True)
+class SourceComparison:
+    """The trainer's export at step 0 beside the source of the trial."""
+
+    compared: int = 0
+    """Tensors of which the digests were compared."""
+    differing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Tensors of the source that the trainer does not export, under this or another name."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Exported tensor → why it could not be compared."""
+    verdicts: tuple[Verdict, ...] = ()
+    """Why tensors differ."""
 
 
 def compare_export(
@@ -117,6 +139,7 @@ def find_saved_otherwise(weights: Sequence[Weight], sent: Mapping[str, str], sav
 
     sent: name → digest of what is exported. This reads the whole checkpoint.
     """
+    from ckptcheck.compare.diagnosis import TensorBits
     from ckptcheck.live.runtime.engines.digest import digest
 
     try:
@@ -125,4 +148,74 @@ def find_saved_otherwise(weights: Sequence[Weight], sent: Mapping[str, str], sav
         return ()
     dtypes = {weight.name: weight.dtype for weight in weights}
     names = [name for name, tensor in ckpt.tensors.items() if name in sent and tensor.dtype == dtypes.get(name)]
-    return tuple(name for name in names if digest(read_bits(ckpt, name).patterns) != sent[name])
+    return tuple(name for name in names if digest(TensorBits.read(ckpt, name).patterns) != sent[name])
+
+
+def compare_with_source(
+    source: Checkpoint, weights: Sequence[Weight], sent: Mapping[str, str], exported: Path
+) -> SourceComparison:
+    """Compare digests of the exported tensors with those of the source, cast to the trainer's dtype as torch does.
+
+    sent: name → digest of what the trainer exports. exported: the checkpoint that the trainer saved at step 0; the causes are
+    looked for in it. Raises EvidenceError where the source cannot be read.
+    """
+    from ckptcheck.compare.matching.cast import can_cast
+    from ckptcheck.live.runtime.engines.digest import digest
+
+    differing, skipped, matched = [], {}, set()
+    digests_by_name: dict[str, str] = {}
+    for weight in weights:
+        tensor = source.tensors.get(weight.name)
+        if tensor is None:
+            skipped[weight.name] = "the source has no tensor of that name"
+        elif tuple(tensor.shape) != tuple(weight.shape):
+            differing.append(weight.name)
+            matched.add(weight.name)
+        elif tensor.dtype != weight.dtype and not can_cast(tensor.dtype, weight.dtype):
+            skipped[weight.name] = f"it is {tensor.dtype} in the source and {weight.dtype} in the trainer"
+            matched.add(weight.name)
+        else:
+            matched.add(weight.name)
+            digests_by_name[weight.name] = digest(_read_cast(source, weight.name, weight.dtype).patterns)
+            if digests_by_name[weight.name] != sent.get(weight.name):
+                differing.append(weight.name)
+    # a tied head lies in the source under the name of the embedding, or twice
+    known = set(digests_by_name.values())
+    skipped = {name: reason for name, reason in skipped.items() if sent.get(name) not in known}
+    dtypes = {weight.dtype for weight in weights}
+    missing = tuple(
+        name
+        for name, tensor in source.tensors.items()
+        if name not in matched
+        and len(tensor.shape) > 1
+        and not name.endswith(BUFFERS)
+        and not any(
+            can_cast(tensor.dtype, dtype) and digest(_read_cast(source, name, dtype).patterns) in known
+            for dtype in dtypes
+        )
+    )
+    comparison = SourceComparison(len(digests_by_name), tuple(differing), missing, skipped)
+    return _explain_difference(source, weights, comparison, exported) if differing else comparison
+
+
+def _explain_difference(
+    source: Checkpoint, weights: Sequence[Weight], comparison: SourceComparison, exported: Path
+) -> SourceComparison:
+    from ckptcheck.compare.diagnosis import DiagnosisInput, TensorBits, diagnose
+
+    written = open_checkpoint(str(exported))
+    dtypes = {weight.name: weight.dtype for weight in weights}
+    expected = {
+        name: partial(_read_cast, source, name, dtype) for name, dtype in dtypes.items() if name in source.tensors
+    }
+    actual = {name: partial(TensorBits.read, written, name) for name in written.tensors}
+    names = [name for name in comparison.differing if name in expected]
+    return replace(comparison, verdicts=tuple(diagnose(DiagnosisInput(expected, actual), names, most=MAX_DIAGNOSED)))
+
+
+def _read_cast(source: Checkpoint, name: str, dtype: str) -> TensorBits:
+    from ckptcheck.compare.diagnosis import TensorBits
+    from ckptcheck.compare.matching.cast import cast_patterns
+
+    bits = TensorBits.read(source, name)
+    return TensorBits(dtype, cast_patterns(bits.patterns, bits.dtype, dtype))

@@ -1,19 +1,17 @@
-"""Splits what an engine fuses into the checkpoint's tensors, so that a diagnosis names those, and finds what they were before."""
+"""Splits what an engine fuses into the checkpoint's tensors, so that a diagnosis names those."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.consumers.engine_tensors import EXPERTS_TENSOR
-from ckptcheck.live.refit.trace import DRAFT
+from ckptcheck.live.refit.observations import DRAFT
 from ckptcheck.live.refit.weight_names import has_whole_experts, trainer_weights
 
 if TYPE_CHECKING:
-    from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.compare.diagnosis import TensorBits
     from ckptcheck.live.runtime.trainers.base import Weight
 
@@ -92,48 +90,3 @@ def _list_padded_experts(
             return []
         found.append((source.name, TensorPart(name, number * (rows // halves) * pitch, (own[0], own[1]), pitch)))
     return found
-
-
-def read_earlier(
-    name: str, expected: TensorBits, now: Checkpoint, earlier: Checkpoint, read: Callable[[Checkpoint, str], TensorBits]
-) -> TensorBits | None:
-    """Return what a part would be with the weights of an earlier step; None where that cannot be told.
-
-    name: the checkpoint's tensor. expected: the part as it has to be. now, earlier: the checkpoints of the two steps. The shard
-    that the rank holds is found by its values: all, some rows, or some columns.
-    """
-    import numpy as np
-
-    from ckptcheck.compare.diagnosis import TensorBits
-
-    if name not in now.tensors or name not in earlier.tensors:
-        return None
-    whole, before = read(now, name), read(earlier, name)
-    if whole.dtype != expected.dtype or before.shape != whole.shape:
-        return None
-    for part in _iter_shards(whole.shape, expected.shape):
-        if np.array_equal(whole.patterns[part], expected.patterns):
-            return TensorBits(before.dtype, np.ascontiguousarray(before.patterns[part]))
-    return None
-
-
-def _iter_shards(whole: tuple[int, ...], shard: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Yield where a shard can lie: everywhere, or in a range of one axis."""
-    if whole == shard:
-        yield ()
-        return
-    if len(whole) != len(shard):
-        return
-    axes = [axis for axis in range(len(whole)) if whole[axis] != shard[axis]]
-    if len(axes) != 1 or not shard[axes[0]] or whole[axes[0]] % shard[axes[0]]:
-        return
-    axis, size = axes[0], shard[axes[0]]
-    for begin in range(0, whole[axis], size):
-        yield (*(slice(None),) * axis, slice(begin, begin + size))
-
-
-def find_step_folders(folder: Path, step: int) -> tuple[Path | None, list[Path]]:
-    """Return the checkpoint of a step of the trial, and those of the steps before it, the last one first."""
-    now = folder / f"step{step}"
-    earlier = [folder / f"step{number}" for number in range(step - 1, -1, -1)]
-    return (now if now.is_dir() else None), [path for path in earlier if path.is_dir()]

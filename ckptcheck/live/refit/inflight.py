@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from ckptcheck.live.refit.noise_floor import why_not_forced
 from ckptcheck.live.runtime.engines.base import Bucket, Engine, EngineInfo, UpdateResult
+from ckptcheck.live.runtime.engines.capabilities import why_not_forced
 from ckptcheck.live.runtime.engines.sampling import Generation, Sampling
 
 TOKENS = 32

@@ -14,9 +14,10 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.live.refit.first_step import PlanFirstStep
-    from ckptcheck.live.refit.settings import TrialSettings
     from ckptcheck.live.refit.trace import RefitTrace
+    from ckptcheck.live.refit.trial_state import TrialSettings
     from ckptcheck.live.runtime.engines.base import Engine
     from ckptcheck.live.runtime.trainers.base import Trainer
     from ckptcheck.live.runtime.trainers.remote import RemoteTrainer
@@ -104,11 +105,9 @@ def run_live_trial(
     """
     from ckptcheck.checkpoint.open import open_checkpoint
     from ckptcheck.live.refit import feasibility
-    from ckptcheck.live.refit.draft_weights import DraftWeights, find_draft_folder
-    from ckptcheck.live.refit.image_probe import find_image_token
-    from ckptcheck.live.refit.placement import check_devices
+    from ckptcheck.live.refit.draft import DraftWeights, find_draft_folder
+    from ckptcheck.live.refit.scoring_inputs import TrialTokenizer
     from ckptcheck.live.refit.source import open_source
-    from ckptcheck.live.refit.tokenizer import TrialTokenizer
     from ckptcheck.live.refit.trial import RefitTrial
     from ckptcheck.live.runtime.engines import registry
     from ckptcheck.live.runtime.engines.engine_options import parse_switches
@@ -143,7 +142,7 @@ def run_live_trial(
         row = find_transport(engine.name, settings.transport)
         if settings.send_draft:
             feasibility.require_draft_update(engine.name, row, switches.draft)
-        check_devices(row, engine.name, trainer.device, trainer.gpus, engine.gpus, engine.tp)
+        feasibility.check_devices(row, engine.name, trainer.device, trainer.gpus, engine.gpus, engine.tp)
         embedding = ckpt.components.embedding
         if embedding is None:
             raise CkptcheckError(f"{source.target} has no token embedding that could be found")
@@ -213,6 +212,14 @@ def run_live_trial(
         trace = trial.run()
         signal_guard.ignore_signals()
         yield trace
+
+
+def find_image_token(ckpt: Checkpoint) -> int | None:
+    """Return the token that stands for an image, None for a model that takes none."""
+    config = ckpt.config
+    if config is None or not isinstance(config.get("vision_config"), dict):
+        return None
+    return config.integer("image_token_id", "image_token_index")
 
 
 def clean_up_folder(folder: Path, keep: bool, observer: Observer) -> None:

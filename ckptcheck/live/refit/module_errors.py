@@ -1,4 +1,4 @@
-"""Says which of trainer and engine computes otherwise than float32 does, and in which module first.
+"""Finds the module that computes otherwise: an engine than the same engine started cold, or one of the sides than float32 does.
 
 Trainer and engine over the same weights differ by rounding, and a fault can hide below that. A third forward pass of the same
 weights in float32, by transformers, tells for every module how far each side is from it: two sound sides are about as far.
@@ -10,12 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
+
+from ckptcheck.live.runtime.engines.activations import ActivationSource
+from ckptcheck.live.runtime.engines.capabilities import AbleEngine, find_able
 
 if TYPE_CHECKING:
     from ckptcheck.live.runtime.engines.activations import Activations
+    from ckptcheck.live.runtime.engines.base import Engine
     from ckptcheck.live.runtime.trainers.base import Weight
 
+TOLERANCE = 1e-5
+"""Difference, relative to the largest number of a module's output, that another run of the same kernels may show."""
 TOKENS = 32
 """Tokens of the prompt: enough for rotary embeddings to show, few enough for the outputs of all modules of a large model."""
 ROOM = 1.5
@@ -25,25 +31,55 @@ RATIO = 3.0
 """How many times as far from float32 as the other side a module is, if it does not just round."""
 
 
-@runtime_checkable
-class ActivationSource(Protocol):
-    """A trainer or an engine that can capture the outputs of its modules."""
-
-    def capture_activations(self, tokens: Sequence[int], folder: Path) -> Activations:
-        """Return the output of every module for a prompt, joined over all ranks. folder: for temporary files."""
-        ...
+StartOracle = Callable[[Path], ActivationSource]
+"""Starts transformers in float32 with a checkpoint: a forward pass over the same weights."""
 
 
-class Oracle(ActivationSource, Protocol):
-    """A float32 forward pass over the same weights."""
+@dataclass(frozen=True)
+class ModuleDifference:
+    """The first module whose output differs; `module` is "" where none does."""
 
-    def close(self) -> None:
-        """End its processes."""
-        ...
+    module: str
+    """Its name in the Hugging Face model, ``model.layers.3.self_attn.q_proj``."""
+    most: float = 0.0
+    """The largest difference of its output."""
+    compared: int = 0
+    """Modules that both captured."""
+    relation: str = ""
+    """How its output is related to what it should be, "" where no simple relation holds."""
 
 
-StartOracle = Callable[[Path], Oracle]
-"""Starts transformers in float32 with a checkpoint."""
+def find_first_difference(
+    engine: AbleEngine, start_cold: Callable[[], Engine], tokens: Sequence[int], folder: Path
+) -> ModuleDifference | None:
+    """Send one prompt through both, and compare what their modules put out; None if the cold one cannot capture.
+
+    start_cold: starts the engine once more from the weights that it should hold. Raises what the engines raise.
+    """
+    engine.reset_prefix_cache()
+    found = engine.capture_activations(tokens, folder)
+    cold = start_cold()
+    try:
+        able = find_able(cold, "activations")
+        return None if able is None else compare_activations(found, able.capture_activations(tokens, folder))
+    finally:
+        cold.close()
+
+
+def compare_activations(found: Activations, expected: Activations) -> ModuleDifference:
+    """Return the first module, in the order of execution, whose output differs beyond the noise of a repeated run."""
+    import numpy as np
+
+    from ckptcheck.compare.activations.relation import describe_relation
+
+    shared = [point for point in expected if point in found and found[point].shape == expected[point].shape]
+    for point in shared:
+        difference = np.abs(found[point] - expected[point])
+        most = float(difference.max(initial=0.0))
+        scale = float(np.abs(expected[point]).max(initial=0.0))
+        if not most <= TOLERANCE * max(scale, 1e-6):  # NaN too
+            return ModuleDifference(point, most, len(shared), describe_relation(point, expected, found) or "")
+    return ModuleDifference("", 0.0, len(shared))
 
 
 @dataclass(frozen=True)
@@ -137,7 +173,7 @@ def capture_three_sides(
     step: int,
     engine: ActivationSource,
     trainer: ActivationSource,
-    start_oracle: Callable[[], Oracle],
+    start_oracle: Callable[[], ActivationSource],
     tokens: Sequence[int],
     folder: Path,
     dtypes: tuple[str, str],

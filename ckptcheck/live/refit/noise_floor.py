@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ckptcheck.live.refit.logprob_diff import LogprobDiff, compare_logprobs
-from ckptcheck.live.runtime.engines.base import EngineInfo, Scorer
+from ckptcheck.live.runtime.engines.base import Scorer
+from ckptcheck.live.runtime.engines.capabilities import why_not_forced
 from ckptcheck.live.runtime.trainers.base import Trainer
 
 EXACT = LogprobDiff(1e-5, 2e-6)
@@ -83,12 +84,6 @@ def measure_rounding(trainer: Trainer, dtypes: Sequence[str], sequences: Sequenc
     before = trainer.score(sequences)
     trainer.perturb(max(UNITS.get(dtype, 2.0**-8) for dtype in dtypes))
     return compare_logprobs(before, trainer.score(sequences))
-
-
-def why_not_forced(info: EngineInfo) -> str:
-    """Return why an engine cannot decode given tokens, "" if it can."""
-    is_free = info.facts.get("follows") == "False"
-    return f"{info.name} cannot be made to follow them: it speculates, or gives processed logprobs" if is_free else ""
 
 
 def measure_noise_floor(

@@ -1,4 +1,4 @@
-"""The tables of a trial's report: what it measured, what it could not see, and what each sync cost."""
+"""The text and the tables of a trial's report: what it proved, what it measured, what it could not see, and what each sync cost."""
 
 from __future__ import annotations
 
@@ -6,23 +6,128 @@ from collections.abc import Iterator, Sequence
 
 from ckptcheck.linter.report import Section
 from ckptcheck.live.refit.module_errors import RATIO
-from ckptcheck.live.refit.noise_floor import why_not_forced
-from ckptcheck.live.refit.proof import describe_proof
-from ckptcheck.live.refit.trace import RefitTrace, Sync
-from ckptcheck.live.refit.trace_queries import compare_scoring
-from ckptcheck.text.formatting import count, format_bytes, join_truncated
+from ckptcheck.live.refit.observations import Observations, Sync
+from ckptcheck.live.refit.trace_queries import compare_scoring, input_rounding_tolerance, why_not_scrambled
+from ckptcheck.live.runtime.engines.capabilities import why_not_forced
+from ckptcheck.text.formatting import count, format_bytes, join_truncated, join_words
 
 HIDING_MEAN = 1e-3
 """Tolerance in nats, on average, above which the report says what it could hide."""
 
 
-def proof_sections(trace: RefitTrace) -> Iterator[Section]:
+def proof_sections(trace: Observations) -> Iterator[Section]:
     """Yield what the trial proved, in one sentence, where nothing is wrong."""
     if proof := describe_proof(trace):
         yield Section("what this trial proved", lines=(proof,))
 
 
-def identity_sections(trace: RefitTrace) -> Iterator[Section]:
+def describe_proof(trace: Observations) -> str:
+    """Return what the trial proved as one sentence, "" where something is wrong, is unproved, or did not finish."""
+    if trace.failed_phases or not trace.syncs:
+        return ""
+    source = trace.source_comparison
+    if _has_empty_step(trace) or (
+        source is not None and (source.differing or set(source.missing) - set(trace.sent_draft))
+    ):
+        return ""
+    compared = [sync for sync in trace.syncs if sync.manifest]
+    if any(
+        sync.differing_tensors
+        or sync.missing_tensors
+        or sync.extra_tensors
+        or sync.unreadable_tensors
+        or sync.unwritten_parts
+        or sync.wrong_slots
+        for sync in trace.syncs
+    ):
+        return ""
+    clauses = []
+    if compared:
+        clauses += [_describe_equality(compared), *_describe_marks(trace, compared), *_describe_experts(trace)]
+    if source is not None and source.compared:
+        clauses.append(f"before any step the trainer exported {count(source.compared, 'tensor')} as SOURCE has them")
+    if not trace.scorings:
+        return "; ".join(clauses)
+    if not all(_is_within_floor(trace, number) for number in range(len(trace.scorings))):
+        return ""
+    most = max((compare_scoring(scoring).most for scoring in trace.scorings if scoring.after_sync), default=0.0)
+    trainer = max(compare_scoring(scoring).trainer.most for scoring in trace.scorings)
+    cold = f"within {most:.2g} nats of the cold load's" if most else "those of the cold load"
+    which = "logprobs by prefill" if trace.is_fast else "logprobs"
+    clauses.append(f"{which} are {cold}, and within {trainer:.2g} nats of the trainer's, which is under the floor")
+    return "; ".join(clauses)
+
+
+def summarize_proof(trace: Observations) -> str:
+    """Return what the trial proved in a few words, "" where `describe_proof` has nothing to say."""
+    if not describe_proof(trace):
+        return ""
+    parts = []
+    if compared := [sync for sync in trace.syncs if sync.manifest]:
+        read, total = _count_equal(compared)
+        parts.append(f"{read:,} of {total:,} tensors equal bit for bit after {count(len(compared), 'sync')}")
+    if trace.scorings:
+        parts.append("logprobs within the floor")
+    return ", ".join(parts)
+
+
+def _has_empty_step(trace: Observations) -> bool:
+    """Whether a step changed nothing that the trainer exports: the syncs after it then prove nothing."""
+    sent = {sync.step: sync.sent for sync in trace.syncs}
+    return any(sent.get(step - 1) == now for step, now in sent.items())
+
+
+def _describe_equality(syncs: list[Sync]) -> str:
+    """Say of how many tensors every sync left the bits of a cold load."""
+    read, total = _count_equal(syncs)
+    after = "after the sync" if len(syncs) == 1 else f"after each of {count(len(syncs), 'sync')}"
+    rest = "" if read == total else f" ({total - read:,} cannot be read)"
+    return f"{after}, {read:,} of {total:,} tensors equal a cold load of the same weights bit for bit{rest}"
+
+
+def _describe_experts(trace: Observations) -> list[str]:
+    """Say that every copy of an expert is right, before and after they were moved; [] without copies."""
+    move = trace.expert_move
+    if move is None:
+        return []
+    if move.wrong:
+        return []
+    slots = max(sync.slots for sync in trace.syncs)
+    moved = f", {move.moved:,} of them moved between two syncs" if move.moved else ""
+    return [f"{count(slots, 'slot')} for experts hold the expert of the engine's map{moved}"]
+
+
+def _count_equal(syncs: list[Sync]) -> tuple[int, int]:
+    """Return of how many tensors both sides could be read after every sync, and how many there are."""
+    read = min(
+        sum(
+            not entry.opaque and (own := sync.manifest.get(key)) is not None and not own.opaque
+            for key, entry in sync.reference.items()
+        )
+        for sync in syncs
+    )
+    return read, max(len(sync.reference) for sync in syncs)
+
+
+def _describe_marks(trace: Observations, syncs: list[Sync]) -> list[str]:
+    """Say that marks show what was written; [] where no marks could."""
+    marked = [sync.number for sync in syncs if sync.was_marked]
+    if not marked or why_not_scrambled(trace):
+        return []
+    which = f"sync {marked[0]}" if len(marked) == 1 else f"syncs {join_words([str(number) for number in marked])}"
+    return [f"marks show that {which} wrote all of the {len(trace.scrambled.names):,} that could be marked"]
+
+
+def _is_within_floor(trace: Observations, number: int) -> bool:
+    """Whether a scoring is within the floor: of the cold load, and of the trainer."""
+    scoring = trace.scorings[number]
+    diffs = compare_scoring(scoring)
+    tolerance = trace.noise_floor.trainer_tolerance | input_rounding_tolerance(trace)
+    is_cold = not scoring.after_sync or diffs.most <= trace.noise_floor.cold_load_tolerance
+    return is_cold and diffs.trainer.within(tolerance)
+
+
+def identity_sections(trace: Observations) -> Iterator[Section]:
     """Yield which set of weights the trainer and the engine held after each sync; nothing where neither was named."""
     if not trace.trainer_identities:
         return
@@ -47,7 +152,7 @@ def identity_sections(trace: RefitTrace) -> Iterator[Section]:
     yield Section("identity of the weights", ("sync", "step", "trainer", "engine"), tuple(rows), brief=(said,))
 
 
-def measurement_sections(trace: RefitTrace) -> Iterator[Section]:
+def measurement_sections(trace: Observations) -> Iterator[Section]:
     """Yield the tables of what the trial measured: logprobs and their noise floor, steps, greedy text. Empty ones are left out."""
     if trace.ignored_options:
         lines = tuple(f"{name}: {reason}" for name, reason in trace.ignored_options.items())
@@ -141,7 +246,7 @@ def measurement_sections(trace: RefitTrace) -> Iterator[Section]:
         yield Section("greedy text of the engine; the trainer's where it is another", lines=text_lines)
 
 
-def _hidden_by_floor(trace: RefitTrace) -> tuple[str, ...]:
+def _hidden_by_floor(trace: Observations) -> tuple[str, ...]:
     """Return what a difference between trainer and engine could be without passing the floor; () where the floor is low."""
     allowed = trace.noise_floor.trainer_tolerance
     if allowed.mean <= HIDING_MEAN:
@@ -160,7 +265,7 @@ def _hidden_by_floor(trace: RefitTrace) -> tuple[str, ...]:
     )
 
 
-def _greedy_text_lines(trace: RefitTrace) -> Iterator[str]:
+def _greedy_text_lines(trace: Observations) -> Iterator[str]:
     for scoring in trace.scorings:
         if (greedy := scoring.greedy_text) is None:
             continue
@@ -179,7 +284,7 @@ LEFT_OUT = (
 )
 
 
-def coverage_sections(trace: RefitTrace) -> Iterator[Section]:
+def coverage_sections(trace: Observations) -> Iterator[Section]:
     """Yield what the trial did not cover: what --fast leaves out, tensors that were not scrambled, by reason, and syncs without a
     diagnosis.
     """
@@ -217,7 +322,7 @@ def cost_sections(syncs: Sequence[Sync]) -> tuple[Section, ...]:
     """Return the table of what syncs and their checks cost, () if nothing was checked.
 
     sync s: export and update, as a job has them; vLLM's other syncs than the first after a step are slower, because a trial fills
-    the memory that they allocate (timed_update.py). update s: the engine's share. check s: one pass of digests over what the
+    the memory that they allocate (trial_syncs.py). update s: the engine's share. check s: one pass of digests over what the
     engine holds, and the comparison with the cold load. sent digests s: the same pass on the trainer.
     """
     rows = [

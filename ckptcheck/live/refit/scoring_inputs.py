@@ -5,14 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from ckptcheck.live.refit.greedy_text import GreedyText, decode_both
-from ckptcheck.live.refit.noise_floor import why_not_forced
-from ckptcheck.live.refit.tokenizer import TrialTokenizer
-from ckptcheck.live.refit.trace import CacheProbe, Scoring
+from ckptcheck.checkpoint.sandbox import run_sandboxed
+from ckptcheck.linter.rule import Skip
+from ckptcheck.live.refit.observations import CacheProbe, GreedyText, Scoring
 from ckptcheck.live.runtime.engines.base import Scorer, SequenceScores
+from ckptcheck.live.runtime.engines.capabilities import why_not_forced
 from ckptcheck.live.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.live.runtime.trainers.base import Trainer
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.source import Source
 
 LENGTH = 48
 """Tokens of the shortest scoring sequence."""
@@ -20,6 +24,39 @@ SPARE = 4
 """Tokens of the model's context that stay free: sequences differ in length by two, and an engine adds one when it scores."""
 LEAD = 16
 """Tokens of a sequence that serve as the prompt if there is no tokenizer."""
+PROMPT = "The capital of France is Paris, and the capital of Italy is"
+TOKENIZER = "tokenizer.json"
+SECONDS, MEMORY = 20, 4 << 30
+
+
+class TrialTokenizer:
+    """Encodes a prompt that means something, and decodes what the model adds. All results are empty if no tokenizer loads.
+
+    A checkpoint's tokenizer.json is untrusted, so the child process of `checkpoint.sandbox` loads it.
+    """
+
+    def __init__(self, source: Source | None = None) -> None:
+        self._raw = b""
+        if source is not None and TOKENIZER in source.files and source.files[TOKENIZER].outside_link is None:
+            self._raw = source.read(TOKENIZER, 0, source.files[TOKENIZER].size)
+
+    def encode_prompt(self, vocabulary: int) -> tuple[int, ...]:
+        """Return the ids of the prompt, () if any of them is not below `vocabulary`."""
+        ids: list[int] = next((line["ids"] for line in self._ask(encode=PROMPT) if "ids" in line), [])
+        return tuple(ids) if all(0 <= token < vocabulary for token in ids) else ()
+
+    def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """Return each sequence of ids as text, "" if it cannot be decoded."""
+        texts = [line["text"] for line in self._ask(decode=[list(ids) for ids in sequences]) if "text" in line]
+        return texts if len(texts) == len(sequences) else [""] * len(sequences)
+
+    def _ask(self, **job: Any) -> Sequence[dict[str, Any]]:
+        if not self._raw:
+            return ()
+        try:
+            return run_sandboxed("tokenizer", self._raw, seconds=SECONDS, memory=MEMORY, **job).lines
+        except Skip:
+            return ()
 
 
 @dataclass(frozen=True)
@@ -133,3 +170,15 @@ def cache_probe_sequence(vocabulary: int, block: int) -> tuple[int, ...]:
     source = random.Random(1)
     lowest = min(8, vocabulary // 4)
     return tuple(source.randrange(lowest, vocabulary) for _ in range(2 * block + 7))
+
+
+def decode_both(engine: Scorer, trainer: Trainer, prompt: Sequence[int], number: int) -> GreedyText:
+    """Let both sides decode. Where they differ, the trainer scores both continuations: in a tie neither is wrong."""
+    engine_tokens = engine.score([prompt], decode=number)[0].decoded_tokens
+    greedy = GreedyText(tuple(prompt), engine_tokens, trainer.decode_greedy(prompt, number))
+    place = greedy.first_divergence
+    if place is None:
+        return greedy
+    common = [*prompt, *greedy.trainer[:place]]
+    own_scores, engine_scores = trainer.score([[*common, greedy.trainer[place]], [*common, engine_tokens[place]]])
+    return replace(greedy, gap=own_scores[-1] - engine_scores[-1])

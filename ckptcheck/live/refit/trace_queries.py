@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite
 
-from ckptcheck.live.refit.host_scalars import same_number
 from ckptcheck.live.refit.logprob_diff import LogprobDiff, compare_logprobs
 from ckptcheck.live.refit.module_errors import describe_module
-from ckptcheck.live.refit.trace import Key, RefitTrace, Scoring, Sync, is_draft
+from ckptcheck.live.refit.observations import Key, Observations, Scoring, Sync, is_draft
 from ckptcheck.live.refit.weight_names import trainer_weights
-from ckptcheck.live.runtime.engines.base import HostScalars, SequenceScores, UnwrittenElements
+from ckptcheck.live.runtime.engines.base import HostScalars, SequenceScores, UnwrittenElements, same_number
 from ckptcheck.text.formatting import count, join_truncated
 
 
@@ -25,7 +24,7 @@ def wrong_parameters(sync: Sync) -> set[Key]:
     }
 
 
-def stale_parameters(trace: RefitTrace, sync: Sync) -> set[Key]:
+def stale_parameters(trace: Observations, sync: Sync) -> set[Key]:
     """Return the parameters that still have the right values from before the last step, although the reference differs."""
     before = _sync_before_step(trace, sync)
     if before is None:
@@ -33,7 +32,7 @@ def stale_parameters(trace: RefitTrace, sync: Sync) -> set[Key]:
     return {key for key in _unchanged_parameters(before, sync) if key not in before.differing_tensors}
 
 
-def still_wrong_parameters(trace: RefitTrace, sync: Sync) -> set[Key]:
+def still_wrong_parameters(trace: Observations, sync: Sync) -> set[Key]:
     """Return the parameters that were wrong before the last step and have not changed: what was wrong then was told then."""
     before = _sync_before_step(trace, sync)
     if before is None:
@@ -50,7 +49,7 @@ def _unchanged_parameters(before: Sync, sync: Sync) -> set[Key]:
     }
 
 
-def iter_unwritten_parts(trace: RefitTrace) -> Iterator[tuple[Sync, dict[Key, UnwrittenElements]]]:
+def iter_unwritten_parts(trace: Observations) -> Iterator[tuple[Sync, dict[Key, UnwrittenElements]]]:
     """Yield each sync before which marks were written, with what it did not write whole of the served model.
 
     A tensor is told once: not again in a later sync, and not where it was wrong before, or stale (REF003, REF004).
@@ -64,12 +63,12 @@ def iter_unwritten_parts(trace: RefitTrace) -> Iterator[tuple[Sync, dict[Key, Un
         known |= sync.unwritten_parts.keys() | wrong_parameters(sync)
 
 
-def _sync_before_step(trace: RefitTrace, sync: Sync) -> Sync | None:
+def _sync_before_step(trace: Observations, sync: Sync) -> Sync | None:
     """Return the last sync before the last step."""
     return next((other for other in reversed(trace.syncs[: sync.number - 1]) if other.step < sync.step), None)
 
 
-def stale_packed_copies(trace: RefitTrace, sync: Sync) -> set[str]:
+def stale_packed_copies(trace: Observations, sync: Sync) -> set[str]:
     """Return packed copies that kept their address since the last step, although the weights behind them changed.
 
     A new copy may get the address of the old one. So the result is empty unless every readable tensor is right and the
@@ -103,7 +102,7 @@ def stale_packed_copies(trace: RefitTrace, sync: Sync) -> set[str]:
     return stale
 
 
-def differing_scalars(trace: RefitTrace, sync: Sync) -> dict[Key, tuple[float | None, float]]:
+def differing_scalars(trace: Observations, sync: Sync) -> dict[Key, tuple[float | None, float]]:
     """Return the numbers on the host that differ from those of a cold load, as (engine, cold load).
 
     The engine's is None where it has lost the number. An integer counts only if it also changed since the engine's own start:
@@ -121,7 +120,7 @@ def differing_scalars(trace: RefitTrace, sync: Sync) -> dict[Key, tuple[float | 
     return found
 
 
-def scalars_before_step(trace: RefitTrace, sync: Sync) -> HostScalars:
+def scalars_before_step(trace: Observations, sync: Sync) -> HostScalars:
     """Return the numbers on the host that the engine had before the last step; {} without a step."""
     before = _sync_before_step(trace, sync)
     return {} if before is None else before.scalars
@@ -148,7 +147,7 @@ class ScoringDiffs:
         return max(self.prefill.most, self.decode.most)
 
 
-def input_rounding_tolerance(trace: RefitTrace) -> LogprobDiff:
+def input_rounding_tolerance(trace: Observations) -> LogprobDiff:
     """Return the tolerance for an engine that also rounds the inputs of its layers (W8A8, FP8).
 
     It is twice the difference that the cold load shows; 0 for other engines, and if that difference is not finite.
@@ -189,7 +188,7 @@ def suspect_steps(syncs: Sequence[Sync], scorings: Sequence[Scoring], tolerance:
     return steps
 
 
-def misexported_weights(trace: RefitTrace) -> set[str]:
+def misexported_weights(trace: Observations) -> set[str]:
     """Return the weights that the trainer exports or saves otherwise than its ranks hold them, or than SOURCE has them."""
     source = trace.source_comparison
     wrong = {part.shard.name for each in trace.export_comparisons for part in each.wrong}
@@ -201,7 +200,7 @@ HIDING = 1e-3
 """Nats below which two float32 sides differ by rounding alone."""
 
 
-def may_compute_otherwise(trace: RefitTrace) -> bool:
+def may_compute_otherwise(trace: Observations) -> bool:
     """Whether the weights of the last sync are right, and trainer and engine differ, or could without passing the noise floor."""
     sync, engine, trainer = trace.syncs[-1] if trace.syncs else None, trace.engine, trace.trainer
     if sync is None or engine is None or trainer is None or sync.has_wrong_parameter or sync.has_unwritten_parameter:
@@ -213,7 +212,7 @@ def may_compute_otherwise(trace: RefitTrace) -> bool:
     return is_narrow or (last is not None and not compare_scoring(last).trainer.most <= HIDING)
 
 
-def describe_off_module(trace: RefitTrace) -> str | None:
+def describe_off_module(trace: Observations) -> str | None:
     """Say which side computes otherwise than float32 does, and in which module first; None where neither is known to."""
     errors = trace.module_errors
     if errors is None or not errors.module or trace.engine is None or trace.trainer is None:
@@ -221,7 +220,7 @@ def describe_off_module(trace: RefitTrace) -> str | None:
     return describe_module(errors, {"engine": trace.engine.name, "trainer": trace.trainer.name})
 
 
-def wrong_references(trace: RefitTrace, sync: Sync) -> set[Key]:
+def wrong_references(trace: Observations, sync: Sync) -> set[Key]:
     """Return the engine's tensors that a cold load got from a checkpoint with other values than the trainer exports."""
     saved = {name for each in trace.export_comparisons if each.step == sync.step for name in each.saved_otherwise}
     weights = {weight.name: weight for weight in trace.weights}
@@ -237,7 +236,7 @@ def _cut_at_divergence(engine: SequenceScores, cold: SequenceScores) -> tuple[Se
     return engine.decode_logprobs[:end], cold.decode_logprobs[:end]
 
 
-def why_not_scrambled(trace: RefitTrace) -> str:
+def why_not_scrambled(trace: Observations) -> str:
     """Return why marks cannot show which parameters the first sync wrote; "" if they can."""
     scrambled = sorted(
         key
@@ -253,7 +252,7 @@ def why_not_scrambled(trace: RefitTrace) -> str:
     return f"overwriting did not change {count(len(unchanged), 'parameter')}: {join_truncated(unchanged)}"
 
 
-def modified_buffers(trace: RefitTrace) -> set[Key]:
+def modified_buffers(trace: Observations) -> set[Key]:
     """Return the buffers that changed when the trial overwrote the parameters with marks, before any sync."""
     return {
         key
@@ -264,6 +263,6 @@ def modified_buffers(trace: RefitTrace) -> set[Key]:
     }
 
 
-def _is_unchanged_by_scramble(trace: RefitTrace, key: Key) -> bool:
+def _is_unchanged_by_scramble(trace: Observations, key: Key) -> bool:
     cold, scrambled = trace.cold_manifest[key], trace.scrambled_manifest.get(key)
     return scrambled is not None and bool(cold.digest) and scrambled.digest == cold.digest

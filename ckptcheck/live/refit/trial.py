@@ -7,32 +7,41 @@ therefore needs no knowledge of fused, sharded or repacked layouts; only the dia
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.refit import placement
-from ckptcheck.live.refit.cold_loads import ColdLoad, ColdLoads, StartEngine
-from ckptcheck.live.refit.draft_weights import DraftWeights
-from ckptcheck.live.refit.engine_state import EngineState
-from ckptcheck.live.refit.expert_moves import ExpertMoves
-from ckptcheck.live.refit.export_checks import ExportChecks
+from ckptcheck.live.refit.cold_loads import ColdLoad, measure_cold_load, observe_trainer, start_cold
+from ckptcheck.live.refit.draft import DraftWeights
+from ckptcheck.live.refit.expert_moves import move_experts
+from ckptcheck.live.refit.expert_slots import read_slots
+from ckptcheck.live.refit.feasibility import check_transport
 from ckptcheck.live.refit.first_step import FirstStep
-from ckptcheck.live.refit.identity_checks import IdentityChecks
-from ckptcheck.live.refit.image_scoring import ImageProbes
+from ckptcheck.live.refit.images import build_image_prompt
 from ckptcheck.live.refit.module_errors import StartOracle
-from ckptcheck.live.refit.module_search import ModuleSearch
-from ckptcheck.live.refit.observations import TrialObservations
-from ckptcheck.live.refit.scoring_inputs import ScoringInputs
-from ckptcheck.live.refit.settings import TrialSettings
-from ckptcheck.live.refit.tokenizer import TrialTokenizer
+from ckptcheck.live.refit.observations import SleepCheck
+from ckptcheck.live.refit.scoring_inputs import ScoringInputs, TrialTokenizer
 from ckptcheck.live.refit.trace import RefitTrace
-from ckptcheck.live.refit.trial_phases import FollowPhase, Log, TrialPhases
-from ckptcheck.live.refit.trial_scores import TrialScores
-from ckptcheck.live.refit.trial_sleep import TrialSleep
-from ckptcheck.live.refit.trial_syncs import TrialSyncs
+from ckptcheck.live.refit.trial_exports import (
+    compare_ranks,
+    compare_saved,
+    compare_shards,
+    compare_source,
+    identify_engine,
+)
+from ckptcheck.live.refit.trial_scores import (
+    compare_with_float32,
+    fill_cache,
+    measure_rounding_last,
+    score_cold_load,
+    score_sides,
+)
+from ckptcheck.live.refit.trial_state import FollowPhase, Log, StartEngine, TrialPhases, TrialSettings, TrialState
+from ckptcheck.live.refit.trial_syncs import compare_before, scramble, sync_weights
 from ckptcheck.live.runtime.engines.base import Engine
+from ckptcheck.live.runtime.engines.capabilities import find_able, why_sleep_frees_nothing, why_unable
 from ckptcheck.live.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.live.runtime.engines.transports import select_transport
 from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied
@@ -40,6 +49,9 @@ from ckptcheck.live.runtime.trainers.base import Trainer
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+WEIGHTS, REST = ("weights",), ("kv_cache", "cuda_graph")
+"""What jobs that train and sample on the same GPUs wake before a sync (if the engine dropped its weights), and after it."""
 
 
 class RefitTrial:
@@ -76,30 +88,18 @@ class RefitTrial:
         say: Log = lambda _: None,
         follow: FollowPhase | None = None,
     ) -> None:
-        self._start_trainer, self._settings, self._say = start_trainer, settings, say
-        self._source, self._start_oracle, self._first_step, self._draft = source, start_oracle, first_step, draft
-        self._trainer: Trainer
+        self._start_trainer, self._start_oracle, self._first_step = start_trainer, start_oracle, first_step
         inputs = ScoringInputs.for_trial(vocabulary, block, text or TrialTokenizer(), settings.decode, length)
         too_short = f"the model has room for {length} tokens, and the prefix cache keeps {block} together"
-        observations = self._observations = TrialObservations(
+        self._trace = RefitTrace(
             target,
-            too_short if block and not inputs.probe else "",
+            cache_unused_reason=too_short if block and not inputs.probe else "",
             is_fast=settings.logprobs and not settings.decode,
         )
-        phases = self._phases = TrialPhases(settings.timeouts, nbytes, say, follow)
-        state = self._state = EngineState()
-        self._sequences = inputs.sequences
-        identities = self._identities = IdentityChecks(observations, source)
-        self._exports = ExportChecks(observations, phases, folder, identities)
-        experts = self._experts = ExpertMoves(observations, phases, inputs)
-        self._modules = ModuleSearch(observations, phases, folder, inputs.sequences[0])
-        images = ImageProbes(image_token, inputs.sequences[0], observations)
-        self._sleep = TrialSleep(settings.sleep_level, observations, phases, state)
-        cold_loads = self._cold_loads = ColdLoads(start, folder, draft, observations, inputs, state, experts, images)
-        self._scores = TrialScores(observations, phases, inputs, state, cold_loads, self._modules, images)
-        self._syncs = TrialSyncs(
-            settings, observations, phases, state, experts, cold_loads, inputs.prompt, folder, identities, draft
-        )
+        self._state = TrialState(
+            settings, TrialPhases(settings.timeouts, nbytes, say, follow), self._trace, inputs, start, folder,
+            source=source, draft=draft, image=build_image_prompt(image_token, inputs.sequences[0]),
+        )  # fmt: skip
 
     def run(self) -> RefitTrace:
         """Run the trial and return its evidence.
@@ -107,138 +107,167 @@ class RefitTrial:
         A process that dies, hangs or refuses, and an interruption, end the trial; the trace names the phase and the reason.
         Raises CkptcheckError for a trainer or an engine that cannot be started at all.
         """
-        observations = self._observations
+        trial, trace, phases = self._state, self._trace, self._state.phases
         engine: Engine | None = None
         try:
-            with self._phases.run("start", "start of the trainer"):
-                self._trainer = self._start_trainer()
-                self._cold_loads.observe_trainer(self._trainer)
-                self._exports.compare_ranks(self._trainer, 0)
-            with self._phases.run("start", "cold load"):
-                engine = self._cold_loads.start(self._trainer, 0)
-                self._observe_engine(engine)
-            self._run_rounds(engine)
-            self._modules.compare_with_float32(engine, self._trainer, self._start_oracle)
-            if self._settings.logprobs:
-                self._scores.measure_rounding(self._trainer)
-            self._exports.compare_saved()
+            with phases.run("start", "start of the trainer"):
+                trainer = self._start_trainer()
+                observe_trainer(trial, trainer)
+                compare_ranks(trial, trainer, 0)
+            with phases.run("start", "cold load"):
+                engine = start_cold(trial, trainer, 0)
+                self._observe_engine(engine, trainer)
+            self._sync_loaded_weights(engine, trainer)
+            if trial.settings.weights and trial.settings.steps:
+                move_experts(trial, engine)
+            for step in phases.count_rounds(trial.settings.steps):
+                self._run_round(engine, trainer, step)
+            compare_with_float32(trial, engine, trainer, self._start_oracle)
+            if trial.settings.logprobs:
+                measure_rounding_last(trial, trainer)
+            compare_saved(trial)
         except (CkptcheckError, OSError, KeyboardInterrupt) as error:
             is_refusal = isinstance(error, CkptcheckError) and not isinstance(error, (WorkerDied, RemoteError))
             # there is no evidence yet that could be kept
-            if is_refusal and observations.engine is None:
+            if is_refusal and trace.engine is None:
                 raise
-            observations.failed_phases[self._phases.current] = self._phases.format_error(error)
+            trace.failed_phases[phases.current] = phases.format_error(error)
         # a fault of our own, or a worker that answers something unexpected: the evidence so far is kept
         except Exception as error:
-            self._say(traceback.format_exc().rstrip())
-            observations.failed_phases[self._phases.current] = f"{type(error).__name__}: {error}"
+            phases.log(traceback.format_exc().rstrip())
+            trace.failed_phases[phases.current] = f"{type(error).__name__}: {error}"
         finally:
             if engine is not None:
                 engine.close()
-        return observations.to_trace()
+        return trace
 
-    def _observe_engine(self, engine: Engine) -> None:
+    def _observe_engine(self, engine: Engine, trainer: Trainer) -> None:
         """Note what the engine is and holds after the cold load."""
-        observations, transport = self._observations, self._settings.transport
-        placement.check_transport(self._trainer, engine, transport)
+        trial, trace, transport = self._state, self._trace, self._state.settings.transport
+        check_transport(trainer, engine, transport)
         for name, reason in engine.ignored_switches.items():
-            self._say(f"{name}: {reason}")
-        manifest, memory = self._state.digest_tensors(engine), engine.memory_bytes()
-        observations.engine, observations.ignored_options, observations.cold_manifest = (
-            engine.info,
-            engine.ignored_switches,
-            manifest,
-        )
-        if self._settings.weights:
-            self._identities.identify_engine(engine, 0)
+            trial.phases.log(f"{name}: {reason}")
+        manifest, memory = trial.digest_tensors(engine), engine.memory_bytes()
+        trace.engine, trace.ignored_options, trace.cold_manifest = engine.info, engine.ignored_switches, manifest
+        if trial.settings.weights:
+            identify_engine(trial, engine, 0)
         if engine.info.facts.get("prefix_caching") == "False":
-            observations.cache_unused_reason = f"{engine.info.name} runs without a prefix cache here"
+            trace.cache_unused_reason = f"{engine.info.name} runs without a prefix cache here"
         joins_buckets = select_transport(engine.transports, transport, engine.info.name).joins_buckets
-        observations.stream_transport = transport if joins_buckets else ""
-        observations.memory.append(memory)
-        self._experts.observe_cold_load(engine)
+        trace.stream_transport = transport if joins_buckets else ""
+        trace.memory.append(memory)
+        trial.cold_slots = read_slots(engine)
 
-    def _run_rounds(self, engine: Engine) -> None:
-        """Score, scramble and sync the loaded weights; then step, sync twice and score, as often as the settings say."""
-        settings = self._settings
-        self._sync_loaded_weights(engine)
-        if settings.weights and settings.steps:
-            self._experts.move(engine)
-        for step in self._phases.count_rounds(settings.steps):
-            drops_weights, fills_cache = settings.sleep_level == 2, settings.logprobs
-            if drops_weights and fills_cache:
-                self._scores.fill_cache(engine, step)
-            with self._sleep.asleep(engine) as wake:
-                with self._phases.run("step", f"step {step}"):
-                    self._step(step)
-                with self._phases.run("start", f"reference for step {step}"):
-                    reference = self._cold_loads.measure(self._trainer, step, has_scores=settings.logprobs)
-                wake()
-                if settings.weights and not drops_weights:
-                    self._syncs.compare_before(engine, step, reference)
-                if not drops_weights and fills_cache:
-                    self._scores.fill_cache(engine, step)
-                self._sync(engine, step, settings.second_bucket_bytes, reference, f"sync after step {step}")
-            if settings.weights:
-                self._exports.compare_shards(self._trainer, step)
-            if settings.logprobs:
-                with self._phases.run("score", f"score after step {step}"):
-                    self._scores.score(engine, self._trainer, len(self._observations.syncs), reference)
-            # This sync sends the values that the engine has: only marks show that it writes them. A request that runs meanwhile
-            # would compute with the marks.
-            if is_marked := settings.weights and not settings.pause:
-                with self._phases.run("sync", "scramble again"):
-                    self._syncs.scramble(engine)
-            self._sync(
-                engine, step, settings.bucket_bytes, reference, "the same sync with other buckets", is_marked=is_marked
-            )
-
-    def _sync_loaded_weights(self, engine: Engine) -> None:
+    def _sync_loaded_weights(self, engine: Engine, trainer: Trainer) -> None:
         """Score the cold load, scramble its weights, and sync those that the trainer has loaded."""
-        observations, settings = self._observations, self._settings
+        trial, trace, settings = self._state, self._trace, self._state.settings
         if settings.logprobs:
-            self._scores.score_cold_load(engine, self._trainer)
-        with self._phases.run("sync", "find scratch memory"):
-            self._state.find_scratch(engine, self._sequences[0], observations)
-        with self._phases.run("sync", "scramble"):
-            scrambled, manifest = self._syncs.scramble(engine), self._state.digest_tensors(engine)
-        observations.scrambled, observations.scrambled_manifest = scrambled, manifest
-        cold = ColdLoad(observations.cold_manifest, observations.cold_scalars, self._experts.cold)
-        self._sync(engine, 0, settings.bucket_bytes, cold, "first sync", is_marked=True)
+            score_cold_load(trial, engine, trainer)
+        with trial.phases.run("sync", "find scratch memory"):
+            trial.find_scratch(engine)
+        with trial.phases.run("sync", "scramble"):
+            scrambled, manifest = scramble(trial, engine), trial.digest_tensors(engine)
+        trace.scrambled, trace.scrambled_manifest = scrambled, manifest
+        cold = ColdLoad(trace.cold_manifest, trace.cold_scalars, trial.cold_slots)
+        sync_weights(trial, trainer, engine, 0, settings.bucket_bytes, cold, "first sync", is_marked=True)
         if settings.weights:
-            if self._source is not None:
-                self._exports.compare_source(self._source)
-            self._exports.compare_shards(self._trainer, 0)
+            compare_source(trial)
+            compare_shards(trial, trainer, 0)
         if settings.logprobs:
-            with self._phases.run("score", "score after the first sync"):
-                self._scores.score(engine, self._trainer, 1, None)
+            with trial.phases.run("score", "score after the first sync"):
+                score_sides(trial, engine, trainer, None)
         if self._first_step is not None:
-            self._record_first_step(self._first_step, engine)
+            self._record_first_step(self._first_step, engine, trainer)
 
-    def _record_first_step(self, first_step: FirstStep, engine: Engine) -> None:
-        """Have the first step of a job recorded, unless the first sync did not bring the trainer's weights."""
-        sync = self._observations.syncs[0]
-        if not sync.answer.ok or sync.has_wrong_parameter or sync.has_unwritten_parameter:
-            self._say("no rollouts: the first sync did not bring the trainer's weights")
+    def _run_round(self, engine: Engine, trainer: Trainer, step: int) -> None:
+        """Take a step while the engine sleeps, and sync it twice, with different buckets."""
+        trial, settings = self._state, self._state.settings
+        drops_weights, fills_cache = settings.sleep_level == 2, settings.logprobs
+        if drops_weights and fills_cache:
+            fill_cache(trial, engine, step)
+        with self._asleep(engine) as wake:
+            with trial.phases.run("step", f"step {step}"):
+                self._step(trainer, step)
+            with trial.phases.run("start", f"reference for step {step}"):
+                reference = measure_cold_load(trial, trainer, step)
+            wake()
+            if settings.weights and not drops_weights:
+                compare_before(trial, engine, step, reference)
+            if not drops_weights and fills_cache:
+                fill_cache(trial, engine, step)
+            sync_weights(
+                trial, trainer, engine, step, settings.second_bucket_bytes, reference, f"sync after step {step}"
+            )
+        if settings.weights:
+            compare_shards(trial, trainer, step)
+        if settings.logprobs:
+            with trial.phases.run("score", f"score after step {step}"):
+                score_sides(trial, engine, trainer, reference)
+        # This sync sends the values that the engine has: only marks show that it writes them. A request that runs meanwhile
+        # would compute with the marks.
+        if is_marked := settings.weights and not settings.pause:
+            with trial.phases.run("sync", "scramble again"):
+                scramble(trial, engine)
+        sync_weights(
+            trial, trainer, engine, step, settings.bucket_bytes, reference, "the same sync with other buckets",
+            is_marked=is_marked,
+        )  # fmt: skip
+
+    def _step(self, trainer: Trainer, step: int) -> None:
+        trial, perturb = self._state, self._state.settings.perturb
+        if perturb is not None:
+            trainer.perturb(perturb, seed=step)
+        else:
+            self._trace.steps.append(trainer.step(trial.inputs.sequences, seed=step))
+        if trial.draft is not None:
+            trial.draft.step(perturb, step)
+        compare_ranks(trial, trainer, step)
+
+    @contextmanager
+    def _asleep(self, engine: Engine) -> Iterator[Callable[[], None]]:
+        """Let the engine sleep, if it can, while others need the device; yields the function that wakes it for a sync.
+
+        The first sleep compares what the engine holds before and after. At level 2 the engine gets the memory of its weights
+        back when it wakes, and that of its cache after the sync.
+        """
+        trial, trace, level = self._state, self._trace, self._state.settings.sleep_level
+        sleeper = find_able(engine, "sleep")
+        if sleeper is None:
+            trace.sleep_skipped = why_unable(engine, "sleep")
+            yield lambda: None
             return
-        with self._phases.run("score", "record the first step"):
+        with trial.phases.run("sync", "sleep"):
+            is_first = trace.sleep_check is None
+            before = trial.digest_tensors(engine) if is_first else {}
+            scalars_before = trial.read_scalars(engine) if is_first else {}
+            memory = sleeper.used_memory()
+            sleeper.sleep(level)
+            freed = memory - sleeper.used_memory()
+
+        def wake() -> None:
+            with trial.phases.run("sync", "wake"):
+                sleeper.wake(WEIGHTS if level == 2 else None)
+                if before:
+                    after, no_op_reason = trial.digest_tensors(engine), why_sleep_frees_nothing(engine.info)
+                    trace.sleep_check = SleepCheck(
+                        before, after, freed, level, no_op_reason, scalars_before, trial.read_scalars(engine)
+                    )
+
+        yield wake
+        if level == 2:
+            with trial.phases.run("sync", "wake the rest"):
+                sleeper.wake(REST)
+
+    def _record_first_step(self, first_step: FirstStep, engine: Engine, trainer: Trainer) -> None:
+        """Have the first step of a job recorded, unless the first sync did not bring the trainer's weights."""
+        phases, sync = self._state.phases, self._trace.syncs[0]
+        if not sync.answer.ok or sync.has_wrong_parameter or sync.has_unwritten_parameter:
+            phases.log("no rollouts: the first sync did not bring the trainer's weights")
+            return
+        with phases.run("score", "record the first step"):
             try:
-                first_step.record(engine, self._trainer)
+                first_step.record(engine, trainer)
             except WorkerDied:
                 raise
             except CkptcheckError as error:
-                self._say(f"no rollouts: {error.message}")
-
-    def _sync(
-        self, engine: Engine, step: int, bucket_bytes: int, reference: ColdLoad, phase: str, *, is_marked: bool = False
-    ) -> None:
-        self._syncs.sync(self._trainer, engine, step, bucket_bytes, reference, phase, is_marked=is_marked)
-
-    def _step(self, step: int) -> None:
-        if self._settings.perturb is not None:
-            self._trainer.perturb(self._settings.perturb, seed=step)
-        else:
-            self._observations.steps.append(self._trainer.step(self._sequences, seed=step))
-        if self._draft is not None:
-            self._draft.step(self._settings.perturb, step)
-        self._exports.compare_ranks(self._trainer, step)
+                phases.log(f"no rollouts: {error.message}")

@@ -3,142 +3,182 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
-from ckptcheck.live.refit.arrivals import noted_arrivals
-from ckptcheck.live.refit.borrowed_memory import find_unsynced_changes
-from ckptcheck.live.refit.cold_loads import ColdLoad, ColdLoads
+from ckptcheck.live.refit.cold_loads import ColdLoad, start_again
 from ckptcheck.live.refit.diagnose_sync import diagnose_sync
-from ckptcheck.live.refit.draft_weights import DraftWeights
-from ckptcheck.live.refit.engine_state import EngineState
-from ckptcheck.live.refit.expert_moves import ExpertMoves
-from ckptcheck.live.refit.identity_checks import IdentityChecks
+from ckptcheck.live.refit.expert_moves import compare_slots
 from ckptcheck.live.refit.inflight import InflightUpdate
-from ckptcheck.live.refit.observations import TrialObservations
-from ckptcheck.live.refit.settings import TrialSettings
+from ckptcheck.live.refit.observations import Key, Sync, is_draft
 from ckptcheck.live.refit.sync import send_weights
-from ckptcheck.live.refit.timed_update import timed_update
-from ckptcheck.live.refit.trace import Sync, is_draft
-from ckptcheck.live.refit.trial_phases import TrialPhases
-from ckptcheck.live.runtime.engines.base import Engine, ScrambleResult
+from ckptcheck.live.refit.trial_exports import identify_engine
+from ckptcheck.live.refit.trial_state import TrialState
+from ckptcheck.live.runtime.engines.base import Arrival, Engine, LoadedParameter, ScrambleResult, TensorDigests
+from ckptcheck.live.runtime.engines.capabilities import find_able
 from ckptcheck.live.runtime.trainers.base import Trainer
 from ckptcheck.runs.history.record import utc_now
 
 
-class TrialSyncs:
-    """The syncs of one trial.
+def scramble(trial: TrialState, engine: Engine) -> ScrambleResult:
+    """Overwrite the weights with marks, but for a draft model of which nothing is sent."""
+    observed = trial.observed
+    if observed.sent_draft or observed.untrained:
+        return engine.scramble_weights(keep_draft=not observed.sent_draft)
+    return engine.scramble_weights()
 
-    prompt: of the request that runs during a sync, if one does. folder: has the checkpoints of the cold loads. identities: of
-    what the engine holds. draft: what the engine drafts with and the trainer does not hold, None without it.
+
+def compare_before(trial: TrialState, engine: Engine, step: int, reference: ColdLoad) -> None:
+    """Note what changed in the engine with the trainer's step, although nothing was sent."""
+    observed = trial.observed
+    with trial.phases.run("sync", f"look at the engine before the sync after step {step}"):
+        slept = not observed.sleep_skipped
+        # experts may have been moved since the first sync
+        held = trial.moved_tensors if step == 1 else {}
+        held = held or observed.syncs[-1].manifest
+        digests = trial.digest_tensors(engine)
+        observed.unsynced_changes[step] = find_unsynced_changes(held, digests, reference.manifest, slept=slept)
+
+
+def find_unsynced_changes(
+    held: TensorDigests, now: TensorDigests, reference: TensorDigests, *, slept: bool
+) -> Mapping[Key, bool]:
+    """Return the tensors that changed since the last sync → whether they already are what the next sync has to bring.
+
+    Those have their numbers from the trainer's memory: the engine kept a tensor that it was lent. Of the others only parameters
+    count: a forward pass may change a buffer.
+
+    Args:
+        held: what the engine held after the last sync.
+        now: what it holds after the trainer's step, before the next sync.
+        reference: what the same engine holds, started cold from the stepped weights.
+        slept: whether the engine slept in between: what sleep lost is found by comparing before and after it.
     """
+    changes: dict[Key, bool] = {}
+    for key, entry in now.items():
+        before, after = held.get(key), reference.get(key)
+        if before is None or entry.opaque or before.opaque or before.digest == entry.digest:
+            continue
+        follows = after is not None and not after.opaque and after.digest == entry.digest
+        if follows or (entry.kind == "parameter" and not slept):
+            changes[key] = follows
+    return changes
 
-    def __init__(
-        self,
-        settings: TrialSettings,
-        observations: TrialObservations,
-        phases: TrialPhases,
-        state: EngineState,
-        experts: ExpertMoves,
-        cold_loads: ColdLoads,
-        prompt: tuple[int, ...],
-        folder: Path,
-        identities: IdentityChecks,
-        draft: DraftWeights | None = None,
-    ) -> None:
-        self._settings, self._observations, self._phases = settings, observations, phases
-        self._state, self._experts, self._cold_loads = state, experts, cold_loads
-        self._prompt, self._folder, self._identities, self._draft = prompt, folder, identities, draft
 
-    def scramble(self, engine: Engine) -> ScrambleResult:
-        """Overwrite the weights with marks, but for a draft model of which nothing is sent."""
-        if self._observations.sent_draft or self._observations.untrained:
-            return engine.scramble_weights(keep_draft=not self._observations.sent_draft)
-        return engine.scramble_weights()
+def sync_weights(
+    trial: TrialState,
+    trainer: Trainer,
+    engine: Engine,
+    step: int,
+    bucket_bytes: int,
+    reference: ColdLoad,
+    phase: str,
+    *,
+    is_marked: bool = False,
+) -> None:
+    """Sync once, compare the engine with the reference, and look for the causes of what differs.
 
-    def compare_before(self, engine: Engine, step: int, reference: ColdLoad) -> None:
-        """Note what the engine holds otherwise after the trainer's step, although nothing was sent."""
-        observations = self._observations
-        with self._phases.run("sync", f"look at the engine before the sync after step {step}"):
-            slept = not observations.sleep_skipped
-            # experts may have been moved since the first sync
-            held = self._experts.moved_tensors if step == 1 else {}
-            held = held or observations.syncs[-1].manifest
-            digests = self._state.digest_tensors(engine)
-            observations.unsynced_changes[step] = find_unsynced_changes(held, digests, reference.manifest, slept=slept)
-
-    def sync(
-        self,
-        trainer: Trainer,
-        engine: Engine,
-        step: int,
-        bucket_bytes: int,
-        reference: ColdLoad,
-        phase: str,
-        *,
-        is_marked: bool = False,
-    ) -> None:
-        """Sync once, compare the engine with the reference, and look for the causes of what differs.
-
-        is_marked: marks were written before.
-        """
-        observations, compares_weights = self._observations, self._settings.weights
-        start_time = time.monotonic()
-        with self._phases.run("sync", phase):
-            sent = dict(trainer.digests())
-            sent_seconds = time.monotonic() - start_time
-            number = len(observations.syncs) + 1
-            request = InflightUpdate(self._settings.pause, self._prompt, str(number)) if self._settings.pause else None
-            with (
-                timed_update(engine, step, observations.syncs) as is_timed,
-                noted_arrivals(engine, tuple(sent), is_wanted=compares_weights, is_timed=is_timed) as noted,
-            ):
-                sync_start_time = time.monotonic()
-                buckets, result = send_weights(
-                    trainer, engine, bucket_bytes, self._settings.transport, f"sync-{number}", request
-                )
-                sync_end_time = time.monotonic()
-                if self._settings.clears_cache:
-                    engine.reset_prefix_cache()
-                draft_answer = (
-                    self._draft.send(engine, bucket_bytes, self._settings.transport)
-                    if self._draft is not None
-                    else None
-                )
-            result = replace(result, seconds=result.seconds - noted.seconds)
-            sync = Sync(
-                number=number,
-                step=step,
-                time=utc_now(),
-                bucket_bytes=bucket_bytes,
-                buckets=len(buckets),
-                bucket_names=tuple(bucket.names for bucket in buckets),
-                nbytes=sum(bucket.nbytes for bucket in buckets),
-                answer=result,
-                draft_answer=draft_answer,
-                sent=sent,
-                arrived=noted.arrived,
-                loaded=noted.loaded,
-                manifest=self._state.digest_tensors(engine) if compares_weights else {},
-                reference=reference.manifest if compares_weights else {},
-                scalars=self._state.read_scalars(engine) if compares_weights else {},
-                reference_scalars=reference.scalars if compares_weights else {},
-                seconds=sync_end_time - sync_start_time - noted.seconds,
-                sent_seconds=sent_seconds,
-                inflight_request=request.request if request else None,
+    is_marked: marks were written before.
+    """
+    observed, settings = trial.observed, trial.settings
+    start_time = time.monotonic()
+    with trial.phases.run("sync", phase):
+        sent = dict(trainer.digests())
+        sent_seconds = time.monotonic() - start_time
+        number = len(observed.syncs) + 1
+        request = InflightUpdate(settings.pause, trial.inputs.prompt, str(number)) if settings.pause else None
+        is_timed = step > 0 and all(sync.step != step for sync in observed.syncs)
+        with (
+            _at_own_speed(engine, is_timed=is_timed),
+            _noted_arrivals(engine, tuple(sent), is_wanted=settings.weights, is_timed=is_timed) as noted,
+        ):
+            sync_start_time = time.monotonic()
+            buckets, result = send_weights(trainer, engine, bucket_bytes, settings.transport, f"sync-{number}", request)
+            sync_end_time = time.monotonic()
+            if settings.clears_cache:
+                engine.reset_prefix_cache()
+            draft = trial.draft
+            draft_answer = None if draft is None else draft.send(engine, bucket_bytes, settings.transport)
+        sync = Sync(
+            number=number,
+            step=step,
+            time=utc_now(),
+            bucket_bytes=bucket_bytes,
+            buckets=len(buckets),
+            bucket_names=tuple(bucket.names for bucket in buckets),
+            nbytes=sum(bucket.nbytes for bucket in buckets),
+            answer=replace(result, seconds=result.seconds - noted.seconds),
+            draft_answer=draft_answer,
+            sent=sent,
+            arrived=noted.arrived,
+            loaded=noted.loaded,
+            manifest=trial.digest_tensors(engine) if settings.weights else {},
+            reference=reference.manifest if settings.weights else {},
+            scalars=trial.read_scalars(engine) if settings.weights else {},
+            reference_scalars=reference.scalars if settings.weights else {},
+            seconds=sync_end_time - sync_start_time - noted.seconds,
+            sent_seconds=sent_seconds,
+            inflight_request=request.request if request else None,
+        )
+        memory = engine.memory_bytes()
+        if settings.weights:
+            sync = compare_slots(trial, engine, sync, reference.slots)
+            identify_engine(trial, engine, number)
+        is_different = any(not is_draft(name) for _, name in sync.differing_tensors)
+        sync = replace(sync, check_seconds=time.monotonic() - sync_end_time)
+        if is_marked and settings.weights:
+            sync = replace(sync, unwritten_parts=engine.find_unwritten(), was_marked=True)
+    observed.memory.append(memory)
+    observed.syncs.append(sync)
+    if is_different:
+        with trial.phases.run("start", f"look for causes after sync {number}"):
+            observed.syncs[-1] = diagnose_sync(
+                engine, partial(start_again, trial, step), sync, trial.folder, observed.weights
             )
-            memory = engine.memory_bytes()
-            if compares_weights:
-                sync = self._experts.compare(engine, sync, reference.slots)
-                self._identities.identify_engine(engine, number)
-            is_different = any(not is_draft(name) for _, name in sync.differing_tensors)
-            sync = replace(sync, check_seconds=time.monotonic() - sync_end_time)
-            if is_marked and compares_weights:
-                sync = replace(sync, unwritten_parts=engine.find_unwritten(), was_marked=True)
-        observations.memory.append(memory)
-        observations.syncs.append(sync)
-        if is_different:
-            with self._phases.run("start", f"look for causes after sync {number}"):
-                start_again = partial(self._cold_loads.start_again, step)
-                observations.syncs[-1] = diagnose_sync(engine, start_again, sync, self._folder, observations.weights)
+
+
+@contextmanager
+def _at_own_speed(engine: Engine, *, is_timed: bool) -> Iterator[None]:
+    """Let a timed update run at the engine's own speed: the engine fills none of the memory that it allocates.
+
+    Other updates fill it, and so show what was allocated and not written. Seconds of the first sync after a step are then those of
+    a job.
+    """
+    able = find_able(engine, "timed updates") if is_timed else None
+    if able is not None:
+        able.time_updates(True)
+    yield
+    if able is not None:
+        able.time_updates(False)
+
+
+@dataclass
+class _NotedArrivals:
+    """What passed through the loader during one update: nothing where nothing was noted."""
+
+    arrived: tuple[Arrival, ...] | None = None
+    loaded: Mapping[Key, LoadedParameter] = field(default_factory=dict)
+    seconds: float = 0.0
+    """Seconds of the update that were spent on digests of what the loader left."""
+
+
+@contextmanager
+def _noted_arrivals(
+    engine: Engine, expected: Sequence[str], *, is_wanted: bool, is_timed: bool
+) -> Iterator[_NotedArrivals]:
+    """Note what passes through the engine's loader during an update, if the engine can.
+
+    is_timed: the update runs at the engine's own speed: what comes is not digested, and the time for what it leaves is measured.
+    """
+    noted = _NotedArrivals()
+    able = find_able(engine, "arrivals") if is_wanted else None
+    if able is None:
+        yield noted
+        return
+    able.record_arrivals(expected, is_brief=is_timed)
+    yield noted
+    found = able.read_arrivals()
+    noted.arrived, noted.loaded = None if is_timed else found.arrived, found.parameters
+    noted.seconds = found.seconds if is_timed else 0.0

@@ -19,7 +19,7 @@ from ckptcheck.compare.matching.side import BUFFER
 from ckptcheck.errors import EvidenceError
 from ckptcheck.live.refit.fused_parts import list_parts
 from ckptcheck.live.refit.joined_weights import split_joined_weights
-from ckptcheck.live.refit.trace import DRAFT
+from ckptcheck.live.refit.observations import DRAFT
 from ckptcheck.live.refit.weight_names import EMBEDDING, HEAD, trainer_weights
 from ckptcheck.live.runtime.engines.base import TensorDigests, WeightPart
 from ckptcheck.live.runtime.trainers.base import ShardDigest, Weight

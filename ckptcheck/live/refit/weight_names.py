@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 
 from ckptcheck.consumers.engine_tensors import EXPERTS_TENSOR, find_source_tensors
-from ckptcheck.live.refit.trace import DRAFT, Key, RefitTrace
+from ckptcheck.live.refit.observations import DRAFT, Key, Observations
 from ckptcheck.live.runtime.trainers.base import Weight
 from ckptcheck.live.runtime.trainers.layout import ParallelLayout
 from ckptcheck.text.formatting import format_ranges, join_truncated
@@ -37,7 +37,7 @@ def has_whole_experts(name: str, shape: Sequence[int], sources: Iterable[Weight]
     )
 
 
-def describe_part_origin(trace: RefitTrace, parts: Collection[str], engine_names: Sequence[str]) -> str:
+def describe_part_origin(trace: Observations, parts: Collection[str], engine_names: Sequence[str]) -> str:
     """Describe where tensors of the checkpoint lie in the engine and in the trainer, to end a message that names them with.
 
     Returns "" where both use the checkpoint's names.
@@ -60,7 +60,7 @@ def describe_part_origin(trace: RefitTrace, parts: Collection[str], engine_names
 
 
 def describe_origin(
-    trace: RefitTrace, names: Sequence[str], spans: Iterable[tuple[int, int]] = (), total: int = 0
+    trace: Observations, names: Sequence[str], spans: Iterable[tuple[int, int]] = (), total: int = 0
 ) -> str:
     """Describe what the first of these engine tensors is in the checkpoint and in the trainer, to end a message with.
 
@@ -88,7 +88,7 @@ def describe_origin(
 
 
 def weights_within(
-    trace: RefitTrace, name: str, spans: Iterable[tuple[int, int]], total: int
+    trace: Observations, name: str, spans: Iterable[tuple[int, int]], total: int
 ) -> tuple[tuple[Weight, ...], bool]:
     """Return the trainer's weights that lie in these elements of an engine tensor, and whether they were chosen by that.
 
@@ -105,7 +105,7 @@ def weights_within(
     return _overlapping(weights, spans, total, sizes), True
 
 
-def describe_ranks(trace: RefitTrace, keys: Iterable[Key], *, always: bool = False) -> str:
+def describe_ranks(trace: Observations, keys: Iterable[Key], *, always: bool = False) -> str:
     """Describe on which of the engine's ranks these tensors are wrong, to end a message with.
 
     Returns "" for an engine of one rank, and unless `always`, where all ranks are wrong.
@@ -117,7 +117,7 @@ def describe_ranks(trace: RefitTrace, keys: Iterable[Key], *, always: bool = Fal
     return f"; on rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)} of {total}"
 
 
-def unmatched_weights(trace: RefitTrace) -> list[str] | None:
+def unmatched_weights(trace: Observations) -> list[str] | None:
     """Return the sent weights that no tensor of the engine is built from; None if names tell nothing.
 
     A weight counts as matched if the engine holds its bytes under another name. If most names match nothing, the engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.refit.draft import find_untrained
-from ckptcheck.live.refit.draft_weights import FILE, DraftWeights, find_draft_folder
+from ckptcheck.live.refit.draft import FILE, DraftWeights, find_draft_folder, find_untrained
 from ckptcheck.live.refit.feasibility import require_draft_update
-from ckptcheck.live.runtime.engines.base import Bucket, UpdateResult
+from ckptcheck.live.runtime.engines.base import Bucket, EngineInfo, UpdateResult
 from ckptcheck.live.runtime.engines.engine_options import parse_switches
 from ckptcheck.live.runtime.engines.transports import find_transport
 from tests.factories.checkpoint_cases import CHECKPOINTS
@@ -66,6 +66,8 @@ def test_a_trainer_that_holds_everything_leaves_nothing() -> None:
 class Taker:
     """Reads what a trial sends its draft model."""
 
+    info = EngineInfo("fake", "1", "float32", 1, "FakeForCausalLM")
+
     def __init__(self) -> None:
         self.taken: dict[str, np.ndarray] = {}
         self.buckets = 0
@@ -89,7 +91,7 @@ def test_a_draft_that_is_sent_is_what_the_cold_load_gets(tmp_path: Path) -> None
     (source / "config.json").write_text("{}", encoding="utf-8")
     draft = DraftWeights(open_checkpoint(str(source)), is_own_model=True, exchange=exchange)
     draft.hold(())
-    engine = Taker()
+    engine: Any = Taker()
     assert draft.send(engine, 100, "gloo") == UpdateResult(True, "", 0.0)
     assert engine.buckets == 2
     assert all(np.array_equal(engine.taken[name], values[name].astype(np.float32)) for name in values)

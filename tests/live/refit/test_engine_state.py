@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
 
-from ckptcheck.live.refit.engine_state import EngineState
-from ckptcheck.live.refit.observations import TrialObservations
+from ckptcheck.live.refit.observations import Observations
+from ckptcheck.live.refit.trial_state import TrialState
 from ckptcheck.live.runtime.engines.base import Engine, Kind, TensorDigest
+from tests.factories.refit_cases import make_trial_state
 
 TENSORS: Mapping[str, Kind] = {
     # names that vLLM and SGLang have, and one that sounds like scratch memory and holds weights
@@ -44,13 +45,13 @@ class ComputingEngine:
         return {(0, "attn._k_scale_float"): 0.5, (0, "attn.max_seq_len"): float(sum(self.lengths[-1:]))}
 
 
-def find_scratch(*moving: str) -> tuple[EngineState, TrialObservations, Engine]:
+def find_scratch(*moving: str) -> tuple[TrialState, Observations, Engine]:
     engine = cast(Engine, ComputingEngine(*moving))
-    state, observations = EngineState(), TrialObservations("model", "")
-    observations.cold_manifest = state.digest_tensors(engine)
-    assert {name for _, name in observations.cold_manifest} == set(TENSORS)
-    state.find_scratch(engine, range(20), observations)
-    return state, observations, engine
+    trial = make_trial_state()
+    trial.observed.cold_manifest = trial.digest_tensors(engine)
+    assert {name for _, name in trial.observed.cold_manifest} == set(TENSORS)
+    trial.find_scratch(engine)
+    return trial, trial.observed, engine
 
 
 def names(digests: Mapping[tuple[int, str], Any]) -> set[str]:

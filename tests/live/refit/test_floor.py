@@ -11,12 +11,12 @@ import pytest
 
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.live.refit.greedy_text import GreedyText
 from ckptcheck.live.refit.logprob_diff import LogprobDiff, compare_logprobs
 from ckptcheck.live.refit.noise_floor import SideNoise, TrialNoise, measure_noise_floor, measure_rounding
-from ckptcheck.live.refit.sleep_cycle import find_sleeping_engine
+from ckptcheck.live.refit.observations import GreedyText
 from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trace_queries import compare_scoring
+from ckptcheck.live.runtime.engines.capabilities import find_able, why_unable
 from tests.doubles.fake_engine import FakeEngine
 from tests.factories.refit_cases import FakeTrainer, run_trial_case, weights
 
@@ -126,7 +126,7 @@ def test_logprobs_after_greedy_tokens_part_at_a_tie_are_not_compared(tmp_path: P
 def test_greedy_text_of_both_sides_is_told_where_it_parts(tmp_path: Path) -> None:
     trace = run_trial_case({}, tmp_path / "trial")
     said = GreedyText((1, 2), (5, 6, 7), (5, 9, 7), 2.0, "a cat", "a dog")
-    told = replace(trace, scorings=(replace(trace.scorings[0], greedy_text=said),))
+    told = replace(trace, scorings=[replace(trace.scorings[0], greedy_text=said)])
     assert said.first_divergence == 1
     assert found(told, "REF017") == [
         "after a cold load, greedy decoding differs from the trainer's at token 2 of 3: the engine adds 6, the trainer 9, which it"
@@ -137,15 +137,14 @@ def test_greedy_text_of_both_sides_is_told_where_it_parts(tmp_path: Path) -> Non
 
 
 def test_an_engine_sleeps_where_it_can() -> None:
-    assert find_sleeping_engine(FakeEngine(weights(), device="cpu")) == "the sleep of fake does nothing on a CPU"
+    assert why_unable(FakeEngine(weights(), device="cpu"), "sleep") == "the sleep of fake does nothing on a CPU"
     named = FakeEngine(weights(), device="cpu")
     named.info = replace(named.info, name="sglang")  # puts its buffers away and back there too
-    assert find_sleeping_engine(named) is named
+    assert find_able(named, "sleep") is named
     engine = FakeEngine(weights())
-    assert find_sleeping_engine(engine) is engine
+    assert find_able(engine, "sleep") is engine
     assert (
-        find_sleeping_engine(object.__new__(type("Plain", (), {"info": engine.info})))
-        == "fake is not put to sleep here"
+        why_unable(object.__new__(type("Plain", (), {"info": engine.info})), "sleep") == "fake is not put to sleep here"
     )
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.live.refit.settings import TrialSettings
 from ckptcheck.live.refit.trial import RefitTrial
+from ckptcheck.live.refit.trial_state import TrialSettings
 from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.engines.vllm import VllmEngine, VllmOptions
 from tests.conftest import needs_engine

@@ -11,7 +11,7 @@ import pytest
 
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.refit.live_trial import TrialEngine, TrialSource, TrialTrainer, run_live_trial
-from ckptcheck.live.refit.settings import TrialSettings
+from ckptcheck.live.refit.trial_state import TrialSettings
 from ckptcheck.live.runtime.engines import registry
 from tests.conftest import needs_engine
 from tests.doubles.faults import faulty_engines

@@ -9,7 +9,7 @@ import pytest
 
 from ckptcheck.live.refit.lora.trace import LoraTrace
 from ckptcheck.live.refit.lora.trial import LoraEngine, LoraTrial
-from ckptcheck.live.refit.timeouts import DEFAULTS, Timeouts
+from ckptcheck.live.refit.trial_state import DEFAULTS, Timeouts
 from ckptcheck.live.runtime.process.deadlines import remaining_seconds
 from ckptcheck.live.runtime.process.errors import WorkerTimeout
 from tests.doubles.fake_lora import FakeLoraEngine

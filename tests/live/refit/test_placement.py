@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.refit.placement import check_devices, check_transport
+from ckptcheck.live.refit.feasibility import check_devices, check_transport
 from ckptcheck.live.runtime.engines.base import EngineInfo
 from ckptcheck.live.runtime.engines.transports import find_transport
 from ckptcheck.live.runtime.trainers.base import TrainerInfo

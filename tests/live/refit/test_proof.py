@@ -9,7 +9,7 @@ import pytest
 
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.live.refit.proof import describe_proof
+from ckptcheck.live.refit.report_sections import describe_proof
 from tests.factories.refit_cases import run_trial_case
 
 RULES = [rule for rule in rule_loader.load_rules() if rule.on == "refit"]

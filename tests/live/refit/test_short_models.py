@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptcheck.live.refit.scoring_inputs import ScoringInputs
-from ckptcheck.live.refit.tokenizer import TrialTokenizer
+from ckptcheck.live.refit.scoring_inputs import ScoringInputs, TrialTokenizer
 from ckptcheck.live.runtime.engines.sizing import default_context_len
 
 

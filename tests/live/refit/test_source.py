@@ -9,8 +9,8 @@ import live
 import pytest
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.live.refit.scoring_inputs import TrialTokenizer
 from ckptcheck.live.refit.source import open_source
-from ckptcheck.live.refit.tokenizer import TrialTokenizer
 from ckptcheck.live.refit.weight_names import describe_origin, trainer_weights, unmatched_weights
 from ckptcheck.live.runtime.trainers.base import Weight
 from tests.factories.checkpoint_cases import CHECKPOINTS, MEGATRON

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ckptcheck.live.refit.timeouts import Timeouts
-from ckptcheck.live.refit.trial_phases import TrialPhases
+from ckptcheck.live.refit.trial_state import Timeouts, TrialPhases
 
 
 def test_a_phase_is_a_line_or_is_followed_with_its_limit() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.refit import timeouts
+from ckptcheck.live.refit import trial_state
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.paths import DOUBLES
 
@@ -367,9 +367,9 @@ def test_a_switch_that_was_not_taken_is_in_the_report(place: Path) -> None:
 
 
 def test_time_outs_are_for_every_phase_or_one() -> None:
-    found = timeouts.parse_timeouts(["100", "sync=0.5", "start=7"])
+    found = trial_state.parse_timeouts(["100", "sync=0.5", "start=7"])
     assert [found.seconds(kind, 10**12) for kind in ("start", "score", "step", "sync")] == [7, 100, 100, 0.5]
-    assert timeouts.parse_timeouts([]).seconds("sync", 5 * 10**9) == 300 + 100
+    assert trial_state.parse_timeouts([]).seconds("sync", 5 * 10**9) == 300 + 100
     for text in ("0", "fast", "start=", "warp=3", "-1", "inf", "step=nan", "=3"):
         with pytest.raises(CkptcheckError, match="is neither SECONDS nor PHASE=SECONDS"):
-            timeouts.parse_timeouts([text])
+            trial_state.parse_timeouts([text])

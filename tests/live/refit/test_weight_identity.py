@@ -13,9 +13,8 @@ from ckptcheck import identity
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
+from ckptcheck.live.refit import trial_exports
 from ckptcheck.live.refit.expert_slots import ExpertMove
-from ckptcheck.live.refit.identity_checks import IdentityChecks
-from ckptcheck.live.refit.observations import TrialObservations
 from ckptcheck.live.refit.recording import append_to_record
 from ckptcheck.live.refit.weight_identity import identify_engine, identify_trainer, list_weight_parts
 from ckptcheck.live.runtime.engines.base import TensorDigest, WeightPart
@@ -24,7 +23,7 @@ from ckptcheck.runs.history.record import read_record
 from ckptcheck.values.shard_digest import sum_shard
 from tests.doubles.fake_engine import FakeEngine
 from tests.factories.identities import list_differences
-from tests.factories.refit_cases import run_trial_case
+from tests.factories.refit_cases import make_trial_state, run_trial_case
 
 OUT = "model.layers.1.self_attn.o_proj.weight"
 RULES = [rule for rule in rule_loader.load_rules() if rule.on == "refit"]
@@ -166,34 +165,30 @@ def test_shards_that_miss_a_row_are_no_set() -> None:
 
 
 def test_an_engine_that_moved_its_experts_is_not_said_to_hold_another_set() -> None:
-    engine = FakeEngine({name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()})
-    observations = TrialObservations(
-        "trial", "", weights=tuple(Weight(name, each, "F32") for name, each in SHAPES.items())
-    )
-    observations.cold_manifest = engine.digest_tensors()
-    checks = IdentityChecks(observations, None)
-    checks.identify_engine(engine, 0)
-    checks.identify_engine(engine, 1)
-    assert observations.engine_identities.keys() == {0, 1}
-    observations.expert_move = ExpertMove(3, 8, ())
-    checks.identify_engine(engine, 2)
-    assert observations.engine_identities.keys() == {0, 1}
-    assert "moved its experts" in observations.identity_gaps["engine"]
+    engine: Any = FakeEngine({name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()})
+    trial = make_trial_state(weights=tuple(Weight(name, each, "F32") for name, each in SHAPES.items()))
+    observed = trial.observed
+    observed.cold_manifest = engine.digest_tensors()
+    trial_exports.identify_engine(trial, engine, 0)
+    trial_exports.identify_engine(trial, engine, 1)
+    assert observed.engine_identities.keys() == {0, 1}
+    observed.expert_move = ExpertMove(3, 8, ())
+    trial_exports.identify_engine(trial, engine, 2)
+    assert observed.engine_identities.keys() == {0, 1}
+    assert "moved its experts" in observed.identity_gaps["engine"]
 
 
 def test_an_engine_whose_cold_load_is_another_set_is_not_asked_again() -> None:
     """It keeps a norm plus one, in the same shape and dtype: what its parts come to tells nothing of a sync."""
     tensors = {name: np.ones(shape, np.float32) for name, shape in SHAPES.items()}
-    engine = FakeEngine(tensors | {"model.norm.weight": tensors["model.norm.weight"] + 1})
+    engine: Any = FakeEngine(tensors | {"model.norm.weight": tensors["model.norm.weight"] + 1})
     weights = tuple(Weight(name, each, "F32") for name, each in SHAPES.items())
-    observations = TrialObservations("trial", "", weights=weights)
-    observations.cold_manifest = engine.digest_tensors()
-    checks = IdentityChecks(observations, None)
-    checks.identify_engine(engine, 0)
+    trial = make_trial_state(weights=weights)
+    observed = trial.observed
+    observed.cold_manifest = engine.digest_tensors()
+    trial_exports.identify_engine(trial, engine, 0)
     shards = [ShardDigest(name, 0, 0, len(each), 0, name, "", "", sum_shard(each)) for name, each in tensors.items()]
-    checks.identify_trainer(shards, 0)
-    assert observations.identity_gaps == {
-        "engine": "its cold load stores weights otherwise than the trainer exports them"
-    }
-    checks.identify_engine(engine, 1)
-    assert observations.engine_identities.keys() == {0}
+    trial_exports.identify_trainer(trial, shards, 0)
+    assert observed.identity_gaps == {"engine": "its cold load stores weights otherwise than the trainer exports them"}
+    trial_exports.identify_engine(trial, engine, 1)
+    assert observed.engine_identities.keys() == {0}

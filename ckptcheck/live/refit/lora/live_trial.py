@@ -12,7 +12,7 @@ from typing import Any, cast
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.refit.live_trial import PREFIX_CACHE_BLOCK, TrialEngine, clean_up_folder
 from ckptcheck.live.refit.lora.trace import LoraTrace
-from ckptcheck.live.refit.timeouts import Timeouts
+from ckptcheck.live.refit.trial_state import Timeouts
 from ckptcheck.text.file_io import read_json_file
 from ckptcheck.text.observer import SILENT, Observer
 

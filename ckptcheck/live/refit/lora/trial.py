@@ -9,8 +9,7 @@ from typing import Protocol
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.refit.lora.trace import CachedAdapterProbe, LoraTrace, Scores, ServedAdapter
 from ckptcheck.live.refit.scoring_inputs import cache_probe_sequence, scoring_sequences
-from ckptcheck.live.refit.timeouts import Timeouts
-from ckptcheck.live.refit.trial_phases import FollowPhase, Log, TrialPhases
+from ckptcheck.live.refit.trial_state import FollowPhase, Log, Timeouts, TrialPhases
 from ckptcheck.live.runtime.engines.base import EngineInfo, SequenceScores, TensorDigests
 from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied
 

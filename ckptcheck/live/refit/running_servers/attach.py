@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError, EvidenceError
-from ckptcheck.live.refit.timeouts import Timeouts
+from ckptcheck.live.refit.trial_state import Timeouts
 from ckptcheck.live.runtime.engines.known_issues import traits_of_weights
 from ckptcheck.runners.runner import run_in_threads
 from ckptcheck.text.file_io import real_path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,6 +15,19 @@ Activations = Mapping[str, "np.ndarray[Any, np.dtype[np.float32]]"]
 A point is named after the module of the plain Hugging Face model whose output it is (``model.layers.3.self_attn.q_proj``). Two
 points are inputs: ``self_attn.core`` is the input of o_proj, ``mlp.act`` that of down_proj.
 """
+
+
+@runtime_checkable
+class ActivationSource(Protocol):
+    """A trainer or an engine that can capture the outputs of its modules."""
+
+    def capture_activations(self, tokens: Sequence[int], folder: Path) -> Activations:
+        """Return the output of every module for a prompt, joined over all ranks. folder: for temporary files."""
+        ...
+
+    def close(self) -> None:
+        """End its processes."""
+        ...
 
 
 def assemble_activations(captures: Sequence[Mapping[str, Any]], tokens: int) -> Activations:

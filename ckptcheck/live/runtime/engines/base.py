@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from ckptcheck.live.runtime.engines.sampling import Generation, Sampling
@@ -62,6 +62,15 @@ class WeightPart:
 
 HostScalars = Mapping[tuple[int, str], float]
 """(rank, name) → a number that a module of the engine keeps on the host: an int where it is one."""
+
+
+def same_number(one: float, other: float | None) -> bool:
+    """Return whether two numbers of an engine are equal; NaN is equal to NaN, and None is no number.
+
+    >>> same_number(1, 1.0), same_number(float("nan"), float("nan")), same_number(1.0, None)
+    (True, True, False)
+    """
+    return other is not None and (one == other or (one != one and other != other))
 
 
 @dataclass(frozen=True)
@@ -260,15 +269,6 @@ class Inspectable(Running, Protocol):
 
     def memory_bytes(self) -> int:
         """Return the bytes that the engine's processes hold: on the device, on a CPU their resident memory."""
-        ...
-
-
-@runtime_checkable
-class PartSummer(Protocol):
-    """An engine that computes shard digests of what it holds."""
-
-    def sum_parts(self, parts: Sequence[WeightPart]) -> list[tuple[int, int]]:
-        """Return what each part adds to the two sums of its weight's shard digest, computed where the part lies."""
         ...
 
 

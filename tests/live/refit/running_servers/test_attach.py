@@ -23,7 +23,7 @@ from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.refit.running_servers import probe as attaching
 from ckptcheck.live.refit.running_servers.attach import AttachOptions, attach_to_servers
 from ckptcheck.live.refit.running_servers.probe import ProbeSettings
-from ckptcheck.live.refit.timeouts import Timeouts
+from ckptcheck.live.refit.trial_state import Timeouts
 from ckptcheck.live.runtime.engines.base import WeightPart
 from ckptcheck.live.runtime.environments.interpreter import Interpreter
 from ckptcheck.live.runtime.servers import reference

@@ -11,7 +11,7 @@ import pytest
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.refit.running_servers.attach import AttachOptions, attach_to_servers
-from ckptcheck.live.refit.timeouts import Timeouts
+from ckptcheck.live.refit.trial_state import Timeouts
 from ckptcheck.live.runtime.servers import dedupe
 from tests.doubles.junk_server import JunkServer, sglang, status
 

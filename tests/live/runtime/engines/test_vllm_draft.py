@@ -15,9 +15,9 @@ from safetensors.numpy import save_file
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.live.refit.draft_weights import DraftWeights
-from ckptcheck.live.refit.settings import TrialSettings
+from ckptcheck.live.refit.draft import DraftWeights
 from ckptcheck.live.refit.trial import RefitTrial
+from ckptcheck.live.refit.trial_state import TrialSettings
 from ckptcheck.live.runtime.engines.engine_options import parse_switches
 from ckptcheck.live.runtime.engines.vllm import VllmEngine, VllmOptions
 from tests.conftest import needs_engine

@@ -9,7 +9,7 @@ import pytest
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.refit.running_servers.attach import AttachOptions, attach_to_servers
 from ckptcheck.live.refit.running_servers.trace import ServerEvidence
-from ckptcheck.live.refit.timeouts import Timeouts
+from ckptcheck.live.refit.trial_state import Timeouts
 from ckptcheck.live.runtime.servers.client import ServerClient, _here
 from ckptcheck.live.runtime.servers.dedupe import refuse_same_place
 from ckptcheck.live.runtime.servers.detect_engine import detect_engine

@@ -13,7 +13,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.refit.running_servers.attach import AttachOptions, attach_to_servers
-from ckptcheck.live.refit.timeouts import Timeouts
+from ckptcheck.live.refit.trial_state import Timeouts
 from ckptcheck.live.runtime.environments.interpreter import Interpreter
 from ckptcheck.live.runtime.servers import reference
 from ckptcheck.live.runtime.servers.base import ServerInfo

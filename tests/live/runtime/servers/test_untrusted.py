@@ -16,7 +16,7 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.refit.running_servers.attach import AttachOptions, attach_to_servers
-from ckptcheck.live.refit.timeouts import Timeouts
+from ckptcheck.live.refit.trial_state import Timeouts
 from ckptcheck.live.runtime.servers import client as clients
 from ckptcheck.live.runtime.servers.client import ServerClient
 from ckptcheck.live.runtime.servers.detect_engine import detect_engine

@@ -6,7 +6,8 @@ from types import ModuleType
 
 import pytest
 
-from ckptcheck.live.refit.host_scalars import ScalarReader, same_number
+from ckptcheck.live.refit.trial_state import find_moving
+from ckptcheck.live.runtime.engines.base import same_number
 from ckptcheck.live.runtime.engines.codec import decode_scalars
 from ckptcheck.live.runtime.worker.ckptcheck_worker import host_scalars
 
@@ -46,13 +47,7 @@ def test_numbers_keep_their_digits_and_their_kind_on_the_way() -> None:
     assert same_number(decoded[1, "c"], float("nan"))
 
 
-def test_what_a_forward_pass_changes_is_left_out() -> None:
-    class Engine:
-        def read_scalars(self) -> dict[tuple[int, str], float]:
-            return {(0, "scale"): 1.0, (0, "length"): 5, (0, "made late"): 2.0}
-
-    reader = ScalarReader()
-    reader.leave_out_moving(
-        {(0, "scale"): 1.0, (0, "length"): 4}, {(0, "scale"): 1.0, (0, "length"): 5, (0, "made late"): 2.0}
-    )
-    assert reader.read(Engine()) == {(0, "scale"): 1.0}  # type: ignore[arg-type]
+def test_what_a_forward_pass_changes_is_found() -> None:
+    before = {(0, "scale"): 1.0, (0, "length"): 4.0, (0, "lost"): float("nan")}
+    after = {(0, "scale"): 1.0, (0, "length"): 5.0, (0, "made late"): 2.0, (0, "lost"): float("nan")}
+    assert find_moving(before, after) == {(0, "length"), (0, "made late")}

@@ -1,0 +1,170 @@
+"""What an engine may be able to do beyond `base.Engine`, and what says whether it can.
+
+Every check asks here: the methods of an engine say what it has at all, and its `facts` what it can do as it was started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, cast
+
+from ckptcheck.live.runtime.engines.activations import Activations
+from ckptcheck.live.runtime.engines.base import (
+    Bucket,
+    Engine,
+    EngineInfo,
+    ExpertSlots,
+    LoadedWeights,
+    Running,
+    UpdateResult,
+    WeightPart,
+)
+
+Ability = Literal[
+    "activations", "arrivals", "draft acceptance", "draft updates", "expert copies", "images", "part sums", "sleep", "text",
+    "timed updates",
+]  # fmt: skip
+
+
+class AbleEngine(Engine, Protocol):
+    """An engine with all methods that only some engines have. `find_able` returns one whose methods may be called."""
+
+    def capture_activations(self, tokens: Sequence[int], folder: Path) -> Activations:
+        """Return the output of every module for a prompt, joined over all ranks. folder: for temporary files."""
+        ...
+
+    def record_arrivals(self, expected: Sequence[str], *, is_brief: bool = False) -> None:
+        """Note from now on what passes through the model's load_weights, and what it leaves when all of `expected` came.
+
+        is_brief: not the bytes that come, only those that it leaves.
+        """
+        ...
+
+    def read_arrivals(self) -> LoadedWeights:
+        """Return what has passed through it since then, and note nothing any more."""
+        ...
+
+    def acceptance_length(self, prompts: Sequence[Sequence[int]], tokens: int) -> float:
+        """Return the tokens per decode step over greedy responses of so many tokens, one request at a time."""
+        ...
+
+    def update_draft(self, buckets: Sequence[Bucket], transport: str) -> UpdateResult:
+        """Update the draft model in a session of its own. buckets: in files. transport: that of the policy's weights."""
+        ...
+
+    def digest_expert_slots(self) -> Mapping[tuple[int, str], ExpertSlots]:
+        """Digest each slot of the expert tensors on every rank."""
+        ...
+
+    def rebalance_experts(self) -> None:
+        """Move experts between slots, the same way in every engine that was started alike."""
+        ...
+
+    def score_image(self, tokens: Sequence[int]) -> tuple[float, ...]:
+        """Return the logprobs of the tokens after the first one, which stands for an image: always the same image."""
+        ...
+
+    def reset_encoder_cache(self) -> None:
+        """Drop what the engine keeps of images."""
+        ...
+
+    def sum_parts(self, parts: Sequence[WeightPart]) -> list[tuple[int, int]]:
+        """Return what each part adds to the two sums of its weight's shard digest, computed where the part lies."""
+        ...
+
+    def sleep(self, level: int = 1) -> None:
+        """Release the memory. Level 1 keeps the weights on the host; level 2 drops them, because a sync brings new ones."""
+        ...
+
+    def used_memory(self) -> int:
+        """Return the bytes that are taken on its devices: what a sleep releases, torch's own numbers do not show."""
+        ...
+
+    def wake(self, tags: Sequence[str] | None = None) -> None:
+        """Allocate the memory again. tags: these parts only (weights, kv_cache, cuda_graph), as far as the engine has them."""
+        ...
+
+    def tokenize(self, text: str, messages: Sequence[Mapping[str, str]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens of a text, and those of a conversation."""
+        ...
+
+    def time_updates(self, on: bool) -> None:
+        """Fill no memory during the next updates, so that they run at the engine's own speed, or fill it again."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One ability: what an engine has to have for it, and what is said of one that lacks it."""
+
+    methods: tuple[str, ...]
+    lacks: str
+    """Why not, after the engine's name."""
+    refuse: Callable[[EngineInfo], str] = lambda _: ""
+    """Why an engine that has the methods cannot do it as it was started; "" where it can."""
+
+
+def why_sleep_frees_nothing(info: EngineInfo) -> str:
+    """Return why a sleep releases no memory, "" if it may."""
+    return f"the sleep of {info.name} does nothing on a CPU" if info.facts.get("device") == "cpu" else ""
+
+
+def why_not_forced(info: EngineInfo) -> str:
+    """Return why an engine cannot decode given tokens (`Scorer.score_by_decode`), "" if it can."""
+    is_free = info.facts.get("follows") == "False"
+    return f"{info.name} cannot be made to follow them: it speculates, or gives processed logprobs" if is_free else ""
+
+
+def _refuse_sleep(info: EngineInfo) -> str:
+    # SGLang moves its buffers out and back on a CPU too
+    if (reason := why_sleep_frees_nothing(info)) and info.name != "sglang":
+        return reason
+    if info.facts.get("sleep") == "False" and not reason:
+        return f"{info.name} was not started so that it can sleep"
+    return ""
+
+
+def _refuse_images(info: EngineInfo) -> str:
+    images = info.facts.get("images")
+    return "" if images == "True" else images or f"{info.name} gets no images here"
+
+
+def _refuse_copies(info: EngineInfo) -> str:
+    copies = info.facts.get("redundant_experts", "")
+    return f"{info.name} holds every expert once" if copies in ("", "0") else ""
+
+
+def _refuse_acceptance(info: EngineInfo) -> str:
+    return "" if info.facts.get("draft") in ("mtp", "model") else f"{info.name} has no draft model"
+
+
+ABILITIES: Mapping[Ability, _Row] = {
+    "activations": _Row(("capture_activations",), "does not show what its modules put out"),
+    "arrivals": _Row(("record_arrivals", "read_arrivals"), "does not say what reaches its loader"),
+    "draft acceptance": _Row(("acceptance_length",), "does not count its decode steps", _refuse_acceptance),
+    "draft updates": _Row(("update_draft",), "takes no weights of a draft model"),
+    "expert copies": _Row(
+        ("digest_expert_slots", "rebalance_experts"), "does not say where its experts lie", _refuse_copies
+    ),
+    "images": _Row(("score_image", "reset_encoder_cache"), "gets no images here", _refuse_images),
+    "part sums": _Row(("sum_parts",), "does not sum what it holds"),
+    "sleep": _Row(("sleep", "wake", "used_memory"), "is not put to sleep here", _refuse_sleep),
+    "text": _Row(("tokenize",), "is not asked for the tokens of a text here"),
+    "timed updates": _Row(("time_updates",), "fills no memory in an update"),
+}
+"""Ability → what tells it. vLLM and SGLang have all methods but `time_updates`, which is vLLM's."""
+
+
+def why_unable(engine: Running, ability: Ability) -> str:
+    """Return why an engine cannot do this here, "" if it can."""
+    row = ABILITIES[ability]
+    if not all(hasattr(engine, method) for method in row.methods):
+        return f"{engine.info.name} {row.lacks}"
+    return row.refuse(engine.info)
+
+
+def find_able(engine: Running, ability: Ability) -> AbleEngine | None:
+    """Return the engine as one whose methods of this ability may be called, None if it cannot do it here."""
+    return None if why_unable(engine, ability) else cast(AbleEngine, engine)
