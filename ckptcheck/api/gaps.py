@@ -369,8 +369,8 @@ def parity_why(
     require_ranges(tp=tp, pp=pp, ep=ep, engine_tp=engine_tp, timeout=timeout)
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.live.experiments.attribution import live_search
+    from ckptcheck.live.experiments.attribution.backend import RecordedBackend
     from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
-    from ckptcheck.live.experiments.attribution.recorded_backend import RecordedBackend
     from ckptcheck.live.experiments.attribution.search import run_search
     from ckptcheck.live.experiments.attribution.trace import Attribution
     from ckptcheck.live.experiments.live_session import open_live_session

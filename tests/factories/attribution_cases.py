@@ -8,8 +8,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from ckptcheck.live.experiments.attribution.backend import NotAvailable
-from ckptcheck.live.experiments.attribution.change import EngineChange, TrainerChange
+from ckptcheck.linter.rule import Skip
+from ckptcheck.live.experiments.attribution.backend import EngineChange, TrainerChange
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
 from ckptcheck.live.experiments.attribution.search import run_search
 from ckptcheck.live.experiments.attribution.trace import Attribution
@@ -115,7 +115,7 @@ class FakeBackend:
 
     def _able(self, what: str) -> None:
         if what in self._unable:
-            raise NotAvailable(self._unable[what])
+            raise Skip(self._unable[what])
 
     def _as_drawn(self, q: np.ndarray, *, recorded: bool) -> np.ndarray:
         """Return what the engine says. recorded: when it drew the tokens, the first of them with older weights."""

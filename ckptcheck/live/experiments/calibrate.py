@@ -6,17 +6,20 @@ something if it is a multiple of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Section
+from ckptcheck.linter.rule import Skip
+from ckptcheck.live.experiments.runner import ExperimentRunner
 from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine
 from ckptcheck.live.runtime.engines.sampling import Sampling
 from ckptcheck.live.runtime.trainers.base import Trainer
-from ckptcheck.rollouts.gap_summary import compute_run_metrics
+from ckptcheck.rollouts.gap_summary import Runs, compute_run_metrics
 from ckptcheck.rollouts.metrics.logprob_metrics import LogprobMetrics
 from ckptcheck.rollouts.metrics.noise_floor import NoiseFloor, write_noise_floor
 
@@ -29,6 +32,15 @@ TITLES = {
     "trainer-batch": "the trainer, one by one and all at once",
     "trainer-engine": "the trainer and the engine",
 }
+COMPARISONS = {
+    "engine-repeat": ("decoded", "decoded again"),
+    "engine-batch": ("decoded", "decoded together"),
+    "engine-decode": ("decoded", "prefilled"),
+    "trainer-repeat": ("scored", "scored again"),
+    "trainer-batch": ("scored", "scored together"),
+    "trainer-engine": ("decoded", "scored"),
+}
+"""Comparison → the two ways to compute the same logprobs, see `Calibration`."""
 
 
 @dataclass(frozen=True)
@@ -69,85 +81,110 @@ def calibrate(
     seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
 ) -> FloorMeasurement:
-    """Measure all comparisons that the available sides allow.
+    """Make all comparisons that the available sides allow.
 
-    prompts: the engine answers them at temperature 1, or the trainer if there is no engine. The engine decodes the very same
-    tokens again (forced), so that no difference comes from other tokens.
+    prompts: the engine answers them at temperature 1, or the trainer if there is no engine. batch: how many responses the engine
+    decodes together.
     """
-    comparisons: dict[str, LogprobMetrics | None] = {}
-    sequences, starts = _draw_responses(engine, trainer, prompts, response, seed, say)
-    decoded: list[tuple[float, ...]] = []
-    if engine is not None:
-        say("the engine against itself")
-        decoded_alone = [
-            _decode_uncached(engine, [tokens], start)[0] for tokens, start in zip(sequences, starts, strict=True)
-        ]
-        decoded_again = [
-            _decode_uncached(engine, [tokens], start)[0] for tokens, start in zip(sequences, starts, strict=True)
-        ]
-        engine.reset_prefix_cache()
-        pairs = list(zip(sequences, starts, strict=True))
-        for begin in range(0, len(pairs), batch):
-            decoded += _decode_group(engine, pairs[begin : begin + batch])
-        prefill = [
-            score.prompt_logprobs[start - 1 :] for score, start in zip(engine.score(sequences), starts, strict=True)
-        ]
-        comparisons["engine-repeat"] = compute_run_metrics(decoded_alone, decoded_again)
-        comparisons["engine-batch"] = compute_run_metrics(decoded_alone, decoded)
-        comparisons["engine-decode"] = compute_run_metrics(decoded_alone, prefill)
-        decoded = decoded_alone
-    if trainer is not None:
-        say("the trainer against itself")
-        scored_alone = [
-            trainer.score([tokens])[0][start - 1 :] for tokens, start in zip(sequences, starts, strict=True)
-        ]
-        scored_again = [
-            trainer.score([tokens])[0][start - 1 :] for tokens, start in zip(sequences, starts, strict=True)
-        ]
-        longest = max(map(len, sequences))
-        # the trainer pads the other sequences to the length of this one
-        longest_sequence = [(*tokens, *tokens)[:longest] for tokens in sequences[:1]]
-        scored_together = trainer.score_batched([*sequences, *longest_sequence])[: len(sequences)]
-        comparisons["trainer-repeat"] = compute_run_metrics(scored_alone, scored_again)
-        comparisons["trainer-batch"] = compute_run_metrics(
-            scored_alone, [values[start - 1 :] for values, start in zip(scored_together, starts, strict=True)]
-        )
+    say("responses to measure with")
+    calibration = Calibration(engine, trainer, prompts, response=response, batch=batch, seed=seed)
+    runner = ExperimentRunner[str, LogprobMetrics]()
+    runner.run({
+        name: calibration.compare(*ways, say=say)
+        for name, ways in COMPARISONS.items()
+        if all(way in calibration.ways for way in ways)
+    })  # fmt: skip
+    return FloorMeasurement(runner.table.results, tuple(runner.table.unavailable))
+
+
+class Calibration:
+    """The responses of one calibration, and the ways to compute their logprobs.
+
+    The engine decodes the very same tokens again (forced), so that no difference comes from other tokens.
+    """
+
+    def __init__(
+        self,
+        engine: ResponseEngine | None,
+        trainer: Trainer | None,
+        prompts: Sequence[Tokens],
+        *,
+        response: int,
+        batch: int,
+        seed: int,
+    ) -> None:
+        responses = _draw_responses(engine, trainer, prompts, response, seed)
+        self._sequences = [(*prompt, *tokens) for prompt, tokens in zip(prompts, responses, strict=True)]
+        self._starts = [len(prompt) for prompt in prompts]
+        self.ways: dict[str, Callable[[], Runs]] = {}
+        """Name → the function that computes the logprobs of each response."""
         if engine is not None:
-            comparisons["trainer-engine"] = compute_run_metrics(decoded, scored_alone)
-    return FloorMeasurement(
-        {name: metrics for name, metrics in comparisons.items() if metrics is not None},
-        tuple(name for name, metrics in comparisons.items() if metrics is None),
-    )
+            self.ways |= {
+                "decoded": partial(self._decode_alone, engine),
+                "decoded again": partial(self._decode_alone, engine),
+                "decoded together": partial(self._decode_together, engine, batch),
+                "prefilled": partial(self._prefill, engine),
+            }
+        if trainer is not None:
+            self.ways |= {
+                "scored": partial(self._score_alone, trainer),
+                "scored again": partial(self._score_alone, trainer),
+                "scored together": partial(self._score_together, trainer),
+            }
+        self._computed: dict[str, Runs] = {}
+
+    def compare(self, one: str, other: str, *, say: Callable[[str], None]) -> Generator[Never, None, LogprobMetrics]:
+        """Compare two ways. Raises Skip where that gives no number."""
+        for way in (one, other):
+            if way not in self._computed:
+                say(f"logprobs: {way}")
+                self._computed[way] = self.ways[way]()
+        metrics = compute_run_metrics(self._computed[one], self._computed[other])
+        if metrics is None:
+            raise Skip("logprobs are not finite, or there are none")
+        yield from ()
+        return metrics
+
+    def _decode_alone(self, engine: ResponseEngine) -> Runs:
+        decoded = []
+        for tokens, start in zip(self._sequences, self._starts, strict=True):
+            engine.reset_prefix_cache()
+            decoded.append(engine.score_by_decode([tokens], start)[0])
+        return decoded
+
+    def _decode_together(self, engine: ResponseEngine, batch: int) -> Runs:
+        """Decode groups in one batch. Forcing begins at the end of the shortest prompt, so the rest of longer ones is forced too."""
+        engine.reset_prefix_cache()
+        decoded: list[Sequence[float]] = []
+        for begin in range(0, len(self._sequences), batch):
+            starts = self._starts[begin : begin + batch]
+            values = engine.score_by_decode(self._sequences[begin : begin + batch], min(starts))
+            decoded += [row[start - min(starts) :] for row, start in zip(values, starts, strict=True)]
+        return decoded
+
+    def _prefill(self, engine: ResponseEngine) -> Runs:
+        return self._of_responses([score.prompt_logprobs for score in engine.score(self._sequences)])
+
+    def _score_alone(self, trainer: Trainer) -> Runs:
+        return self._of_responses([trainer.score([tokens])[0] for tokens in self._sequences])
+
+    def _score_together(self, trainer: Trainer) -> Runs:
+        longest = max(map(len, self._sequences))
+        # the trainer pads the other sequences to the length of this one
+        longest_sequence = [(*tokens, *tokens)[:longest] for tokens in self._sequences[:1]]
+        scores = trainer.score_batched([*self._sequences, *longest_sequence])
+        return self._of_responses(scores[: len(self._sequences)])
+
+    def _of_responses(self, scores: Sequence[Sequence[float]]) -> Runs:
+        return [values[start - 1 :] for values, start in zip(scores, self._starts, strict=True)]
 
 
 def _draw_responses(
-    engine: ResponseEngine | None,
-    trainer: Trainer | None,
-    prompts: Sequence[Tokens],
-    response: int,
-    seed: int,
-    say: Callable[[str], None],
-) -> tuple[list[Tokens], list[int]]:
-    say("responses to measure with")
+    engine: ResponseEngine | None, trainer: Trainer | None, prompts: Sequence[Tokens], response: int, seed: int
+) -> Sequence[Sequence[int]]:
     if engine is not None:
         samplings = [Sampling(max_tokens=response, seed=seed + place, ignore_eos=True) for place in range(len(prompts))]
-        responses: Sequence[Sequence[int]] = [generation.tokens for generation in engine.generate(prompts, samplings)]
-    elif trainer is not None:
-        responses = trainer.sample(prompts, response, seed=seed)
-    else:
-        responses = [() for _ in prompts]
-    return [(*prompt, *tokens) for prompt, tokens in zip(prompts, responses, strict=True)], [
-        len(prompt) for prompt in prompts
-    ]
-
-
-def _decode_uncached(engine: ResponseEngine, sequences: Sequence[Tokens], start: int) -> list[tuple[float, ...]]:
-    engine.reset_prefix_cache()
-    return engine.score_by_decode(sequences, start)
-
-
-def _decode_group(engine: ResponseEngine, group: Sequence[tuple[Tokens, int]]) -> list[tuple[float, ...]]:
-    """Decode sequences in one batch. Forcing begins where the shortest prompt ends, so the rest of longer prompts is forced too."""
-    first = min(start for _, start in group)
-    logprobs = engine.score_by_decode([tokens for tokens, _ in group], first)
-    return [values[start - first :] for values, (_, start) in zip(logprobs, group, strict=True)]
+        return [generation.tokens for generation in engine.generate(prompts, samplings)]
+    if trainer is not None:
+        return trainer.sample(prompts, response, seed=seed)
+    return [() for _ in prompts]

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.experiments.attribution.backend import NotAvailable
-from ckptcheck.live.experiments.attribution.change import EngineChange
+from ckptcheck.linter.rule import Skip
+from ckptcheck.live.experiments.attribution.backend import EngineChange
 from ckptcheck.live.experiments.attribution.rescoring import Rescoring
+from ckptcheck.live.experiments.side import Side
 from ckptcheck.live.runtime.engines.base import Engine, Scorer, TensorDigests
 from ckptcheck.rollouts.rollouts import Rollouts
 
@@ -39,6 +39,9 @@ class StartOptions:
     config: bool = False
 
 
+AS_IN_THE_JOB = StartOptions()
+
+
 class EngineSide:
     """An engine that starts at the first request, and restarts where a change needs other options.
 
@@ -58,18 +61,20 @@ class EngineSide:
         *,
         running: Engine | None = None,
     ) -> None:
-        self._rollouts, self._start, self._folders, self._folder = rollouts, start, folders, folder
-        self._job = self._running = running
-        self._setup = StartOptions()
+        def start_with(setup: StartOptions, replaced: Engine | None) -> Engine:
+            source = folders(setup.cold, setup.config) if setup.cold or setup.config else None
+            return start(source, setup.dtype, setup.head_fp32, replaced)
+
+        self._rollouts, self._folder, self._job = rollouts, folder, running
+        self._side = Side[StartOptions, Engine](start_with, job=AS_IN_THE_JOB, running=running)
         self._dtype = running.info.dtype if running is not None else None
         self._found: dict[EngineChange, NDArray[Any]] = {}
         self._manifests: dict[bool, TensorDigests] = {}
-        self._refused: dict[StartOptions, str] = {}
         self._processed: bool | None = None
         self._same_weights = False
 
     def scores(self, change: EngineChange) -> NDArray[Any]:
-        """Return the logprobs under a change, float64 [T]. Raises NotAvailable, and what the engine's process raises."""
+        """Return the logprobs under a change, float64 [T]. Raises Skip, and what the engine's process raises."""
         if change not in self._found:
             engine = self._ready(StartOptions(change.dtype, change.head_fp32, change.cold, change.config))
             self._found[change] = self._scored(engine, change)
@@ -84,51 +89,35 @@ class EngineSide:
     def assume_equal_weights(self) -> None:
         """Record that the trainer's weights equal the engine's own, so that a cold start changes nothing."""
         if self._job is None:
-            self._same_weights, self._setup = True, replace(self._setup, cold=False)
+            self._same_weights = True
+            if self._side.setup is not None:
+                self._side.setup = replace(self._side.setup, cold=False)
 
     @property
     def has_started(self) -> bool:
         """Whether the engine has ever started with the job's settings."""
         return self._dtype is not None
 
-    def discard_process(self) -> None:
-        """Close and forget an engine that died."""
-        engine, self._running = self._running, None
-        if engine is not None:
-            engine.close()
-
     def close(self) -> None:
-        """Close the engine."""
-        self.discard_process()
+        """Close the engine; the next request starts another."""
+        self._side.discard()
 
     def _ready(self, setup: StartOptions) -> Engine:
-        """Return an engine that runs with these options; start one where needed. Raises NotAvailable where that failed before."""
-        setup = self._plain(setup)
-        if reason := self._refused.get(StartOptions(), self._refused.get(setup)):
-            raise NotAvailable(reason)
-        if self._running is not None and setup == self._setup:
-            return self._running
-        if self._job is not None and setup == StartOptions():
-            raise NotAvailable("the engine that drew the tokens was given up for another experiment")
-        if self._running is not None and self._running is self._job:
-            self._ask_for_the_last_time(self._running)
-        replaced, self._running = self._running, None
-        folder = self._folders(setup.cold, setup.config) if setup.cold or setup.config else None
-        try:
-            self._running = self._start(folder, setup.dtype, setup.head_fp32, replaced)
-        except BaseException as error:
-            if replaced is not None:
-                replaced.close()
-            if isinstance(error, CkptcheckError):
-                self._refused[setup] = error.message
-            raise
-        self._setup = setup
-        if setup == StartOptions():
-            self._dtype = self._running.info.dtype
-        if setup.head_fp32 and "head_fp32" in self._running.ignored_switches:
-            self._refused[setup] = self._running.ignored_switches["head_fp32"]
-            raise NotAvailable(self._refused[setup])
-        return self._running
+        """Return an engine that runs with these options; start one where needed. Raises Skip where that failed before."""
+        setup, side = self._plain(setup), self._side
+        side.require(setup)
+        if self._job is not None and (side.process is None or side.setup != setup):
+            if setup == AS_IN_THE_JOB:
+                raise Skip("the engine that drew the tokens was given up for another experiment")
+            if side.process is self._job:
+                self._ask_for_the_last_time(self._job)
+        engine = side.ready(setup)
+        if setup == AS_IN_THE_JOB:
+            self._dtype = engine.info.dtype
+        if setup.head_fp32 and (reason := engine.ignored_switches.get("head_fp32")) is not None:
+            side.refused[setup] = reason
+            raise Skip(reason)
+        return engine
 
     def _plain(self, setup: StartOptions) -> StartOptions:
         """Remove options that change nothing, so that no engine starts for them."""
@@ -150,7 +139,7 @@ class EngineSide:
         if not self._drawn_from(engine):
             return self._raw(engine, change)
         if change.path != "prefill":
-            raise NotAvailable("the recorded logprobs are processed, and by decoding it tells raw ones only")
+            raise Skip("the recorded logprobs are processed, and by decoding it tells raw ones only")
         return self._cut(engine, change.fresh)
 
     def _raw(self, engine: Scorer, change: EngineChange) -> NDArray[Any]:

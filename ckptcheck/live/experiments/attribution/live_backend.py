@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.experiments.attribution.backend import NotAvailable
-from ckptcheck.live.experiments.attribution.change import EngineChange, TrainerChange
+from ckptcheck.linter.rule import Skip
+from ckptcheck.live.experiments.attribution.backend import EngineChange, RecordedBackend, TrainerChange
 from ckptcheck.live.experiments.attribution.config_diff import describe_config_differences, link_checkpoint
 from ckptcheck.live.experiments.attribution.engine_side import EngineSide
 from ckptcheck.live.experiments.attribution.engine_side import Start as StartEngine
-from ckptcheck.live.experiments.attribution.recorded_backend import RecordedBackend
-from ckptcheck.live.experiments.attribution.state import initial_state as state_of
+from ckptcheck.live.experiments.attribution.experiment import initial_state as state_of
 from ckptcheck.live.experiments.attribution.trainer_side import Start as StartTrainer
 from ckptcheck.live.experiments.attribution.trainer_side import TrainerSide
 from ckptcheck.live.refit.weight_names import join_names, trainer_weights
@@ -101,16 +100,16 @@ class LiveBackend:
         """Compare the engine's tensors with those of an engine that starts from the trainer's weights."""
         side = self._demand_engine()
         if self._trainer is None:
-            raise NotAvailable("no trainer is given")
+            raise Skip("no trainer is given")
         if self._engine_held is not None and "quantization_config" in self._engine_held.config:
-            raise NotAvailable("the engine's checkpoint is quantized, so its bytes are others by design")
+            raise Skip("the engine's checkpoint is quantized, so its bytes are others by design")
         with self._told("engine", side):
             own_digests = side.manifest(cold=False)
             cold_digests = side.manifest(cold=True)
             weights = {weight.name: weight for weight in self._trainer.weights()}
         readable = [key for key, entry in own_digests.items() if entry.kind == "parameter" and not entry.opaque]
         if not readable:
-            raise NotAvailable("the engine's weights cannot be read")
+            raise Skip("the engine's weights cannot be read")
         differing_tensors = name_differing_weights(own_digests, cold_digests, weights)
         if not differing_tensors and not any(entry.opaque for entry in own_digests.values()):
             side.assume_equal_weights()
@@ -119,7 +118,7 @@ class LiveBackend:
     def config(self) -> tuple[str, ...]:
         """Compare the two config.json."""
         if self._engine_held is None or self._trainer_held is None:
-            raise NotAvailable(f"no {'engine' if self._engine_held is None else 'trainer'} is given")
+            raise Skip(f"no {'engine' if self._engine_held is None else 'trainer'} is given")
         return describe_config_differences(self._engine_held.config, self._trainer_held.config)
 
     def close(self) -> None:
@@ -129,15 +128,15 @@ class LiveBackend:
                 side.close()
 
     def _demand_engine(self) -> EngineSide:
-        """Return the engine's side. Raises NotAvailable without an engine."""
+        """Return the engine's side. Raises Skip without an engine."""
         if self._engine is None:
-            raise NotAvailable("no engine is given")
+            raise Skip("no engine is given")
         return self._engine
 
     def _checkpoint(self, cold: bool, config: bool) -> Path:
         """Return a checkpoint of the engine's weights, or the trainer's, with the engine's config, or the trainer's."""
         if self._engine_held is None or self._trainer_held is None or self._trainer is None:
-            raise NotAvailable("no trainer is given")
+            raise Skip("no trainer is given")
         saved = self._folder / "trainer"
         if cold and not self._saved:
             self._trainer.save(saved)
@@ -151,20 +150,20 @@ class LiveBackend:
 
     @contextmanager
     def _told(self, name: str, side: EngineSide | TrainerSide) -> Iterator[None]:
-        """Turn failures of a process into NotAvailable; a process that died starts again at the next request."""
+        """Turn failures of a process into Skip; a process that died starts again at the next request."""
         try:
             with time_budget(self._timeout):
                 yield
         except WorkerDied as error:
-            side.discard_process()
-            raise NotAvailable(f"the {name} failed: {error.message}") from error
+            side.close()
+            raise Skip(f"the {name} failed: {error.message}") from error
         except RemoteError as error:
-            raise NotAvailable(f"the {name} failed: {error.message}") from error
+            raise Skip(f"the {name} failed: {error.message}") from error
         except CkptcheckError as error:
             # a side that never started is not installed, or the like: the user has to know
             if not side.has_started:
                 raise
-            raise NotAvailable(error.message) from error
+            raise Skip(error.message) from error
 
 
 def name_differing_weights(own: TensorDigests, cold: TensorDigests, weights: Mapping[str, Weight]) -> tuple[str, ...]:

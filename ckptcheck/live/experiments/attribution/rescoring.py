@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.live.experiments.attribution.backend import NotAvailable
+from ckptcheck.linter.rule import Skip
 from ckptcheck.rollouts.full_vocab import FullVocabSource
 from ckptcheck.rollouts.metrics.sampling_distribution import processed
 from ckptcheck.rollouts.rollouts import Rollouts
@@ -62,7 +62,7 @@ class Rescoring:
     ) -> NDArray[Any]:
         """Request full distributions, and return logprobs of the sampling distribution (see metrics/sampling_distribution.py).
 
-        Scores only as many sequences, from the first on, as fit into `FULL` bytes. Raises NotAvailable where none fits.
+        Scores only as many sequences, from the first on, as fit into `FULL` bytes. Raises Skip where none fits.
         heat: the sampling temperature.
         """
         import numpy as np
@@ -76,7 +76,7 @@ class Rescoring:
                 numbers.append(number)
                 row_count += size
         if not numbers:
-            raise NotAvailable("whole distributions of sequences so long do not fit")
+            raise Skip("whole distributions of sequences so long do not fit")
         sequences = [self.tokens_of(number) for number in numbers]
         tables = load_file(side.score_full_vocab(sequences, folder))
         logprobs = self.empty_scores()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from ckptcheck.live.experiments.attribution.backend import Backend, NotAvailable
-from ckptcheck.live.experiments.attribution.experiment import Experiment, Layer, Trial
+from ckptcheck.live.experiments.attribution.backend import Backend
+from ckptcheck.live.experiments.attribution.experiment import GapExperiment, Layer, SearchState, Trial, initial_state
 from ckptcheck.live.experiments.attribution.experiments import lag
-from ckptcheck.live.experiments.attribution.state import SearchState, initial_state
+from ckptcheck.live.experiments.runner import ExperimentRunner
 
 EXPLAINED = 0.9
 """Share of the excess over the floor at which the search ends."""
@@ -83,7 +84,7 @@ class SearchResult:
 
 
 def run_search(
-    backend: Backend, experiments: Sequence[Experiment], floor: float, *, say: Callable[[str], None] = lambda _: None
+    backend: Backend, experiments: Sequence[GapExperiment], floor: float, *, say: Callable[[str], None] = lambda _: None
 ) -> SearchResult:
     """Run the experiments in order. Those of the layer `objective` come last; all others run without tokens of older weights.
 
@@ -143,21 +144,19 @@ class _Part:
 
 
 def _run_experiment(
-    experiment: Experiment, backend: Backend, state: SearchState, floor: float, excess: float
+    experiment: GapExperiment, backend: Backend, state: SearchState, floor: float, excess: float
 ) -> tuple[SearchStep, SearchState]:
     """Run one experiment; return its step, and the state to continue from. excess: the initial gap above the floor, in nats."""
     unchanged = SearchStep(experiment.name, experiment.layer, state.gap, state.gap)
     best: Trial | None = None
-    reduction, skipped = 0.0, ""
-    try:
-        for trial in experiment.run(backend, state):
-            gap_before = state.gap if trial.only_drops_tokens else state.gap_over(trial.state)
-            if best is None or gap_before - trial.state.gap > reduction:
-                best, reduction = trial, gap_before - trial.state.gap
-    except NotAvailable as error:
-        skipped = str(error)
+    reduction, trials = 0.0, experiment.run(backend, state)
+    runner = ExperimentRunner[str, None]()
+    while (trial := runner.advance(experiment.name, partial(next, trials))) is not None:
+        gap_before = state.gap if trial.only_drops_tokens else state.gap_over(trial.state)
+        if best is None or gap_before - trial.state.gap > reduction:
+            best, reduction = trial, gap_before - trial.state.gap
     if best is None:
-        return replace(unchanged, skipped=skipped), state
+        return replace(unchanged, skipped=runner.table.unavailable.get(experiment.name, "")), state
     removed = reduction / excess
     if best.only_drops_tokens:
         is_cause = best.state.gap <= AT_FLOOR * floor and removed >= LEAST

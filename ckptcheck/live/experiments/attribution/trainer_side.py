@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.experiments.attribution.backend import NotAvailable
-from ckptcheck.live.experiments.attribution.change import TrainerChange
+from ckptcheck.linter.rule import Skip
+from ckptcheck.live.experiments.attribution.backend import TrainerChange
 from ckptcheck.live.experiments.attribution.rescoring import Rescoring
 from ckptcheck.live.experiments.scoring import TOKENS, batch_by_length
+from ckptcheck.live.experiments.side import Side
 from ckptcheck.live.runtime.trainers.base import Trainer, Weight
 from ckptcheck.rollouts.rollouts import Rollouts
 
@@ -25,6 +25,9 @@ Start = Callable[[str | None, bool, Trainer | None], Trainer]
 Arguments: the compute dtype (None: the job's), whether the output head computes in float32, and the trainer that the new one
 replaces, whose process it may take over.
 """
+TrainerSetup = tuple[str | None, bool]
+"""The compute dtype and whether the output head computes in float32, as `Start` takes them."""
+AS_IN_THE_JOB: TrainerSetup = (None, False)
 WINDOWS = 256
 """Largest number of tokens that an experiment scores again from a short context."""
 WINDOW_TOKENS = 1 << 14
@@ -44,21 +47,19 @@ class TrainerSide:
     def __init__(
         self, rollouts: Rollouts, mask: NDArray[Any], start: Start, folder: Path, *, heat: float, tokens: int = TOKENS
     ) -> None:
-        self._rollouts, self._mask, self._start, self._folder = rollouts, mask, start, folder
+        self._rollouts, self._mask, self._folder = rollouts, mask, folder
         self._heat, self._tokens = heat, tokens
-        self._held: Trainer | None = None
-        self._setup: tuple[str | None, bool] = (None, False)
-        self._refused: dict[tuple[str | None, bool], str] = {}
+        self._side = Side[TrainerSetup, Trainer](lambda setup, replaced: start(*setup, replaced), job=AS_IN_THE_JOB)
         self._dtype: str | None = None
 
     def scores(self, change: TrainerChange) -> NDArray[Any]:
-        """Return the logprobs under a change, float64 [T]. Raises NotAvailable, and what the trainer's process raises."""
+        """Return the logprobs under a change, float64 [T]. Raises Skip, and what the trainer's process raises."""
         trainer = self._ready(change.dtype, change.head_fp32)
         rescoring = Rescoring(self._rollouts, change.drop, change.prepend)
         temperature = change.temperature or self._heat
         if change.top_p < 1 or change.top_k > 0:
             if change.context is not None:
-                raise NotAvailable("top-p and top-k are not tried together with a context")
+                raise Skip("top-p and top-k are not tried together with a context")
             return rescoring.score_truncated(trainer, self._folder, temperature, change.top_p, change.top_k)
         logprobs = self._whole(trainer, rescoring, temperature)
         return (
@@ -69,21 +70,15 @@ class TrainerSide:
 
     def save(self, folder: Path) -> None:
         """Write the trainer's weights as a Hugging Face checkpoint."""
-        self._ready(None, False).save(folder)
+        self._ready(*AS_IN_THE_JOB).save(folder)
 
     def weights(self) -> Sequence[Weight]:
         """Return the weights that the trainer exports."""
-        return self._ready(None, False).weights()
-
-    def discard_process(self) -> None:
-        """Close and forget a trainer that died."""
-        trainer, self._held = self._held, None
-        if trainer is not None:
-            trainer.close()
+        return self._ready(*AS_IN_THE_JOB).weights()
 
     def close(self) -> None:
-        """Close the trainer."""
-        self.discard_process()
+        """Close the trainer; the next request starts another."""
+        self._side.discard()
 
     @property
     def has_started(self) -> bool:
@@ -91,26 +86,14 @@ class TrainerSide:
         return self._dtype is not None
 
     def _ready(self, dtype: str | None, head_fp32: bool) -> Trainer:
-        """Return a trainer that runs with these options; start one where needed. Raises NotAvailable where that failed before."""
+        """Return a trainer that runs with these options; start one where needed. Raises Skip where that failed before."""
         dtype = None if dtype == self._dtype else dtype
         # a trainer in float32 has a float32 head already
         setup = dtype, head_fp32 and (dtype or self._dtype) != "float32"
-        if self._held is None or self._setup != setup:
-            if reason := self._refused.get((None, False), self._refused.get(setup)):
-                raise NotAvailable(reason)
-            replaced, self._held = self._held, None
-            try:
-                self._held = self._start(*setup, replaced)
-            except BaseException as error:
-                if replaced is not None:
-                    replaced.close()
-                if isinstance(error, CkptcheckError):
-                    self._refused[setup] = error.message
-                raise
-            self._setup = setup
-            if setup == (None, False):
-                self._dtype = self._held.info.dtype
-        return self._held
+        trainer = self._side.ready(setup)
+        if setup == AS_IN_THE_JOB:
+            self._dtype = trainer.info.dtype
+        return trainer
 
     def _whole(self, trainer: Trainer, rescoring: Rescoring, temperature: float) -> NDArray[Any]:
         """Score every sequence with its full context."""

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
+from ckptcheck.live.experiments.experiment import Experiment
+from ckptcheck.live.experiments.side import Side
 from ckptcheck.live.runtime.engines.base import Bucket, Engine, Scorer
 from ckptcheck.live.runtime.engines.engine_options import Switches
 from ckptcheck.live.runtime.engines.sampling import Generation, Sampling
@@ -100,25 +102,25 @@ class ProbeEnvironment:
     say: Callable[[str], None] = lambda _: None
     trainer_info: TrainerInfo | None = None
     """The first trainer that started."""
-    _trainer: Trainer | None = None
-    _trainer_options: tuple[str, bool] = ("", False)
+    _trainer: Side[tuple[str, bool], Trainer] | None = None
     _updates: tuple[list[Bucket], list[Bucket]] | None = None
 
     def trainer(self, dtype: str = "", head_fp32: bool | None = None) -> Trainer:
         """Return a trainer that holds the checkpoint's weights. Raises Skip without a trainer."""
-        if self.start_trainer is None:
+        start = self.start_trainer
+        if start is None:
             raise Skip("it compares with a trainer, and none was asked for (--trainer)")
+        side = self._trainer = self._trainer or Side(lambda setup, instead: start(*setup, instead))
         options = dtype or self.dtype, self.head_fp32 if head_fp32 is None else head_fp32
-        if self._trainer is None or self._trainer_options != options:
-            try:
-                self._trainer = self.start_trainer(*options, self._trainer)
-            except (RemoteError, WorkerDied):
-                raise
-            except CkptcheckError as error:
-                # the trainer is not installed, or does not take this model
-                raise Skip(f"it compares with a trainer: {error.message}") from error
-            self._trainer_options, self.trainer_info = options, self.trainer_info or self._trainer.info
-        return self._trainer
+        try:
+            trainer = side.ready(options)
+        except (RemoteError, WorkerDied):
+            raise
+        except (CkptcheckError, Skip) as error:
+            # the trainer is not installed, or does not take this model
+            raise Skip(f"it compares with a trainer: {getattr(error, 'message', error)}") from error
+        self.trainer_info = self.trainer_info or trainer.info
+        return trainer
 
     def updates(self) -> tuple[list[Bucket], list[Bucket]]:
         """Return two updates: the checkpoint's weights, and weights near them. Raises Skip without a trainer."""
@@ -128,7 +130,8 @@ class ProbeEnvironment:
             trainer.perturb(0.05, seed=1)
             self._updates = original, trainer.export(64 << 20)
             # the trainer holds other weights now, so the next request starts a new one
-            self._trainer_options = ("", False)
+            assert self._trainer is not None
+            self._trainer.setup = None
         return self._updates
 
     def responses(self, engine: Engine, number: int, temperature: float = 1.0) -> list[Generation]:
@@ -158,5 +161,9 @@ class ProbeEnvironment:
     def close(self) -> None:
         """Close the trainer; the next request starts another."""
         if self._trainer is not None:
-            self._trainer.close()
+            self._trainer.discard()
         self._trainer, self._updates = None, None
+
+
+Probe = Experiment[[ProbeEnvironment], ProbeRun]
+"""An experiment that yields the set-ups of the engine that it needs, and gets an engine with each."""

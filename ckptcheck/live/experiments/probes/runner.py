@@ -3,113 +3,92 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 
 from ckptcheck.linter.rule import Skip
-from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment, ProbeRun, StartProbeEngine
+from ckptcheck.live.experiments.probes.environment import (
+    EngineSetup,
+    Probe,
+    ProbeEnvironment,
+    ProbeRun,
+    StartProbeEngine,
+)
 from ckptcheck.live.experiments.probes.trace import ProbeTrace
+from ckptcheck.live.experiments.runner import ExperimentRunner
+from ckptcheck.live.experiments.side import Side
 from ckptcheck.live.runtime.engines.base import Engine, EngineInfo, Running
 from ckptcheck.live.runtime.process.deadlines import time_budget
 from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
 
-Make = Callable[[ProbeEnvironment], ProbeRun]
 
+class _ProbeRuns:
+    """The running probes, and the engine that they take turns with."""
 
-@dataclass
-class _Run:
-    """The state of a run of probes."""
-
-    environment: ProbeEnvironment
-    start: StartProbeEngine
-    probes: dict[str, ProbeRun]
-    """Name → the running probe."""
-    engine: Engine | None = None
-    spare: Engine | None = None
-    """An engine whose successor did not start; its process can start another."""
-    current: EngineSetup | None = None
-    """The set-up of `engine`."""
-    info: EngineInfo | None = None
-    """The first engine that started."""
-    waiting: dict[str, EngineSetup] = field(default_factory=dict)
-    """Probe → the set-up that it waits for."""
-    results: dict[str, object] = field(default_factory=dict)
-    """Probe → its result."""
-    unavailable: dict[str, str] = field(default_factory=dict)
-    """Probe → why it could not run."""
-    failures: dict[str, str] = field(default_factory=dict)
-    """Probe → what killed an engine or a trainer in it."""
-    untaken: dict[str, str] = field(default_factory=dict)
-    """Switch of the user → why the engine did not take it."""
+    def __init__(self, environment: ProbeEnvironment, start: StartProbeEngine, probes: Mapping[str, ProbeRun]) -> None:
+        self._environment, self._probes = environment, probes
+        self._engine = Side[EngineSetup, Engine](start)
+        self.runner = ExperimentRunner[str, object](timeout=environment.timeout, forget=self.close)
+        self.info: EngineInfo | None = None
+        """The first engine that started."""
+        self.waiting: dict[str, EngineSetup] = {}
+        """Probe → the set-up that it waits for."""
+        self.untaken: dict[str, str] = {}
+        """Switch of the user → why the engine did not take it."""
 
     def step(self, name: str, advance: Callable[[], EngineSetup]) -> None:
         """Advance a probe to the next set-up that it needs, or to its end."""
         self.waiting.pop(name, None)
-        try:
-            with time_budget(self.environment.timeout):
-                self.waiting[name] = advance()
-        except StopIteration as end:
-            self.results[name] = end.value
-        except Skip as skip:
-            self.unavailable[name] = str(skip)
-        except RemoteError as error:
-            self.unavailable[name] = str(error)
-        except (WorkerDied, WorkerTimeout) as error:
-            # either side may have died, so both start anew
-            self.failures[name] = str(error)
-            self.environment.close()
-            if self.engine is not None:
-                self.engine.close()
-            self.engine, self.current = None, None
+        setup = self.runner.advance(name, advance)
+        if setup is not None:
+            self.waiting[name] = setup
 
     def group(self) -> None:
         """Start the set-up that most probes wait for, unless it runs already, and advance these probes."""
         setup = self._next()
         names = [name for name, needed_setup in self.waiting.items() if needed_setup == setup]
-        if setup != self.current:
-            self.environment.say(f"starting the engine: {setup}")
-            previous, self.engine, self.current, self.spare = self.engine or self.spare, None, None, None
-            try:
-                with time_budget(self.environment.timeout):
-                    self.engine = self.start(setup, previous)
-            except (WorkerDied, WorkerTimeout, RemoteError) as error:
-                if isinstance(error, RemoteError):
-                    # the process of the previous engine lives, and can start another engine
-                    self.spare = previous
-                elif previous is not None:
-                    previous.close()
-                for name in names:
-                    del self.waiting[name]
-                    self.unavailable[name] = f"the engine did not start with {setup}: {error}"
-                return
-            self.current, self.info = setup, self.info or self.engine.info
-            self._note(setup, self.engine)
+        if setup != self._engine.setup:
+            self._environment.say(f"starting the engine: {setup}")
+        try:
+            with time_budget(self._environment.timeout):
+                engine = self._engine.ready(setup)
+        except (WorkerDied, WorkerTimeout, RemoteError, Skip) as error:
+            for name in names:
+                del self.waiting[name]
+                self.runner.table.unavailable[name] = f"the engine did not start with {setup}: {error}"
+            return
+        self.info = self.info or engine.info
+        self._note(setup, engine)
         for name in names:
             # the engine died; the remaining probes of this set-up run after a new start
-            if self.engine is None:
+            if self._engine.process is None:
                 return
-            reason = _describe_ignored_switches(self.waiting[name], self.engine)
+            reason = _describe_ignored_switches(self.waiting[name], engine)
             if reason:
                 del self.waiting[name]
-                self.unavailable[name] = reason
+                self.runner.table.unavailable[name] = reason
                 continue
-            self.environment.say(f"probing {name}")
-            self.step(name, partial(self.probes[name].send, self.engine))
+            self._environment.say(f"probing {name}")
+            self.step(name, partial(self._probes[name].send, engine))
+
+    def close(self) -> None:
+        """End both sides; whoever needs one starts it anew."""
+        self._engine.discard()
+        self._environment.close()
 
     def _next(self) -> EngineSetup:
         """Return the running set-up if a probe waits for it, else the one that most probes wait for."""
         setups = list(self.waiting.values())
-        if self.current in setups:
-            return self.current
+        if self._engine.setup in setups:
+            return self._engine.setup
         return max(dict.fromkeys(setups), key=setups.count)
 
     def _note(self, setup: EngineSetup, engine: Running) -> None:
         """Record and report once which of the user's switches the engine did not take."""
-        user_switches, setup_switches = self.environment.setup.switches.to_dict(), setup.switches.to_dict()
+        user_switches, setup_switches = self._environment.setup.switches.to_dict(), setup.switches.to_dict()
         for name, reason in engine.ignored_switches.items():
             if name in user_switches and user_switches[name] == setup_switches.get(name) and name not in self.untaken:
                 self.untaken[name] = reason
-                self.environment.say(f"{name}: {reason}")
+                self._environment.say(f"{name}: {reason}")
 
 
 def _describe_ignored_switches(setup: EngineSetup, engine: Running) -> str:
@@ -118,31 +97,30 @@ def _describe_ignored_switches(setup: EngineSetup, engine: Running) -> str:
 
 
 def run_probes(
-    target: str, environment: ProbeEnvironment, start: StartProbeEngine, probes: Mapping[str, Make]
+    target: str, environment: ProbeEnvironment, start: StartProbeEngine, probes: Mapping[str, Probe]
 ) -> ProbeTrace:
     """Run every probe; probes that wait for the same set-up share a start.
 
     A probe is skipped if the engine does not start with its set-up, or does not take its switch. An engine or a trainer that
     dies in a probe starts again for the next one.
     """
-    run = _Run(environment, start, {name: make(environment) for name, make in probes.items()})
+    running = {name: probe.run(environment) for name, probe in probes.items()}
+    runs = _ProbeRuns(environment, start, running)
     try:
-        for name, probe in run.probes.items():
-            run.step(name, partial(next, probe))
-        while run.waiting:
-            run.group()
+        for name, run in running.items():
+            runs.step(name, partial(next, run))
+        while runs.waiting:
+            runs.group()
     finally:
-        for engine in (run.engine, run.spare):
-            if engine is not None:
-                engine.close()
-        environment.close()
+        runs.close()
+    table = runs.runner.table
     return ProbeTrace(
         target,
-        run.info,
+        runs.info,
         environment.trainer_info,
         tuple(probes),
-        run.results,
-        run.unavailable,
-        run.failures,
-        run.untaken,
+        table.results,
+        table.unavailable,
+        table.failures,
+        runs.untaken,
     )

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from ckptcheck.linter.rule import Skip
 from ckptcheck.live.experiments.probes.environment import ProbeEnvironment, ProbeRun
-
-
-@runtime_checkable
-class TextTokenizer(Protocol):
-    """An engine that can tokenise a text and a conversation."""
-
-    def tokenize(self, text: str, messages: Sequence[Mapping[str, str]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the tokens of the text, and those of the conversation."""
-        ...
+from ckptcheck.live.runtime.engines.capabilities import find_able, why_unable
 
 
 @dataclass(frozen=True)
@@ -38,10 +29,11 @@ def probe(environment: ProbeEnvironment) -> ProbeRun:
     if environment.conversation is None:
         raise Skip("the checkpoint has no chat template")
     engine = yield environment.setup.with_switches(text=True)
-    if not isinstance(engine, TextTokenizer):
-        raise Skip(f"{engine.info.name} is not asked for the tokens of a text here")
+    able = find_able(engine, "text")
+    if able is None:
+        raise Skip(why_unable(engine, "text"))
     rendered, expected, messages = environment.conversation
-    text, chat = engine.tokenize(rendered, messages)
+    text, chat = able.tokenize(rendered, messages)
     return TokenizationResult(expected, chat, text, rendered)
 
 

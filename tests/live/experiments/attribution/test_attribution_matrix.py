@@ -9,8 +9,8 @@ pytest.importorskip("transformers")
 
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
+from ckptcheck.live.experiments.attribution.backend import RecordedBackend
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
-from ckptcheck.live.experiments.attribution.recorded_backend import RecordedBackend
 from ckptcheck.live.experiments.attribution.search import run_search
 from ckptcheck.live.experiments.attribution.trace import Attribution
 from tests.live.experiments.attribution import twin as matrix

@@ -14,9 +14,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.rule import Skip
 from ckptcheck.live.experiments.attribution import trainer_side
-from ckptcheck.live.experiments.attribution.backend import NotAvailable
-from ckptcheck.live.experiments.attribution.change import EngineChange, TrainerChange
+from ckptcheck.live.experiments.attribution.backend import EngineChange, TrainerChange
 from ckptcheck.live.experiments.attribution.config_diff import describe_config_differences, link_checkpoint
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
 from ckptcheck.live.experiments.attribution.live_backend import CheckpointRef, LiveBackend
@@ -247,7 +247,7 @@ def test_processed_logprobs_are_made_of_whole_distributions(told: str, stage: St
     rollouts = rollouts.with_columns(Metadata(sampling=SamplingInfo(0.6), logprobs=cast(Any, told), vocabulary=IDS))
     world = stage.world(rollouts, "engine")
     mask = compared(rollouts)
-    with pytest.raises(NotAvailable, match="by decoding it tells raw ones only"):
+    with pytest.raises(Skip, match="by decoding it tells raw ones only"):
         world.engine(EngineChange())
     made = world.engine(EngineChange(path="prefill"))
     assert np.abs(made - rollouts.columns["engine_logprobs"])[mask].max() < 1e-5
@@ -294,7 +294,7 @@ def test_an_engine_that_still_runs_is_asked_all_that_it_alone_can_tell_before_it
         "engine trainer-with-engine-config float32", "manifest",
     ]  # fmt: skip
     world.engine(EngineChange(alone=True))
-    with pytest.raises(NotAvailable, match="was given up for another experiment"):
+    with pytest.raises(Skip, match="was given up for another experiment"):
         world.engine(EngineChange(alone=True, fresh=True))
 
 
@@ -303,10 +303,10 @@ def test_trouble_of_a_process_is_an_experiment_that_cannot_be_made(stage: Stage)
     world.trainer(TrainerChange())
     assert stage.trainer is not None
     stage.trainer.fails = RemoteError("transformers", "score", "ValueError", "too long", "")
-    with pytest.raises(NotAvailable, match="the trainer failed: transformers could not score: ValueError: too long"):
+    with pytest.raises(Skip, match="the trainer failed: transformers could not score: ValueError: too long"):
         world.trainer(TrainerChange(temperature=2.0))
     stage.trainer.fails = WorkerDied("transformers died")
-    with pytest.raises(NotAvailable, match="the trainer failed: transformers died"):
+    with pytest.raises(Skip, match="the trainer failed: transformers died"):
         world.trainer(TrainerChange(temperature=2.0))
     world.trainer(TrainerChange(temperature=2.0))
     assert stage.log.count("trainer float32") == 2
@@ -323,7 +323,7 @@ def test_a_side_that_never_starts_is_the_users_to_know_and_a_dtype_that_it_has_n
     world.engine(EngineChange())
     stage.start_engine = refuses  # type: ignore[method-assign,assignment]
     world = stage.world(rolled(), running=cast(Engine, StubEngine(stage.log)))
-    with pytest.raises(NotAvailable, match="not installed"):
+    with pytest.raises(Skip, match="not installed"):
         world.engine(EngineChange(dtype="bfloat16"))
 
 
@@ -356,7 +356,7 @@ def test_a_switch_that_the_engine_does_not_take_is_no_experiment_however_often_i
     world = stage.world(rolled())
     world.engine(EngineChange())
     for alone in (False, True):
-        with pytest.raises(NotAvailable, match="vLLM has no such switch"):
+        with pytest.raises(Skip, match="vLLM has no such switch"):
             world.engine(EngineChange(head_fp32=True, alone=alone))
     world.engine(EngineChange(path="prefill"))
     assert stage.log.count("engine own bfloat16 head") == 1
@@ -365,17 +365,17 @@ def test_a_switch_that_the_engine_does_not_take_is_no_experiment_however_often_i
 def test_sides_that_are_not_there_are_said(stage: Stage) -> None:
     alone = stage.world(rolled(), "trainer")
     for ask in (lambda: alone.engine(EngineChange()), alone.weights, alone.config):
-        with pytest.raises(NotAvailable, match="no engine is given"):
+        with pytest.raises(Skip, match="no engine is given"):
             ask()
-    with pytest.raises(NotAvailable, match="no trainer is given"):
+    with pytest.raises(Skip, match="no trainer is given"):
         stage.world(rolled(), "engine").weights()
-    with pytest.raises(NotAvailable, match="no trainer is given"):
+    with pytest.raises(Skip, match="no trainer is given"):
         stage.world(rolled(), "engine").trainer(TrainerChange(temperature=0.5))
     stage.opaque = "packed for oneDNN"
-    with pytest.raises(NotAvailable, match="cannot be read"):
+    with pytest.raises(Skip, match="cannot be read"):
         stage.world(rolled()).weights()
     stage.configs["engine"] = {"quantization_config": {}}
-    with pytest.raises(NotAvailable, match="is quantized"):
+    with pytest.raises(Skip, match="is quantized"):
         stage.world(rolled()).weights()
 
 

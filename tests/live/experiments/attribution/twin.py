@@ -19,8 +19,8 @@ import numpy as np
 import torch
 import transformers
 
-from ckptcheck.live.experiments.attribution.backend import NotAvailable
-from ckptcheck.live.experiments.attribution.change import EngineChange, TrainerChange
+from ckptcheck.linter.rule import Skip
+from ckptcheck.live.experiments.attribution.backend import EngineChange, TrainerChange
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
 from ckptcheck.live.experiments.attribution.search import SearchResult, run_search
 from ckptcheck.live.experiments.attribution.trace import Attribution
@@ -188,7 +188,7 @@ class Twin:
     def engine(self, change: EngineChange) -> np.ndarray:
         fault = self.fault
         if fault.routed and change != EngineChange():
-            raise NotAvailable("the engine is gone")
+            raise Skip("the engine is gone")
         config = {} if change.config else fault.config
         state = self._state if change.cold else self._damaged
         model = built(self.name, config, state, change.dtype or fault.dtype)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.live.experiments.attribution.backend import Backend, NotAvailable
-from ckptcheck.live.experiments.attribution.experiment import Trial
-from ckptcheck.live.experiments.attribution.state import SearchState
+from ckptcheck.linter.rule import Skip
+from ckptcheck.live.experiments.attribution.backend import Backend
+from ckptcheck.live.experiments.attribution.experiment import SearchState, Trial
 from ckptcheck.rollouts.rollout_queries import parse_version
 from ckptcheck.text.formatting import count
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 def find_older_tokens(rollouts: Rollouts) -> tuple[NDArray[np.bool_], int]:
     """Return which tokens [T] older weights generated than those that the trainer scored with, and the largest lag in versions.
 
-    Raises NotAvailable where versions are not recorded on both sides, or have no order.
+    Raises Skip where versions are not recorded on both sides, or have no order.
     """
     import numpy as np
 
     metadata, spans = rollouts.metadata, rollouts.columns.get("version_spans")
     recorded_version = metadata.trainer.weight_version if metadata.trainer is not None else None
     if spans is None or recorded_version is None or (trainer_version := parse_version(recorded_version)) is None:
-        raise NotAvailable("weight versions of tokens and trainer are not both recorded")
+        raise Skip("weight versions of tokens and trainer are not both recorded")
     older, largest_lag = np.zeros(len(rollouts.tokens), bool), 0
     for begin, end, index in np.asarray(spans).tolist():
         version = parse_version(metadata.versions[index])
         if version is None:
-            raise NotAvailable(f"the weight version {metadata.versions[index]} has no order")
+            raise Skip(f"the weight version {metadata.versions[index]} has no order")
         if version < trainer_version:
             older[begin:end] = True
             largest_lag = max(largest_lag, trainer_version - version)
@@ -58,7 +58,7 @@ def set_aside(backend: Backend, state: SearchState) -> SearchState:
         if (state.mask & ~older).any():
             return replace(state, mask=state.mask & ~older)
         return replace(state, q=backend.engine(state.engine))
-    except NotAvailable:
+    except Skip:
         return state
 
 
@@ -68,7 +68,7 @@ def bring_back(recorded: SearchState, state: SearchState, rollouts: Rollouts) ->
 
     try:
         older, _ = find_older_tokens(rollouts)
-    except NotAvailable:
+    except Skip:
         return state
     older &= recorded.mask & np.isfinite(state.p)
     return replace(state, q=np.where(older, recorded.q, state.q), mask=state.mask | older)
@@ -87,9 +87,9 @@ def tried(backend: Backend, state: SearchState) -> Iterator[Trial]:
     hint = "this is off-policy data, not an error: correct for it (truncated importance sampling), or bound the lag"
     try:
         scored: NDArray[Any] = backend.engine(state.engine)
-    except NotAvailable as error:
+    except Skip as error:
         if not (state.mask & ~older).any():
-            raise NotAvailable(
+            raise Skip(
                 f"every token is {count(largest_lag, 'version')} old, and no engine could score them with the trainer's weights"
                 f" ({error})"
             ) from error

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptcheck.live.experiments.attribution.backend import Backend, NotAvailable
-from ckptcheck.live.experiments.attribution.experiment import Trial
-from ckptcheck.live.experiments.attribution.state import SearchState
+from ckptcheck.linter.rule import Skip
+from ckptcheck.live.experiments.attribution.backend import Backend
+from ckptcheck.live.experiments.attribution.experiment import SearchState, Trial
 from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def experts(backend: Backend, state: SearchState) -> Iterator[Trial]:
         backend.rollouts.columns.get(f"{side}_routing") for side in ("engine", "trainer")
     )
     if engine_experts is None or trainer_experts is None or engine_experts.shape != trainer_experts.shape:
-        raise NotAvailable("the experts of tokens are not recorded on both sides")
+        raise Skip("the experts of tokens are not recorded on both sides")
     is_recorded = ((engine_experts >= 0) & (trainer_experts >= 0)).all((1, 2))
     rerouted = is_recorded & (np.sort(engine_experts, -1) != np.sort(trainer_experts, -1)).any((1, 2))
     remaining, dropped_tokens = _cut_sequences(backend, state, rerouted, "one that went to other experts")
@@ -43,9 +43,7 @@ def attended_positions(backend: Backend, state: SearchState) -> Iterator[Trial]:
     from ckptcheck.rollouts.metrics.indexer_record import compare_indexers, find_other_positions
 
     if compare_indexers(backend.rollouts) is None:
-        raise NotAvailable(
-            "the positions that sparse attention chose are not recorded on both sides for the same layers"
-        )
+        raise Skip("the positions that sparse attention chose are not recorded on both sides for the same layers")
     other = find_other_positions(backend.rollouts)
     remaining, dropped_tokens = _cut_sequences(backend, state, other, "one that attends to other positions")
     if dropped_tokens:
@@ -63,7 +61,7 @@ def _cut_sequences(
 ) -> tuple[NDArray[np.bool_], int]:
     """Return the mask without the tokens after the first other one of each sequence, and the number of dropped tokens.
 
-    other: bool [T]. culprit: what the tokens come after, for the message that no token is left. Raises NotAvailable.
+    other: bool [T]. culprit: what the tokens come after, for the message that no token is left. Raises Skip.
     """
     import numpy as np
 
@@ -76,5 +74,5 @@ def _cut_sequences(
     remaining = state.mask & ~affected
     dropped_tokens = int((state.mask & affected).sum())
     if dropped_tokens and not remaining.any():
-        raise NotAvailable(f"every token comes after {culprit}")
+        raise Skip(f"every token comes after {culprit}")
     return remaining, dropped_tokens

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ckptcheck.live.experiments.attribution.backend import Backend, NotAvailable
-from ckptcheck.live.experiments.attribution.experiment import Trial
-from ckptcheck.live.experiments.attribution.state import SearchState
+from ckptcheck.linter.rule import Skip
+from ckptcheck.live.experiments.attribution.backend import Backend
+from ckptcheck.live.experiments.attribution.experiment import SearchState, Trial
 from ckptcheck.rollouts.metrics.distribution import fit_temperature
 
 RAW = "the engine returned raw logprobs, and the trainer divides by the temperature"
@@ -32,13 +32,13 @@ def heated(backend: Backend, state: SearchState) -> Iterator[Trial]:
     ):
         temperatures.add(round(fit.temperature * current, 4))
     if not temperatures and fit is None:
-        raise NotAvailable("no distributions are recorded that would tell one")
+        raise Skip("no distributions are recorded that would tell one")
     reason = ""
     for temperature in sorted(temperatures):
         change = replace(state.trainer, temperature=temperature)
         try:
             after = replace(state, p=backend.trainer(change), trainer=change)
-        except NotAvailable as error:
+        except Skip as error:
             reason = str(error)
             continue
         if temperature not in known_temperatures:
@@ -52,7 +52,7 @@ def heated(backend: Backend, state: SearchState) -> Iterator[Trial]:
             cause, hint = PROCESSED, USE_RAW
         yield Trial(f"at T = {temperature:g}", cause, hint, after, is_fitted=temperature not in known_temperatures)
     if reason:
-        raise NotAvailable(reason)
+        raise Skip(reason)
 
 
 def cut(backend: Backend, state: SearchState) -> Iterator[Trial]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.live.experiments.attribution.backend import Backend, NotAvailable
-from ckptcheck.live.experiments.attribution.experiment import Trial
-from ckptcheck.live.experiments.attribution.state import SearchState
+from ckptcheck.linter.rule import Skip
+from ckptcheck.live.experiments.attribution.backend import Backend
+from ckptcheck.live.experiments.attribution.experiment import SearchState, Trial
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -110,11 +110,11 @@ def _powers_of_two_below(limit: int) -> set[int]:
 
 
 def _score_changed(backend: Backend, state: SearchState, change: Any) -> SearchState:
-    """Return the state with the trainer's logprobs under a `TrainerChange`. Raises NotAvailable if no token remains."""
+    """Return the state with the trainer's logprobs under a `TrainerChange`. Raises Skip if no token remains."""
     import numpy as np
 
     p: NDArray[Any] = backend.trainer(change)
     mask = state.mask & np.isfinite(p)
     if not mask.any():
-        raise NotAvailable("no token would be left")
+        raise Skip("no token would be left")
     return replace(state, p=p, mask=mask, trainer=change)
