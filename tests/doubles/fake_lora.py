@@ -26,7 +26,7 @@ AdapterFault = Literal[
 Pair = tuple[float, float]
 
 
-class FakeLoraEngine:
+class FakeAdapterEngine:
     """Serves a base model that is one number, and adapters that are two, which it adds. slots: adapters that it holds."""
 
     def __init__(self, checkpoint: Path, faults: Collection[AdapterFault] = (), slots: int = 2) -> None:

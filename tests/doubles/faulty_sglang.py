@@ -22,7 +22,7 @@ def register() -> None:
         return tensor
 
     def flip(view: sglang_worker.RankView, name: str, index: int, bit: int) -> None:
-        flip_bit(view.tensors(), name, index, bit)
+        flip_bit(view.ckptcheck_tensors(), name, index, bit)
 
     def see_image(view: sglang_worker.RankView) -> None:
         from sglang.srt.managers import mm_schedule
@@ -36,8 +36,8 @@ def register() -> None:
         return [7] if mm_schedule.embedding_cache.has(7) else []
 
     torch.Tensor.cuda = stay
-    sglang_worker.METHODS |= {"see_image": see_image, "remembered_images": remembered_images}
-    sglang_worker.METHODS["flip_bit"] = flip
+    for name, method in {"see_image": see_image, "remembered_images": remembered_images, "flip_bit": flip}.items():
+        setattr(sglang_worker.RankView, f"ckptcheck_{name}", method)
 
 
 sys.path.append(DOUBLES)

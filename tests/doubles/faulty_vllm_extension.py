@@ -11,7 +11,7 @@ class FaultyExtension(Extension):
 
     def ckptcheck_flip_bit(self, name: str, index: int, bit: int) -> None:
         """Flip a bit of a tensor on this rank."""
-        flip_bit(self._ckptcheck_tensors(), name, index, bit)
+        flip_bit(self.ckptcheck_tensors(), name, index, bit)
 
     def ckptcheck_set_number(self, module: str, name: str, value: float) -> None:
         """Set a number that a module keeps on the host."""

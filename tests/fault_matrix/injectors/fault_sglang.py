@@ -34,7 +34,8 @@ def register() -> None:
             undo.at_end(functools.partial(setattr, owner, name, getattr(owner, name)))
             setattr(owner, name, lambda *_, **__: True)
 
-    sglang_worker.METHODS.update(inject=inject, heal=heal, keep_cache=keep_cache)
+    for method in (inject, heal, keep_cache):
+        setattr(sglang_worker.RankView, f"ckptcheck_{method.__name__}", method)
 
 
 def inject_around(name: str) -> None:

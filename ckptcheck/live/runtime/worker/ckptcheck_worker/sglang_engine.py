@@ -13,9 +13,7 @@ import time
 from typing import Any
 
 from . import (
-    inventory,
     ipc,
-    lora_files,
     sglang_generate,
     sglang_launch,
     sglang_load_files,
@@ -24,6 +22,7 @@ from . import (
     sglang_plugins,
     sglang_update,
 )
+from .engine_half import build_methods
 
 PACKAGE = __name__.rpartition(".")[0]
 LOADER = f"{PACKAGE}.sglang_worker.look"
@@ -151,11 +150,6 @@ def _new_path(name: str) -> str:
     return os.path.join(_running["folder"], f"{name}-{_running['files']}")
 
 
-def fetch_tensors(names_by_rank: list[list[str]], path: str) -> None:
-    """Write tensors of all ranks to one file."""
-    inventory.fetch_from_ranks(call_ranks, names_by_rank, path)
-
-
 def update_weights(
     buckets: list[dict[str, Any]], transport: str, flush: bool, version: str | None = None
 ) -> dict[str, Any]:
@@ -266,28 +260,6 @@ def tokenize(text: str, messages: list[dict[str, str]]) -> dict[str, list[int]]:
     return sglang_generate.tokenize(_engine(), text, messages)
 
 
-def expert_routing(tokens: list[int]) -> list[list[list[int]]]:
-    """Return the experts of every token as [layer][token][choice]; [] for a model without experts."""
-    call_ranks("record_experts", [True])
-    try:
-        score([tokens], 0)
-    finally:
-        recorded = call_ranks("record_experts", [False])[0]
-    return [[row for forward in layer for row in forward][: len(tokens)] for layer in recorded]
-
-
-def capture_activations(tokens: list[int], path: str) -> list[dict[str, Any]]:
-    """Write the activations of every module while a prompt is prefilled, to one file a rank."""
-    reset_prefix_cache()
-    call_ranks("start_capture", [len(tokens)])
-    try:
-        greedy = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_tokens": 1, "seed": None, "ignore_eos": True}
-        generate([tokens], [greedy], "")
-    finally:
-        captures = call_ranks("finish_capture", [path])
-    return captures
-
-
 def reset_prefix_cache() -> None:
     """Drop all cached keys and values."""
     _wait_until_idle()
@@ -329,32 +301,27 @@ def _engine() -> Any:
     return _running["engine"]
 
 
-RPC_METHODS = {
-    "prepare": prepare,
-    "start": start,
-    "stop": stop,
-    "call_ranks": call_ranks,
-    "fetch_tensors": fetch_tensors,
-    "update_weights": update_weights,
-    "update_draft": update_draft,
-    "end_update": end_update,
-    "update_inflight": update_inflight,
-    "score": score,
-    "score_by_decode": score_by_decode,
-    "score_full_vocab": score_full_vocab,
-    "generate": generate,
-    "acceptance_length": acceptance_length,
-    "force_decode": force_decode,
-    "tokenize": tokenize,
-    "expert_routing": expert_routing,
-    "capture_activations": capture_activations,
-    "reset_prefix_cache": reset_prefix_cache,
-    "load_adapter": load_adapter,
-    "digest_adapter": digest_adapter,
-    "write_merged": lora_files.write_merged,
-    "write_variant": lora_files.write_variant,
-    "weight_version": weight_version,
-    "sleep": sleep,
-    "wake": wake,
-    "check_weights": check_weights,
-}
+RPC_METHODS = build_methods([
+    prepare,
+    start,
+    stop,
+    call_ranks,
+    update_weights,
+    update_draft,
+    end_update,
+    update_inflight,
+    score,
+    score_by_decode,
+    score_full_vocab,
+    generate,
+    acceptance_length,
+    force_decode,
+    tokenize,
+    reset_prefix_cache,
+    load_adapter,
+    digest_adapter,
+    weight_version,
+    sleep,
+    wake,
+    check_weights,
+])  # fmt: skip

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 from collections.abc import Callable
 from typing import Any
 
-from . import (
-    inventory,
-    ipc,
-    lora_files,
-    vllm_generate,
-    vllm_images,
-    vllm_launch,
-    vllm_lora,
-    vllm_options,
-    vllm_plain,
-    vllm_update,
-)
+from . import ipc, vllm_generate, vllm_images, vllm_launch, vllm_lora, vllm_options, vllm_plain, vllm_update
+from .engine_half import build_methods
 
 _running: dict[str, Any] = {}
 
@@ -133,11 +124,6 @@ def call_ranks(method: str, arguments: list[Any]) -> list[Any]:
     return results
 
 
-def fetch_tensors(names_by_rank: list[list[str]], path: str) -> None:
-    """Write tensors of all ranks to one file."""
-    inventory.fetch_from_ranks(call_ranks, names_by_rank, path)
-
-
 def update_weights(buckets: list[dict[str, Any]], transport: str, version: str | None = None) -> dict[str, Any]:
     """Update the weights by a transport (vllm_update.py); return the result. version: of the weights, None for the next number."""
     chosen = str(_running["updates"] + 1) if version is None else version
@@ -217,16 +203,6 @@ def update_inflight(
     return vllm_generate.update_inflight(_llm(), prompts, samplings, pause, clear_cache, after, update, version)
 
 
-def expert_routing(tokens: list[int]) -> list[list[list[int]]]:
-    """Return the experts of every token as [layer][token][choice]; [] where plain mode does not record them."""
-    call_ranks("record_experts", [True])
-    try:
-        score([tokens], 0)
-    finally:
-        recorded = call_ranks("record_experts", [False])[0]
-    return [[row for batch in layer for row in batch] for layer in recorded]
-
-
 def _logprobs(request: Any) -> list[float]:
     output = request.outputs[0]
     return [row[token].logprob for token, row in zip(output.token_ids, output.logprobs)]
@@ -241,19 +217,6 @@ def _generate(sequences: list[list[int]], settings: list[Any], adapter: str = ""
 def digest_adapter(name: str) -> list[dict[str, Any]]:
     """Digest what every rank holds of an adapter."""
     return call_ranks("digest_adapter", [vllm_lora.find_request(name).lora_int_id])
-
-
-def capture_activations(tokens: list[int], path: str) -> list[dict[str, Any]]:
-    """Write the activations of every module while a prompt is prefilled, to one file a rank."""
-    from vllm import SamplingParams
-
-    reset_prefix_cache()
-    call_ranks("start_capture", [len(tokens)])
-    try:
-        _generate([tokens], [SamplingParams(max_tokens=1, temperature=0, detokenize=False)])
-    finally:
-        captures = call_ranks("finish_capture", [path])
-    return captures
 
 
 def reset_prefix_cache() -> bool:
@@ -285,37 +248,40 @@ def _llm() -> Any:
 
 
 def _with_engine(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of vllm_generate with the running engine as its first argument."""
-    return lambda **arguments: function(_llm(), **arguments)
+    """Return a function whose first argument is the engine as one of the running engine."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return function(_llm(), *arguments, **named)
+
+    return call
 
 
-RPC_METHODS = {
-    "prepare": prepare,
-    "start": start,
-    "stop": stop,
-    "call_ranks": call_ranks,
-    "fetch_tensors": fetch_tensors,
-    "update_weights": update_weights,
-    "update_draft": update_draft,
-    "end_update": end_update,
-    "update_inflight": update_inflight,
-    "score": score,
-    "score_by_decode": score_by_decode,
-    "score_full_vocab": _with_engine(vllm_generate.score_full_vocab),
-    "generate": _with_engine(vllm_generate.generate),
-    "acceptance_length": _with_engine(vllm_generate.acceptance_length),
-    "score_image": _with_engine(vllm_images.score_image),
-    "reset_encoder_cache": _with_engine(vllm_images.reset_encoder_cache),
-    "force_decode": _with_engine(vllm_generate.force_decode),
-    "tokenize": _with_engine(vllm_generate.tokenize),
-    "expert_routing": expert_routing,
-    "capture_activations": capture_activations,
-    "reset_prefix_cache": reset_prefix_cache,
-    "load_adapter": _with_engine(vllm_lora.load_adapter),
-    "digest_adapter": digest_adapter,
-    "write_merged": lora_files.write_merged,
-    "write_variant": lora_files.write_variant,
-    "weight_version": weight_version,
-    "sleep": sleep,
-    "wake": wake,
-}
+OF_THE_ENGINE: tuple[Callable[..., Any], ...] = (
+    vllm_generate.generate,
+    vllm_generate.score_full_vocab,
+    vllm_generate.acceptance_length,
+    vllm_generate.force_decode,
+    vllm_generate.tokenize,
+    vllm_images.score_image,
+    vllm_images.reset_encoder_cache,
+    vllm_lora.load_adapter,
+)
+RPC_METHODS = build_methods([
+    prepare,
+    start,
+    stop,
+    call_ranks,
+    update_weights,
+    update_draft,
+    end_update,
+    update_inflight,
+    score,
+    score_by_decode,
+    reset_prefix_cache,
+    digest_adapter,
+    weight_version,
+    sleep,
+    wake,
+    *map(_with_engine, OF_THE_ENGINE),
+])  # fmt: skip

@@ -1,0 +1,47 @@
+"""What the workers of vLLM and SGLang do alike, over the functions that each engine has of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import inventory, lora_files
+
+Method = Callable[..., Any]
+ONE_TOKEN = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_tokens": 1, "seed": None, "ignore_eos": True}
+"""The sampling of a request that only prefills: `Sampling` in ckptcheck/live/runtime/engines/sampling.py."""
+
+
+def build_methods(own: Iterable[Method]) -> dict[str, Method]:
+    """Return the functions of an engine's worker by name.
+
+    own: those of the engine: with `call_ranks`, `score`, `generate` and `reset_prefix_cache` among them.
+    """
+    methods = {function.__name__: function for function in own}
+    call_ranks = methods["call_ranks"]
+
+    def fetch_tensors(names_by_rank: list[list[str]], path: str) -> None:
+        """Write tensors of all ranks to one file."""
+        inventory.fetch_from_ranks(call_ranks, names_by_rank, path)
+
+    def expert_routing(tokens: list[int]) -> list[list[list[int]]]:
+        """Return the experts of every token as [layer][token][choice]; [] where they are not recorded."""
+        call_ranks("record_experts", [True])
+        try:
+            methods["score"]([tokens], 0)
+        finally:
+            recorded = call_ranks("record_experts", [False])[0]
+        return [[row for forward in layer for row in forward][: len(tokens)] for layer in recorded]
+
+    def capture_activations(tokens: list[int], path: str) -> list[dict[str, Any]]:
+        """Write the activations of every module while a prompt is prefilled, to one file a rank."""
+        methods["reset_prefix_cache"]()
+        call_ranks("start_capture", [len(tokens)])
+        try:
+            methods["generate"]([tokens], [ONE_TOKEN], "")
+        finally:
+            captures: list[dict[str, Any]] = call_ranks("finish_capture", [path])
+        return captures
+
+    shared = (fetch_tensors, expert_routing, capture_activations, lora_files.write_merged, lora_files.write_variant)
+    return {**methods, **{function.__name__: function for function in shared}}
