@@ -29,6 +29,7 @@ from ckptcheck.live.runtime.trainers.layout import ParallelLayout
 from ckptcheck.live.runtime.trainers.megatron import start_megatron
 from ckptcheck.live.runtime.trainers.quantized import QuantizedTrainer
 from ckptcheck.live.runtime.trainers.schemes import DEFAULT_IGNORE, build_scheme
+from ckptcheck.live.runtime.trainers.spawn import TrainerProcess
 from ckptcheck.live.runtime.trainers.transformers import start_transformers
 
 RULES = [rule for rule in rule_loader.load_rules() if rule.on == "refit"]
@@ -227,14 +228,16 @@ class MatrixRunner:
         """Load transformers in float32, in the process of the one before."""
         opened = open_checkpoint(str(checkpoint))
         started = start_transformers(
-            opened, self.exchange, host=self._reference_host, scratch=(self.folder,), device="cpu"
+            opened, self.exchange, process=TrainerProcess("cpu", host=self._reference_host, scratch=(self.folder,))
         )
         self._reference_host = started.host
         return ReusedTrainer(started)
 
     def trainer(self, source: Checkpoint, layout: ParallelLayout, dtype: str = "float32") -> Any:
         """Load a trainer in the process of the one before."""
-        trainer = start_megatron(source, self.exchange, layout=layout, dtype=dtype, host=self._host)
+        trainer = start_megatron(
+            source, self.exchange, layout=layout, dtype=dtype, process=TrainerProcess(host=self._host)
+        )
         self._host = trainer.host
         return trainer
 

@@ -40,6 +40,7 @@ from ckptcheck.live.runtime.engines.vllm import VllmEngine
 from ckptcheck.live.runtime.process.exchange import TensorExchange
 from ckptcheck.live.runtime.trainers import megatron
 from ckptcheck.live.runtime.trainers.layout import ParallelLayout
+from ckptcheck.live.runtime.trainers.spawn import TrainerProcess
 from ckptcheck.live.runtime.trainers.transformers import start_transformers
 from tests.fault_matrix.fault import Fault
 
@@ -201,13 +202,15 @@ class FaultSession:
     def _start_oracle(self, checkpoint: Path) -> Any:
         """Load transformers in float32, in the process of the one before."""
         opened = open_checkpoint(str(checkpoint))
-        started = start_transformers(opened, self._exchange, host=self._oracle_host, device="cpu")
+        started = start_transformers(opened, self._exchange, process=TrainerProcess("cpu", host=self._oracle_host))
         self._oracle_host = started.host
         return KeptTrainer(started)
 
     def _load_trainer(self, fault: Fault | None) -> Any:
         layout = ParallelLayout(tp=2)
-        trainer = megatron.start_megatron(self._source, self._exchange, layout=layout, host=self._host)
+        trainer = megatron.start_megatron(
+            self._source, self._exchange, layout=layout, process=TrainerProcess(host=self._host)
+        )
         self._host = trainer.host
         if fault is not None and fault.at == "trainer":
             trainer._ask(

@@ -94,20 +94,18 @@ class LiveSession:
         from ckptcheck.live.runtime.trainers.megatron import start_megatron
         from ckptcheck.live.runtime.trainers.registry import check_trainer
         from ckptcheck.live.runtime.trainers.remote import RemoteTrainer
+        from ckptcheck.live.runtime.trainers.spawn import TrainerProcess
         from ckptcheck.live.runtime.trainers.transformers import start_transformers
 
         host = replaces.host if isinstance(replaces, RemoteTrainer) else None
+        process = TrainerProcess(python=self.trainer_python, timeout=self.timeout, host=host)
         if name == "megatron":
             return start_megatron(
-                self.ckpt, self.exchange, layout=layout, dtype=dtype, head_fp32=head_fp32, python=self.trainer_python,
-                timeout=self.timeout, host=host,
-            )  # fmt: skip
+                self.ckpt, self.exchange, layout=layout, dtype=dtype, head_fp32=head_fp32, process=process
+            )
         if layout is not None:
             check_trainer(name, layout)
-        return start_transformers(
-            self.ckpt, self.exchange, dtype=dtype, head_fp32=head_fp32, python=self.trainer_python, timeout=self.timeout,
-            host=host,
-        )  # fmt: skip
+        return start_transformers(self.ckpt, self.exchange, dtype=dtype, head_fp32=head_fp32, process=process)
 
     def log_ignored_switches(self, engine: Running) -> None:
         """Tell the observer which switches the engine did not take, and why."""

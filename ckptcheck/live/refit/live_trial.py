@@ -118,6 +118,7 @@ def run_live_trial(
     from ckptcheck.live.runtime.process.signal_guard import SignalGuard
     from ckptcheck.live.runtime.trainers import registry as trainers
     from ckptcheck.live.runtime.trainers.layout import ParallelLayout
+    from ckptcheck.live.runtime.trainers.spawn import TrainerProcess
     from ckptcheck.live.runtime.trainers.transformers import start_transformers
 
     switches = parse_switches(list(engine.switches))
@@ -197,9 +198,8 @@ def run_live_trial(
 
         def start_oracle(checkpoint: Path) -> RemoteTrainer:
             """Start transformers in float32; it computes on the CPU, beside whatever holds the GPUs."""
-            return start_transformers(
-                open_checkpoint(str(checkpoint)), exchange, device="cpu", python=trainer.python, scratch=scratch
-            )
+            process = TrainerProcess("cpu", python=trainer.python, scratch=scratch)
+            return start_transformers(open_checkpoint(str(checkpoint)), exchange, process=process)
 
         trial = RefitTrial(
             source.target, start_trainer, start_engine, settings, vocabulary=ckpt.tensors[embedding].shape[0],

@@ -45,6 +45,7 @@ from ckptcheck.live.runtime.trainers import transformers
 from ckptcheck.live.runtime.trainers.base import Trainer
 from ckptcheck.live.runtime.trainers.megatron import start_megatron
 from ckptcheck.live.runtime.trainers.remote import RemoteTrainer
+from ckptcheck.live.runtime.trainers.spawn import TrainerProcess
 from ckptcheck.live.runtime.trainers.transformers import start_transformers
 from ckptcheck.rollouts import Metadata, read_rollouts, write_rollouts
 from ckptcheck.rollouts.expert_routing import add_expert_routing
@@ -93,7 +94,7 @@ class Shared:
     def trainer(self, name: str, dtype: str = "float32", head_fp32: bool = False) -> RemoteTrainer:
         host = self._trainer.host if self._trainer is not None else None
         self._trainer = start_transformers(
-            self.checkpoint(name), self.exchange, dtype=dtype, head_fp32=head_fp32, host=host
+            self.checkpoint(name), self.exchange, dtype=dtype, head_fp32=head_fp32, process=TrainerProcess(host=host)
         )
         return self._trainer
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.runtime.environments.interpreter import find_interpreter
-from ckptcheck.live.runtime.process.client import WorkerClient
 from ckptcheck.live.runtime.process.exchange import TensorExchange
-from ckptcheck.live.runtime.process.gpus import gpu_variables
 from ckptcheck.live.runtime.trainers.base import TrainerInfo, Weight
 from ckptcheck.live.runtime.trainers.layout import ParallelLayout
 from ckptcheck.live.runtime.trainers.megatron_settings import megatron_settings, megatron_table
 from ckptcheck.live.runtime.trainers.remote import NAMES, RemoteTrainer
-from ckptcheck.live.runtime.trainers.spawn import device_facts, load_in_worker, tensor_files
+from ckptcheck.live.runtime.trainers.spawn import (
+    AS_IT_COMES,
+    TrainerProcess,
+    device_facts,
+    load_in_worker,
+    tensor_files,
+)
 
 MODULE = "ckptcheck_worker.megatron_trainer"
 ON_GPU = {
@@ -33,13 +36,7 @@ def start_megatron(
     layout: ParallelLayout | None = None,
     dtype: str = "float32",
     head_fp32: bool = False,
-    device: str = "auto",
-    gpus: str | None = None,
-    python: Path | None = None,
-    log: Path | None = None,
-    timeout: float | None = None,
-    host: WorkerClient | None = None,
-    scratch: Sequence[Path] = (),
+    process: TrainerProcess = AS_IT_COMES,
 ) -> RemoteTrainer:
     """Load a Hugging Face checkpoint into megatron-core's GPTModel.
 
@@ -49,13 +46,7 @@ def start_megatron(
         layout: None for one rank.
         dtype: what it computes in, as torch spells it.
         head_fp32: the output head computes in float32.
-        device: cpu, cuda, or auto: GPUs if there are any, one for each rank.
-        gpus: the numbers of the GPUs that it may see (process/gpus.py).
-        python: an interpreter with megatron-core; None for the environment that ckptcheck built.
-        log: the file that its processes print to.
-        timeout: see `RemoteTrainer`.
-        host: the worker of an earlier Megatron trainer, to start faster: it has imported everything, and drops its model.
-        scratch: folders of the caller that are removed if the caller is killed.
+        process: where it computes, and in which worker.
 
     Raises:
         CkptcheckError: this trainer cannot build the model, or not in this layout.
@@ -68,27 +59,15 @@ def start_megatron(
     if config is None:
         raise CkptcheckError(f"{source.target} has no config.json")
     request = {
-        "settings": {**settings, "device": device},
+        "settings": {**settings, "device": process.device},
         "table": megatron_table(config),
         "files": {name: str(path) for name, path in tensor_files(source).items()},
     }
-    worker_python = find_interpreter("megatron", python) if host is None else None
+    worker_python = find_interpreter("megatron", process.python) if process.host is None else None
     host, response = load_in_worker(
-        host,
-        worker_python.python if worker_python else Path(),
-        "megatron",
-        MODULE,
-        {
-            **ON_GPU,
-            **gpu_variables("" if device == "cpu" else gpus),
-            **(worker_python.variables if worker_python else {}),
-        },
-        exchange,
-        request,
-        log=log,
-        timeout=timeout,
-        scratch=scratch,
-    )
+        process, worker_python.python if worker_python else Path(), "megatron", MODULE,
+        {**ON_GPU, **process.gpu_variables, **(worker_python.variables if worker_python else {})}, exchange, request,
+    )  # fmt: skip
     weights = [
         Weight(part["name"], tuple(part["shape"]), NAMES[dtype], (weight["own"],), tuple(weight["owners"]))
         for weight in response["plan"]
@@ -102,5 +81,5 @@ def start_megatron(
     }
     info = TrainerInfo("megatron", response["version"], dtype, str(layout), config.architecture or "", facts)
     return RemoteTrainer(
-        host, info, weights, exchange=exchange, source=source.source.local, config=config.value, timeout=timeout
+        host, info, weights, exchange=exchange, source=source.source.local, config=config.value, timeout=process.timeout
     )

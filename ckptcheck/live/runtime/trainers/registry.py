@@ -16,6 +16,7 @@ from ckptcheck.live.runtime.trainers.megatron import start_megatron
 from ckptcheck.live.runtime.trainers.quantized import QuantizedTrainer
 from ckptcheck.live.runtime.trainers.remote import RemoteTrainer
 from ckptcheck.live.runtime.trainers.schemes import DEFAULT_IGNORE, build_scheme
+from ckptcheck.live.runtime.trainers.spawn import TrainerProcess
 from ckptcheck.live.runtime.trainers.transformers import start_transformers
 
 TRAINERS = ("transformers", "megatron")
@@ -42,16 +43,15 @@ def start_trainer(
     python: Path | None = None,
     scratch: Sequence[Path] = (),
 ) -> Trainer:
-    """Start megatron or transformers with a checkpoint. device, gpus: see `start_megatron`. python: the user's own interpreter.
+    """Start megatron or transformers with a checkpoint. device, gpus, python, scratch: see `TrainerProcess`.
 
     Raises CkptcheckError as `check_trainer` does; RemoteError, WorkerDied or WorkerTimeout if the trainer does not start.
     """
     check_trainer(name, layout)
+    process = TrainerProcess(device, gpus, python, scratch=scratch)
     if name == "megatron":
-        return start_megatron(
-            ckpt, exchange, layout=layout, dtype=dtype, device=device, gpus=gpus, python=python, scratch=scratch
-        )
-    return start_transformers(ckpt, exchange, dtype=dtype, device=device, gpus=gpus, python=python, scratch=scratch)
+        return start_megatron(ckpt, exchange, layout=layout, dtype=dtype, process=process)
+    return start_transformers(ckpt, exchange, dtype=dtype, process=process)
 
 
 def quantize_trainer(
@@ -78,7 +78,9 @@ def quantize_trainer(
     def reference(checkpoint: Path, previous: Trainer | None) -> Trainer:
         """Start transformers with unpacked weights, in the process of the reference before if there is one."""
         host = previous.host if isinstance(previous, RemoteTrainer) else None
-        return start_transformers(open_checkpoint(str(checkpoint)), exchange, host=host, scratch=(folder,))
+        return start_transformers(
+            open_checkpoint(str(checkpoint)), exchange, process=TrainerProcess(host=host, scratch=(folder,))
+        )
 
     worker_python = find_interpreter(engine, python)
     return QuantizedTrainer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.runtime.process.client import WorkerClient
 from ckptcheck.live.runtime.process.errors import RemoteError
 from ckptcheck.live.runtime.process.exchange import TensorExchange
+from ckptcheck.live.runtime.process.gpus import gpu_variables
 from ckptcheck.text.file_io import real_path
 
 BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attn.bias", ".attn.masked_bias")
@@ -18,6 +20,34 @@ BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attn.bias", ".attn.maske
 
 PASSIVE_WAIT = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Makes threads that wait for each other sleep: spinning threads would take cores from other ranks and from the engine."""
+
+
+@dataclass(frozen=True)
+class TrainerProcess:
+    """Where a trainer computes, and the worker in which it does."""
+
+    device: str = "auto"
+    """cpu, cuda, or auto: GPUs if there are any, one for each rank."""
+    gpus: str | None = None
+    """The numbers of the GPUs that it may see (process/gpus.py); None for all."""
+    python: Path | None = None
+    """An interpreter that has the trainer; None for the environment that ckptcheck built."""
+    log: Path | None = None
+    """The file that its processes print to."""
+    timeout: float | None = None
+    """Seconds for any one call, None for no limit."""
+    host: WorkerClient | None = None
+    """The worker of an earlier trainer of the same kind, to start faster: it has imported everything, and drops its model."""
+    scratch: Sequence[Path] = ()
+    """Folders of the caller that are removed if the caller is killed."""
+
+    @property
+    def gpu_variables(self) -> dict[str, str | None]:
+        """The environment variables that show the worker its GPUs."""
+        return dict(gpu_variables("" if self.device == "cpu" else self.gpus))
+
+
+AS_IT_COMES = TrainerProcess()
 
 
 def tensor_files(ckpt: Checkpoint) -> dict[str, Path]:
@@ -44,37 +74,33 @@ def tensor_files(ckpt: Checkpoint) -> dict[str, Path]:
 
 
 def load_in_worker(
-    host: WorkerClient | None,
+    process: TrainerProcess,
     python: Path,
     name: str,
     module: str | Path,
-    variables: Mapping[str, str],
+    variables: Mapping[str, str | None],
     exchange: TensorExchange,
     request: Mapping[str, Any],
-    *,
-    log: Path | None,
-    timeout: float | None,
-    scratch: Sequence[Path] = (),
 ) -> tuple[WorkerClient, dict[str, Any]]:
     """Have a worker load a model, and return the worker with its response.
 
-    host: the worker to use, None to start one. If the model cannot be loaded, a worker that was started here is closed, and
-    the caller's lives on; any other error closes either. name: of the trainer, for messages. scratch: folders of the caller
-    that are removed, like the folder of the exchange, if the caller is killed.
+    If the model cannot be loaded, a worker that was started here is closed, and that of `process` lives on; any other error closes
+    either. python: of a worker that is started here. name: of the trainer, for messages.
     """
+    host = process.host
     is_new_host = host is None
     if host is None:
         host = WorkerClient(
             python,
             module,
             name=name,
-            env=PASSIVE_WAIT | dict(variables),
-            log=log,
-            scratch=(exchange.folder, *scratch),
-            start_timeout=timeout,
+            env={**PASSIVE_WAIT, **variables},
+            log=process.log,
+            scratch=(exchange.folder, *process.scratch),
+            start_timeout=process.timeout,
         )
     try:
-        response: dict[str, Any] = host.call("load", timeout=timeout, **request)
+        response: dict[str, Any] = host.call("load", timeout=process.timeout, **request)
     except RemoteError:
         if is_new_host:
             host.close()

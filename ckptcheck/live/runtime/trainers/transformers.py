@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.runtime.environments.interpreter import find_interpreter
-from ckptcheck.live.runtime.process.client import WorkerClient
 from ckptcheck.live.runtime.process.exchange import TensorExchange
-from ckptcheck.live.runtime.process.gpus import gpu_variables
 from ckptcheck.live.runtime.trainers.base import TrainerInfo, Weight
 from ckptcheck.live.runtime.trainers.megatron_settings import DTYPES, refuse_critic
 from ckptcheck.live.runtime.trainers.remote import NAMES, RemoteTrainer
-from ckptcheck.live.runtime.trainers.spawn import device_facts, load_in_worker, tensor_files
+from ckptcheck.live.runtime.trainers.spawn import (
+    AS_IT_COMES,
+    TrainerProcess,
+    device_facts,
+    load_in_worker,
+    tensor_files,
+)
 from ckptcheck.text.file_io import real_path
 
 MODULE = "ckptcheck_worker.transformers_trainer"
@@ -26,13 +29,7 @@ def start_transformers(
     *,
     dtype: str = "float32",
     head_fp32: bool = False,
-    device: str = "auto",
-    gpus: str | None = None,
-    python: Path | None = None,
-    log: Path | None = None,
-    timeout: float | None = None,
-    host: WorkerClient | None = None,
-    scratch: Sequence[Path] = (),
+    process: TrainerProcess = AS_IT_COMES,
 ) -> RemoteTrainer:
     """Load a Hugging Face checkpoint into transformers' own model, without running any code of the checkpoint.
 
@@ -41,13 +38,8 @@ def start_transformers(
         exchange: where the trainer writes exported weights.
         dtype: float32 or bfloat16.
         head_fp32: the output head computes in float32.
-        python: an interpreter with torch and transformers 5; None for the environment of Megatron, which has both.
-        log: the file that the process prints to.
-        device: see `start_megatron`, like gpus, timeout, host and scratch.
-        gpus: see there.
-        timeout: see there.
-        host: see there.
-        scratch: see there.
+        process: where it computes, and in which worker. Its Python needs torch and transformers 5; without one it is that of the
+            environment of Megatron, which has both.
 
     Raises:
         CkptcheckError: the source is a critic, or cannot be loaded.
@@ -60,12 +52,13 @@ def start_transformers(
     config, folder = source.config, source.source.local
     if config is None or folder is None:
         raise CkptcheckError(f"{source.target} has no config.json, so transformers cannot load it")
-    variables = {
+    variables: dict[str, str | None] = {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
-        **gpu_variables("" if device == "cpu" else gpus),
+        **process.gpu_variables,
     }
-    if python is None and host is None:
+    python = process.python
+    if python is None and process.host is None:
         worker_python = find_interpreter("megatron")
         python, variables = worker_python.python, {**worker_python.variables, **variables}
     # the worker runs in another folder, so the path is absolute
@@ -73,23 +66,14 @@ def start_transformers(
         "folder": str(real_path(folder)),
         "dtype": dtype,
         "head_fp32": head_fp32,
-        "device": device,
+        "device": process.device,
     }
-    host, response = load_in_worker(
-        host,
-        python or Path(),
-        "transformers",
-        MODULE,
-        variables,
-        exchange,
-        request,
-        log=log,
-        timeout=timeout,
-        scratch=scratch,
-    )
+    host, response = load_in_worker(process, python or Path(), "transformers", MODULE, variables, exchange, request)
     weights = [
         Weight(part["name"], tuple(part["shape"]), NAMES[dtype], (part["name"],), (0,)) for part in response["plan"]
     ]
     facts = {**device_facts(response), "ranks": "1", "head_fp32": str(head_fp32)}
     info = TrainerInfo("transformers", response["version"], dtype, "", config.architecture or "", facts)
-    return RemoteTrainer(host, info, weights, exchange=exchange, source=folder, config=config.value, timeout=timeout)
+    return RemoteTrainer(
+        host, info, weights, exchange=exchange, source=folder, config=config.value, timeout=process.timeout
+    )

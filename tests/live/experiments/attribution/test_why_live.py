@@ -28,6 +28,7 @@ from ckptcheck.live.runtime.engines.sampling import Sampling
 from ckptcheck.live.runtime.process.exchange import TensorExchange
 from ckptcheck.live.runtime.trainers.base import Trainer
 from ckptcheck.live.runtime.trainers.remote import RemoteTrainer
+from ckptcheck.live.runtime.trainers.spawn import TrainerProcess
 from ckptcheck.live.runtime.trainers.transformers import start_transformers
 from ckptcheck.rollouts import Metadata, Rollout, Rollouts, build_rollouts
 from ckptcheck.rollouts.prompts import make_synthetic_prompts
@@ -87,7 +88,11 @@ class Bench:
     def trainer(self, dtype: str = "float32", head: bool = False) -> RemoteTrainer:
         host = self._trainer.host if self._trainer is not None else None
         self._trainer = start_transformers(
-            open_checkpoint(str(self.own)), self.exchange, dtype=dtype, head_fp32=head, host=host
+            open_checkpoint(str(self.own)),
+            self.exchange,
+            dtype=dtype,
+            head_fp32=head,
+            process=TrainerProcess(host=host),
         )
         return self._trainer
 

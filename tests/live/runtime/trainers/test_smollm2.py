@@ -19,6 +19,7 @@ from ckptcheck.live.runtime.process.client import WorkerClient
 from ckptcheck.live.runtime.process.exchange import TensorExchange
 from ckptcheck.live.runtime.trainers.layout import ParallelLayout
 from ckptcheck.live.runtime.trainers.megatron import start_megatron
+from ckptcheck.live.runtime.trainers.spawn import TrainerProcess
 from ckptcheck.live.runtime.trainers.transformers import start_transformers
 
 pytestmark = [
@@ -48,7 +49,7 @@ def test_layouts_of_a_real_model_score_and_speak_alike(smollm2: Path, exchange: 
     host: WorkerClient | None = None
     try:
         for layout in (ParallelLayout(pp=2), ParallelLayout(tp=3)):
-            trainer = start_megatron(model, exchange, layout=layout, host=host)
+            trainer = start_megatron(model, exchange, layout=layout, process=TrainerProcess(host=host))
             host = trainer.host
             scores = trainer.score(sequences)
             apart = [

@@ -32,6 +32,7 @@ from ckptcheck.live.runtime.trainers.layout import ParallelLayout
 from ckptcheck.live.runtime.trainers.megatron import start_megatron
 from ckptcheck.live.runtime.trainers.megatron_source import write_hf_checkpoint
 from ckptcheck.live.runtime.trainers.remote import RemoteTrainer
+from ckptcheck.live.runtime.trainers.spawn import TrainerProcess
 from ckptcheck.live.runtime.trainers.transformers import start_transformers
 from tests.paths import DOUBLES
 
@@ -118,11 +119,11 @@ class Bench:
 
     def start(self, model: Checkpoint, layout: ParallelLayout | None, dtype: str = "float32") -> RemoteTrainer:
         kind = "transformers" if layout is None else "megatron"
-        common: dict[str, Any] = {"dtype": dtype, "timeout": PATIENCE, "host": self.hosts.get(kind)}
+        process = TrainerProcess(timeout=PATIENCE, host=self.hosts.get(kind))
         if layout is None:
-            trainer = start_transformers(model, self.exchange, **common)
+            trainer = start_transformers(model, self.exchange, dtype=dtype, process=process)
         else:
-            trainer = start_megatron(model, self.exchange, layout=layout, **common)
+            trainer = start_megatron(model, self.exchange, layout=layout, dtype=dtype, process=process)
         self.hosts[kind] = trainer.host
         return trainer
 
@@ -296,7 +297,7 @@ def test_a_killed_rank_ends_the_trainer_with_a_word(tmp_path: Path) -> None:
             open_checkpoint(str(live.write("qwen3", tmp_path))),
             exchange,
             layout=ParallelLayout(tp=2, pp=2),
-            timeout=PATIENCE,
+            process=TrainerProcess(timeout=PATIENCE),
         )
         parent = trainer.host._process.pid
         ranks = [int(text) for text in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
