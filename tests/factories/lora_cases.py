@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from ckptcheck.live.refit.lora.trace import LoraTrace
-from ckptcheck.live.refit.lora.trial import LoraEngine, LoraTrial
-from tests.doubles.fake_lora import AdapterFault, FakeLoraEngine
+from ckptcheck.live.refit.lora.trial import LoraTrial
+from ckptcheck.live.runtime.engines.capabilities import AdapterEngine
+from tests.doubles.fake_lora import AdapterFault, FakeAdapterEngine
 from tests.factories.case_table import CaseTable
 
 
@@ -19,7 +20,7 @@ class LoraCase(CaseTable, kw_only=True):
     """A case of a rule on a trial of a LoRA adapter."""
 
     faults: list[AdapterFault] = []
-    """What the engine does wrong, see `FakeLoraEngine`."""
+    """What the engine does wrong, see `FakeAdapterEngine`."""
     everywhere: bool = False
     """Its cold loads do it too."""
     update: str = "reload"
@@ -38,8 +39,8 @@ def run_lora_case(table: Mapping[str, Any], folder: Path) -> LoraTrace:
     (folder / "model" / "base").write_text("1.0")
     (folder / "lora" / "adapter").write_text(json.dumps(case.adapter))
 
-    def start(checkpoint: Path, _: bool, replaces: LoraEngine | None) -> LoraEngine:
-        return FakeLoraEngine(checkpoint, case.faults if replaces is None or case.everywhere else ())
+    def start(checkpoint: Path, _: bool, replaces: AdapterEngine | None) -> AdapterEngine:
+        return FakeAdapterEngine(checkpoint, case.faults if replaces is None or case.everywhere else ())
 
     return LoraTrial(
         LoraTrace("model", "lora", case.update), start, folder / "model", folder / "lora",

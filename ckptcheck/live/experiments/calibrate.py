@@ -16,7 +16,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Section
 from ckptcheck.linter.rule import Skip
 from ckptcheck.live.experiments.runner import ExperimentRunner
-from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine
+from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine, decode_again
 from ckptcheck.live.runtime.engines.sampling import Sampling
 from ckptcheck.live.runtime.trainers.base import Trainer
 from ckptcheck.rollouts.gap_summary import Runs, compute_run_metrics
@@ -153,14 +153,8 @@ class Calibration:
         return decoded
 
     def _decode_together(self, engine: ResponseEngine, batch: int) -> Runs:
-        """Decode groups in one batch. Forcing begins at the end of the shortest prompt, so the rest of longer ones is forced too."""
         engine.reset_prefix_cache()
-        decoded: list[Sequence[float]] = []
-        for begin in range(0, len(self._sequences), batch):
-            starts = self._starts[begin : begin + batch]
-            values = engine.score_by_decode(self._sequences[begin : begin + batch], min(starts))
-            decoded += [row[start - min(starts) :] for row, start in zip(values, starts, strict=True)]
-        return decoded
+        return decode_again(engine, self._sequences, self._starts, batch)
 
     def _prefill(self, engine: ResponseEngine) -> Runs:
         return self._of_responses([score.prompt_logprobs for score in engine.score(self._sequences)])

@@ -69,3 +69,19 @@ class TrainerAsEngine:
 
     def _score(self, sequences: Sequence[Tokens]) -> list[tuple[float, ...]]:
         return [values for batch in split_by_tokens(sequences) for values in self._trainer.score_batched(batch)]
+
+
+def decode_again(
+    engine: ResponseEngine, sequences: Sequence[Tokens], starts: Sequence[int], batch: int
+) -> list[Sequence[float]]:
+    """Force an engine to decode responses again, and return the logprobs of each.
+
+    starts: where each response begins. batch: sequences that it decodes together. Forcing begins at the end of the shortest
+    prompt of a batch, so the rest of longer ones is forced too.
+    """
+    decoded: list[Sequence[float]] = []
+    for begin in range(0, len(sequences), batch):
+        first = min(starts[begin : begin + batch])
+        rows = engine.score_by_decode(sequences[begin : begin + batch], first)
+        decoded += [row[start - first :] for row, start in zip(rows, starts[begin : begin + batch], strict=True)]
+    return decoded

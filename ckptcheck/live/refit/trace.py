@@ -18,7 +18,6 @@ from ckptcheck.live.refit.report_sections import (
 from ckptcheck.live.runtime.engines.known_issues import EngineIdentity, detect_traits
 
 
-
 class RefitTrace(Observations, EvidenceDefaults):
     """The evidence of a trial: rules read the observations themselves, and the report reads what is said of them here."""
 

@@ -6,7 +6,6 @@ therefore needs no knowledge of fused, sharded or repacked layouts; only the dia
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +43,7 @@ from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.engines.capabilities import find_able, why_sleep_frees_nothing, why_unable
 from ckptcheck.live.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.live.runtime.engines.transports import select_transport
-from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied
+from ckptcheck.live.runtime.process.errors import WorkerDied
 from ckptcheck.live.runtime.trainers.base import Trainer
 
 if TYPE_CHECKING:
@@ -110,32 +109,23 @@ class RefitTrial:
         trial, trace, phases = self._state, self._trace, self._state.phases
         engine: Engine | None = None
         try:
-            with phases.run("start", "start of the trainer"):
-                trainer = self._start_trainer()
-                observe_trainer(trial, trainer)
-                compare_ranks(trial, trainer, 0)
-            with phases.run("start", "cold load"):
-                engine = start_cold(trial, trainer, 0)
-                self._observe_engine(engine, trainer)
-            self._sync_loaded_weights(engine, trainer)
-            if trial.settings.weights and trial.settings.steps:
-                move_experts(trial, engine)
-            for step in phases.count_rounds(trial.settings.steps):
-                self._run_round(engine, trainer, step)
-            compare_with_float32(trial, engine, trainer, self._start_oracle)
-            if trial.settings.logprobs:
-                measure_rounding_last(trial, trainer)
-            compare_saved(trial)
-        except (CkptcheckError, OSError, KeyboardInterrupt) as error:
-            is_refusal = isinstance(error, CkptcheckError) and not isinstance(error, (WorkerDied, RemoteError))
-            # there is no evidence yet that could be kept
-            if is_refusal and trace.engine is None:
-                raise
-            trace.failed_phases[phases.current] = phases.format_error(error)
-        # a fault of our own, or a worker that answers something unexpected: the evidence so far is kept
-        except Exception as error:
-            phases.log(traceback.format_exc().rstrip())
-            trace.failed_phases[phases.current] = f"{type(error).__name__}: {error}"
+            with phases.keep_evidence(trace.failed_phases, has_evidence=lambda: trace.engine is not None):
+                with phases.run("start", "start of the trainer"):
+                    trainer = self._start_trainer()
+                    observe_trainer(trial, trainer)
+                    compare_ranks(trial, trainer, 0)
+                with phases.run("start", "cold load"):
+                    engine = start_cold(trial, trainer, 0)
+                    self._observe_engine(engine, trainer)
+                self._sync_loaded_weights(engine, trainer)
+                if trial.settings.weights and trial.settings.steps:
+                    move_experts(trial, engine)
+                for step in phases.count_rounds(trial.settings.steps):
+                    self._run_round(engine, trainer, step)
+                compare_with_float32(trial, engine, trainer, self._start_oracle)
+                if trial.settings.logprobs:
+                    measure_rounding_last(trial, trainer)
+                compare_saved(trial)
         finally:
             if engine is not None:
                 engine.close()

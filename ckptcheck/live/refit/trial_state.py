@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
@@ -16,7 +17,7 @@ from ckptcheck.live.refit.observations import Key, Observations
 from ckptcheck.live.refit.scoring_inputs import ScoringInputs
 from ckptcheck.live.runtime.engines.base import Engine, HostScalars, TensorDigests, WeightPart, same_number
 from ckptcheck.live.runtime.process.deadlines import time_budget
-from ckptcheck.live.runtime.process.errors import WorkerDied, WorkerTimeout
+from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
 from ckptcheck.text.formatting import format_duration
 
 if TYPE_CHECKING:
@@ -142,7 +143,25 @@ class TrialPhases:
                     f" {format_duration(seconds / done * (number - done))} left"
                 )
 
-    def format_error(self, error: BaseException) -> str:
+    @contextmanager
+    def keep_evidence(self, failed_phases: dict[str, str], *, has_evidence: Callable[[], bool]) -> Iterator[None]:
+        """Note what ends the trial within, under the phase that ran: the evidence so far is kept.
+
+        A process that dies, hangs or refuses ends it, and an interruption. Raises a refusal where there is no evidence yet.
+        """
+        try:
+            yield
+        except (CkptcheckError, OSError, KeyboardInterrupt) as error:
+            is_refusal = isinstance(error, CkptcheckError) and not isinstance(error, (WorkerDied, RemoteError))
+            if is_refusal and not has_evidence():
+                raise
+            failed_phases[self.current] = self._format_error(error)
+        # a fault of our own, or a worker that answers something unexpected
+        except Exception as error:
+            self.log(traceback.format_exc().rstrip())
+            failed_phases[self.current] = f"{type(error).__name__}: {error}"
+
+    def _format_error(self, error: BaseException) -> str:
         """Return in one line what ended the trial; the user also gets the last lines of a dead process's log."""
         if not isinstance(error, CkptcheckError):
             return str(error) or "interrupted"

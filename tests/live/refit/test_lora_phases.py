@@ -8,22 +8,23 @@ from pathlib import Path
 import pytest
 
 from ckptcheck.live.refit.lora.trace import LoraTrace
-from ckptcheck.live.refit.lora.trial import LoraEngine, LoraTrial
+from ckptcheck.live.refit.lora.trial import LoraTrial
 from ckptcheck.live.refit.trial_state import DEFAULTS, Timeouts
+from ckptcheck.live.runtime.engines.capabilities import AdapterEngine
 from ckptcheck.live.runtime.process.deadlines import remaining_seconds
 from ckptcheck.live.runtime.process.errors import WorkerTimeout
-from tests.doubles.fake_lora import FakeLoraEngine
+from tests.doubles.fake_lora import FakeAdapterEngine
 
 NBYTES = 10**11
 """Weights of 100 GB: each phase gets 2,000 s more."""
 
 
-def run(folder: Path, engine: type[FakeLoraEngine], timeouts: Timeouts | None = None) -> LoraTrace:
+def run(folder: Path, engine: type[FakeAdapterEngine], timeouts: Timeouts | None = None) -> LoraTrace:
     for name, file, text in (("model", "base", "1.0"), ("lora", "adapter", json.dumps((0.25, 0.5)))):
         (folder / name).mkdir()
         (folder / name / file).write_text(text)
 
-    def start(checkpoint: Path, serves_adapters: bool, replaces: LoraEngine | None) -> LoraEngine:
+    def start(checkpoint: Path, serves_adapters: bool, replaces: AdapterEngine | None) -> AdapterEngine:
         return engine(checkpoint)
 
     return LoraTrial(
@@ -35,7 +36,7 @@ def run(folder: Path, engine: type[FakeLoraEngine], timeouts: Timeouts | None = 
 def test_every_call_has_the_time_of_its_phase(tmp_path: Path) -> None:
     limits: dict[str, list[float]] = {"start": [], "sync": []}
 
-    class Timed(FakeLoraEngine):
+    class Timed(FakeAdapterEngine):
         def __init__(self, checkpoint: Path) -> None:
             limits["start"].append(remaining_seconds(1e9))
             super().__init__(checkpoint)
@@ -52,7 +53,7 @@ def test_every_call_has_the_time_of_its_phase(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [30.0, None])
 def test_a_phase_that_takes_too_long_is_named_with_its_time(limit: float | None, tmp_path: Path) -> None:
-    class Hanging(FakeLoraEngine):
+    class Hanging(FakeAdapterEngine):
         def load_adapter(self, name: str, folder: Path, update: str = "reload") -> None:
             raise WorkerTimeout("fake did not answer")
 

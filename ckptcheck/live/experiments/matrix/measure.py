@@ -10,14 +10,14 @@ from ckptcheck.live.experiments.matrix.cells import Cell, Plan, list_cells
 from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
 from ckptcheck.live.experiments.runner import ExperimentRunner
 from ckptcheck.live.experiments.scoring import split_by_tokens
-from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine
+from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine, decode_again
 from ckptcheck.live.runtime.engines.sampling import Sampling
 from ckptcheck.live.runtime.trainers.base import Trainer
 from ckptcheck.rollouts.gap_summary import GapSummary, summarize_gap
 from ckptcheck.text.observer import Advance
 
 Tokens = tuple[int, ...]
-Drawn = tuple[list[Tokens], list[int], list[tuple[float, ...]]]
+Drawn = tuple[list[Tokens], list[int], list[Sequence[float]]]
 """Sequences, the lengths of their prompts, and the engine's logprobs of the responses."""
 
 
@@ -81,7 +81,8 @@ class MatrixRun:
                 prompts, plan.response, temperature=temperature, top_p=plan.top_p, top_k=plan.top_k, seed=seed
             )
             sequences = [(*prompt, *tokens) for prompt, tokens in zip(prompts, responses, strict=True)]
-            return sequences, [*map(len, prompts)], self._followed(engine, sequences, prompts, cell.batch)
+            starts = [*map(len, prompts)]
+            return sequences, starts, decode_again(engine, sequences, starts, cell.batch)
         sampling = Sampling(temperature, plan.top_p, plan.top_k, plan.response, None, ignore_eos=True)
         generations = []
         for begin in range(0, number, cell.batch):
@@ -90,15 +91,3 @@ class MatrixRun:
             generations += engine.generate(batch_prompts, requests)
         sequences = [(*prompt, *generation.tokens) for prompt, generation in zip(prompts, generations, strict=True)]
         return sequences, [*map(len, prompts)], [generation.logprobs for generation in generations]
-
-    def _followed(
-        self, engine: ResponseEngine, sequences: Sequence[Tokens], prompts: Sequence[Tokens], batch: int
-    ) -> list[tuple[float, ...]]:
-        """Return the engine's logprobs of responses by forced decoding, `batch` sequences at once."""
-        logprobs = []
-        for begin in range(0, len(sequences), batch):
-            batch_sequences = sequences[begin : begin + batch]
-            first = min(map(len, prompts[begin : begin + batch]))
-            values = engine.score_by_decode(batch_sequences, first)
-            logprobs += [row[len(prompts[begin + place]) - first :] for place, row in enumerate(values)]
-        return logprobs

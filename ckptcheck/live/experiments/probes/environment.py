@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
@@ -49,20 +49,10 @@ ProbeRun = Generator[EngineSetup, Engine, object]
 """A running probe: yields a set-up, receives an engine with it, yields the next, and returns its result."""
 
 
-class StartProbeEngine(Protocol):
-    """Starts an engine. instead: the engine that it replaces, whose process it may take over."""
-
-    def __call__(self, setup: EngineSetup, instead: Engine | None) -> Engine:
-        """Start it."""
-        ...
-
-
-class StartProbeTrainer(Protocol):
-    """Starts a trainer. instead: the trainer that it replaces, whose process it may take over."""
-
-    def __call__(self, dtype: str, head_fp32: bool, instead: Trainer | None) -> Trainer:
-        """Start it."""
-        ...
+StartProbeEngine = Callable[[EngineSetup, Engine | None], Engine]
+"""Starts an engine with a set-up; gets the engine that it replaces, whose process it may take over."""
+StartProbeTrainer = Callable[[str, bool, Trainer | None], Trainer]
+"""Starts a trainer: its dtype, whether its head is in float32, and the trainer that it replaces, whose process it may take over."""
 
 
 @dataclass

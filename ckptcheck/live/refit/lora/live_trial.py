@@ -47,9 +47,10 @@ def run_live_lora_trial(
     Raises CkptcheckError for a source or an adapter that cannot be opened, and for an engine that is not installed.
     """
     from ckptcheck.checkpoint.files_beside import list_files_beside
-    from ckptcheck.live.refit.lora.trial import LoraEngine, LoraTrial
+    from ckptcheck.live.refit.lora.trial import LoraTrial
     from ckptcheck.live.refit.source import open_source
     from ckptcheck.live.runtime.engines import registry
+    from ckptcheck.live.runtime.engines.capabilities import AdapterEngine
     from ckptcheck.live.runtime.engines.engine_options import parse_switches
     from ckptcheck.live.runtime.engines.sizing import default_context_len
     from ckptcheck.live.runtime.process.signal_guard import SignalGuard
@@ -66,13 +67,13 @@ def run_live_lora_trial(
         list_files_beside(base)  # the worker copies them for the merged weights
         arguments = registry.CLASSES[engine.name]().lora_arguments(SLOTS, shape.rank, shape.modules)
 
-        def start(checkpoint: Path, serves_adapters: bool, replaces: LoraEngine | None) -> LoraEngine:
+        def start(checkpoint: Path, serves_adapters: bool, replaces: AdapterEngine | None) -> AdapterEngine:
             started = registry.start_engine(
                 engine.name, checkpoint, dtype=dtype, ranks=engine.tp, mode=engine.mode, switches=switches,
                 python=engine.python, gpus=engine.gpus, scratch=(folder,), replaces=cast(Any, replaces),
                 extra_arguments=arguments if serves_adapters else {},
             )  # fmt: skip
-            return cast(LoraEngine, started)
+            return cast(AdapterEngine, started)
 
         trace = LoraTrace(source, str(adapter), update, SLOTS)
         has_room = default_context_len(base) >= 2 * PREFIX_CACHE_BLOCK + 16

@@ -2,57 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
-from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.refit.lora.trace import CachedAdapterProbe, LoraTrace, Scores, ServedAdapter
 from ckptcheck.live.refit.scoring_inputs import cache_probe_sequence, scoring_sequences
 from ckptcheck.live.refit.trial_state import FollowPhase, Log, Timeouts, TrialPhases
-from ckptcheck.live.runtime.engines.base import EngineInfo, SequenceScores, TensorDigests
-from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied
+from ckptcheck.live.runtime.engines.capabilities import AdapterEngine
 
 DECODE = 2
 """Tokens that a request decodes, so that it reads the prefix cache."""
 NAME = "policy"
 """The name under which requests ask for the adapter."""
-
-
-class LoraEngine(Protocol):
-    """An engine that serves adapters; see `RemoteEngine`."""
-
-    info: EngineInfo
-
-    def load_adapter(self, name: str, folder: Path, update: str = "reload") -> None:
-        """Load an adapter, or another one under the same name."""
-        ...
-
-    def score_with_adapter(
-        self, sequences: Sequence[Sequence[int]], adapter: str, *, decode: int = 0
-    ) -> list[SequenceScores]:
-        """Score by requests with a loaded adapter, "" for none."""
-        ...
-
-    def digest_adapter(self, name: str) -> TensorDigests:
-        """Digest what every rank holds of an adapter."""
-        ...
-
-    def write_merged(self, checkpoint: Path, adapter: Path, folder: Path, *, nudge: bool = False) -> None:
-        """Write a checkpoint with an adapter merged into its weights."""
-        ...
-
-    def write_variant(self, adapter: Path, folder: Path, seed: int) -> None:
-        """Write an adapter of the same shape, with other values."""
-        ...
-
-    def reset_prefix_cache(self) -> None:
-        """Drop all cached keys and values."""
-        ...
-
-    def close(self) -> None:
-        """End the engine."""
-        ...
 
 
 class LoraTrial:
@@ -67,7 +28,7 @@ class LoraTrial:
     def __init__(
         self,
         trace: LoraTrace,
-        start: Callable[[Path, bool, LoraEngine | None], LoraEngine],
+        start: Callable[[Path, bool, AdapterEngine | None], AdapterEngine],
         checkpoint: Path,
         adapter: Path,
         *,
@@ -86,24 +47,19 @@ class LoraTrial:
 
     def run(self) -> LoraTrace:
         """Run the trial and return its evidence. Raises CkptcheckError for an engine that cannot be started at all."""
-        engine: LoraEngine | None = None
+        engine: AdapterEngine | None = None
         try:
-            engine = self._run_tested_engine()
-            engine = self._run_references(engine)
-        except (CkptcheckError, OSError, KeyboardInterrupt) as error:
-            if (
-                isinstance(error, CkptcheckError)
-                and self.trace.engine is None
-                and not isinstance(error, RemoteError | WorkerDied)
+            with self._phases.keep_evidence(
+                self.trace.failed_phases, has_evidence=lambda: self.trace.engine is not None
             ):
-                raise
-            self.trace.failed_phases[self._phases.current] = self._phases.format_error(error)
+                engine = self._run_tested_engine()
+                engine = self._run_references(engine)
         finally:
             if engine is not None:
                 engine.close()
         return self.trace
 
-    def _run_tested_engine(self) -> LoraEngine:
+    def _run_tested_engine(self) -> AdapterEngine:
         """Load the adapter, have others take its slot, and replace it under its name."""
         trace = self.trace
         with self._phases.run("start", "cold load of the base model"):
@@ -143,7 +99,7 @@ class LoraTrial:
             raise
         return engine
 
-    def _run_references(self, engine: LoraEngine) -> LoraEngine:
+    def _run_references(self, engine: AdapterEngine) -> AdapterEngine:
         """Start the engine cold with the other adapter, and from the merged checkpoint."""
         trace = self.trace
         with self._phases.run("start", "cold load of the other adapter"):
@@ -159,10 +115,10 @@ class LoraTrial:
             trace.merged, trace.merged_nudged = merged, self._score(engine, "")
         return engine
 
-    def _observe(self, engine: LoraEngine, name: str) -> ServedAdapter:
+    def _observe(self, engine: AdapterEngine, name: str) -> ServedAdapter:
         scores = self._score(engine, name)
         return ServedAdapter(scores, engine.digest_adapter(name))
 
-    def _score(self, engine: LoraEngine, name: str) -> Scores:
+    def _score(self, engine: AdapterEngine, name: str) -> Scores:
         engine.reset_prefix_cache()
         return tuple(engine.score_with_adapter(self._sequences, name))

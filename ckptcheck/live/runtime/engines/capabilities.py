@@ -18,6 +18,8 @@ from ckptcheck.live.runtime.engines.base import (
     ExpertSlots,
     LoadedWeights,
     Running,
+    SequenceScores,
+    TensorDigests,
     UpdateResult,
     WeightPart,
 )
@@ -92,6 +94,42 @@ class AbleEngine(Engine, Protocol):
 
     def time_updates(self, on: bool) -> None:
         """Fill no memory during the next updates, so that they run at the engine's own speed, or fill it again."""
+        ...
+
+
+class AdapterEngine(Protocol):
+    """An engine that was started to serve LoRA adapters: `RemoteEngine.lora_arguments`."""
+
+    info: EngineInfo
+
+    def load_adapter(self, name: str, folder: Path, update: str = "reload") -> None:
+        """Load an adapter, or another one under the same name."""
+        ...
+
+    def score_with_adapter(
+        self, sequences: Sequence[Sequence[int]], adapter: str, *, decode: int = 0
+    ) -> list[SequenceScores]:
+        """Score by requests with a loaded adapter, "" for none."""
+        ...
+
+    def digest_adapter(self, name: str) -> TensorDigests:
+        """Digest what every rank holds of an adapter."""
+        ...
+
+    def write_merged(self, checkpoint: Path, adapter: Path, folder: Path, *, nudge: bool = False) -> None:
+        """Write a checkpoint with an adapter merged into its weights."""
+        ...
+
+    def write_variant(self, adapter: Path, folder: Path, seed: int) -> None:
+        """Write an adapter of the same shape, with other values."""
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """Drop all cached keys and values."""
+        ...
+
+    def close(self) -> None:
+        """End the engine."""
         ...
 
 
