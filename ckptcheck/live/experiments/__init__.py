@@ -1,1 +1,11 @@
-"""Scores again with one thing changed: how far an engine and a trainer are apart, and what of it each change explains."""
+"""What `parity why`, `probe`, `matrix` and `calibrate` have in common: sides score again with one thing changed.
+
+An `Experiment` is a name and a function that takes steps; an `ExperimentRunner` takes them, and its table says what became of
+each. A `Side` starts a trainer or an engine when it is first needed. A new experiment is
+
+- a probe, where an engine should compute the same in another set-up: a generator in ``parity/probes/`` that yields set-ups and
+  returns a result with a `section`, a line in ``probes/registry.py``, and a rule in ``rules/probes/`` that reads the result;
+- a cause of a gap, where one change would close it: a function in ``parity/attribution/experiments/`` that yields trials, and a
+  line in `EXPERIMENTS` there;
+- a comparison for the floor, where both ways are right: a way of `Calibration` and a line in `calibrate.COMPARISONS`.
+"""

@@ -335,4 +335,7 @@ class Generator(Running, Protocol):
 
 
 class Engine(Updatable, Inspectable, Scorer, Generator, Protocol):
-    """An inference engine that can do all of these. A function asks for the smallest protocol that it needs."""
+    """An inference engine that can do all of these. A function asks for the smallest protocol that it needs.
+
+    What only some engines can do stands in capabilities.py.
+    """
