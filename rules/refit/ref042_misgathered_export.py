@@ -27,7 +27,7 @@ NVIDIA-NeMo/Megatron-Bridge#1329, NVIDIA-NeMo/RL#3259 (half of the layers under 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.refit.misexported import describe_misexport, group_misexported
+from ckptcheck.live.refit.export_comparison import describe_misexport, group_misexported
 from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.text.formatting import count, join_truncated
 
