@@ -29,7 +29,7 @@ RULES = rule_loader.load_rules()
 JUSTIFIED = {
     # transformers drops the layer of multi-token prediction when it saves, and leaves the number in the config: an
     # engine with speculative decoding would build a draft layer without weights. That is what the rule is there to say.
-    "CFG006": {"BailingHybridForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV4ForCausalLM", "Glm4MoeForCausalLM"},
+    "CFG003": {"BailingHybridForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV4ForCausalLM", "Glm4MoeForCausalLM"},
 }
 
 
@@ -162,9 +162,9 @@ def rename_layers(folder: Path, ckpt: Checkpoint) -> bool:
     [
         (lose_last_layer, {"CFG003"}, 0.98),
         (lose_middle_layer, {"CFG003"}, 0.98),
-        (lose_matrix, {"CFG005"}, 0.98),
-        (lose_expert, {"MOE001"}, 0.98),
-        (lose_embedding, {"CFG009", "CFG007"}, 0.98),
+        (lose_matrix, {"CFG003"}, 0.98),
+        (lose_expert, {"CFG003"}, 0.98),
+        (lose_embedding, {"CFG003"}, 0.98),
         (declare_more_layers, {"CFG003"}, 0.98),
         (declare_fewer_layers, {"CFG004"}, 0.98),
         (declare_larger_vocabulary, {"CFG012"}, 0.98),

@@ -29,6 +29,17 @@ def dry_load(ckpt: Checkpoint, name: str) -> DryLoad:
     return loader.load(ckpt)
 
 
+def find_answer(ckpt: Checkpoint, name: str) -> DryLoad | None:
+    """Return what a consumer says of names and shapes; None where the user did not ask it, or where it got no further."""
+    if not has_dry_loader(ckpt, name):
+        return None
+    try:
+        load = dry_load(ckpt, name)
+    except Skip:
+        return None
+    return None if load.unasked or load.refused else load
+
+
 def find_load_problems(ckpt: Checkpoint) -> Iterator[Problem]:
     """Yield what is wrong with a checkpoint for each consumer that was asked for.
 

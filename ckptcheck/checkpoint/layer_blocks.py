@@ -18,8 +18,6 @@ from ckptcheck.checkpoint.weights_table import WeightsTable
 
 _EXPERTS = re.compile(r"(^|\.)(experts\.|gate\.|router\.)")
 _SHARED = re.compile(r"(^|\.)shared_expert")
-_BIAS = re.compile(r"self_attn\.[qkvo]_proj\.bias$")
-"""What CFG010 checks."""
 _MATRIX = re.compile(r"\.weight$|(^|\.)experts\.")
 """Names that may stand for others which the architecture has: a fused matrix, experts in one tensor, a renamed norm."""
 
@@ -54,9 +52,11 @@ def list_layer_tensors(config: Config | None, prefix: str) -> frozenset[str]:
     """
     found: set[str] = set()
     if (table := WeightsTable.of(config)) is not None:
+        switched = {pattern for switch in table.switches for pattern in (*switch.on, *switch.off)}
         for pattern in _list_required(config, table):
             head, inside, rest = pattern.partition(".{}.")
-            if inside and (head == prefix or head.endswith(f".{prefix}")) and not _BIAS.search(rest):
+            is_switched_bias = pattern.endswith(".bias") and pattern in switched
+            if inside and (head == prefix or head.endswith(f".{prefix}")) and not is_switched_bias:
                 found.add(rest)
     family = family_of(config)
     if family is None:
@@ -65,7 +65,9 @@ def list_layer_tensors(config: Config | None, prefix: str) -> frozenset[str]:
         found.update(f"self_attn.{part}.weight" for part in QKVO)
     if not any(block_of(name) == "mlp" for name in found):
         # the tiny model that the table was learned from has experts in every layer
-        found.update(f"mlp.{part}_proj.weight" for part in (("gate", "up", "down") if family.gate else ("up", "down")))
+        found.update(
+            f"mlp.{part}_proj.weight" for part in (("gate", "up", "down") if family == "gated" else ("up", "down"))
+        )
     return frozenset(found)
 
 

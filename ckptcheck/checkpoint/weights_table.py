@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptcheck.checkpoint.config import Config
+from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layer_kinds import RULES as LAYER_RULES
 from ckptcheck.checkpoint.layer_kinds import LayerRule
 from ckptcheck.checkpoint.layout import INDEX
@@ -28,6 +29,10 @@ _WITHOUT_HEADS = ("ForMaskedLM", *_CLASSIFIERS)
 """How the classes end of which releases store the heads in several ways, or which have as many outputs as labels."""
 _NOT_TEXT = re.compile(r"For(Image|OpticalFlow|Multimodal)")
 """How classes are called that read something else than the language model of their model type."""
+
+_ATTENTION = re.compile(r"\.self_attn\.[qkvo]_proj\.weight$")
+_DENSE = {"mlp.gate_proj": "{0},{1}", "mlp.up_proj": "{0},{1}", "mlp.down_proj": "{1},{0}"}
+"""The modules of a dense feed-forward block, where the tiny model of an architecture has experts in every layer."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,34 @@ class WeightsTable:
             return None
         relative = _find_relative(models)
         return relative.without_heads() if relative is not None else None
+
+    @staticmethod
+    def of_layers(config: Config | None) -> WeightsTable | None:
+        """Return the table for the shapes of what is stored; also for a class of its own on the layers of a common decoder family.
+
+        Reward models and draft models name such classes. The table then has the biases of the attention, which switches add.
+        """
+        table = WeightsTable.of(config)
+        if table is None and family_of(config) is not None and config is not None and "auto_map" not in config.value:
+            models = config.resolved.top.config_class.models if config.resolved is not None else ()
+            relative = _find_relative(models)
+            table = relative.without_heads() if relative is not None else None
+        return table.with_switched_parts() if table is not None else None
+
+    def with_switched_parts(self) -> WeightsTable:
+        """Return the table with the shapes of parts that the model it was learned from has only with other settings."""
+        shapes = dict(self.shapes)
+        for pattern, formulas in self.shapes.items():
+            if _ATTENTION.search(pattern):
+                shapes.setdefault(f"{pattern.removesuffix('weight')}bias", formulas.partition(",")[0])
+        stacks = {pattern.partition(".self_attn.")[0] for pattern in shapes if ".{}.self_attn." in pattern}
+        width = next((name for name in self.sizes if name.rpartition(".")[2] == "hidden_size"), None)
+        if self.layer_kinds is not None and width is not None and len(stacks) == 1:
+            inner = f"{width.removesuffix('hidden_size')}intermediate_size"
+            (stack,) = stacks
+            for module in self.layer_kinds.dense & _DENSE.keys():
+                shapes.setdefault(f"{stack}.{module}.weight", _DENSE[module].format(inner, width))
+        return WeightsTable(self.architecture, {**self.facts, "shapes": shapes})
 
     def with_joining(self, resolved: ResolvedConfig) -> WeightsTable:
         """Return the table with the shapes of what joins encoders and language model, where the config is one they hold for.

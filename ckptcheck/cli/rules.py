@@ -70,7 +70,9 @@ def markdown_table(rules: Sequence[Rule]) -> str:
 
 
 def rule(
-    code: Annotated[list[str], typer.Argument(metavar="RULE", help="A rule's code or name: CFG003, missing-layer.")],
+    code: Annotated[
+        list[str], typer.Argument(metavar="RULE", help="A rule's code or name: CFG003, missing-parameter.")
+    ],
     folders: Annotated[list[Path], RULE_FOLDERS] = [],  # noqa: B006
 ) -> None:
     """Print a rule's page: what it checks, why it matters, how to fix it, where it occurred."""

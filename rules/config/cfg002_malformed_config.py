@@ -15,7 +15,7 @@ Write the file again with the library that made it, or correct the value.
 ## When it can be wrong
 A model with its own code (`auto_map`) may write -1, a fraction or a word where its code computes the number: use `--ignore
 CFG002` if only that code reads it. The rule checks only the settings named above, and only their type and sign. CFG003 and
-CFG012 to CFG015 compare the numbers with the tensors, CFG023 the types of all settings with those that transformers accepts.
+CFG012 compare the numbers with the tensors, CFG023 the types of all settings with those that transformers accepts.
 
 ## Seen in
 HM-RunningHub/ComfyUI_RH_FramePack#14 (a preprocessor_config.json), hao-ai-lab/FastVideo#212

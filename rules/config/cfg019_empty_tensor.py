@@ -1,7 +1,7 @@
 """A tensor has no elements.
 
 ## What it checks
-No tensor of the model or the adapter has a dimension of 0. HEAD002 checks reward and value heads.
+No tensor of the model or the adapter, heads for rewards and values included, has a dimension of 0.
 
 ## Why it matters
 ZeRO-3 leaves tensors of shape [0] on every rank but the one that gathers them; a state dict saved from such a rank has all
@@ -12,18 +12,18 @@ Gather the parameters before saving (`zero_to_fp32.py`, or `stage3_gather_16bit_
 
 ## When it can be wrong
 A model's own code may store an empty buffer as a marker or placeholder, and transformers loads it if the class creates one of
-the same shape: use `--ignore CFG019`. CFG012 to CFG015 report a partition that is too short but not empty, if the config
+the same shape: use `--ignore CFG019`. CFG012 reports a partition that is too short but not empty, if the config
 gives the shape.
 
 ## Seen in
-PhysRAG#3 (309 of 851 tensors), deepspeedai/DeepSpeed#6836, deepspeedai/DeepSpeed#7900
+PhysRAG#3 (309 of 851 tensors), deepspeedai/DeepSpeed#6836, deepspeedai/DeepSpeed#7900,
+hiyouga/LlamaFactory#9369, Open-Reasoner-Zero#63 (heads)
 """
 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.components import SCORE
 from ckptcheck.text.formatting import count, join_truncated
 
 
@@ -34,7 +34,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         if any(0 in shape for _, shape in forms):
             for name in ckpt.layout.names_by_template[template]:
                 shape = ckpt.tensors[name].shape
-                if 0 in shape and not SCORE.search(name) and not _has_none_by_design(ckpt, name, shape):
+                if 0 in shape and not _has_none_by_design(ckpt, name, shape):
                     empty.setdefault(ckpt.tensor_to_file[name], []).append(name)
     for file, names in empty.items():
         yield Problem(

@@ -117,8 +117,8 @@ def test_a_model_that_kept_only_its_draft_layer_is_not_clean(tmp_path: Path) -> 
     ("prefix", "files", "expected"),
     [
         ("", {"modules.json": {}}, []),
-        ("", {}, ["warning CFG007"]),
-        ("model.", {"modules.json": {}}, ["error CFG007"]),
+        ("", {}, ["warning CFG003"]),
+        ("model.", {"modules.json": {}}, ["error CFG003"]),
     ],
 )
 def test_an_embedder_has_no_head(prefix: str, files: dict[str, Any], expected: list[str], tmp_path: Path) -> None:

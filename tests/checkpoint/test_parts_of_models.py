@@ -47,7 +47,7 @@ def test_tables_that_are_called_otherwise(
 ) -> None:
     config = {"architectures": [architecture], "model_type": model_type, "hidden_size": 8, **sizes}
     assert scan(tmp_path / "sound", config, {**layers("layers", 3), table: ("F32", (32, 8))}) == []
-    assert scan(tmp_path / "lost", config, layers("layers", 3)) == ["CFG009 None"]
+    assert scan(tmp_path / "lost", config, layers("layers", 3)) == ["CFG003 None"]
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(4 * 51, []), (3 * 51, ["CFG012 embed_tokens.weight"])])
@@ -105,7 +105,7 @@ def test_layers_of_another_part_are_as_wide_as_that_says(prefix: str, number: in
     config |= {"esmc_config": {"hidden_size": 16}}
     entries = layers(f"{prefix}.layers", 3, 16)
     entries |= {f"{prefix}.layers.{layer}.input_layernorm.weight": ("F32", (16,)) for layer in range(3)}
-    found = [text for text in scan(tmp_path, config, entries) if text.startswith("CFG013")]
+    found = [text for text in scan(tmp_path, config, entries) if text.startswith("CFG012")]
     assert len(found) == number
 
 
@@ -117,6 +117,6 @@ def test_a_number_of_experts_for_each_layer(tmp_path: Path) -> None:
         for layer in range(2)
         for part in (*BLOCK, *(f"mlp.experts.{expert}.up_proj.weight" for expert in range(2 + 2 * layer)))
     }
-    assert scan(tmp_path / "same", config, entries) == ["MOE001 blocks.0.mlp.experts"]
+    assert scan(tmp_path / "same", config, entries) == ["CFG003 blocks.0.mlp.experts"]
     config["per_layer_config"] = {"0": {"num_local_experts": 2}, "1": {"num_local_experts": 4}}
     assert scan(tmp_path / "own", config, entries) == []

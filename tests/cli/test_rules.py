@@ -25,15 +25,15 @@ def test_rules_lists_every_rule_and_rule_prints_its_page(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "codes"),
     [
-        ("missing-layer", ["CFG003", "MEG016"]),
-        ("Missing Layer", ["CFG003", "MEG016"]),
+        ("escaping-path", ["IDX009", "MEG034"]),
+        ("Escaping Path", ["IDX009", "MEG034"]),
         ("missing_shard", ["IDX001"]),
         ("CFG03", ["CFG003"]),
         ("cfg3", ["CFG003"]),
         ("CFG-003", ["CFG003"]),
         ("CFG0003", ["CFG003"]),
-        ("CFG003 missing-layer", ["CFG003"]),
-        ("rules/config/cfg003_missing_layer.py", ["CFG003"]),
+        ("CFG003 missing-parameter", ["CFG003"]),
+        ("rules/config/cfg003_missing_parameter.py", ["CFG003"]),
         ("qnt20", ["QNT020"]),
     ],
 )
@@ -49,7 +49,7 @@ def test_a_rule_is_found_by_what_people_write(here: Path, words: str, codes: lis
     [
         ("missing-layr", "no rule has the code 'missing-layr'; did you mean missing-layer?"),
         ("CFGG03", "no rule has the code 'CFGG03'; did you mean CFG"),
-        ("CFG01", "CFG01 is the beginning of 10 codes"),
+        ("CFG01", "CFG01 is the beginning of 4 codes"),
         ("layer", "no rule has the code 'layer'; did you mean duplicate-layer, "),
         ("qqq", "no rule has the code 'qqq'"),
         ("", "no rule has the code ''"),
@@ -66,10 +66,10 @@ def test_what_may_be_meant_is_suggested(here: Path, words: str, sentence: str) -
 
 
 def test_a_name_of_two_rules_prints_both_pages(here: Path) -> None:
-    for words in (["missing-layer"], ["missing", "layer"]):
+    for words in (["escaping-path"], ["escaping", "path"]):
         page = run(here, "rule", *words).stdout
-        assert page.startswith("# CFG003 missing-layer (error)\n")
-        assert "\n\n# MEG016 missing-layer (error)\n" in page
+        assert page.startswith("# IDX009 escaping-path (error)\n")
+        assert "\n\n# MEG034 escaping-path (error)\n" in page
 
 
 def test_a_selection_has_to_be_written_as_it_is(here: Path) -> None:

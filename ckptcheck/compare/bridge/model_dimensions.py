@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptcheck.checkpoint.config import EXPERTS, HEADS, HIDDEN, LAYERS, Config
-from ckptcheck.checkpoint.decoder_families import family_of
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,11 @@ class ModelDimensions:
         """Read the dimensions from a config.json, with the defaults of transformers."""
         if config is None:
             return cls()
-        family = family_of(config)
         hidden, heads = config.integer(*HIDDEN), config.integer(*HEADS)
-        head_dim = config.integer("head_dim") or (family.head_dim if family else None)
+        head_dim = config.number("head_dim")
         if head_dim is None and hidden and heads:
             head_dim = hidden // heads
-        kv_heads = config.integer("num_key_value_heads") or (family.kv_heads if family else None) or heads
+        kv_heads = config.number("num_key_value_heads") or heads
         return cls(
             config.integer(*LAYERS),
             hidden,

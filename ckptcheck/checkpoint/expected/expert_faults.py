@@ -1,0 +1,115 @@
+"""Tells layers that lack experts, have more than the config declares, or whose routers lack their bias."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from itertools import islice
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.expected.fault import Explained, Fault
+from ckptcheck.checkpoint.experts import fused_experts, iter_numbered_experts
+from ckptcheck.checkpoint.layout import Stack
+from ckptcheck.checkpoint.packing import unquantized_name
+from ckptcheck.linter.rule import Problem
+from ckptcheck.text.formatting import format_layers, format_ranges, join_truncated
+
+MAX_LISTED = 1000
+"""The most missing experts that a message lists: a hostile count must not become a set of that size."""
+ROUTER_BIAS = "e_score_correction_bias"
+
+
+def find_expert_faults(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
+    """Yield what each layer with experts lacks or has too many of, then the routers without their bias."""
+    anatomy = ckpt.components
+    stack, declared = anatomy.stack, anatomy.num_experts
+    if stack is None:
+        return
+    groups = list(iter_numbered_experts(anatomy))
+    most = max((max(members) + 1 for *_, members, _ in groups), default=0)
+    for layer, group, members, parts in groups:
+        expected = declared if isinstance(declared, int) else most if declared is None else max(members) + 1
+        file, key = ckpt.file_of(stack.full_name(layer, group)), stack.full_name(layer, group)
+        if len(members) < expected:
+            missing = islice((expert for expert in range(expected) if expert not in members), MAX_LISTED)
+            source = anatomy.experts_source if isinstance(declared, int) else "other layers have"
+            message = f"layer {layer} has {len(members)} of the {expected} experts that {source}; missing: {format_ranges(missing)}"
+            yield Fault("missing", Problem(message, file, key, "save again from all expert-parallel ranks"))
+        yield from _find_torn_experts(ckpt, stack, layer, group, members, parts)
+        most_real = _count_real(ckpt)
+        if most_real is not None and (surplus := {expert for expert in members if expert >= most_real}):
+            message = f"layer {layer} has experts beyond the {most_real} that {anatomy.experts_source}: {format_ranges(surplus)}"
+            yield Fault("surplus", Problem(message, file, key, "correct the count, or export again"))
+    yield from _find_in_fused(ckpt)
+    yield from _find_lost_router_biases(ckpt, stack, explained)
+
+
+def _count_real(ckpt: Checkpoint) -> int | None:
+    """Return how many experts a layer may have; None where the config gives a list of numbers, or none."""
+    declared = ckpt.components.num_experts
+    if not isinstance(declared, int):
+        return None
+    # ERNIE 4.5 VL has as many again for images, numbered after those for text.
+    is_doubled = ckpt.config is not None and str(ckpt.config.get("model_type")).startswith("ernie4_5_vl_moe")
+    return 2 * declared if is_doubled else declared
+
+
+def _find_torn_experts(
+    ckpt: Checkpoint, stack: Stack, layer: int, group: str, members: set[int], parts: Mapping[str, Set[int]]
+) -> Iterator[Fault]:
+    """Yield which experts of a layer lack weights that the others have."""
+    whole: dict[str, set[int]] = {}
+    for part, experts_with in parts.items():
+        if (core := unquantized_name(part)) is not None:
+            whole.setdefault(core, set()).update(experts_with)
+    lacking: dict[frozenset[int], list[str]] = {}
+    for part, experts_with in whole.items():
+        if part.endswith("weight") and experts_with != members:
+            lacking.setdefault(frozenset(members - experts_with), []).append(part)
+    for experts, names in lacking.items():
+        if frozenset(members - experts) in lacking and 2 * len(experts) > len(members):
+            continue  # the others have these under another name, and lack the usual one
+        one = len(experts) == 1
+        problem = Problem(
+            f"in layer {layer} {'expert' if one else 'experts'} {format_ranges(experts)} {'lacks' if one else 'lack'} "
+            f"{join_truncated(names)}, which the others have",
+            file=ckpt.file_of(stack.full_name(layer, group)),
+            key=stack.full_name(layer, f"{group}.{min(experts)}.{min(names)}"),
+            hint="save again from all expert-parallel ranks",
+        )
+        yield Fault("missing", problem, frozenset(f"{stack.prefix}.{{}}.{group}.{{}}.{name}" for name in names))
+
+
+def _find_in_fused(ckpt: Checkpoint) -> Iterator[Fault]:
+    """Yield tensors of all experts of a layer that hold fewer or more than the config declares."""
+    declared, most, source = ckpt.components.num_experts, _count_real(ckpt), ckpt.components.experts_source
+    if not isinstance(declared, int) or most is None:
+        return
+    for name, stored in fused_experts(ckpt.components):
+        file = ckpt.tensor_to_file[name]
+        if stored < declared:
+            message = f"it holds {stored} of the {declared} experts that {source}"
+            yield Fault("missing", Problem(message, file, name, "save again from all expert-parallel ranks"))
+        elif stored > most:
+            message = f"it holds {stored} experts, more than the {most} that {source}"
+            yield Fault("surplus", Problem(message, file, name, "correct the count, or export again"))
+
+
+def _find_lost_router_biases(ckpt: Checkpoint, stack: Stack, explained: Explained) -> Iterator[Fault]:
+    """Yield the layers whose router lacks the bias that ``topk_method`` of noaux_tc needs."""
+    if ckpt.config is None or ckpt.config.get("topk_method") != "noaux_tc":
+        return
+    layers = [
+        layer
+        for layer, names in stack.layers.items()
+        if "mlp.gate.weight" in names and not any(name.endswith(ROUTER_BIAS) for name in names)
+    ]
+    if layers:
+        explained.names.add(f"mlp.gate.{ROUTER_BIAS}")
+        problem = Problem(
+            f"topk_method is noaux_tc, but the routers of {format_layers(layers)} have no {ROUTER_BIAS}; "
+            "engines choose experts without it",
+            file=ckpt.file_of(stack.full_name(layers[0])),
+            key=stack.full_name(layers[0], f"mlp.gate.{ROUTER_BIAS}"),
+            hint="export again with a bridge that maps the router's expert_bias",
+        )
+        yield Fault("missing", problem)

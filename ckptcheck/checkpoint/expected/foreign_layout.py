@@ -1,0 +1,111 @@
+"""Tells a checkpoint whose names are those of another layout or architecture than its config names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckptcheck.checkpoint.architecture import KnownModules
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.expected.fault import Explained, Fault
+from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
+from ckptcheck.checkpoint.experts import fused_names, iter_numbered_experts
+from ckptcheck.checkpoint.weights_table import WeightsTable
+from ckptcheck.linter.rule import Problem
+from ckptcheck.text.formatting import format_layers, join_truncated
+
+TEXT_CLASSES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+"""How the classes end that put a head for texts on a language model, which they call by one name."""
+
+
+def find_foreign_layout(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
+    """Yield one fault where no stored name is one that the architecture has: in its layers, or at all."""
+    known, stack = _find_modules(ckpt), ckpt.components.stack
+    modules = list_layer_modules(ckpt, known) if known is not None else set()
+    if known is not None and stack is not None and modules and not any(map(known.has, modules)):
+        if known.architecture == _name_of(ckpt) or not _has_relatives_layers(ckpt, known, modules):
+            problem = Problem(
+                f"{_name_of(ckpt)} has no layers with these names; transformers initializes the model with "
+                f"random numbers: {join_truncated(modules)}",
+                file=ckpt.file_of(stack.prefix),
+                key=stack.prefix,
+                hint="convert the checkpoint to this architecture's layout, or correct architectures in config.json",
+            )
+            yield Fault("layout", problem)
+        return
+    stored = StoredParameters.of(ckpt)
+    if ckpt.config is None or stored is None or not stored.table.needs or not stored.table.needs <= stored.absent:
+        return
+    problem = Problem(
+        "no stored name is one that transformers looks for: it builds "
+        f"{join_truncated(sorted(stored.table.needs))}, of random numbers, and finds {next(iter(ckpt.tensors))}",
+        file=ckpt.config.file,
+        key="architectures",
+        hint="convert the checkpoint to this architecture's layout, or remove the prefix that a wrapper left",
+    )
+    yield Fault("layout", problem)
+
+
+def find_mixed_layouts(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
+    """Yield one fault where some layers store experts one by one, and others fused."""
+    stack = ckpt.components.stack
+    single = {layer for layer, *_ in iter_numbered_experts(ckpt.components)}
+    fused = dict(fused_names(ckpt.components))
+    if stack is None or not single or not fused:
+        return
+    first = stack.full_name(min(fused), fused[min(fused)])
+    problem = Problem(
+        f"experts are stored one by one in {format_layers(single)}, fused into one tensor in {format_layers(fused)}; "
+        "loaders expect one layout",
+        file=ckpt.tensor_to_file[first],
+        key=first,
+        hint="convert all layers to one layout",
+    )
+    yield Fault("layout", problem)
+
+
+def list_layer_modules(ckpt: Checkpoint, known: KnownModules) -> set[str]:
+    """Return the modules in the language model's layers, with {} for each number."""
+    stack = ckpt.components.stack
+    if stack is None:
+        return set()
+    return {
+        known.module(stack.full_name(layer, name)) for layer, names in ckpt.components.layers.items() for name in names
+    }
+
+
+def _find_modules(ckpt: Checkpoint) -> KnownModules | None:
+    """Return the modules of the architecture, else of a relative with the same layers, of which the table of tensors knows."""
+    known, table = KnownModules.of(ckpt.config), WeightsTable.of(ckpt.config)
+    if known is not None or table is None or not table.required or ckpt.config is None:
+        return known
+    bases = frozenset(module.partition(".")[0] for module in table.modules)
+    return KnownModules(table.architecture, table.modules, bases)
+
+
+def _name_of(ckpt: Checkpoint) -> str | None:
+    return ckpt.config.architecture if ckpt.config is not None else None
+
+
+def _has_relatives_layers(ckpt: Checkpoint, known: KnownModules, modules: set[str]) -> bool:
+    """Whether the layers are those of a relative, and stand where a class of another task may have them.
+
+    A class may call its model otherwise (`transformer` in LlamaForQuestionAnswering, where LlamaForCausalLM has `model`): one name
+    in front. A classifier of text has nothing more in front. What any other class has there is not known, nor is it where a
+    config nests that of its language model.
+    """
+    resolved = ckpt.config.resolved if ckpt.config is not None else None
+    is_nested = resolved is not None and resolved.text is not resolved.top
+    if is_nested or not (_name_of(ckpt) or "").endswith(TEXT_CLASSES):
+        inside = {_after_number(module) for module in known.modules}
+        return any(_after_number(module) in inside for module in modules)
+    accepted = {module.partition(".")[2] for module in known.modules}
+    if len({module.partition(".")[0] for module in known.modules if "{}" in module}) > 1:
+        accepted |= (
+            known.modules
+        )  # T5 has no name in front of its `encoder` and `decoder`, and its classifiers have one
+    return any(module.partition(".")[2] in accepted for module in modules)
+
+
+def _after_number(module: str) -> str:
+    """Return the name of a module within its layer, with the number in front of it."""
+    return "{}" + module.partition("{}")[2]

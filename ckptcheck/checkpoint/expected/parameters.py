@@ -1,0 +1,243 @@
+"""Tells parameters that nothing stored fills: beside the layers, in all models of the architecture, or beside a bias."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.components import HEAD
+from ckptcheck.checkpoint.config import Config
+from ckptcheck.checkpoint.expected.fault import Explained, Fault
+from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
+from ckptcheck.checkpoint.layer_blocks import list_outer_tensors
+from ckptcheck.checkpoint.packing import unquantized_names
+from ckptcheck.checkpoint.parameters_table import ParametersTable
+from ckptcheck.checkpoint.siblings import SHARED, SPARSE, layer_kinds
+from ckptcheck.linter.rule import Problem
+from ckptcheck.text.formatting import count, format_layers, join_truncated
+
+PRETRAINED = ("ForMaskedLM", "ForPreTraining")
+"""Ends of the names of classes whose heads only pretraining needs."""
+ROUTER = re.compile(r"(^|\.)(gate|router)\.weight$")
+
+
+def find_lost_outer_tensors(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
+    """Yield the tensors that transformers builds beside the layers: the last norm, a table of positions."""
+    stack = ckpt.components.stack
+    if stack is None or ckpt.config is None:
+        return
+    wanted = list_outer_tensors(ckpt.config, stack.prefix)
+    explained.names |= wanted
+    if ckpt.components.is_draft:
+        return
+    stored = unquantized_names(ckpt.layout.outside)  # not of all: a large model has a hundred thousand
+    ends = {".".join(name.split(".")[-2:]) for name in stored.intersection(ckpt.layout.outside)}
+    for name in sorted(wanted):
+        if name not in stored and name not in ckpt.tensors and ".".join(name.split(".")[-2:]) not in ends:
+            problem = Problem(
+                f"there is no {name}, which transformers builds beside the layers of every {ckpt.config.architecture}",
+                file=ckpt.config.file,
+                key=name,
+                hint="export again; until then transformers fills it with ones or random numbers",
+            )
+            yield Fault("missing", problem, frozenset({name}))
+
+
+def find_unfilled_parameters(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
+    """Yield the parameters that every model of the class has, or that a setting or a layer's type adds."""
+    stored = StoredParameters.of(ckpt)
+    config = ckpt.config
+    if stored is None or config is None:
+        return
+    has_cross = any(part in name for name in stored.places for part in ("cross", "encoder_attn", "encoder_decoder"))
+    if config.value.get("add_cross_attention") is True and stored.table.adds_cross_attention and not has_cross:
+        problem = Problem(
+            f"add_cross_attention is true, but no layer has the tensors of it; transformers refuses to build a "
+            f"{config.architecture} so, or builds them of random numbers",
+            file=config.file,
+            key="add_cross_attention",
+            hint="set it to false, as the model was trained",
+        )
+        yield Fault("missing", problem)
+    if not stored.table.needs:
+        return
+    lost_head = _list_lost_head(ckpt, stored)
+    if lost_head:
+        problem = Problem(
+            f"nothing is stored for {join_truncated(lost_head)}: the base model was saved without the head of "
+            f"{config.architecture}, and only what loads the base model misses nothing",
+            file=config.file,
+            key="architectures",
+            severity="info",
+            hint="name the class of the base model in architectures",
+        )
+        yield Fault("missing", problem)
+    yield from _find_absent(ckpt, config, stored, explained, lost_head)
+    for prefix, missing, names in _iter_lacking(stored):
+        names = [name for name in names if not (SPARSE.search(name) and _is_kind(ckpt, prefix, missing))]
+        names = [name for name in names if not explained.has(f"{prefix}.{{}}.{name}")]
+        if names and not explained.has_torn({*missing}):
+            yield Fault("missing", _describe_lacking(config, prefix, missing, names, str(config.architecture)))
+    for prefix, kind, torn, names in _iter_lost_by_type(config, stored):
+        names = [name for name in names if not explained.has(f"{prefix}.{{}}.{name}")]
+        if names and not explained.has_torn({*torn}):
+            yield Fault("missing", _describe_lacking(config, prefix, torn, names, f'the type "{kind}"'))
+
+
+def _find_absent(
+    ckpt: Checkpoint, config: Config, stored: StoredParameters, explained: Explained, lost_head: Collection[str]
+) -> Iterator[Fault]:
+    """Yield one fault for the parameters that no layer, and nothing beside the layers, fills."""
+    absent = [name for name in sorted(stored.absent) if name not in lost_head and not explained.has(name)]
+    tie = config.resolved.top.find("tie_word_embeddings") if config.resolved is not None else None
+    if tie is not None and tie.source == "config" and tie.value is False:
+        is_language_model = ckpt.components.is_language_model
+        untied = (name for name in sorted(stored.table.untied) if not (is_language_model and HEAD.search(name)))
+        absent += [name for name in untied if name not in stored.places]
+    if not absent:
+        return
+    has = "has with this config" if stored.given & {*absent} else "has"
+    owner = f"{config.architecture} {has}" if has != "has" else f"every {config.architecture} has"
+    explained.names.update(absent)
+    problem = Problem(
+        f"nothing is stored for {join_truncated(absent)}, which {owner}",
+        file=config.file,
+        key=absent[0],
+        hint="export again; until then transformers fills "
+        f"{'it' if len(absent) == 1 else count(len(absent), 'parameter')} with ones or random numbers",
+        names=tuple(absent),
+    )
+    yield Fault("missing", problem, frozenset(absent))
+
+
+def _iter_lacking(stored: StoredParameters) -> Iterator[tuple[str, tuple[int, ...], list[str]]]:
+    """Yield the prefix of a stack, layers, and the parameters that the other layers of the stack have stored."""
+    lacking: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for parameter in sorted(stored.needed):
+        prefix, is_inside, rest = parameter.partition(".{}.")
+        found = stored.places.get(parameter)
+        if is_inside and found is not None and (without := stored.list_layers(prefix) - found):
+            lacking.setdefault((prefix, tuple(sorted(without))), []).append(rest)
+    for (prefix, missing), names in lacking.items():
+        yield prefix, missing, names
+
+
+def _list_lost_head(ckpt: Checkpoint, stored: StoredParameters) -> list[str]:
+    """Return the head for pretraining of a model whose base model was saved by itself; [] for all others.
+
+    Encoders of sentences are saved so, under a config that still names the model they were trained from.
+    """
+    table = stored.table
+    base = f"{table.facts.get('base', '')}."
+    head = sorted(name for name in table.needs if not name.startswith(base))
+    is_saved_alone = base != "." and not any(name.startswith(base) for name in ckpt.tensors)
+    is_for_pretraining = table.architecture.endswith(PRETRAINED)
+    return head if is_saved_alone and is_for_pretraining and stored.absent.issuperset(head) else []
+
+
+def _describe_lacking(config: Config, prefix: str, layers: Sequence[int], names: list[str], kind: str) -> Problem:
+    """Return the problem of layers that lack what transformers builds in every layer of an architecture, or of a type."""
+    return Problem(
+        f"{prefix}: {format_layers(layers)} {'lacks' if len(layers) == 1 else 'lack'} {join_truncated(names)}, which transformers "
+        f"builds in every layer of {kind}",
+        file=config.file,
+        key=f"{prefix}.{layers[0]}.{names[0]}",
+        hint="export again; until then transformers initializes it with random numbers",
+    )
+
+
+def _iter_lost_by_type(config: Config, stored: StoredParameters) -> Iterator[tuple[str, str, list[int], list[str]]]:
+    """Yield the prefix of a stack, a type of layers, and which of them lack which parameters whose partners they have.
+
+    A type may have parts that a setting takes away, such as shared experts; a part of which only some matrices are there is torn.
+    """
+    for types in stored.table.layer_types:
+        setting = config.resolved.at(types.path) if config.resolved is not None else None
+        if setting is None or not isinstance(setting.value, list):
+            continue
+        lost: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+        for layer, kind in enumerate(setting.value):
+            own = types.own.get(kind, frozenset()) if isinstance(kind, str) else frozenset[str]()
+            there = {name for name in own if layer in (stored.places.get(f"{types.prefix}.{{}}.{name}") or ())}
+            partners = {_find_part(name) for name in there}
+            has_experts = any(".experts." in name for name in there)
+            names = [
+                name
+                for name in sorted(own - there)
+                if not name.endswith("bias")
+                and not SHARED.search(name)
+                and f"{types.prefix}.{{}}.{name}".removesuffix(".weight") not in stored.packed
+                and (_find_part(name) in partners or (has_experts and ROUTER.search(name)))
+            ]
+            if names:
+                lost.setdefault((str(kind), tuple(names)), []).append(layer)
+        for (kind, absent), layers in lost.items():
+            yield types.prefix, kind, layers, list(absent)
+
+
+def _find_part(name: str) -> str:
+    """Return the part of a layer that a matrix belongs to with others: `mlp` for `mlp.up_proj.weight`."""
+    return name.removesuffix(".weight").rpartition(".")[0]
+
+
+def _is_kind(ckpt: Checkpoint, head: str, layers: Collection[int]) -> bool:
+    """Whether these layers, and no others, are of kinds of their own by the lists in the config.
+
+    The first layers of DeepSeek-V4 Flash compress no keys: their `compress_ratios` are 0.
+    """
+    stack = ckpt.components.stack
+    if stack is None or ckpt.config is None or not (head == stack.prefix or head.endswith(f".{stack.prefix}")):
+        return False
+    kinds = layer_kinds(ckpt.config.text, len(ckpt.components.layers))
+    own = {kinds.get(layer) for layer in layers}
+    return own.isdisjoint(kind for layer, kind in kinds.items() if layer not in layers)
+
+
+def find_lone_biases(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
+    """Yield modules beside the layers of which the bias is stored, and not the weight."""
+    if ckpt.config is None or ckpt.is_mlx:
+        return
+    table = ParametersTable.of(ckpt.config)
+    by_file: dict[str, list[str]] = {}
+    for name in _list_lone_biases(ckpt):
+        weight = f"{name.removesuffix('bias')}weight"
+        is_explained = any(known == weight or known.endswith(f".{weight}") for known in explained.names)
+        if not is_explained and (table is None or weight not in table.needs):
+            by_file.setdefault(ckpt.tensor_to_file[name], []).append(name)
+    for file, names in by_file.items():
+        subject = "its weight is" if len(names) == 1 else f"the weights of {join_truncated(names)} are"
+        effect = (
+            ": transformers starts it from random numbers"
+            if table is not None
+            else ", and common modules have a bias only beside a weight"
+        )
+        problem = Problem(
+            f"{subject} not stored{effect}",
+            file=file,
+            key=names[0],
+            severity="error" if table is not None else "warning",
+            hint="export again",
+        )
+        yield Fault("missing", problem)
+
+
+def _list_lone_biases(ckpt: Checkpoint) -> list[str]:
+    """Return the biases beside the layers that are the only tensor of their module, and as long as no vocabulary."""
+    lengths = {ckpt.tensors[name].shape[:1] for parts in ckpt.vocabulary_tensors.values() for name in parts}
+    vocabulary = ckpt.config.integer("vocab_size") if ckpt.config is not None else None
+    companions = {
+        name[: place + 1]
+        for name in ckpt.layout.outside
+        if not name.endswith(".bias")
+        for place, letter in enumerate(name)
+        if letter == "."
+    }
+    return [
+        name
+        for name in ckpt.layout.outside
+        if name.endswith(".bias")
+        and name.removesuffix("bias") not in companions
+        and len(shape := ckpt.tensors[name].shape) == 1
+        and shape not in lengths | {(vocabulary,)}
+    ]

@@ -1,0 +1,298 @@
+"""Tells stored tensors of another shape than their siblings have, or than the config gives them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.config import Config
+from ckptcheck.checkpoint.expected.fault import Explained, Fault
+from ckptcheck.checkpoint.expected.sizes import find_other_sizes
+from ckptcheck.checkpoint.incomplete_layers import iter_compared_stacks, list_kinds
+from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.checkpoint.packing import has_own_shape
+from ckptcheck.checkpoint.setting_text import INTEGER, describe
+from ckptcheck.checkpoint.shape_formula import compute_size, fields_of_formula, find_place
+from ckptcheck.checkpoint.siblings import find_uneven_shapes
+from ckptcheck.checkpoint.tensor import Tensor
+from ckptcheck.checkpoint.weights_table import WeightsTable
+from ckptcheck.linter.rule import Problem
+from ckptcheck.text.formatting import count, format_shape
+
+SizeOf = Callable[[str], int | None]
+Shape = tuple[int | None, ...]
+POSITIONS = re.compile(r"rel_pos|relative_position|position_bias")
+"""Tables with a row for each distance that a layer can see."""
+
+
+def find_other_shapes(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
+    """Yield what siblings show, then what the learned table, then what the sizes of the config alone say."""
+    problems = (
+        *_find_uneven(ckpt, explained),
+        *find_other_sizes(ckpt, explained),
+        *_find_by_table(ckpt, explained),
+    )
+    for problem in problems:
+        yield Fault("shape", problem)
+
+
+def _find_uneven(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
+    """Yield the tensors that alone among their siblings have another shape: a layer, or an expert, is torn."""
+    anatomy, table = ckpt.components, WeightsTable.of(ckpt.config)
+    for stack in iter_compared_stacks(ckpt):
+        main = stack is anatomy.stack
+        for uneven in find_uneven_shapes(stack, list_kinds(ckpt, stack), ckpt.tensors):
+            if not (main and anatomy.is_language_model) and uneven.layer in (min(stack.layers), max(stack.layers)):
+                continue  # the ends of an encoder may be of another width
+            if not main and POSITIONS.search(uneven.name):
+                continue  # one layer of an encoder may see the whole image, the others a window of it (SAM)
+            learned = table.shapes.get(f"{stack.prefix}.{{}}.{uneven.name}", "") if table is not None else ""
+            if not main and "?" in learned:
+                continue  # some layers of an encoder may attend to the whole image (SAM), the others through a window
+            name = stack.full_name(uneven.layer, uneven.name)
+            explained.tensors.add(name)
+            yield Problem(
+                f"{stack.prefix}: in layer {uneven.layer} {uneven.name} has the shape {format_shape(uneven.shape)}, and "
+                f"{format_shape(uneven.usual)} in all its siblings; transformers and vLLM refuse to load it",
+                file=ckpt.tensor_to_file[name],
+                key=name,
+                hint="export again; the layer is torn, or comes from another model",
+            )
+
+
+def _find_by_table(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
+    """Yield what the formulas learned for the architecture say, one problem for each setting that is wrong."""
+    table, config = WeightsTable.of_layers(ckpt.config), ckpt.config
+    if table is None or config is None or config.resolved is None:
+        return
+    resolved = config.resolved
+    # The rows of embedding and head were held against the vocabulary; the head of a draft may have its own (EAGLE-3).
+    is_known = ckpt.components.embedding is not None or ckpt.components.is_draft
+    with_rows = {ckpt.components.embedding, ckpt.components.lm_head} if is_known else set()
+
+    def size_of(field: str) -> int | None:
+        setting = resolved.at(field)
+        return setting.value if setting is not None and type(setting.value) is int else None
+
+    odd: dict[tuple[str, ...], list[tuple[str, int]]] = {}
+    ranks: dict[int, list[str]] = {}
+    shapes: dict[str, Shape] = {}
+    method = ckpt.quantization.method if ckpt.quantization is not None else None
+    for name, tensor, expected in _iter_expected(ckpt, table, size_of):
+        if (
+            name in explained.tensors or 0 in tensor.shape or not has_own_shape(tensor, method)
+        ):  # an empty one is CFG019's
+            continue
+        shapes[name] = expected
+        axes = [
+            axis
+            for axis, (size, stored) in enumerate(zip(expected, tensor.shape, strict=False))
+            if size is not None and size != stored
+            if axis or name not in with_rows or "+" in table.shapes[INDEX.sub("{}", name)]
+        ]
+        if len(expected) != len(tensor.shape):
+            if name not in with_rows:
+                ranks.setdefault(len(expected), []).append(name)
+        elif axes:
+            odd.setdefault(tuple(table.fields_of(name, axes[0], size_of)), []).append((name, axes[0]))
+    for names in ranks.values():
+        yield _describe_ranks(ckpt, names, shapes[names[0]])
+    yield from _describe_odd(ckpt, config, table, size_of, odd)
+    if (found := _find_unlike_layer(ckpt, table, size_of)) is not None:
+        name, layer, wanted, own = found
+        yield Problem(
+            f"its shape is {format_shape(ckpt.tensors[name].shape)}, but per_layer_config gives layer {layer} "
+            f"{own or 'nothing of its own'}, so that it is {wanted} there; transformers refuses to load it",
+            file=ckpt.tensor_to_file[name],
+            key=name,
+            hint="use the config of this model",
+        )
+    for name, kind, axis, wanted, formulas in _iter_unlike_kinds(ckpt, table, size_of):
+        found_settings = map(resolved.at, fields_of_formula(formulas.split(",")[axis]))
+        reason = "; ".join(describe(setting) for setting in found_settings if setting is not None)
+        yield Problem(
+            f"its shape is {format_shape(ckpt.tensors[name].shape)}, but its layer is of the kind {kind}, for which the config "
+            f"needs {wanted} ({reason}); transformers refuses to load it",
+            file=ckpt.tensor_to_file[name],
+            key=name,
+            hint="use the config of this model",
+        )
+
+
+def _describe_ranks(ckpt: Checkpoint, names: list[str], expected: Shape) -> Problem:
+    """Return the problem of tensors with another number of dimensions than the model has."""
+    name = names[0]
+    others = f"; so it is with {count(len(names) - 1, 'other tensor')}" if len(names) > 1 else ""
+    wanted = (
+        format_shape(size for size in expected if size is not None)
+        if None not in expected
+        else count(len(expected), "dimension")
+    )
+    return Problem(
+        f"its shape is {format_shape(ckpt.tensors[name].shape)}, but the model has {wanted} there; "
+        f"transformers refuses to load it{others}",
+        file=ckpt.tensor_to_file[name],
+        key=name,
+        hint="store it in the shape that the model has",
+        names=tuple(names),
+    )
+
+
+def _describe_odd(
+    ckpt: Checkpoint,
+    config: Config,
+    table: WeightsTable,
+    size_of: SizeOf,
+    odd: dict[tuple[str, ...], list[tuple[str, int]]],
+) -> Iterator[Problem]:
+    """Yield one problem for the settings that decide the odd sizes.
+
+    A setting that alone decides sizes is tried with the stored size in its place: tensors that fit then follow from it.
+    """
+    assert config.resolved is not None
+    waiting = dict(sorted(odd.items(), key=lambda item: len(item[0]) or 9))
+    while waiting:
+        fields = next(iter(waiting))
+        tensors = waiting.pop(fields)
+        name, first = tensors[0]
+        followers = []
+        if len(fields) == 1:
+            stored = ckpt.tensors[name].shape[first]
+
+            def size_with(field: str, stored: int = stored, only: str = fields[0]) -> int | None:
+                return stored if field == only else size_of(field)
+
+            for others, listed in list(waiting.items()):
+                if fields[0] in others:
+                    fitting = [each for each in listed if _fits(ckpt, table, size_with, each[0])]
+                    followers += fitting
+                    rest = [each for each in listed if each not in fitting]
+                    waiting = {
+                        key: rest if key == others else value for key, value in waiting.items() if key != others or rest
+                    }
+        expected = table.expect_shape(name, size_of, ckpt.tensors[name].shape) or ()
+        wanted = format_shape(
+            stored if size is None else size for size, stored in zip(expected, ckpt.tensors[name].shape, strict=True)
+        )
+        settings = [setting for field in fields if (setting := config.resolved.at(field)) is not None]
+        number = len(tensors) + len(followers) - 1
+        others_text = f" and {count(number, 'other tensor')}" if number else ""
+        reason = "; ".join(describe(setting) for setting in settings)
+        needs = f"the config needs {wanted} ({reason})" if reason else f"the model has {wanted} there"
+        turned = _is_turned(ckpt.tensors[name].shape, expected)
+        yield Problem(
+            f"its shape is {format_shape(ckpt.tensors[name].shape)}, but {needs}{': it is transposed' if turned else ''}; transformers refuses to load "
+            f"it{others_text}",
+            file=ckpt.tensor_to_file[name],
+            key=name,
+            hint="use the config of this model"
+            if number
+            else "use the config of this model; one that fits no size of it was cut, transposed or joined over ranks",
+            names=tuple(each for each, _ in (*tensors, *followers)),
+        )
+
+
+def _is_turned(stored: tuple[int, ...], expected: Shape) -> bool:
+    """Whether a matrix, or each of a tensor of matrices, has its two dimensions in the other order."""
+    return len(stored) > 1 and stored != expected and (*stored[:-2], stored[-1], stored[-2]) == expected
+
+
+def _fits(ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf, name: str) -> bool:
+    """Whether a tensor has the shape that other sizes give it."""
+    shape = ckpt.tensors[name].shape
+    expected = table.expect_shape(name, size_of, shape)
+    return expected is not None and all(
+        size is None or size == stored for size, stored in zip(expected, shape, strict=True)
+    )
+
+
+def _iter_unlike_kinds(
+    ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf
+) -> Iterator[tuple[str, str, int, str, str]]:
+    """Yield one tensor for each size that layers of a kind have and the config gives only another kind.
+
+    With the kind, the dimension, the shape that layers of this kind have, and its formulas.
+    """
+    resolved = ckpt.config.resolved if ckpt.config is not None else None
+    listed = resolved.text.settings.get("layer_types") if resolved is not None else None
+    if not isinstance(listed, list):
+        return
+    said: set[tuple[str, str]] = set()
+    for names in ckpt.layout.names_by_template.values():
+        by_kind = table.kinds.get(INDEX.sub("{}", names[0]))
+        if by_kind is None:
+            continue
+        for name in names:
+            number = INDEX.search(name)
+            layer = int(number[1]) if number is not None else len(listed)
+            kind = listed[layer] if layer < len(listed) else None
+            formulas = by_kind.get(kind) if isinstance(kind, str) else None
+            tensor = ckpt.tensors[name]
+            if formulas is None or not isinstance(kind, str) or not tensor.is_plain:
+                continue
+            expected = tuple(compute_size(formula, size_of) for formula in formulas.split(","))
+            if None in expected or table.expect_shape(name, size_of, tensor.shape) != tensor.shape:
+                continue  # what fits no kind is said already
+            axis = next(
+                (at for at, (one, two) in enumerate(zip(expected, tensor.shape, strict=True)) if one != two), None
+            )
+            if axis is None or (kind, formulas.split(",")[axis]) in said:
+                continue
+            said.add((kind, formulas.split(",")[axis]))
+            yield name, kind, axis, format_shape(size for size in expected if size is not None), formulas
+
+
+def _find_unlike_layer(ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf) -> tuple[str, int, str, str] | None:
+    """Return a tensor whose layer has settings for itself that do not fit it: with its layer, its shape by these, and them.
+
+    Without per_layer_config the class derives them, so that none is found.
+    """
+    resolved = ckpt.config.resolved if ckpt.config is not None else None
+    settings = resolved.text.settings if resolved is not None else {}
+    listed = settings.get("per_layer_config", "") or {}
+    if resolved is None or "per_layer_config" not in settings or not isinstance(listed, dict):
+        return None
+    layers = {int(number): own for number, own in listed.items() if INTEGER.fullmatch(number) and isinstance(own, dict)}
+    for names in ckpt.layout.names_by_template.values():
+        pattern = INDEX.sub("{}", names[0])
+        for name in names if pattern in table.layered else ():
+            number = INDEX.search(name)
+            layer = int(number[1]) if number is not None else -1
+            own = layers.get(layer, {})
+
+            def size_here(field: str, own: Mapping[str, object] = own) -> int | None:
+                path, _, last = field.rpartition(".")
+                value = own.get(last) if f"{path}." == resolved.text.path or not path else None
+                return value if type(value) is int else size_of(field)
+
+            tensor = ckpt.tensors[name]
+            expected = tuple(compute_size(formula, size_here) for formula in table.layered[pattern].split(","))
+            if tensor.is_plain and None not in expected and len(expected) == len(tensor.shape):
+                sizes = [size for size in expected if size is not None]
+                if tuple(sizes) != tensor.shape:
+                    said = " and ".join(f"{key} {value}" for key, value in own.items())
+                    return name, layer, format_shape(sizes), said
+    return None
+
+
+def _iter_expected(ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf) -> Iterator[tuple[str, Tensor, Shape]]:
+    """Yield the tensors whose shape is not the expected one, with that; names with other numbers have the same one."""
+    for template, names in ckpt.layout.names_by_template.items():
+        pattern = INDEX.sub("{}", names[0])
+        if pattern not in table.shapes:
+            continue
+        groups: dict[str, list[str]] = {}
+        for name in names if pattern in table.patterns_of_places else ():
+            groups.setdefault(find_place(name), []).append(name)
+        for alike in groups.values() or [names]:
+            expected = {
+                shape: table.expect_shape(alike[0], size_of, shape) for _, shape in ckpt.forms_by_template[template]
+            }
+            if all(shape == wanted for shape, wanted in expected.items()):
+                continue
+            for name in alike:
+                tensor = ckpt.tensors[name]
+                wanted = expected[tensor.shape]
+                if wanted is not None and tensor.shape != wanted:
+                    yield name, tensor, wanted

@@ -1,0 +1,223 @@
+"""Holds tensors against sizes of the config whose meaning is the same in every architecture: vocabulary, width, experts, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.config import HIDDEN, Config
+from ckptcheck.checkpoint.decoder_families import family_of
+from ckptcheck.checkpoint.expected.fault import Explained
+from ckptcheck.checkpoint.experts import fused_names
+from ckptcheck.checkpoint.heads import VALUE_HEADS, count_labels, explain_head_shape, is_scorer, score_head_modules
+from ckptcheck.checkpoint.layout import INDEX, Stack
+from ckptcheck.checkpoint.weights_table import WeightsTable
+from ckptcheck.linter.rule import Problem
+from ckptcheck.text.formatting import format_layers, format_shape
+
+NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
+FACTORED = (
+    "embedding_size",
+    "word_embed_proj_dim",
+    "embedding_dim",
+    "emb_dim",
+    "input_embedding_size",
+    "d_embed",
+    "encoder_hidden_size",
+    "backbone_hidden_size",
+)
+"""Settings of architectures whose embedding is narrower than the model (ALBERT, OPT-350m, ELECTRA, …), or wider (CSM)."""
+LATENT = ("moe_latent_size", "moe_hidden_size")
+"""What the experts read, where a projection stands before them."""
+EXPERT_WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size")
+PADDED = ("padded_vocab_size", "embedding_size")
+"""Settings that give the number of rows with padding."""
+MULTIPLES = ("pad_vocab_size_multiple", "make_vocab_size_divisible_by")
+WITH_MORE_ROWS = ("moshi", "cpmant", "csm", "kyutai_speech_to_text", "mllama", "mllama_text_model", "parakeet_tdt")
+"""Model types whose embedding has rows beyond the vocabulary, by a number that their config gives."""
+
+
+def find_other_sizes(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
+    """Yield tensors that have not the rows, the width or the experts that the config declares."""
+    if ckpt.config is None:
+        return
+    yield from _find_other_vocabulary(ckpt, ckpt.config)
+    yield from _find_unshareable_heads(ckpt.config)
+    known = WeightsTable.of_layers(ckpt.config)
+    learned = known.shapes.keys() if known is not None else frozenset[str]()
+    yield from _find_other_width(ckpt, ckpt.config, learned, explained)
+    yield from _find_other_expert_sizes(ckpt, ckpt.config, learned, explained)
+    yield from _find_other_score_heads(ckpt, ckpt.config)
+
+
+def _find_other_vocabulary(ckpt: Checkpoint, config: Config) -> Iterator[Problem]:
+    """Yield the embedding and the output head if they do not have a row for each token of the vocabulary."""
+    declared = config.number("vocab_size")
+    if ckpt.components.embedding is None or declared is None:
+        return
+    head = ckpt.components.lm_head if not is_scorer(config) else None  # a scorer's has a row for each label
+    for name in (ckpt.components.embedding, head):
+        if name is None or not _is_float(ckpt, name):
+            continue
+        rows = ckpt.tensors[name].shape[0]
+        if rows != declared and not _has_own_rows(ckpt, config, name, rows):
+            yield Problem(
+                f"it has {rows:,} rows, but {config.describe('vocab_size')}; transformers and vLLM refuse to load it",
+                file=ckpt.tensor_to_file[name],
+                key=name,
+                hint="remove padding rows that an export left, or correct vocab_size if the rows are intended",
+            )
+
+
+def _has_own_rows(ckpt: Checkpoint, config: Config, name: str, rows: int) -> bool:
+    """Whether a table has another number of rows by design: extra tokens for audio, padding, a mask.
+
+    A model with several vocabularies, whose class is not known, may have the table of any of them (Parler-TTS reads text and
+    writes sound). One that writes images, or several codebooks, has the rows of these. The code of a model that is not
+    transformers' may pad the table, to a number of rows or to a multiple of one (the first OLMo, Mamba). ImageGPT never
+    predicts the token that begins an image, so that its head has a row less. A draft model may predict the commonest tokens only
+    (EAGLE-3).
+    """
+    declared = config.number("vocab_size") or 0
+    if config.resolved is None and rows in _list_vocabularies(config.value):
+        return True
+    if config.resolved is None and rows > declared:
+        multiples = [size for key in MULTIPLES if (size := config.integer(key))]
+        if rows in map(config.integer, PADDED) or any(
+            rows == -(-declared // multiple) * multiple for multiple in multiples
+        ):
+            return True
+    if name == ckpt.components.lm_head and rows == config.integer("draft_vocab_size"):
+        return True
+    codebooks = config.integer("num_codebooks") or 0
+    if name == ckpt.components.embedding and rows == codebooks * declared:
+        return True  # one table for all codebooks (CSM's depth decoder)
+    if name == ckpt.components.lm_head and rows == config.integer("vision_vocab_size"):
+        return True  # GLM-Image writes images alone
+    if config.get("model_type") == "imagegpt" and name == ckpt.components.lm_head:
+        return rows == declared - 1
+    rest = f"{name.removesuffix('embedding')}new_embedding"
+    if name.endswith("wte.embedding") and rest in ckpt.tensors:  # transformers joins both parts of the table (Molmo 2)
+        return rows + ckpt.tensors[rest].shape[0] >= declared
+    return config.get("model_type") in WITH_MORE_ROWS and rows >= declared
+
+
+def _list_vocabularies(value: Mapping[str, Any]) -> set[Any]:
+    """Return the sizes of the vocabularies that a config and the configs in it give."""
+    parts = [value, *(part for part in value.values() if isinstance(part, dict))]
+    return {part["vocab_size"] for part in parts if type(part.get("vocab_size")) is int}
+
+
+def _is_float(ckpt: Checkpoint, name: str) -> bool:
+    return ckpt.tensors[name].dtype.endswith(("F16", "F32", "F64"))
+
+
+def _find_unshareable_heads(config: Config) -> Iterator[Problem]:
+    """Yield a number of key-value heads that does not divide the heads; vLLM and SGLang stop at it."""
+    heads, groups = config.number("num_attention_heads"), config.number("num_key_value_heads")
+    if family_of(config) is not None and heads and groups and heads % groups:
+        yield Problem(
+            f"{heads} attention heads cannot be shared by {groups} key-value heads",
+            file=config.file,
+            key=config.key_path("num_key_value_heads"),
+            hint="use the config of this model",
+        )
+
+
+def _find_other_width(
+    ckpt: Checkpoint, config: Config, learned: Collection[str], explained: Explained
+) -> Iterator[Problem]:
+    """Yield the embedding, the head and the norms of the layers that are not as wide as the model, where no table says more."""
+    anatomy, width = ckpt.components, config.number(*HIDDEN)
+    if width is None or anatomy.stack is None or not anatomy.layers or not anatomy.is_language_model:
+        return
+    if _is_of_another_part(config, anatomy.stack):
+        return
+    # Heads called otherwise may be wider than the model by design (Reformer's reads two streams).
+    head = anatomy.lm_head if (anatomy.lm_head or "").endswith("lm_head.weight") else None
+    tables = (anatomy.embedding, head) if all(config.get(name) in (None, width) for name in FACTORED) else ()
+    for name in tables:
+        if name is None or INDEX.sub("{}", name) in learned or not _is_float(ckpt, name):
+            continue
+        if ckpt.tensors[name].shape[1] != width:
+            yield Problem(
+                f"its shape is {format_shape(ckpt.tensors[name].shape)}, but {config.describe(*HIDDEN)}",
+                file=ckpt.tensor_to_file[name],
+                key=name,
+                hint="use the config of this model",
+            )
+    for norm in NORMS:
+        odd: dict[tuple[int, ...], list[int]] = {}
+        for layer, names in anatomy.layers.items():
+            full = anatomy.stack.full_name(layer, norm)
+            if norm not in names or INDEX.sub("{}", full) in learned or full in explained.tensors:
+                continue
+            if (shape := ckpt.tensors[full].shape) != (width,):
+                odd.setdefault(shape, []).append(layer)
+        for shape, layers in odd.items():
+            name = anatomy.stack.full_name(layers[0], norm)
+            yield Problem(
+                f"in {format_layers(layers)} {norm} has the shape {format_shape(shape)}, but {config.describe(*HIDDEN)}",
+                file=ckpt.tensor_to_file[name],
+                key=name,
+                hint="use the config of this model; a multiple of the width is a tensor concatenated over ranks",
+            )
+
+
+def _is_of_another_part(config: Config, stack: Stack) -> bool:
+    """Whether the layers are of a sub-config that is not the language model's: `esmc` in ESMFold 2, whose `esmc_config` says it."""
+    resolved = config.resolved
+    if resolved is None:
+        return False
+    path = f"{stack.prefix.partition('.')[0]}_config."
+    return resolved.text.path != path and any(part.path == path for part in resolved.parts)
+
+
+def _find_other_expert_sizes(
+    ckpt: Checkpoint, config: Config, learned: Collection[str], explained: Explained
+) -> Iterator[Problem]:
+    """Yield tensors of all experts of a layer that have neither the model's order of dimensions nor its transpose."""
+    stack = ckpt.components.stack
+    hidden, width = config.integer(*LATENT, *HIDDEN), config.integer(*EXPERT_WIDTH)
+    if not hidden or not width or stack is None:
+        return
+    for layer, name in fused_names(ckpt.components):
+        full = stack.full_name(layer, name)
+        tensor = ckpt.tensors[full]
+        if INDEX.sub("{}", full) in learned or full in explained.tensors or not tensor.is_plain:
+            continue
+        rows = 2 * width if name.endswith(("gate_up_proj", "gate_up_proj.weight")) else width
+        if len(tensor.shape) == 3 and sorted(tensor.shape[1:]) != sorted((rows, hidden)):
+            yield Problem(
+                f"its shape is {format_shape(tensor.shape)}; the config needs an expert of {rows} × {hidden}",
+                file=ckpt.tensor_to_file[full],
+                key=full,
+                hint="compare moe_intermediate_size and hidden_size with the model's own config",
+            )
+
+
+def _find_other_score_heads(ckpt: Checkpoint, config: Config) -> Iterator[Problem]:
+    """Yield reward, value and classification heads that have not a row for each label and a column for each hidden state."""
+    hidden = config.integer(*HIDDEN)
+    if hidden is None or (is_scorer(config) and not score_head_modules(config.architecture)):
+        return
+    for name in ckpt.components.score_head_tensors:
+        found = ckpt.tensors[name].shape
+        if name.endswith(VALUE_HEADS):
+            rows, why, hint = 1, "a value head needs", "save the head of the trained critic, with one output"
+        elif name == "score.weight" and is_scorer(config):
+            rows, hint = count_labels(config), "set num_labels (or id2label) to what the head has"
+            why = f"{rows} label{' needs' if rows == 1 else 's need'}"
+        else:
+            continue
+        if found == (rows, hidden) or 0 in found:
+            continue
+        layout = explain_head_shape(found, (rows, hidden))
+        yield Problem(
+            f"the head has the shape {format_shape(found)}; {why} {format_shape((rows, hidden))}"
+            + (f"; {layout.text}" if layout else ""),
+            file=ckpt.tensor_to_file[name],
+            key=name,
+            hint=layout.hint if layout else hint,
+        )
