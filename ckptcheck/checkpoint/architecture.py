@@ -11,6 +11,7 @@ from typing import Any
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.packing import PACKED
+from ckptcheck.checkpoint.parameters_table import find_served
 
 
 @cache
@@ -48,8 +49,8 @@ class KnownModules:
 
     @staticmethod
     def of(config: Config | None) -> KnownModules | None:
-        """Return the modules of a config's architecture; None if it is unknown or uses remote code (``auto_map``)."""
-        if config is None or config.architecture is None or "auto_map" in config.value:
+        """Return the modules of a config's architecture; None if it is unknown, renamed or remote code (``auto_map``)."""
+        if config is None or config.architecture is None or "auto_map" in config.value or find_served(config):
             return None
         return _known(config.architecture)
 

@@ -11,7 +11,7 @@ from ckptcheck.checkpoint.layout import LAYER_NAMES, Stack
 from ckptcheck.checkpoint.packing import unquantized_names
 from ckptcheck.checkpoint.siblings import CLEAR, SPARSE, Names, find_incomplete_layers, layer_kinds
 
-_KEYS_OR_VALUES = re.compile(r"(^|\.)(k|v|kv|key|value)_(proj|norm)(\.|$)")
+KEYS_OR_VALUES = re.compile(r"(^|\.)(k|v|kv|key|value)_(proj|norm)(\.|$)")
 """What a layer that shares its keys and values with an earlier one may lack."""
 
 
@@ -43,8 +43,8 @@ def find_torn_layers(ckpt: Checkpoint, stack: Stack) -> dict[int, tuple[Names, l
     for layer, (missing, having) in find_incomplete_layers(
         layers, list_kinds(ckpt, stack), alike=is_main and ckpt.components.is_language_model
     ).items():
-        if _shares_keys(ckpt, stack, layer):
-            missing = frozenset(name for name in missing if not _KEYS_OR_VALUES.search(name))
+        if layer in list_sharing_layers(ckpt, stack):
+            missing = frozenset(name for name in missing if not KEYS_OR_VALUES.search(name))
         if missing and not _is_by_design(ckpt, stack, layer, missing, layers):
             torn[layer] = missing, having
     return torn
@@ -60,13 +60,16 @@ def _is_by_design(ckpt: Checkpoint, stack: Stack, layer: int, missing: Names, la
         return False
     having = [other for other, names in layers.items() if missing <= names]
     if all(SPARSE.search(name) for name in missing):
+        kinds = list_kinds(ckpt, stack)
+        if layer in kinds and [*kinds.values()].count(kinds[layer]) == 1:
+            return True  # the only layer with full attention among those with sinks, which MiMo-V2-Flash may have
         return len(having) < CLEAR or layer == 0
     found = [ckpt.tensors.get(stack.full_name(having[0], name)) for name in missing]
     return layer == 0 and all(tensor is not None and len(tensor.shape) < 2 for tensor in found)
 
 
-def _shares_keys(ckpt: Checkpoint, stack: Stack, layer: int) -> bool:
-    """Whether a layer computes with the keys and values of an earlier one, as the last layers of Gemma 3n do."""
-    if stack is not ckpt.components.stack or ckpt.config is None:
-        return False
-    return layer >= len(ckpt.components.layers) - (ckpt.config.integer("num_kv_shared_layers") or 0)
+def list_sharing_layers(ckpt: Checkpoint, stack: Stack | None) -> range:
+    """Return the layers that compute with the keys and values of an earlier one, as the last layers of Gemma 3n and 4 do."""
+    shared = ckpt.config.number("num_kv_shared_layers") if ckpt.config is not None else None
+    depth = len(ckpt.components.layers)
+    return range(max(depth - (shared or 0), 0), depth if stack is not None and stack is ckpt.components.stack else 0)

@@ -93,6 +93,9 @@ class ParametersTable:
         if architecture is None or architecture not in config.resolved.top.config_class.models:
             return None
         table = _find(architecture) or _find_relative(architecture)
+        served = find_served(config)
+        if table is not None and served is not None:
+            table = ParametersTable(architecture, {**table.facts, "renames": served["renames"]})
         if table is None:  # a classifier, of which only is known what its config class does to the layers
             models = map(_find, config.resolved.top.config_class.models)
             adds = any(model is not None and model.adds_cross_attention for model in models)
@@ -178,6 +181,17 @@ class ParametersTable:
         if base:
             names |= {f"{base}.{one}" for one in names} | {one.removeprefix(f"{base}.") for one in names}
         return names
+
+
+def find_served(config: Config) -> dict[str, Any] | None:
+    """Return what transformers does with a model type that it serves with the class of another one and by renamings of its own.
+
+    EXAONE is a Llama to it whose stored names are `transformer.h…`; what was learned of that class's names holds for no such
+    checkpoint. None for all others.
+    """
+    types: dict[str, dict[str, Any]] = _parse_line("served") or {}
+    served = types.get(str(config.model_type))
+    return served if served is not None and config.architecture in served["classes"] else None
 
 
 def stored_layers(layout: Layout, stored: Iterable[str]) -> Iterator[tuple[str, set[int]]]:

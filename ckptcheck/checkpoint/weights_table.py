@@ -18,6 +18,7 @@ from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layer_kinds import RULES as LAYER_RULES
 from ckptcheck.checkpoint.layer_kinds import LayerRule
 from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.checkpoint.parameters_table import find_served
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig, Setting
 from ckptcheck.checkpoint.shape_formula import choose_size, evaluate_choices, fields_of_formula, find_place
 
@@ -95,7 +96,8 @@ class WeightsTable:
         if config.architecture is None:
             relative = _find_relative(models)
             return relative.without_names() if relative is not None else None
-        if config.architecture not in models:
+        # A class that serves another model_type reads it under other names, which were not learned.
+        if config.architecture not in models or find_served(config) is not None:
             return None
         # A classifier has the layers of the language model of its model_type.
         if (own := _find(config.architecture)) is not None:

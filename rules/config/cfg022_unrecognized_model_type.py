@@ -2,9 +2,10 @@
 
 ## What it checks
 `model_type` in `config.json` is one of those that transformers knows. A config with `auto_map` brings its own class and is
-not checked. The rule is skipped, with the reason, where `architectures` names a class that is not transformers' own, and
-where a newer transformers than the learned one wrote the config. A config with the sizes of a model of transformers
-(`hidden_size` and `num_hidden_layers`), no `architectures` and no known `model_type` is a warning: another program may read it.
+not checked. The rule is skipped, with the reason, where vLLM or SGLang registers the type itself, where `architectures` names a
+class that is not transformers' own, and where a newer transformers than the learned one wrote the config. A config with the sizes
+of a model of transformers (`hidden_size` and `num_hidden_layers`), no `architectures` and no known `model_type` is a warning:
+another program may read it.
 
 ## Why it matters
 transformers chooses the config class by `model_type` alone: `AutoConfig` and every `AutoModel` stop without it. vLLM and
@@ -28,6 +29,7 @@ from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.config_class import find_config_class, is_model_class, learned_version
 from ckptcheck.checkpoint.setting_text import write_value
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
+from ckptcheck.consumers.model_types import find_registering_engine
 
 SIZES = {"hidden_size", "num_hidden_layers"}
 """Keys of nearly every config of transformers."""
@@ -45,6 +47,8 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     value = config.value.get("model_type")
     if isinstance(value, str) and find_config_class(value) is not None:
         return
+    if isinstance(value, str) and (engine := find_registering_engine(value)) is not None:
+        raise Skip(f"transformers does not know the model_type {value}, which {engine} registers itself")
     is_text = value is None or isinstance(value, str)
     if is_text and _version(config.value.get("transformers_version")) > _version(learned_version()):
         raise Skip(f"a newer transformers than {learned_version()} wrote the config, and may know more models")

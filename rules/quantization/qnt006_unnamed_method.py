@@ -45,7 +45,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     main = ckpt.quantization.main_declaration
     if main is None:
         return
-    if main.file == MODELOPT:
+    if main.file == MODELOPT and len({declared.file for declared in ckpt.quantization.declarations}) == 1:
         yield from _file(ckpt.quantization_files[MODELOPT].value)
     elif main.method is None:
         yield _config(main)

@@ -10,6 +10,7 @@ from ckptcheck.checkpoint.components import HEAD
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
 from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
+from ckptcheck.checkpoint.incomplete_layers import KEYS_OR_VALUES, list_sharing_layers
 from ckptcheck.checkpoint.layer_blocks import list_outer_tensors
 from ckptcheck.checkpoint.packing import unquantized_names
 from ckptcheck.checkpoint.parameters_table import ParametersTable
@@ -74,7 +75,7 @@ def find_unfilled_parameters(ckpt: Checkpoint, explained: Explained) -> Iterator
         )
         yield Fault("missing", problem)
     yield from _find_absent(ckpt, config, stored, explained, lost_head)
-    for prefix, missing, names in _iter_lacking(stored):
+    for prefix, missing, names in _iter_lacking(ckpt, stored):
         names = [name for name in names if not (SPARSE.search(name) and _is_kind(ckpt, prefix, missing))]
         names = [name for name in names if not explained.has(f"{prefix}.{{}}.{name}")]
         if names and not explained.has_torn({*missing}):
@@ -111,13 +112,18 @@ def _find_absent(
     yield Fault("missing", problem, frozenset(absent))
 
 
-def _iter_lacking(stored: StoredParameters) -> Iterator[tuple[str, tuple[int, ...], list[str]]]:
+def _iter_lacking(ckpt: Checkpoint, stored: StoredParameters) -> Iterator[tuple[str, tuple[int, ...], list[str]]]:
     """Yield the prefix of a stack, layers, and the parameters that the other layers of the stack have stored."""
     lacking: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for parameter in sorted(stored.needed):
         prefix, is_inside, rest = parameter.partition(".{}.")
         found = stored.places.get(parameter)
-        if is_inside and found is not None and (without := stored.list_layers(prefix) - found):
+        if not is_inside or found is None:
+            continue
+        without = stored.list_layers(prefix) - found
+        if KEYS_OR_VALUES.search(rest) and _is_language_model(ckpt, prefix):
+            without -= {*list_sharing_layers(ckpt, ckpt.components.stack)}
+        if without:
             lacking.setdefault((prefix, tuple(sorted(without))), []).append(rest)
     for (prefix, missing), names in lacking.items():
         yield prefix, missing, names
@@ -181,13 +187,18 @@ def _find_part(name: str) -> str:
     return name.removesuffix(".weight").rpartition(".")[0]
 
 
+def _is_language_model(ckpt: Checkpoint, prefix: str) -> bool:
+    """Whether a stack, as the built model names it, is that of the language model."""
+    stack = ckpt.components.stack
+    return stack is not None and f".{prefix}".endswith(f".{stack.prefix}")
+
+
 def _is_kind(ckpt: Checkpoint, head: str, layers: Collection[int]) -> bool:
     """Whether these layers, and no others, are of kinds of their own by the lists in the config.
 
     The first layers of DeepSeek-V4 Flash compress no keys: their `compress_ratios` are 0.
     """
-    stack = ckpt.components.stack
-    if stack is None or ckpt.config is None or not (head == stack.prefix or head.endswith(f".{stack.prefix}")):
+    if ckpt.config is None or not _is_language_model(ckpt, head):
         return False
     kinds = layer_kinds(ckpt.config.text, len(ckpt.components.layers))
     own = {kinds.get(layer) for layer in layers}

@@ -9,9 +9,10 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
 from ckptcheck.checkpoint.expected.sizes import find_other_sizes
-from ckptcheck.checkpoint.incomplete_layers import iter_compared_stacks, list_kinds
+from ckptcheck.checkpoint.incomplete_layers import iter_compared_stacks, list_kinds, list_sharing_layers
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.packing import has_own_shape
+from ckptcheck.checkpoint.resolved_config import ResolvedConfig
 from ckptcheck.checkpoint.setting_text import INTEGER, describe
 from ckptcheck.checkpoint.shape_formula import compute_size, fields_of_formula, find_place
 from ckptcheck.checkpoint.siblings import find_uneven_shapes
@@ -75,11 +76,20 @@ def _find_by_table(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
         setting = resolved.at(field)
         return setting.value if setting is not None and type(setting.value) is int else None
 
+    wide = _list_wide_layers(ckpt, resolved)
+
+    def size_of_wide(field: str) -> int | None:
+        size = size_of(field)
+        return 2 * size if size is not None and field.rpartition(".")[2] == "intermediate_size" else size
+
+    def choose_sizes(name: str) -> SizeOf:
+        return size_of_wide if name.startswith(wide) else size_of
+
     odd: dict[tuple[str, ...], list[tuple[str, int]]] = {}
     ranks: dict[int, list[str]] = {}
     shapes: dict[str, Shape] = {}
     method = ckpt.quantization.method if ckpt.quantization is not None else None
-    for name, tensor, expected in _iter_expected(ckpt, table, size_of):
+    for name, tensor, expected in _iter_expected(ckpt, table, choose_sizes):
         if (
             name in explained.tensors or 0 in tensor.shape or not has_own_shape(tensor, method)
         ):  # an empty one is CFG019's
@@ -98,7 +108,7 @@ def _find_by_table(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
             odd.setdefault(tuple(table.fields_of(name, axes[0], size_of)), []).append((name, axes[0]))
     for names in ranks.values():
         yield _describe_ranks(ckpt, names, shapes[names[0]])
-    yield from _describe_odd(ckpt, config, table, size_of, odd)
+    yield from _describe_odd(ckpt, config, table, choose_sizes, odd)
     if (found := _find_unlike_layer(ckpt, table, size_of)) is not None:
         name, layer, wanted, own = found
         yield Problem(
@@ -118,6 +128,14 @@ def _find_by_table(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
             key=name,
             hint="use the config of this model",
         )
+
+
+def _list_wide_layers(ckpt: Checkpoint, resolved: ResolvedConfig) -> tuple[str, ...]:
+    """Return how the names of tensors begin in the layers whose feed-forward blocks are twice as wide: those of Gemma 4 E2B."""
+    setting, stack = resolved.find("use_double_wide_mlp"), ckpt.components.stack
+    if setting is None or setting.value is not True or stack is None:
+        return ()
+    return tuple(f"{stack.full_name(layer)}." for layer in list_sharing_layers(ckpt, stack))
 
 
 def _describe_ranks(ckpt: Checkpoint, names: list[str], expected: Shape) -> Problem:
@@ -143,7 +161,7 @@ def _describe_odd(
     ckpt: Checkpoint,
     config: Config,
     table: WeightsTable,
-    size_of: SizeOf,
+    choose_sizes: Callable[[str], SizeOf],
     odd: dict[tuple[str, ...], list[tuple[str, int]]],
 ) -> Iterator[Problem]:
     """Yield one problem for the settings that decide the odd sizes.
@@ -156,12 +174,14 @@ def _describe_odd(
         fields = next(iter(waiting))
         tensors = waiting.pop(fields)
         name, first = tensors[0]
-        followers = []
+        size_of, followers = choose_sizes(name), []
         if len(fields) == 1:
             stored = ckpt.tensors[name].shape[first]
 
-            def size_with(field: str, stored: int = stored, only: str = fields[0]) -> int | None:
-                return stored if field == only else size_of(field)
+            def size_with(
+                field: str, stored: int = stored, only: str = fields[0], usual: SizeOf = size_of
+            ) -> int | None:
+                return stored if field == only else usual(field)
 
             for others, listed in list(waiting.items()):
                 if fields[0] in others:
@@ -276,18 +296,22 @@ def _find_unlike_layer(ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf) -
     return None
 
 
-def _iter_expected(ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf) -> Iterator[tuple[str, Tensor, Shape]]:
-    """Yield the tensors whose shape is not the expected one, with that; names with other numbers have the same one."""
+def _iter_expected(
+    ckpt: Checkpoint, table: WeightsTable, choose_sizes: Callable[[str], SizeOf]
+) -> Iterator[tuple[str, Tensor, Shape]]:
+    """Yield the tensors whose shape is not the expected one, with that; names with other numbers mostly have the same one."""
     for template, names in ckpt.layout.names_by_template.items():
         pattern = INDEX.sub("{}", names[0])
         if pattern not in table.shapes:
             continue
-        groups: dict[str, list[str]] = {}
-        for name in names if pattern in table.patterns_of_places else ():
-            groups.setdefault(find_place(name), []).append(name)
+        by_place, sizes = pattern in table.patterns_of_places, {choose_sizes(name) for name in names}
+        groups: dict[tuple[str, SizeOf], list[str]] = {}
+        for name in names if by_place or len(sizes) > 1 else ():
+            groups.setdefault((find_place(name) if by_place else "", choose_sizes(name)), []).append(name)
         for alike in groups.values() or [names]:
             expected = {
-                shape: table.expect_shape(alike[0], size_of, shape) for _, shape in ckpt.forms_by_template[template]
+                shape: table.expect_shape(alike[0], choose_sizes(alike[0]), shape)
+                for _, shape in ckpt.forms_by_template[template]
             }
             if all(shape == wanted for shape, wanted in expected.items()):
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.config import EXPERTS_PER_TOKEN
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig
@@ -136,7 +137,7 @@ def _sets_unknown_number(table: WeightsTable, resolved: ResolvedConfig) -> bool:
         for field, default in part.config_class.defaults.items()
         if not field.endswith("_token_id")
         and f"{part.path}{field}" not in table.sizes
-        and f"{part.path}{field}" not in table.refused.most  # how many of the experts are chosen
+        and field not in EXPERTS_PER_TOKEN
     )
 
 

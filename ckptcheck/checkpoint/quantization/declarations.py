@@ -8,7 +8,7 @@ vllm/model_executor/model_loader/weight_utils.py `get_quant_config` (0.32), tran
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,4 +96,20 @@ def declarations(config: Config | None, side: Mapping[str, Config]) -> tuple[Dec
             if file == NESTED_FILE and isinstance(value.get("quantization"), dict):
                 value, key = value["quantization"], "quantization"
             declarations_found.append(Declaration(file, key, value, parse_method(value, method)))
-    return tuple(declarations_found)
+    # Engines read the file where config.json has mixed precision without what each layer has (vLLM and SGLang get_quant_config).
+    return tuple(sorted(declarations_found, key=lambda declared: not _completes(declared, declarations_found)))
+
+
+def _completes(declared: Declaration, others: Iterable[Declaration]) -> bool:
+    """Whether a file has the per-layer algorithms that ModelOpt's declaration in config.json lacks, as of some Nemotron."""
+    return (
+        declared.file == NESTED_FILE
+        and "quantized_layers" in declared.value
+        and any(
+            other.file != NESTED_FILE
+            and other.method == "modelopt"
+            and str(other.value.get("quant_algo")).upper() == "MIXED_PRECISION"
+            and "quantized_layers" not in other.value
+            for other in others
+        )
+    )
