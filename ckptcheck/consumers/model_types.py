@@ -1,8 +1,8 @@
 """The model types that an inference engine registers itself, and transformers does not know.
 
-From ``_CONFIG_REGISTRY`` of vllm/transformers_utils/config.py and of sglang/srt/utils/hf_transformers/common.py. ``deepseek_ref`` is
-what the releases of DeepSeek-V4 for SGLang are called (sgl-project/DeepSeek-V4-Flash-FP8): the versions of SGLang that they were made
-for read it as DeepSeek-V4's, and so does ``deepseek_v4`` since.
+From ``_CONFIG_REGISTRY`` of vllm/transformers_utils/config.py and of sglang/srt/utils/hf_transformers/common.py. The releases of
+DeepSeek-V4 for SGLang (sgl-project/DeepSeek-V4-Flash-FP8) have the type ``deepseek_ref``, which the first versions of SGLang that
+had the model registered; it is ``deepseek_v4`` since.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ transformers leaves the tensors out with an easily missed warning, SGLang withou
 model then computes another function than the one that was trained.
 
 ## How to fix
-Correct the setting, or find out what wrote the tensors: an adapter that was not merged, another model's tensors, a wrapper's prefix,
-an exporter that numbers experts per rank.
+Correct the setting, or find out what wrote the tensors: an adapter that was not merged, another model's tensors, a wrapper's
+prefix, an exporter that numbers experts per rank.
 
 ## When it can be wrong
 With `--dry-load transformers` the loader itself answers, and this rule is skipped. Without it, use `--ignore CFG004` where

@@ -120,9 +120,11 @@ def test_one_layer_of_an_encoder_may_see_the_whole_image(name: str, number: int,
     assert len(found) == number
 
 
-def scan_tables(folder: Path, config: dict[str, Any], entries: dict[str, Entry]) -> list[str]:
+def scan_tables(
+    folder: Path, config: dict[str, Any], entries: dict[str, Entry], stack: str = "decoder.layers"
+) -> list[str]:
     """Scan tensors beside the layers of a decoder, and return what is an error about them."""
-    layers: dict[str, Entry] = {f"decoder.layers.{at}.{part}": ("F32", (8, 8)) for at in range(3) for part in BLOCK}
+    layers: dict[str, Entry] = {f"{stack}.{at}.{part}": ("F32", (8, 8)) for at in range(3) for part in BLOCK}
     write_checkpoint(Structure("made/up", "", config, []), folder, {**layers, **entries})
     found = ckptcheck.scan(folder, headers_only=True, select=["CFG003", "CFG012"]).findings
     return [f"{one.code} {one.key}" for one in found]
@@ -143,7 +145,9 @@ def test_a_table_of_another_part_of_the_model(rows: int, expected: list[str], tm
     }
     entries: dict[str, Entry] = {"text_encoder.shared.weight": ("F32", (rows, 8))}
     entries |= {f"decoder.model.decoder.embed_tokens.{at}.weight": ("F32", (65, 16)) for at in range(4)}
-    assert scan_tables(tmp_path, config, entries) == expected
+    entries |= {f"decoder.model.decoder.layers.{at}.self_attn.q_proj.weight": ("F32", (16, 16)) for at in range(3)}
+    found = scan_tables(tmp_path, config, entries, "decoder.model.decoder.layers")
+    assert [text for text in found if text.startswith("CFG012")] == expected
 
 
 def test_a_table_that_is_stored_in_two_parts(tmp_path: Path) -> None:

@@ -173,37 +173,19 @@ def _describe_odd(
     while waiting:
         fields = next(iter(waiting))
         tensors = waiting.pop(fields)
-        name, first = tensors[0]
-        size_of, followers = choose_sizes(name), []
-        if len(fields) == 1:
-            stored = ckpt.tensors[name].shape[first]
-
-            def size_with(
-                field: str, stored: int = stored, only: str = fields[0], usual: SizeOf = size_of
-            ) -> int | None:
-                return stored if field == only else usual(field)
-
-            for others, listed in list(waiting.items()):
-                if fields[0] in others:
-                    fitting = [each for each in listed if _fits(ckpt, table, size_with, each[0])]
-                    followers += fitting
-                    rest = [each for each in listed if each not in fitting]
-                    waiting = {
-                        key: rest if key == others else value for key, value in waiting.items() if key != others or rest
-                    }
-        expected = table.expect_shape(name, size_of, ckpt.tensors[name].shape) or ()
-        wanted = format_shape(
-            stored if size is None else size for size, stored in zip(expected, ckpt.tensors[name].shape, strict=True)
-        )
-        settings = [setting for field in fields if (setting := config.resolved.at(field)) is not None]
+        name, axis = tensors[0]
+        size_of, shape = choose_sizes(name), ckpt.tensors[name].shape
+        followers = _take_followers(ckpt, table, size_of, fields[0], shape[axis], waiting) if len(fields) == 1 else []
+        expected = table.expect_shape(name, size_of, shape) or ()
+        wanted = format_shape(stored if size is None else size for size, stored in zip(expected, shape, strict=True))
         number = len(tensors) + len(followers) - 1
-        others_text = f" and {count(number, 'other tensor')}" if number else ""
+        others = f" and {count(number, 'other tensor')}" if number else ""
+        settings = [setting for field in fields if (setting := config.resolved.at(field)) is not None]
         reason = "; ".join(describe(setting) for setting in settings)
         needs = f"the config needs {wanted} ({reason})" if reason else f"the model has {wanted} there"
-        turned = _is_turned(ckpt.tensors[name].shape, expected)
+        turned = ": it is transposed" if _is_turned(shape, expected) else ""
         yield Problem(
-            f"its shape is {format_shape(ckpt.tensors[name].shape)}, but {needs}{': it is transposed' if turned else ''}; transformers refuses to load "
-            f"it{others_text}",
+            f"its shape is {format_shape(shape)}, but {needs}{turned}; transformers refuses to load it{others}",
             file=ckpt.tensor_to_file[name],
             key=name,
             hint="use the config of this model"
@@ -211,6 +193,29 @@ def _describe_odd(
             else "use the config of this model; one that fits no size of it was cut, transposed or joined over ranks",
             names=tuple(each for each, _ in (*tensors, *followers)),
         )
+
+
+def _take_followers(
+    ckpt: Checkpoint,
+    table: WeightsTable,
+    size_of: SizeOf,
+    field: str,
+    stored: int,
+    waiting: dict[tuple[str, ...], list[tuple[str, int]]],
+) -> list[tuple[str, int]]:
+    """Take out of the waiting tensors, and return, those that fit if one setting has the stored size."""
+
+    def size_with(name: str) -> int | None:
+        return stored if name == field else size_of(name)
+
+    followers = []
+    for fields in [fields for fields in waiting if field in fields]:
+        rest = []
+        for each in waiting.pop(fields):
+            (followers if _fits(ckpt, table, size_with, each[0]) else rest).append(each)
+        if rest:
+            waiting[fields] = rest
+    return followers
 
 
 def _is_turned(stored: tuple[int, ...], expected: Shape) -> bool:

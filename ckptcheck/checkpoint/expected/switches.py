@@ -111,7 +111,7 @@ def _list_plain(ckpt: Checkpoint) -> dict[str, Sequence[str]]:
 
 
 def _list_read(ckpt: Checkpoint, names: Sequence[str]) -> Iterator[str]:
-    """Yield the names without the biases of zeros that AutoGPTQ writes to every layer it packs: vLLM and transformers know those."""
+    """Yield the names without the biases of zeros that AutoGPTQ writes to all that it packs: vLLM and transformers know those."""
     return (
         name
         for name in names
