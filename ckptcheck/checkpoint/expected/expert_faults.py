@@ -28,17 +28,19 @@ def find_expert_faults(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault
     most = max((max(members) + 1 for *_, members, _ in groups), default=0)
     for layer, group, members, parts in groups:
         expected = declared if isinstance(declared, int) else most if declared is None else max(members) + 1
-        file, key = ckpt.file_of(stack.full_name(layer, group)), stack.full_name(layer, group)
+        key = stack.full_name(layer, group)
         if len(members) < expected:
             missing = islice((expert for expert in range(expected) if expert not in members), MAX_LISTED)
             source = anatomy.experts_source if isinstance(declared, int) else "other layers have"
             message = f"layer {layer} has {len(members)} of the {expected} experts that {source}; missing: {format_ranges(missing)}"
-            yield Fault("missing", Problem(message, file, key, "save again from all expert-parallel ranks"))
+            yield Fault(
+                "missing", Problem(message, ckpt.file_of(key), key, "save again from all expert-parallel ranks")
+            )
         yield from _find_torn_experts(ckpt, stack, layer, group, members, parts)
         most_real = _count_real(ckpt)
         if most_real is not None and (surplus := {expert for expert in members if expert >= most_real}):
             message = f"layer {layer} has experts beyond the {most_real} that {anatomy.experts_source}: {format_ranges(surplus)}"
-            yield Fault("surplus", Problem(message, file, key, "correct the count, or export again"))
+            yield Fault("surplus", Problem(message, ckpt.file_of(key), key, "correct the count, or export again"))
     yield from _find_in_fused(ckpt)
     yield from _find_lost_router_biases(ckpt, stack, explained)
 

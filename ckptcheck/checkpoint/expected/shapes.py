@@ -83,7 +83,7 @@ def _find_by_table(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
         return 2 * size if size is not None and field.rpartition(".")[2] == "intermediate_size" else size
 
     def choose_sizes(name: str) -> SizeOf:
-        return size_of_wide if name.startswith(wide) else size_of
+        return size_of_wide if wide and name.startswith(wide) else size_of
 
     odd: dict[tuple[str, ...], list[tuple[str, int]]] = {}
     ranks: dict[int, list[str]] = {}
