@@ -37,6 +37,8 @@ class Explained:
     """Prefix of a stack → its layers of which is said what they lack."""
     tensors: set[str] = field(default_factory=set)
     """Stored tensors of whose shape is said what is wrong."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Settings of which is said that they are wrong, without the path of their part → the size that is stored in their place."""
 
     def has(self, parameter: str) -> bool:
         """Whether an earlier step has decided about a parameter, given with {} for each number."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
-from ckptcheck.checkpoint.expected.sizes import find_other_sizes
+from ckptcheck.checkpoint.expected.sizes import find_other_sizes, find_other_vocabulary
 from ckptcheck.checkpoint.incomplete_layers import iter_compared_stacks, list_kinds, list_sharing_layers
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.packing import has_own_shape
@@ -23,16 +23,19 @@ from ckptcheck.text.formatting import count, format_shape
 
 SizeOf = Callable[[str], int | None]
 Shape = tuple[int | None, ...]
+UNKNOWN = -1
+"""In place of the stored size of a setting, where several decide a dimension together."""
 POSITIONS = re.compile(r"rel_pos|relative_position|position_bias")
 """Tables with a row for each distance that a layer can see."""
 
 
 def find_other_shapes(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield what siblings show, then what the learned table, then what the sizes of the config alone say."""
+    """Yield what siblings show, then what the vocabulary, the learned table, and the other sizes of the config say."""
     problems = (
         *_find_uneven(ckpt, explained),
-        *find_other_sizes(ckpt, explained),
+        *find_other_vocabulary(ckpt, explained),
         *_find_by_table(ckpt, explained),
+        *find_other_sizes(ckpt, explained),
     )
     for problem in problems:
         yield Fault("shape", problem)
@@ -105,7 +108,14 @@ def _find_by_table(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
             if name not in with_rows:
                 ranks.setdefault(len(expected), []).append(name)
         elif axes:
-            odd.setdefault(tuple(table.fields_of(name, axes[0], size_of)), []).append((name, axes[0]))
+            decisive = table.fields_of(name, axes[0], size_of)
+            if len(decisive) == 1 and explained.sizes.get(decisive[0].rpartition(".")[2]) == tensor.shape[axes[0]]:
+                continue
+            odd.setdefault(tuple(decisive), []).append((name, axes[0]))
+    for fields, ((name, axis), *_) in odd.items():
+        for field in fields:
+            stored = ckpt.tensors[name].shape[axis] if len(fields) == 1 else UNKNOWN
+            explained.sizes.setdefault(field.rpartition(".")[2], stored)
     for names in ranks.values():
         yield _describe_ranks(ckpt, names, shapes[names[0]])
     yield from _describe_odd(ckpt, config, table, choose_sizes, odd)

@@ -14,7 +14,7 @@ from ckptcheck.checkpoint.heads import VALUE_HEADS, count_labels, explain_head_s
 from ckptcheck.checkpoint.layout import INDEX, Stack
 from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.linter.rule import Problem
-from ckptcheck.text.formatting import format_layers, format_shape
+from ckptcheck.text.formatting import format_layers, format_shape, join_truncated
 
 NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight")
 FACTORED = (
@@ -39,35 +39,44 @@ WITH_MORE_ROWS = ("moshi", "cpmant", "csm", "kyutai_speech_to_text", "mllama", "
 
 
 def find_other_sizes(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
-    """Yield tensors that have not the rows, the width or the experts that the config declares."""
+    """Yield tensors that have not the width, the experts or the labels that the config declares, where no table said it."""
     if ckpt.config is None:
         return
-    yield from _find_other_vocabulary(ckpt, ckpt.config)
-    yield from _find_unshareable_heads(ckpt.config)
+    if "num_key_value_heads" not in explained.sizes:
+        yield from _find_unshareable_heads(ckpt.config)
     known = WeightsTable.of_layers(ckpt.config)
-    learned = known.shapes.keys() if known is not None else frozenset[str]()
+    learned = (
+        {name: formulas for name, formulas in known.shapes.items() if "?" not in formulas} if known is not None else {}
+    )
     yield from _find_other_width(ckpt, ckpt.config, learned, explained)
     yield from _find_other_expert_sizes(ckpt, ckpt.config, learned, explained)
     yield from _find_other_score_heads(ckpt, ckpt.config)
 
 
-def _find_other_vocabulary(ckpt: Checkpoint, config: Config) -> Iterator[Problem]:
+def find_other_vocabulary(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
     """Yield the embedding and the output head if they do not have a row for each token of the vocabulary."""
-    declared = config.number("vocab_size")
-    if ckpt.components.embedding is None or declared is None:
+    config = ckpt.config
+    declared = config.number("vocab_size") if config is not None else None
+    if config is None or ckpt.components.embedding is None or declared is None:
         return
     head = ckpt.components.lm_head if not is_scorer(config) else None  # a scorer's has a row for each label
+    odd: dict[int, list[str]] = {}
     for name in (ckpt.components.embedding, head):
         if name is None or not _is_float(ckpt, name):
             continue
         rows = ckpt.tensors[name].shape[0]
         if rows != declared and not _has_own_rows(ckpt, config, name, rows):
-            yield Problem(
-                f"it has {rows:,} rows, but {config.describe('vocab_size')}; transformers and vLLM refuse to load it",
-                file=ckpt.tensor_to_file[name],
-                key=name,
-                hint="remove padding rows that an export left, or correct vocab_size if the rows are intended",
-            )
+            odd.setdefault(rows, []).append(name)
+    for rows, (name, *others) in odd.items():
+        explained.sizes.setdefault("vocab_size", rows)
+        also = f", as has {others[0]}" if others else ""
+        yield Problem(
+            f"it has {rows:,} rows{also}, but {config.describe('vocab_size')}; transformers and vLLM refuse to load it",
+            file=ckpt.tensor_to_file[name],
+            key=name,
+            hint="remove padding rows that an export left, or correct vocab_size if the rows are intended",
+            names=(name, *others),
+        )
 
 
 def _has_own_rows(ckpt: Checkpoint, config: Config, name: str, rows: int) -> bool:
@@ -136,33 +145,34 @@ def _find_other_width(
         return
     # Heads called otherwise may be wider than the model by design (Reformer's reads two streams).
     head = anatomy.lm_head if (anatomy.lm_head or "").endswith("lm_head.weight") else None
-    tables = (anatomy.embedding, head) if all(config.get(name) in (None, width) for name in FACTORED) else ()
-    for name in tables:
-        if name is None or INDEX.sub("{}", name) in learned or not _is_float(ckpt, name):
-            continue
-        if ckpt.tensors[name].shape[1] != width:
-            yield Problem(
-                f"its shape is {format_shape(ckpt.tensors[name].shape)}, but {config.describe(*HIDDEN)}",
-                file=ckpt.tensor_to_file[name],
-                key=name,
-                hint="use the config of this model",
-            )
+    is_factored = any(config.get(name) not in (None, width) for name in FACTORED)
+    said = {explained.sizes.get(name) for name in HIDDEN}
+    odd: dict[int, list[tuple[str, str]]] = {}
+    for name in () if is_factored else (anatomy.embedding, head):
+        if name is not None and INDEX.sub("{}", name) not in learned and _is_float(ckpt, name):
+            shape = ckpt.tensors[name].shape
+            if shape[1] not in (width, *said):
+                odd.setdefault(shape[1], []).append((name, f"its shape is {format_shape(shape)}"))
     for norm in NORMS:
-        odd: dict[tuple[int, ...], list[int]] = {}
+        layers: dict[tuple[int, ...], list[int]] = {}
         for layer, names in anatomy.layers.items():
             full = anatomy.stack.full_name(layer, norm)
             if norm not in names or INDEX.sub("{}", full) in learned or full in explained.tensors:
                 continue
-            if (shape := ckpt.tensors[full].shape) != (width,):
-                odd.setdefault(shape, []).append(layer)
-        for shape, layers in odd.items():
-            name = anatomy.stack.full_name(layers[0], norm)
-            yield Problem(
-                f"in {format_layers(layers)} {norm} has the shape {format_shape(shape)}, but {config.describe(*HIDDEN)}",
-                file=ckpt.tensor_to_file[name],
-                key=name,
-                hint="use the config of this model; a multiple of the width is a tensor concatenated over ranks",
-            )
+            if (shape := ckpt.tensors[full].shape) != (width,) and (len(shape) != 1 or shape[0] not in said):
+                layers.setdefault(shape, []).append(layer)
+        for shape, where in layers.items():
+            text = f"in {format_layers(where)} {norm} has the shape {format_shape(shape)}"
+            odd.setdefault(shape[-1] if shape else 0, []).append((anatomy.stack.full_name(where[0], norm), text))
+    for found in odd.values():
+        name, text = found[0]
+        others = f"; so it is with {join_truncated([other for other, _ in found[1:]])}" if len(found) > 1 else ""
+        yield Problem(
+            f"{text}, but {config.describe(*HIDDEN)}{others}",
+            file=ckpt.tensor_to_file[name],
+            key=name,
+            hint="use the config of this model; a multiple of the width is a tensor concatenated over ranks",
+        )
 
 
 def _is_of_another_part(config: Config, stack: Stack) -> bool:
