@@ -31,7 +31,7 @@ def list_kinds(ckpt: Checkpoint, stack: Stack) -> dict[int, str]:
     """Map each layer of a stack to its kind, as far as the config tells it."""
     if stack is not ckpt.components.stack or ckpt.config is None:
         return {}
-    return layer_kinds(ckpt.config.text, len(ckpt.components.layers))
+    return layer_kinds(ckpt.config.text, max(ckpt.components.layers, default=-1) + 1)
 
 
 def find_torn_layers(ckpt: Checkpoint, stack: Stack) -> dict[int, tuple[Names, list[int]]]:
@@ -71,5 +71,5 @@ def _is_by_design(ckpt: Checkpoint, stack: Stack, layer: int, missing: Names, la
 def list_sharing_layers(ckpt: Checkpoint, stack: Stack | None) -> range:
     """Return the layers that compute with the keys and values of an earlier one, as the last layers of Gemma 3n and 4 do."""
     shared = ckpt.config.number("num_kv_shared_layers") if ckpt.config is not None else None
-    depth = len(ckpt.components.layers)
+    depth = ckpt.components.num_layers or len(ckpt.components.layers)
     return range(max(depth - (shared or 0), 0), depth if stack is not None and stack is ckpt.components.stack else 0)

@@ -51,6 +51,13 @@ def test_the_tables_say_nothing_where_transformers_was_asked(tmp_path: Path) -> 
     }
 
 
+def test_what_only_engines_build_is_said_beside_its_answer(tmp_path: Path) -> None:
+    asked = ScanOptions(dry_loaders=(Answer(DryLoad("transformers 5.24.0", "LlamaForCausalLM")),))
+    case = {"json": {"config.json": {"num_hidden_layers": 4, "num_nextn_predict_layers": 1}}}
+    (found,) = scan(tmp_path, case, asked).findings
+    assert (found.severity, found.key) == ("warning", "num_nextn_predict_layers")
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -27,9 +27,11 @@ WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 def find_lost_ends(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
     """Yield what is missing before and after the layers; what no step here reports is not missed by a later one either."""
-    for find in (_find_lost_embedding, _find_lost_head, _find_lost_score_head, _find_lost_prediction):
+    for find in (_find_lost_embedding, _find_lost_head, _find_lost_score_head):
         if (problem := find(ckpt)) is not None:
             yield Fault("missing", problem)
+    if (problem := _find_lost_prediction(ckpt)) is not None:
+        yield Fault("missing", problem, is_of_engines=True)
     explained.patterns += [EMBEDDING, HEAD, *((SCORE,) if is_scorer(ckpt.config) else ())]
     explained.except_for.append(ASIDE)
 

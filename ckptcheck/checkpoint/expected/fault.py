@@ -21,6 +21,8 @@ class Fault:
     problem: Problem
     parameters: frozenset[str] = frozenset()
     """The parameters that it is about, with {} for each number, where another name may stand for one of them."""
+    is_of_engines: bool = False
+    """Whether only engines build what it is about, so that transformers' own loader does not answer it."""
 
 
 @dataclass
@@ -53,3 +55,9 @@ class Explained:
     def has_torn(self, layers: set[int]) -> bool:
         """Whether an earlier step has said of all these layers, in one stack, that they lack something."""
         return any(layers <= torn for torn in self.torn.values() if torn)
+
+
+def place_of(name: str) -> tuple[str, str]:
+    """Return what a tensor keeps where its module is misspelt: the module around it, and its own last part."""
+    module, _, last = name.rpartition(".")
+    return module.rpartition(".")[0], last

@@ -13,7 +13,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.dry_load_problems import find_answer
 from ckptcheck.checkpoint.expected.ends import find_lost_ends
 from ckptcheck.checkpoint.expected.expert_faults import find_expert_faults
-from ckptcheck.checkpoint.expected.fault import Explained, Fact, Fault
+from ckptcheck.checkpoint.expected.fault import Explained, Fact, Fault, place_of
 from ckptcheck.checkpoint.expected.foreign_layout import find_foreign_layout, find_mixed_layouts
 from ckptcheck.checkpoint.expected.layer_types import find_layers_of_other_kinds
 from ckptcheck.checkpoint.expected.parameters import find_lone_biases, find_lost_outer_tensors, find_unfilled_parameters
@@ -46,11 +46,14 @@ STEPS: tuple[Step, ...] = (
 
 def iter_problems(ckpt: Checkpoint, fact: Fact) -> Iterator[Problem]:
     """Yield the problems of one fact. Raises Skip where transformers was asked itself, or where a shard cannot be read."""
-    if (answered := find_answer(ckpt, "transformers")) is not None:
-        raise Skip(f"{answered.consumer} was asked itself, and its answer counts (DRY001)")
+    answered = find_answer(ckpt, "transformers")
     if fact in ("missing", "kind"):
         ckpt.require_whole()
-    yield from (fault.problem for fault in find_faults(ckpt) if fault.fact == fact)
+    for fault in find_faults(ckpt):
+        if fault.fact == fact and (answered is None or fault.is_of_engines):
+            yield fault.problem
+    if answered is not None:
+        raise Skip(f"{answered.consumer} was asked itself, and its answer counts (DRY001)")
 
 
 @remembered
@@ -66,27 +69,20 @@ def find_faults(ckpt: Checkpoint) -> tuple[Fault, ...]:
 
 def _fold_renamed(found: list[Fault]) -> Iterator[Fault]:
     """Yield the faults; a surplus module that stands where a missing one should is said with that."""
-    surplus = {name for fault in found if fault.fact == "surplus" for name in fault.parameters}
-    taken: set[str] = set()
+    surplus = {place_of(name): name for fault in found if fault.fact == "surplus" for name in sorted(fault.parameters)}
+    missing = {place for fault in found if fault.fact == "missing" and (place := _find_place(fault)) is not None}
     for fault in found:
-        if fault.fact != "missing":
+        if fault.fact == "surplus" and fault.parameters and {*map(place_of, fault.parameters)} <= missing:
             continue
-        places = {_place_of(name) for name in fault.parameters}
-        taken |= {name for name in surplus if len(places) == 1 and _place_of(name) in places}
-    for fault in found:
-        if fault.fact == "surplus" and fault.parameters and fault.parameters <= taken:
-            continue
-        if fault.fact == "missing":
-            places = {_place_of(name) for name in fault.parameters}
-            instead = min((name for name in taken if len(places) == 1 and _place_of(name) in places), default=None)
-            if instead is not None:
-                message = f"{fault.problem.message}; {instead} is stored, for which it has no place"
-                yield replace(fault, problem=replace(fault.problem, message=message))
-                continue
-        yield fault
+        place = _find_place(fault)
+        if fault.fact == "missing" and place in surplus:
+            message = f"{fault.problem.message}; {surplus[place]} is stored, for which it has no place"
+            yield replace(fault, problem=replace(fault.problem, message=message))
+        else:
+            yield fault
 
 
-def _place_of(name: str) -> tuple[str, str]:
-    """Return what a tensor keeps where its module is misspelt: the module around it, and its own last part."""
-    module, _, last = name.rpartition(".")
-    return module.rpartition(".")[0], last
+def _find_place(fault: Fault) -> tuple[str, str] | None:
+    """Return the place of a fault's parameters; None where they have none, or several."""
+    places = {*map(place_of, fault.parameters)}
+    return places.pop() if len(places) == 1 else None

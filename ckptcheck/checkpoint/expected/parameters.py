@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.components import HEAD
 from ckptcheck.checkpoint.config import Config
-from ckptcheck.checkpoint.expected.fault import Explained, Fault
+from ckptcheck.checkpoint.expected.fault import Explained, Fault, place_of
 from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
 from ckptcheck.checkpoint.incomplete_layers import KEYS_OR_VALUES, list_sharing_layers
 from ckptcheck.checkpoint.layer_blocks import list_outer_tensors
@@ -200,7 +200,7 @@ def _is_kind(ckpt: Checkpoint, head: str, layers: Collection[int]) -> bool:
     """
     if ckpt.config is None or not _is_language_model(ckpt, head):
         return False
-    kinds = layer_kinds(ckpt.config.text, len(ckpt.components.layers))
+    kinds = layer_kinds(ckpt.config.text, max(ckpt.components.layers, default=-1) + 1)
     own = {kinds.get(layer) for layer in layers}
     return own.isdisjoint(kind for layer, kind in kinds.items() if layer not in layers)
 
@@ -211,7 +211,10 @@ def find_lone_biases(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
         return
     table = ParametersTable.of(ckpt.config)
     by_file: dict[str, list[str]] = {}
+    misspelt = {place_of(name) for name in explained.names}
     for name in _list_lone_biases(ckpt):
+        if place_of(name) in misspelt:
+            continue
         weight = f"{name.removesuffix('bias')}weight"
         is_explained = any(known == weight or known.endswith(f".{weight}") for known in explained.names)
         if not is_explained and (table is None or weight not in table.needs):

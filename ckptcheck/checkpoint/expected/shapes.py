@@ -218,9 +218,9 @@ def _take_followers(
     def size_with(name: str) -> int | None:
         return stored if name == field else size_of(name)
 
-    followers = []
+    followers: list[tuple[str, int]] = []
     for fields in [fields for fields in waiting if field in fields]:
-        rest = []
+        rest: list[tuple[str, int]] = []
         for each in waiting.pop(fields):
             (followers if _fits(ckpt, table, size_with, each[0]) else rest).append(each)
         if rest:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
-from ckptcheck.checkpoint.incomplete_layers import find_torn_layers, iter_compared_stacks
+from ckptcheck.checkpoint.incomplete_layers import find_torn_layers, iter_compared_stacks, list_kinds
 from ckptcheck.checkpoint.layer_blocks import block_of, find_lacking_layers, list_layer_tensors
 from ckptcheck.checkpoint.packing import unquantized_names
-from ckptcheck.checkpoint.siblings import Names, find_incomplete_layers, layer_kinds
+from ckptcheck.checkpoint.siblings import Names, find_incomplete_layers
 from ckptcheck.linter.rule import Problem
 from ckptcheck.text.formatting import format_layers, join_truncated
 
@@ -49,9 +49,7 @@ def _find_by_architecture(ckpt: Checkpoint, explained: Explained) -> Iterator[Fa
     found = find_lacking_layers(layers, list_layer_tensors(ckpt.config, stack.prefix), alike=is_family)
     if not found:
         return
-    unlike = find_incomplete_layers(
-        layers, layer_kinds(ckpt.config.text, len(layers)), alike=ckpt.components.is_language_model
-    )
+    unlike = find_incomplete_layers(layers, list_kinds(ckpt, stack), alike=ckpt.components.is_language_model)
     together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for name, where in found.items():
         lacking = tuple(layer for layer in where if layer not in unlike or name not in unlike[layer][0])
