@@ -13,13 +13,6 @@ EXPLAINED = {
     "evidence offers what another file works out, and imports it when it is first asked; that file names the evidence's type": [
         ("checkpoint.megatron.inspection", "checkpoint.megatron.megatron"),
         ("runs.history.history", "runs.history.tables"),
-        (
-            "live.refit.proof",
-            "live.refit.report_sections",
-            "live.refit.trace",
-            "live.refit.trace_queries",
-            "live.refit.weight_names",
-        ),
     ],
 }
 """Why modules may import each other in a circle → the circles. Any other circle fails."""
