@@ -1,6 +1,6 @@
 """ckptcheck: checks model checkpoints and weight syncs.
 
-A program uses the functions of `ckptcheck.api`, which this package exports::
+A program uses the verbs of `ckptcheck.verbs`, which this package exports::
 
     import ckptcheck
 
@@ -22,41 +22,36 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ckptcheck.api import (
-        attach,
-        calibrate_floor,
-        conformance,
-        convert_rollouts,
-        critic,
-        diff,
-        follow_history,
-        gate,
-        history,
-        identity,
-        judge,
-        judge_all,
-        localize,
-        lora,
-        manifest,
-        parity_matrix,
-        parity_probe,
-        parity_why,
-        preflight,
-        preview_repairs,
-        record_rollouts,
-        refit,
-        scan,
-        scan_all,
-        score_rollouts,
-        series,
-        sign,
-        verify,
-        write_page,
-    )
     from ckptcheck.errors import CkptcheckError
     from ckptcheck.linter.report import FindingsError, Report, Reports, Section
     from ckptcheck.linter.rule import Finding, Problem, Skip, rule
     from ckptcheck.text.observer import Observer
+    from ckptcheck.verbs.attach import attach
+    from ckptcheck.verbs.calibrate import calibrate_floor
+    from ckptcheck.verbs.conformance import conformance
+    from ckptcheck.verbs.convert import convert_rollouts
+    from ckptcheck.verbs.critic import critic
+    from ckptcheck.verbs.diff import diff
+    from ckptcheck.verbs.gate import gate
+    from ckptcheck.verbs.history import follow_history, history
+    from ckptcheck.verbs.identity import identity
+    from ckptcheck.verbs.join import join, write_part
+    from ckptcheck.verbs.judge import judge
+    from ckptcheck.verbs.localize import localize
+    from ckptcheck.verbs.lora import lora
+    from ckptcheck.verbs.manifest import manifest
+    from ckptcheck.verbs.matrix import parity_matrix
+    from ckptcheck.verbs.page import write_page
+    from ckptcheck.verbs.preflight import preflight
+    from ckptcheck.verbs.probe import parity_probe
+    from ckptcheck.verbs.record import record_rollouts
+    from ckptcheck.verbs.refit import refit
+    from ckptcheck.verbs.scan import preview_repairs, scan
+    from ckptcheck.verbs.score import score_rollouts
+    from ckptcheck.verbs.series import series
+    from ckptcheck.verbs.sign import sign
+    from ckptcheck.verbs.verify import verify
+    from ckptcheck.verbs.why import parity_why
 
 __version__ = "0.1.0"
 __all__ = [
@@ -85,7 +80,6 @@ __all__ = [
     "identity",
     "join",
     "judge",
-    "judge_all",
     "localize",
     "lora",
     "manifest",
@@ -98,7 +92,6 @@ __all__ = [
     "refit",
     "rule",
     "scan",
-    "scan_all",
     "score_rollouts",
     "series",
     "sign",
@@ -122,15 +115,22 @@ _MODULES = {
     "Parts": "ckptcheck.runners.parts",
     "Ray": "ckptcheck.runners.ray_cluster",
 }
-"""Exported name → its module; the others are functions of ckptcheck.api."""
+"""Exported name → its module; the others are verbs."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'ckptcheck' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULES.get(name, "ckptcheck.api")), name)
+    value = getattr(importlib.import_module(_MODULES.get(name) or _find_verb(name)), name)
     globals()[name] = value
     return value
+
+
+def _find_verb(name: str) -> str:
+    """Return the module of a verb."""
+    verbs = importlib.import_module("ckptcheck.verbs")
+    functions = {function: module for module, _, function in (place.partition(":") for place in verbs.VERBS.values())}
+    return f"ckptcheck.verbs.{(functions | verbs.FURTHER)[name]}"
 
 
 def __dir__() -> list[str]:

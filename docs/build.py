@@ -21,8 +21,12 @@ import typer
 
 import ckptcheck
 from ckptcheck.cli.app import build_app
+from ckptcheck.cli.verb_command import load_verb
 from ckptcheck.linter.rule import Rule
 from ckptcheck.linter.rule_loader import load_rules
+from ckptcheck.verbs import VERBS
+from ckptcheck.verbs.parameter import Parameter
+from ckptcheck.verbs.verb import Verb
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "build/docs"
@@ -110,7 +114,9 @@ def describe_options() -> str:
     lines = ["# Commands and options", "", "`ckptcheck COMMAND --help` prints the same."]
     for name, command in _list_commands(typer.main.get_command(build_app())):
         lines += ["", f"## ckptcheck {name}", "", _escape(inspect.cleandoc(command.help or ""))]
-        if rows := [row for parameter in command.params if (row := _describe_parameter(parameter))]:
+        rows = [row for parameter in command.params if (row := _describe_parameter(parameter))]
+        rows += [_describe_setting(each) for each in load_verb(name).settings.values()]
+        if rows:
             lines += ["", "| | |", "|---|---|", *rows]
     return "\n".join(lines) + "\n"
 
@@ -129,25 +135,54 @@ def _describe_parameter(parameter: Any) -> str:
     return f"| {', '.join(f'`{name}`' for name in names)} | {_escape(' '.join(parameter.help.split()))} |"
 
 
+def _describe_setting(setting: Parameter) -> str:
+    """Return a row of the table for what ``--set`` and ckptcheck.toml set."""
+    assert setting.declared is not None
+    return f"| `{setting.flag()}` | {_escape(setting.declared.help)} |"
+
+
 def _escape(text: str) -> str:
     return re.sub(r"([|<>*_\[\]])", r"\\\1", text)
 
 
 def describe_api() -> str:
-    """Return the page of what `import ckptcheck` offers: signatures and docstrings."""
+    """Return the page of what `import ckptcheck` offers: the verbs with their arguments, as they are declared, and the classes."""
     lines = ["# Reference of the API", "", "[A guide with examples](../api.md) comes first."]
+    commands = {load_verb(words).name: words for words in VERBS}
     for name in ckptcheck.__all__:
         value = getattr(ckptcheck, name)
         if not callable(value):
+            continue
+        lines += ["", f"## {name}", ""]
+        if name in commands:
+            lines += _describe_verb(load_verb(commands[name]), commands[name])
             continue
         try:
             arguments = [str(each) for each in inspect.signature(value).parameters.values()]
         except ValueError:
             arguments = []
-        lines += ["", f"## {name}", "", "```python", f"ckptcheck.{name}("]
-        lines += [*(f"    {argument}," for argument in arguments), ")", "```", ""]
+        lines += ["```python", f"ckptcheck.{name}(", *(f"    {argument}," for argument in arguments), ")", "```", ""]
         lines += ["```text", inspect.getdoc(value) or "", "```"]
     return "\n".join(lines) + "\n"
+
+
+def _describe_verb(verb: Verb, words: str) -> list[str]:
+    """Return what a verb does, its command, and a table of its arguments."""
+    lines = [_escape(inspect.cleandoc(verb.function.__doc__ or "")), "", f"The command: `ckptcheck {words}`.", ""]
+    lines += ["| argument | takes | default | |", "|---|---|---|---|"]
+    for name, parameter in verb.parameters.items():
+        if parameter.declared is None:
+            continue
+        default = parameter.declared.shown or (
+            "" if parameter.default is inspect.Parameter.empty else repr(parameter.default)
+        )
+        bounds = [f"from {parameter.declared.least:g}"] if parameter.declared.least is not None else []
+        bounds += [f"to {parameter.declared.most:g}"] if parameter.declared.most is not None else []
+        taken = " ".join([parameter.describe(), *bounds])
+        star = "*" if parameter.is_variadic else ""
+        lines.append(f"| `{star}{name}` | {_escape(taken)} | {_escape(default)} | {_escape(parameter.declared.help)} |")
+    others = [name for name, parameter in verb.parameters.items() if parameter.declared is None]
+    return [*lines, "", f"Also {', '.join(f'`{name}`' for name in others)}." if others else ""]
 
 
 def _read(path: Path) -> str:

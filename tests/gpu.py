@@ -113,11 +113,11 @@ def refit(source: Path, cell: Cell, *more: str, stderr: int | None = None) -> su
     """Run the command; its report is JSON. stderr: as of subprocess."""
     command = [
         *(sys.executable, "-m", "ckptcheck", "refit", str(source), "--format", "json", "--dtype", "bfloat16"),
-        *("--device", "cuda", "--engine", cell.engine, "--transport", cell.transport, "--trainer", cell.trainer),
-        *("--engine-python", str(python(cell.engine)), "--trainer-python", str(python("trainer"))),
+        *("--set", "device=cuda", "--engine", cell.engine, "--transport", cell.transport, "--trainer", cell.trainer),
+        *("--set", f"engine-python={python(cell.engine)}", "--set", f"trainer-python={python('trainer')}"),
         *(("--switch", cell.switch) if cell.switch else ()),
         *(("--quantize", cell.quantize) if cell.quantize else ()),
-        *(("--engine-gpus", str(cell.gpus - 1)) if cell.gpus > 1 else ()),
+        *(("--set", f"engine-gpus={cell.gpus - 1}") if cell.gpus > 1 else ()),
     ]
     return subprocess.run([*command, *more], stdout=subprocess.PIPE, stderr=stderr, text=True, check=False)
 
@@ -125,8 +125,15 @@ def refit(source: Path, cell: Cell, *more: str, stderr: int | None = None) -> su
 def attach(source: Path, engine: str, url: str) -> subprocess.CompletedProcess[str]:
     """Hold a server that runs already against the checkpoint, with everything on GPUs; the report is JSON."""
     command = [
-        *(sys.executable, "-m", "ckptcheck", "refit", str(source), "--attach", url, "--format", "json"),
-        *("--device", "cuda", "--engine-python", str(python(engine)), "--trainer-python", str(python("trainer"))),
+        *(sys.executable, "-m", "ckptcheck", "attach", url, "--source", str(source), "--format", "json"),
+        *(
+            "--set",
+            "device=cuda",
+            "--set",
+            f"engine-python={python(engine)}",
+            "--set",
+            f"trainer-python={python('trainer')}",
+        ),
     ]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
 

@@ -62,7 +62,7 @@ def test_its_rollouts_are_converted(package: Path, source: tuple[str, ...]) -> N
     assert (package / "work" / f"{len(source)}.safetensors").is_file()
 
 
-@pytest.mark.parametrize("command", [("preflight",), ("parity", "convert"), ("parity", "judge")])
+@pytest.mark.parametrize("command", [("preflight",), ("parity", "convert")])
 def test_the_help_names_it(package: Path, command: tuple[str, ...]) -> None:
     assert "tinyrl" in run(package, *command, "--help").stdout
 

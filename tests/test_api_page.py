@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 import ckptcheck
+from ckptcheck.cli.verb_command import load_verb
 from ckptcheck.rollouts import write_rollouts
+from ckptcheck.verbs import VERBS
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.history_cases import build_history
 from tests.factories.rollout_cases import draw_rollouts
 from tests.paths import ROOT
+from tests.test_site import load_builder
 
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
@@ -35,9 +38,15 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "model-00002-of-00003.safetensors is missing" in capsys.readouterr().out
 
 
-def test_the_page_names_every_function() -> None:
-    functions = {name for name in ckptcheck.__all__ if name.islower() and name not in ("__version__", "rule")}
-    assert functions == {name for name in functions if re.search(rf"\| .*`{name}`", PAGE)}
+def test_the_reference_has_every_name_and_every_argument() -> None:
+    reference = load_builder().describe_api()
+    for name in ckptcheck.__all__:
+        assert name == "__version__" or f"\n## {name}\n" in reference
+    for words in VERBS:
+        verb = load_verb(words)
+        for name, parameter in verb.parameters.items() if f"`ckptcheck {words}`" in reference else ():
+            assert parameter.declared is None or f"`{name}` |" in reference or f"`*{name}` |" in reference
+    assert "| `atol` | a number from 0 | 0.0 | Absolute tolerance. |" in reference
 
 
 def test_its_links_lead_somewhere() -> None:

@@ -143,8 +143,8 @@ def test_the_action_fails_with_the_exit_code_of_the_check(tmp_path: Path) -> Non
 
 
 def test_the_hooks_name_commands(tmp_path: Path) -> None:
-    from ckptcheck.cli.app import COMMAND_MODULES
+    from ckptcheck.verbs import VERBS
 
     hooks = _read(ROOT / ".pre-commit-hooks.yaml")
-    assert {hook["entry"].split()[1] for hook in hooks} <= COMMAND_MODULES.keys()
+    assert {hook["entry"].split()[1] for hook in hooks} <= VERBS.keys()
     assert all(re.compile(hook["files"]) for hook in hooks)

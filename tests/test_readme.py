@@ -14,9 +14,10 @@ import damage
 import pytest
 import typer
 
-from ckptcheck.cli.app import COMMAND_MODULES, build_app
+from ckptcheck.cli.app import build_app
 from ckptcheck.linter import rule_loader, settings
 from ckptcheck.linter.selection import match_rules
+from ckptcheck.verbs import VERBS
 from tests.factories.checkpoint_cases import ROOT
 
 pytestmark = pytest.mark.slow
@@ -67,7 +68,7 @@ def test_every_command_and_option_shown_is_there(path: Path) -> None:
     known = {option for _, command in _list_commands(typer.main.get_command(build_app())) for option in command}
     assert {one or other for one, other in options} - {"--help"} <= known
     shown = re.findall(r"^\$ ckptcheck ([a-z]+)|`ckptcheck ([a-z]+)", TEXTS[path], re.MULTILINE)
-    assert {one or other for one, other in shown} <= COMMAND_MODULES.keys()
+    assert {one or other for one, other in shown} <= VERBS.keys()
 
 
 def _list_commands(command: Any) -> Iterator[tuple[str, list[str]]]:

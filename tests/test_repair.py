@@ -13,7 +13,7 @@ import pytest
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.repair import Repair, plan_index_repair
+from ckptcheck.verbs.repair import Repair, plan_index_repair
 from tests.factories.checkpoint_cases import CHECKPOINTS, edit_tensors
 
 INDEX = "model.safetensors.index.json"

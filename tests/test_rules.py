@@ -29,7 +29,6 @@ from ckptcheck.checkpoint.views import (
     QuantizedCheckpoint,
     TokenizedCheckpoint,
 )
-from ckptcheck.cli.rules import markdown_table
 from ckptcheck.compare import manifest
 from ckptcheck.compare.known_weights import KnownComparison
 from ckptcheck.compare.lineage import Lineage
@@ -58,6 +57,7 @@ from ckptcheck.rollouts.series import RolloutSeries
 from ckptcheck.runs.history.history import History
 from ckptcheck.runs.saves.save_series import SaveSeries
 from ckptcheck.values.value_pass import ValuePass
+from ckptcheck.verbs.rules import markdown_table
 from tests.factories.attached_servers import build_servers
 from tests.factories.attribution_cases import build_attribution
 from tests.factories.case_table import CaseTable

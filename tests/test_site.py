@@ -17,7 +17,7 @@ from ckptcheck.reporters import sarif
 from tests.paths import ROOT
 
 
-def _load_builder() -> ModuleType:
+def load_builder() -> ModuleType:
     spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs/build.py")
     assert spec is not None
     assert spec.loader is not None
@@ -29,7 +29,7 @@ def _load_builder() -> ModuleType:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site") / "docs"
-    _load_builder().assemble_pages(folder)
+    load_builder().assemble_pages(folder)
     return folder
 
 
@@ -55,7 +55,8 @@ def test_the_options_and_the_api_are_the_ones_there_are(pages: Path) -> None:
     options = (pages / "reference/options.md").read_text(encoding="utf-8")
     assert "## ckptcheck refit history" in options
     assert "`--headers-only`" in options
-    assert "ckptcheck.scan(" in (pages / "reference/api.md").read_text(encoding="utf-8")
+    assert "The command: `ckptcheck scan`." in (pages / "reference/api.md").read_text(encoding="utf-8")
+    assert "`--set near-zero-threshold`" in options
 
 
 def test_a_finding_links_to_the_page_of_its_rule() -> None:

@@ -3,77 +3,76 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import re
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from ckptcheck.cli.command_groups import NestedCommandGroup
+from ckptcheck.cli.command_groups import CommandGroup, NestedCommandGroup
 from ckptcheck.cli.output import INTERRUPTED
 from ckptcheck.cli.report_command import ReportCommand, describe_error
+from ckptcheck.cli.verb_command import make_command
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.addresses import is_remote_address
+from ckptcheck.verbs import VERBS
 
-COMMAND_MODULES = {
-    "scan": "scan",
-    "diff": "diff",
-    "refit": "refit",
-    "preflight": "preflight",
-    "gate": "gate",
-    "critic": "critic",
-    "refit history": "history",
-    "refit lora": "refit_lora",
-    "manifest": "manifest",
-    "verify": "manifest",
-    "sign": "sign",
-    "identity": "identity",
-    "series": "series",
-    "join": "join",
-    "rules": "rules",
-    "rule": "rules",
-    "report": "report_page",
-    "doctor": "doctor",
-    "engine": "engine",
-    "parity": "parity",
+GROUPS = {
+    "parity": "Measure the gap between an engine's logprobs and a trainer's.",
+    "engine": "Build, list and remove the isolated Python environments that vLLM, SGLang, Megatron and RL frameworks run in.",
 }
-"""Command → the module of ckptcheck.cli that holds it, in the order of the help."""
+"""First words of commands that are no command alone → their help."""
+GROUP_SETTINGS: dict[str, Any] = {
+    "no_args_is_help": True,
+    "rich_markup_mode": None,  # its tables cut the names of long options where the terminal has 80 columns
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
 RULE_CODE = re.compile(r"[A-Za-z]{2,4}[0-9]{3}")
 """What users write for a rule."""
 
 
-def build_app(first_word: str = "") -> typer.Typer:
-    """Return the command line with the commands that begin with this word, or with all of them where none does.
+def build_app(*first_words: str) -> typer.Typer:
+    """Return the command line with the command that these words begin with, or with all of them where none does.
 
     Importing and building all of them takes longer than the scan of a small checkpoint.
     """
+    named = select_commands(first_words)
     command_line = typer.Typer(
         name="ckptcheck",
         cls=NestedCommandGroup,
         help="Checks model checkpoints before a job does. Exit codes: 0 clean, 1 findings, 2 could not check.",
-        no_args_is_help=True,
-        add_completion=first_word not in {name.partition(" ")[0] for name in COMMAND_MODULES},
+        add_completion=named == [*VERBS],
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,  # its tables cut the names of long options where the terminal has 80 columns
-        context_settings={"help_option_names": ["-h", "--help"]},
+        **GROUP_SETTINGS,
     )
     command_line.callback(invoke_without_command=True)(_print_version)
-    for name in [name for name in COMMAND_MODULES if name.partition(" ")[0] == first_word] or COMMAND_MODULES:
-        command = _load_command(name)
-        if isinstance(command, typer.Typer):
-            command_line.add_typer(command, name=name)
-        else:
-            command_line.command(name, cls=ReportCommand)(command)
+    groups: dict[str, typer.Typer] = {}
+    for words in named:
+        first, _, second = words.partition(" ")
+        if first not in GROUPS:
+            command_line.command(words, cls=ReportCommand)(make_command(words))
+            continue
+        if first not in groups:
+            groups[first] = typer.Typer(cls=CommandGroup, help=GROUPS[first], **GROUP_SETTINGS)
+            command_line.add_typer(groups[first], name=first)
+        groups[first].command(second, cls=ReportCommand)(make_command(words))
     return command_line
 
 
-def _load_command(name: str) -> Any:
-    """Return the function or the group of a command, which is called like the last word of its name."""
-    return getattr(importlib.import_module(f"ckptcheck.cli.{COMMAND_MODULES[name]}"), name.rpartition(" ")[2])
+def select_commands(words: Sequence[str]) -> list[str]:
+    """Return the commands that words on the command line may mean: one, those of a group, or all.
+
+    >>> select_commands(["scan", "sound"]), select_commands(["engine", "--help"])
+    (['scan'], ['engine install', 'engine list', 'engine remove'])
+    """
+    two_words = " ".join(words[:2])
+    if two_words in VERBS and two_words.count(" ") and words[0] in GROUPS:
+        return [two_words]
+    return [name for name in VERBS if words and name.partition(" ")[0] == words[0]] or [*VERBS]
 
 
 def _print_version(
@@ -122,7 +121,7 @@ def main() -> None:
 
 def _run_command_line() -> Any:
     sys.argv[1:] = _translate_help(sys.argv[1:])
-    command_line = build_app(sys.argv[1] if len(sys.argv) > 1 else "")
+    command_line = build_app(*sys.argv[1:3])
     try:
         return command_line(standalone_mode=False)
     except SystemExit as error:
@@ -164,10 +163,11 @@ def _find_command_name(words: list[str]) -> str:
     Needed where an option lacks its value: that error names no command.
     """
     first_word, two_words = "".join(words[:1]), " ".join(words[:2])
-    if two_words in COMMAND_MODULES or first_word not in COMMAND_MODULES:
-        return two_words if two_words in COMMAND_MODULES else ""
-    is_group = isinstance(_load_command(first_word), typer.Typer)
-    return two_words if is_group and len(words) > 1 and not words[1].startswith("-") else first_word
+    if two_words in VERBS or first_word in VERBS:
+        return two_words if two_words in VERBS else first_word
+    if first_word not in GROUPS:
+        return ""
+    return two_words if len(words) > 1 and not words[1].startswith("-") else first_word
 
 
 def _exit_with_error(message: str, hint: str | None = None, code: int = 2) -> NoReturn:

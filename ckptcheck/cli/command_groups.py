@@ -41,7 +41,7 @@ class NestedCommandGroup(CommandGroup):
 
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
         "Checkpoints": ("scan", "diff", "manifest", "verify", "sign", "identity", "series", "join", "critic"),
-        "Weight syncs": ("refit", "refit history", "refit lora"),
+        "Weight syncs": ("refit", "refit history", "refit lora", "attach", "conformance"),
         "Parity of engine and trainer": ("parity",),
         "Jobs": ("preflight", "gate"),
         "Rules, reports and engines": ("rules", "rule", "report", "doctor", "engine"),

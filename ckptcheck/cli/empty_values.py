@@ -7,9 +7,6 @@ from typing import Any
 
 from ckptcheck.errors import UsageError
 
-MAY_BE_EMPTY = ("trainer_gpus", "engine_gpus")
-"""Parameters for which "" is a value: no GPU."""
-
 
 def refuse_empty_values(command: Any, ctx: Any, words: Sequence[str]) -> None:
     """Raise UsageError for the first option or argument of a command whose value is "".
@@ -19,7 +16,7 @@ def refuse_empty_values(command: Any, ctx: Any, words: Sequence[str]) -> None:
     given, _, _ = command.make_parser(ctx).parse_args(args=list(words))
     for parameter in command.params:
         value = given.get(parameter.name)
-        if "" not in (value if isinstance(value, (list, tuple)) else [value]) or parameter.name in MAY_BE_EMPTY:
+        if "" not in (value if isinstance(value, (list, tuple)) else [value]):
             continue
         if parameter.param_type_name == "option":
             name = max(parameter.opts, key=len)  # --output, not -o

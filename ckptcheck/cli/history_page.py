@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ckptcheck import api
 from ckptcheck.cli import output as out
 from ckptcheck.linter.report import Cell, Report
 from ckptcheck.linter.rule import Finding
 from ckptcheck.reporters.printable import printable
+from ckptcheck.verbs.history import follow_history
 
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 """Moves to the top left corner of a terminal, and clears the screen and what was scrolled out of it."""
@@ -31,7 +31,7 @@ def follow(file: Path, format: str, output: Path | None, *, verbose: bool = Fals
     if not file.exists():
         out.log(f"waiting for {file}")
     with suppress(KeyboardInterrupt):
-        for report in api.follow_history(file, pictures=out.shows_pictures(format)):
+        for report in follow_history(file, pictures=out.shows_pictures(format)):
             last = report
             if output is not None or format != "text":
                 out.write_reports([report], report.rules, format, output, verbose=verbose)

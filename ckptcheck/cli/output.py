@@ -6,7 +6,6 @@ import contextlib
 import io
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import FailOn, Report, Reports
 from ckptcheck.linter.rule import Rule
 from ckptcheck.live.runtime.process.signal_guard import SignalGuard
-from ckptcheck.text.formatting import count, format_bytes, format_duration
+from ckptcheck.text.formatting import format_bytes, format_duration
 from ckptcheck.text.observer import Advance, Observer
 
 if TYPE_CHECKING:
@@ -122,12 +121,11 @@ def _list_reports(result: Report | Reports) -> Sequence[Report]:
 
 def _say_where(reports: Sequence[Report], output: Path) -> str:
     """Return the line for a person whose report went to a file: the verdict, and the file."""
-    from ckptcheck.reporters.text import describe_verdict
+    from ckptcheck.reporters.text import describe_verdict, summarize
 
     if len(reports) == 1:
         return f"{describe_verdict(reports[0])} · the report is {output}"
-    verdicts = ", ".join(f"{number} {verdict}" for verdict, number in Counter(each.verdict for each in reports).items())
-    return f"{count(len(reports), 'report')} ({verdicts}) are in {output}"
+    return f"{summarize(reports)} · they are in {output}"
 
 
 BAR_DELAY = 0.5

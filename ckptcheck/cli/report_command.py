@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from ckptcheck.cli.examples import write_examples
 from ckptcheck.errors import CkptcheckError, OutputError, UsageError
 from ckptcheck.linter.report import Report
 from ckptcheck.text.addresses import is_remote_address
+from ckptcheck.verbs.parameter import Parameter
+from ckptcheck.verbs.verb import Verb
 
 
 class ReportCommand(typer.core.TyperCommand):
@@ -21,6 +24,24 @@ class ReportCommand(typer.core.TyperCommand):
 
     A pipeline that uploads the report finds one in every case; its verdict is ``incomplete``.
     """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, the options that most users want, the others below their headings, and the settings."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            row = parameter.get_help_record(ctx)
+            if row is not None:
+                is_argument = parameter.param_type_name == "argument"
+                title = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
+                sections.setdefault(title, []).append(row)
+        sections["Options"] = sections.pop("Options")
+        settings = [each for each in find_declared(self).values() if each.is_setting]
+        sections |= {title: sections.pop(title) for title in ("Several machines", "Settings") if title in sections}
+        sections.setdefault("Settings", []).extend(map(_describe_setting, settings))
+        for title, rows in sorted(sections.items(), key=lambda section: section[0] not in ("Arguments", "Options")):
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples of the command."""
@@ -40,7 +61,7 @@ class ReportCommand(typer.core.TyperCommand):
         written = str(ctx.params["output"] or "")
         output = Path(written) if written and not is_remote_address(written) else None
         try:
-            _refuse_output(output, ctx)
+            _refuse_output(self, output, ctx)
             return super().invoke(ctx)
         except UsageError:
             raise
@@ -59,6 +80,19 @@ class ReportCommand(typer.core.TyperCommand):
             raise
 
 
+def _describe_setting(setting: Parameter) -> tuple[str, str]:
+    """Return the row of the help for a setting."""
+    assert setting.declared is not None
+    shown = setting.declared.shown or ("" if setting.default in (None, "", (), False) else f"{setting.default}")
+    return f"  {setting.name.replace('_', '-')}", setting.declared.help + (f"  [default: {shown}]" if shown else "")
+
+
+def find_declared(command: Any) -> Mapping[str, Parameter]:
+    """Return the parameters of the verb that a command is made of."""
+    verb: Verb = command.callback.verb
+    return verb.parameters
+
+
 def describe_error(error: CkptcheckError | OSError) -> str:
     """Return an error as one sentence, with the hint in brackets."""
     if isinstance(error, CkptcheckError):
@@ -66,18 +100,31 @@ def describe_error(error: CkptcheckError | OSError) -> str:
     return f"{error.filename or 'the output'}: {error.strerror or error}"
 
 
-def _refuse_output(output: Path | None, ctx: Any) -> None:
-    """Raise OutputError where the report cannot be written, UsageError where it would replace something that is read."""
-    from ckptcheck.text.file_io import require_writable
+def _refuse_output(command: Any, output: Path | None, ctx: Any) -> None:
+    """Raise OutputError where the report cannot be written, UsageError where it would replace what is read or written otherwise."""
+    from ckptcheck.text.file_io import require_distinct_outputs, require_writable
 
+    declared = find_declared(command)
+    outputs = {
+        each.flag(): Path(ctx.params[name])
+        for name, each in declared.items()
+        if each.is_written and ctx.params.get(name) is not None
+    }
+    require_distinct_outputs({**outputs, "-o": output})
     with contextlib.suppress(ValueError):  # an argument with a NUL in it is no file
         if output is not None and output.is_file():
-            for word in _list_words(ctx):
-                if Path(word).is_file() and output.samefile(word):
+            for name, each in declared.items():
+                if not each.is_written and _is_among(output, ctx.params.get(name)):
                     raise UsageError(
                         f"{output} is what the command reads, and would be overwritten", hint="give -o another name"
                     )
     require_writable(output)
+
+
+def _is_among(output: Path, value: object) -> bool:
+    """Whether a file is one of those that a parameter names."""
+    words = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(word, str) and Path(word).is_file() and output.samefile(word) for word in words)
 
 
 def _write_failure(ctx: Any, output: Path | None, reason: str) -> None:
@@ -96,7 +143,7 @@ def _list_targets(ctx: Any) -> list[str]:
     """Return what the command was to check: one target for each report that it would have written."""
     words = _list_words(ctx)
     if not words:
-        return [*map(str, ctx.params.get("attach") or ()), ctx.info_name or "ckptcheck"][:1]
+        return [ctx.info_name or "ckptcheck"]
     if {"first", "second"} <= ctx.params.keys():
         return [" ↔ ".join(words)]
     return words if {"targets", "files"} & ctx.params.keys() else words[:1]

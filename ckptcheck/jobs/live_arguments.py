@@ -19,7 +19,7 @@ LAYOUT = {"tp": "trainer.tp", "pp": "trainer.pp", "ep": "trainer.ep"}
 """Argument of a trainer of Megatron → the job's setting."""
 
 Arguments = dict[str, str | float | bool | list[str]]
-"""Arguments of a function of `ckptcheck.api` by their names, in the order of its command line."""
+"""Arguments of a function of `ckptcheck.verbs` by their names, in the order of its command line."""
 
 
 def list_refit_arguments(job: Job) -> Arguments:

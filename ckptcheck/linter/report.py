@@ -162,9 +162,20 @@ class Report:
 
 @dataclass(frozen=True)
 class Reports:
-    """The reports of several targets, in their order. Behaves as one report, and as a sequence of reports."""
+    """The reports of one target or several, in their order. Behaves as one report, and as a sequence of reports.
+
+    Where there is exactly one report, it has all of that report's attributes.
+    """
 
     reports: tuple[Report, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the attribute of the only report. Raises AttributeError where there is none or several."""
+        if name in Report.__dataclass_fields__ or (not name.startswith("_") and hasattr(Report, name)):
+            if len(self.reports) == 1:
+                return getattr(self.reports[0], name)
+            raise AttributeError(f"{len(self.reports)} reports have a {name} each: take one of them")
+        raise AttributeError(f"reports have no {name}")
 
     def __iter__(self) -> Iterator[Report]:
         return iter(self.reports)

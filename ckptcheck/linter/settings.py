@@ -13,7 +13,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -41,6 +41,8 @@ class SettingsTable(msgspec.Struct, forbid_unknown_fields=True, rename="kebab"):
     """The least severity that makes the exit code 1."""
     rules: list[str] = []
     """Folders with further rules, relative to the file."""
+    verbs: dict[str, Any] = {}
+    """Setting of all verbs → value, and verb → its own settings; the verbs check them."""
 
 
 FORMS = {
@@ -49,6 +51,7 @@ FORMS = {
     "severity": "a table of strings",
     "fail-on": "a string",
     "rules": "a list of strings",
+    "verbs": "a table",
 }
 """Setting → what it has to be."""
 
@@ -67,6 +70,8 @@ class Settings:
     """The least severity that makes the exit code 1."""
     rule_folders: tuple[Path, ...] = ()
     """Folders with further rules."""
+    verbs: Mapping[str, Any] = field(default_factory=dict)
+    """Setting of all verbs → value, and verb → its own settings, as they are written."""
     file: Path | None = None
     """The file that the settings were read from; None where there is none."""
     passed_over: tuple[Path, ...] = ()
@@ -158,6 +163,7 @@ def load_settings(path: Path) -> Settings:
         },
         fail_on=_require_choice(path, "fail-on", table.fail_on, FAIL_ON),
         rule_folders=tuple((path.parent / Path(expand_home(name))) for name in table.rules),
+        verbs=table.verbs,
         file=path,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from shutil import get_terminal_size
 from typing import IO, cast
@@ -24,6 +25,8 @@ MOST_PER_RULE = 5
 """Findings of one rule that are shown in full; --format json has them all."""
 HEIGHT = 25
 """Lines of what is no terminal: nothing that a report prints depends on it."""
+MOST_CODES = 5
+"""Rules that the line on several reports names."""
 GROWTH = 4
 """Characters by which a line of ours may grow where its signs are written in ASCII."""
 
@@ -39,6 +42,19 @@ def write(reports: Sequence[Report], rules: Sequence[Rule], stream: IO[str], *, 
         if number:
             console.print()
         _one(console, report, names, verbose)
+    if len(reports) > 1:
+        console.print(Text(f"\n{summarize(reports)}", style="bold"))
+
+
+def summarize(reports: Sequence[Report]) -> str:
+    """Return one line on several reports: how many have which verdict, and which rules found something most often."""
+    verdicts: Counter[str] = Counter(report.verdict for report in reports)
+    words = {"clean": "clean", "findings": "with findings", "incomplete": "incomplete"}
+    outcome = ", ".join(f"{verdicts[verdict]} {word}" for verdict, word in words.items() if verdicts[verdict])
+    codes = Counter(code for report in reports for code in dict.fromkeys(each.code for each in report.findings))
+    found = ", ".join(f"{code} in {number}" for code, number in codes.most_common(MOST_CODES))
+    more = f" and {count(len(codes) - MOST_CODES, 'more rule')}" if len(codes) > MOST_CODES else ""
+    return f"{count(len(reports), 'report')}: {outcome}" + (f" · {found}{more}" if found else "")
 
 
 def width_for(stream: IO[str]) -> int | None:

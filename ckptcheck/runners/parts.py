@@ -82,8 +82,8 @@ def name_part(index: int, number: int) -> str:
 def describe_command(verb: str, arguments: Mapping[str, Any], part: str, folder: str) -> str:
     """Return the command that makes a part.
 
-    >>> describe_command("scan", {"*": ["./my model"], "no_mmap": True, "select": ["VAL"]}, "3/7", "parts")
-    "ckptcheck scan './my model' --no-mmap --select VAL --part 3/7 -o parts"
+    >>> describe_command("scan", {"*": ["./my model"], "select": ["VAL"], "set": ["no-mmap=True"]}, "3/7", "parts")
+    "ckptcheck scan './my model' --select VAL --set no-mmap=True --part 3/7 -o parts"
     """
     words = ["ckptcheck", verb, *map(str, arguments.get("*", ()))]
     for name, value in arguments.items():

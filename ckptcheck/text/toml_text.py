@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 import tomllib
 from pathlib import Path
@@ -38,11 +40,15 @@ def read_toml_file(path: Path) -> dict[str, Any]:
         raw = read_regular_file(real_path(path), LARGEST + 1)
         if len(raw) > LARGEST:
             raise CkptcheckError(f"{path} has more than 1 MB, and no settings have that")
-        return parse_toml(raw.decode("utf-8").replace("\r\n", "\n"))
+        return copy.deepcopy(_parse_once(raw.decode("utf-8").replace("\r\n", "\n")))
     except OSError as error:
         raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise CkptcheckError(f"{path} is not TOML: {error}") from error
+
+
+# a verb reads its own settings, then those of the rules, from one file
+_parse_once = functools.lru_cache(maxsize=2)(parse_toml)
 
 
 def _count_parts(text: str) -> int:

@@ -37,7 +37,7 @@ class DeviceScanner:
         try:
             import torch
         except ImportError as error:
-            raise CkptcheckError(f"--device {device} needs torch, which is not installed here") from error
+            raise CkptcheckError(f"--set device={device} needs torch, which is not installed here") from error
         try:
             self._device = torch.device(device)
             torch.empty(1, device=self._device)

@@ -4,8 +4,8 @@
 No used token has an untrained row in the token embedding, or in a separate output head.
 
 A row is untrained if one of these holds:
-- It is near zero: every element is below `--near-zero-threshold` (1e-10) in magnitude.
-- It is one number throughout: its standard deviation is below `--identical-threshold` (1e-8).
+- It is near zero: every element is below `--set near-zero-threshold` (1e-10) in magnitude.
+- It is one number throughout: its standard deviation is below `--set identical-threshold` (1e-8).
 - It is far below the others: its mean magnitude is under 2 % of the median row's.
 
 A token is used if the chat template, or the one for tools, emits it, if it ends a turn, if a config names it as bos or eos (known

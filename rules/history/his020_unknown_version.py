@@ -9,7 +9,7 @@ Trainers weigh old samples by the version that they carry: importance sampling, 
 that are recomputed. A version that no sync gave comes from an engine that nobody synced, that was restarted, or of another job.
 
 ## How to fix
-Find the engine that answered: `ckptcheck refit --attach` asks running servers for their versions and weights.
+Find the engine that answered: `ckptcheck attach` asks running servers for their versions and weights.
 
 ## When it can be wrong
 The record is of another job, or ends before the responses were made. A job that syncs two groups of engines has a record for each.
@@ -46,5 +46,5 @@ def check(history: History) -> Iterator[Problem]:
             f" {join_truncated(unknown)}; the last sync gave"
             f" {next(sync.version for sync in reversed(history.syncs) if sync.version is not None)}",
             file=history.responses.target,
-            hint="find the engine that answered: ckptcheck refit --attach asks servers for their versions",
+            hint="find the engine that answered: ckptcheck attach asks servers for their versions",
         )

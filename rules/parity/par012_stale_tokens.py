@@ -1,7 +1,7 @@
 """Tokens are older, or newer, than the weights that scored them.
 
 ## What it checks
-The weight version of every token against that of the trainer, where both are numbers. A token may be at most `--max-lag`
+The weight version of every token against that of the trainer, where both are numbers. A token may be at most `--set max-lag`
 versions older (1 by default, as in one-step-off training), and never newer.
 
 ## Why it matters
@@ -9,7 +9,7 @@ versions older (1 by default, as in one-step-off training), and never newer.
 - Tokens that are newer than the trainer's weights mean that the trainer was resumed from an older step than its engines.
 
 ## How to fix
-Compare with the trainer's logprobs at the version of the tokens. Where you want the lag, say how much: `--max-lag`.
+Compare with the trainer's logprobs at the version of the tokens. Where you want the lag, say how much: `--set max-lag`.
 
 ## When it can be wrong
 A version that counts calls of the update API, and not steps, is ahead of the trainer's own count.
@@ -41,7 +41,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     newest, oldest = lag
     if oldest > evidence.thresholds.lag:
         text = f"tokens are up to {count(oldest, 'version')} older than the weights that the trainer scored with"
-        yield Problem(text, hint="score with the weights that drew them, or pass --max-lag if you want that lag")
+        yield Problem(text, hint="score with the weights that drew them, or pass --set max-lag if you want that lag")
     if newest < 0:
         text = f"tokens are up to {count(-newest, 'version')} newer than the weights that the trainer scored with"
         yield Problem(text, hint="check whether the trainer was resumed from an older step than its engines")

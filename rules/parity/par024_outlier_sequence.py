@@ -2,7 +2,7 @@
 
 ## What it checks
 Every sequence with at least 16 compared tokens. It is an outlier if its mean exp|trainer - engine| is above 2
-(`--max-sequence-error`), or if its mean |Δ| is above 0.05 nats and 20 times that of the median sequence.
+(`--set max-sequence-error`), or if its mean |Δ| is above 0.05 nats and 20 times that of the median sequence.
 
 ## Why it matters
 - A mean over a batch hides one sequence that an engine with old weights answered, or that came from a stale prefix, after an

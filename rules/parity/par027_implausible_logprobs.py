@@ -20,7 +20,7 @@ another configuration (rotary base, norms, the order of layers under pipeline pa
 ## How to fix
 For an info, decode a prompt and look at it: `ckptcheck parity judge FILE --tokenizer DIR` prints the texts. For an error on the
 trainer's side, look in its log for the line that says that the checkpoint was loaded, and compare its configuration with
-config.json. On the engine's side compare its weights with the checkpoint: `ckptcheck refit --attach`.
+config.json. On the engine's side compare its weights with the checkpoint: `ckptcheck attach`.
 
 ## When it can be wrong
 The info is a hint only. Instruct models on tasks that they were not trained for, creative text, synthetic prompts and small models
@@ -82,7 +82,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
             severity="error" if mean < HOPELESS * guess else "warning",
             hint="see in the trainer's log that it loaded the checkpoint, and compare its configuration with config.json"
             if side == "trainer"
-            else "compare the engine's weights with the checkpoint: ckptcheck refit --attach",
+            else "compare the engine's weights with the checkpoint: ckptcheck attach",
         )
     if hopeless:
         return

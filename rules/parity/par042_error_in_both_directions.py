@@ -2,7 +2,7 @@
 
 ## What it checks
 Where the engine drew some files and the trainer others: the mean of the two mult_prob_errors. Limit: 1.05,
-`--max-mult-prob-error`.
+`--set max-mult-prob-error`.
 
 ## Why it matters
 The engine's samples never contain tokens that the engine cannot draw. Only samples of the trainer show that they are missing.
@@ -12,7 +12,7 @@ As for PAR020. Also look at what the trainer's samples contain and the engine's 
 
 ## When it can be wrong
 - Rounding alone can lift a mixture of experts, or long sequences in bfloat16, above 1.05: measure the floor
-  (`ckptcheck parity calibrate`) and set `--max-mult-prob-error` to what that model can reach.
+  (`ckptcheck parity calibrate`) and set `--set max-mult-prob-error` to what that model can reach.
 - The last file of each direction counts, so the two should be of one step and one set of prompts. After a weight update in
   between, the mean is of two models.
 

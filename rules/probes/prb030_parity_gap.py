@@ -2,9 +2,9 @@
 
 ## What it checks
 - Every cell's mult_prob_error (the mean of exp|Δ| over the tokens, averaged over the sides that drew them) is at most 1.05
-  (`--max-mult-prob-error`). A cell without a compared token, or with a logprob that is not finite, never passes.
+  (`--set max-mult-prob-error`). A cell without a compared token, or with a logprob that is not finite, never passes.
 - With `--calibrate` ckptcheck first measures the gap of short prompts with equal weights; `--floor` reads it from a file. A cell's
-  mult_prob_error may exceed 1 by at most five times as much (`--max-floor-multiple`), or by less than 0.0001, which float32 can
+  mult_prob_error may exceed 1 by at most five times as much (`--set max-floor-multiple`), or by less than 0.0001, which float32 can
   reach over long prompts. Beyond that is a warning.
 
 ## Why it matters

@@ -10,7 +10,7 @@
 - For these tensors only the logprobs can show a fault (REF010).
 
 ## How to fix
-- On a CPU, use `--engine-mode plain`, which keeps weights readable.
+- On a CPU, use `--set engine-mode=plain`, which keeps weights readable.
 
 ## When it can be wrong
 - The finding is not a fault of the sync. It says how far you can trust this report.
@@ -44,6 +44,6 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             f"{count(len(names), 'tensor')} cannot be read ({reasons[names[0]]}): {join_truncated(names)}; only logprobs can"
             f" show whether {'it is' if len(names) == 1 else 'they are'} right",
             key=names[0],
-            hint=None if is_plain else "--engine-mode plain keeps weights readable",
+            hint=None if is_plain else "--set engine-mode=plain keeps weights readable",
             names=tuple(names),
         )

@@ -16,8 +16,8 @@
 - Or give every version its own `cache_salt`.
 
 ## When it can be wrong
-- The trial resets the cache after a sync only with `--clear-cache`, which `preflight` and `gate` give where the job does so. If
-  yours does, give it too: the rule then finds a reset that does nothing.
+- The trial resets the cache after a sync only with `--set clear-cache=on`, which `preflight` and `gate` give where the job does
+  so. If yours does, give it too: the rule then finds a reset that does nothing.
 
 ## Seen in
 NVIDIA-NeMo/RL#4018, PrimeIntellect-ai/prime-rl#2270, radixark/miles#2783
@@ -77,7 +77,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             yield Problem(
                 f"after sync {scoring.after_sync}, {cached.cached_tokens:,} tokens came from the prefix cache, and"
                 f" logprobs differ by {difference:.3g} nats from those after a reset",
-                hint="reset the prefix cache with every update; where your job does, --clear-cache has the trial do so",
+                hint="reset the prefix cache with every update; where your job does, --set clear-cache=on has the trial do so",
             )
             return
 

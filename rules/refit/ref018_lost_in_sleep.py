@@ -3,7 +3,7 @@
 ## What it checks
 - The engine sleeps while the trainer steps and wakes before the sync, as in jobs that share GPUs. Its parameters,
   buffers, derived tensors, and numbers on the host (the scales of an FP8 KV cache) are the same before and after.
-- With `--sleep-level 2` the engine drops its weights. The memory of the weights comes back before the sync, the
+- With `--set sleep-level=2` the engine drops its weights. The memory of the weights comes back before the sync, the
   memory of the cache after it, and the rule compares the buffers in between. REF001 to REF004 check the weights after
   the sync.
 - A tensor that follows the trainer's step belongs to REF066.

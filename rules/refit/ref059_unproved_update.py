@@ -1,7 +1,7 @@
 """A sound update through the transport does not bring the weights that were sent.
 
 ## What it checks
-- Before any fault, `ckptcheck refit --conformance` sends two sets of weights in turn, four updates without a fault, each over
+- Before any fault, `ckptcheck conformance` sends two sets of weights in turn, four updates without a fault, each over
   marks that it writes into the receiver.
 - After each, no mark may be left, equal weights must give equal digests, and different weights different ones. Where the
   receiver holds tensors as they are sent, or an engine can load the same weights cold, the digests must be those.

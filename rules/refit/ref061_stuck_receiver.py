@@ -1,7 +1,7 @@
 """A fault leaves the receiver in a state from which a sound update does not bring it back.
 
 ## What it checks
-- After every fault `ckptcheck refit --conformance` sends the old weights by a sound update, over marks, and compares what the
+- After every fault `ckptcheck conformance` sends the old weights by a sound update, over marks, and compares what the
   receiver then holds with what it held before the fault.
 - An error where that update reported success and the weights are wrong; a warning where it was refused, so that only a restart
   helped, or ending the open update by hand.

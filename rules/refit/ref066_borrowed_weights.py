@@ -5,7 +5,7 @@
   digests of its tensors with those after that sync.
 - A tensor that already is what the next sync has to bring lies in the trainer's memory. Another parameter that changed
   was written by somebody else.
-- With `--sleep-level 2` the engine has dropped its weights, and the rule is skipped. What changes in a sleep otherwise
+- With `--set sleep-level=2` the engine has dropped its weights, and the rule is skipped. What changes in a sleep otherwise
   belongs to REF018.
 
 ## Why it matters

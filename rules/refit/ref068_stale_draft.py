@@ -3,7 +3,7 @@
 ## What it checks
 - After every sync, each parameter of the draft model (layers for multi-token prediction, or a model of its own) equals that of a
   cold load of the same weights.
-- Before the first sync these parameters are filled with marks, unless nothing is sent for them. `--send-draft` has the trial
+- Before the first sync these parameters are filled with marks, unless nothing is sent for them. `--set send-draft=on` has the trial
   send them, in a session of their own.
 - Memory that the draft shares with the served model is the served model's: REF001 to REF004 judge it.
 

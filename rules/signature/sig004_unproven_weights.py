@@ -11,7 +11,7 @@ training.
 
 ## How to fix
 Give the server means to tell its weights: SGLang has them, vLLM with `VLLM_SERVER_DEV_MODE=1`; and install the same engine here
-(`ckptcheck engine install`, or `--engine-python`). A vLLM with ckptcheck's extension tells its identity, and needs no engine
+(`ckptcheck engine install`, or `--set engine-python`). A vLLM with ckptcheck's extension tells its identity, and needs no engine
 here.
 
 ## When it can be wrong

@@ -18,13 +18,14 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from ckptcheck.api import identity, manifest
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.compare.identity import TensorIdentity, compute_root
 from ckptcheck.runners.runner import Local
 from ckptcheck.values.digest import digest_tensors
 from ckptcheck.values.shard_digest import add_sums, format_sums, is_compiled, sum_shard
 from ckptcheck.values.tensor_stream import open_streams
+from ckptcheck.verbs.identity import identity
+from ckptcheck.verbs.manifest import manifest
 from tests.benchmarks.figures import line
 from tests.benchmarks.values import ceiling, seconds, write
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ckptcheck.api import series
 from ckptcheck.checkpoint.open import open_checkpoint
+from ckptcheck.verbs.series import series
 from tests.benchmarks.figures import line
 from tests.benchmarks.values import seconds
 from tests.paths import ROOT

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptcheck.api.judging import load_decoder
 from ckptcheck.checkpoint import open_tokenizer as opening
 from ckptcheck.checkpoint.sandbox import SandboxResult
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.verbs.rollout_files import load_decoder
 from tests.factories.checkpoint_cases import CHECKPOINTS
 
 pytest.importorskip("tokenizers")

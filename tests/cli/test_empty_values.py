@@ -43,7 +43,7 @@ def test_what_chooses_nothing_is_a_usage_error(here: Path, words: list[str], sen
 
 
 def test_no_gpu_stays_a_choice(here: Path) -> None:
-    result = run(here, "refit", "nowhere", "--trainer-gpus", "")
+    result = run(here, "refit", "nowhere", "--set", "trainer-gpus=")
     assert "has no value" not in result.stderr
 
 

@@ -24,6 +24,8 @@ NOWHERE = {
     "gate": ["none.yaml"],
     "critic": ["nowhere"],
     "refit": ["nowhere"],
+    "attach": ["http://127.0.0.1:1"],
+    "conformance": ["nowhere"],
     "refit lora": ["nowhere", "nowhere"],
     "refit history": ["none.jsonl"],
     "parity judge": ["none.safetensors"],

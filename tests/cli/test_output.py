@@ -175,7 +175,7 @@ def test_the_values_of_a_scan_and_a_manifest_are_followed(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every call of a clock that runs fast is a line, where the report goes to a file and the messages to a log."""
-    from ckptcheck import api
+    import ckptcheck
     from ckptcheck.cli import output
     from ckptcheck.values import value_pass
 
@@ -184,8 +184,8 @@ def test_the_values_of_a_scan_and_a_manifest_are_followed(
     monkeypatch.setattr(value_pass, "READ_BYTES", 512)
     monkeypatch.setattr(value_pass, "MAX_BATCH_BYTES", 512)
     for work in (
-        lambda: api.scan(here / "sound", observer=output.TERMINAL),
-        lambda: api.manifest(here / "sound", observer=output.TERMINAL),
+        lambda: ckptcheck.scan(here / "sound", observer=output.TERMINAL),
+        lambda: ckptcheck.manifest(here / "sound", observer=output.TERMINAL),
     ):
         work()
         lines = capsys.readouterr().err.splitlines()
@@ -198,7 +198,7 @@ def test_the_values_of_a_scan_and_a_manifest_are_followed(
 
 @pytest.mark.parametrize("form", ["text", "junit", "sarif", "github"])
 def test_a_shard_that_cannot_be_read_is_said_once(form: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ckptcheck import api
+    import ckptcheck
     from ckptcheck.checkpoint.source import Folder
     from ckptcheck.cli import output
 
@@ -210,7 +210,7 @@ def test_a_shard_that_cannot_be_read_is_said_once(form: str, here: Path, monkeyp
         return read(folder, name, start, length)
 
     monkeypatch.setattr(Folder, "read", broken)
-    report = api.scan(here / "sound")
+    report = ckptcheck.scan(here / "sound")
     output.write_reports([report], report.rules, form, here / "report")
     text = (here / "report").read_text(encoding="utf-8")
     times = 2 if form == "junit" else 1  # a JUnit error has its message as attribute and as text
@@ -285,10 +285,10 @@ def test_a_person_at_a_terminal_is_told_the_verdict_and_the_file(
 ) -> None:
     import typer
 
-    from ckptcheck import api
+    import ckptcheck
     from ckptcheck.cli import output
 
-    one, two = api.scan(here / "sound"), api.diff(here / "sound", here / "sound")
+    one, two = ckptcheck.scan(here / "sound"), ckptcheck.diff(here / "sound", here / "sound")
     for is_terminal in (False, True):
         monkeypatch.setattr(sys.stderr, "isatty", lambda there=is_terminal: there)
         for reports in (one, two, Reports((one, two))):
@@ -300,7 +300,7 @@ def test_a_person_at_a_terminal_is_told_the_verdict_and_the_file(
     assert said[0].endswith(f" rules passed · the report is {here / 'report.json'}")
     assert f"{len(one.passed)} rules passed" in said[0]
     assert "tensors are equal bit for bit" in said[1]
-    assert said[2] == f"2 reports (2 clean) are in {here / 'report.json'}"
+    assert said[2] == f"2 reports: 2 clean · they are in {here / 'report.json'}"
 
 
 @pytest.mark.parametrize(
@@ -337,3 +337,9 @@ def test_the_link_to_a_closed_stream_is_not_replaced(here: Path) -> None:
     command = [sys.executable, "-m", "ckptcheck", "manifest", "sound", "-o", "stdout"]
     subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *command], cwd=here, check=False, capture_output=True)
     assert link.is_symlink()
+
+
+def test_several_reports_end_with_one_line_on_all(here: Path) -> None:
+    result = run(here, "scan", "sound", "broken", "nowhere", "--headers-only")
+    assert result.stdout.splitlines()[-1] == "3 reports: 1 clean, 1 with findings, 1 incomplete · IDX001 in 1"
+    assert "reports:" not in run(here, "scan", "sound", "--headers-only").stdout

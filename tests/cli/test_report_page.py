@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptcheck import CkptcheckError, api
+import ckptcheck
+from ckptcheck import CkptcheckError
 from tests.factories.sample_reports import CLEAN, CRASHED, FOUND, MEASURED
 
 
@@ -20,7 +21,7 @@ def saved(tmp_path: Path) -> list[Path]:
 
 
 def test_the_page_has_every_report_and_which_rule_found_what_in_which(saved: list[Path], tmp_path: Path) -> None:
-    api.write_page(saved, tmp_path / "page.html")
+    ckptcheck.write_page(saved, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     for report in (FOUND, CLEAN, CRASHED, MEASURED):
         assert report.target in page
@@ -31,7 +32,7 @@ def test_the_page_has_every_report_and_which_rule_found_what_in_which(saved: lis
 
 
 def test_one_report_needs_no_overview(saved: list[Path], tmp_path: Path) -> None:
-    api.write_page(saved[0], tmp_path / "page.html")
+    ckptcheck.write_page(saved[0], tmp_path / "page.html")
     assert "Rules and targets" not in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -49,11 +50,11 @@ def test_one_report_needs_no_overview(saved: list[Path], tmp_path: Path) -> None
 def test_a_file_that_is_no_report(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "bad.json").write_text(text, encoding="utf-8")
     with pytest.raises(CkptcheckError, match=r"bad\.json") as caught:
-        api.write_page(tmp_path / "bad.json", tmp_path / "page.html")
+        ckptcheck.write_page(tmp_path / "bad.json", tmp_path / "page.html")
     assert reason in caught.value.message
     assert not (tmp_path / "page.html").exists()
 
 
 def test_the_page_replaces_no_report(saved: list[Path]) -> None:
     with pytest.raises(CkptcheckError, match="would be overwritten"):
-        api.write_page(saved, saved[0])
+        ckptcheck.write_page(saved, saved[0])

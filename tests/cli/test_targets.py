@@ -11,7 +11,6 @@ import pytest
 
 import ckptcheck
 from ckptcheck.checkpoint.targets import find_checkpoints, join_files
-from ckptcheck.errors import CkptcheckError
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.command_line import run
 from tests.limited_child import run_limited
@@ -136,12 +135,12 @@ def test_links_are_followed_where_the_user_says_so(tmp_path: Path, monkeypatch: 
     assert "ckptcheck scan --follow-links" in str(finding.hint)
     followed = ckptcheck.scan("runs/step_1", follow_links=True)
     assert (followed.verdict, dict(followed.counts)) == ("clean", dict(ckptcheck.scan("store").counts))
-    reports = ckptcheck.scan_all("runs", recursive=True, follow_links=True)
+    reports = ckptcheck.scan("runs", recursive=True, follow_links=True)
     assert [(report.target, report.verdict) for report in reports] == [
         ("runs/megatron", "clean"),
         ("runs/step_1", "clean"),
     ]
-    assert [report.target for report in ckptcheck.scan_all("runs", recursive=True)] == ["runs/step_1"]
+    assert [report.target for report in ckptcheck.scan("runs", recursive=True)] == ["runs/step_1"]
     assert run(tmp_path, "scan", "runs/step_1", "--follow-links").returncode == 0
     assert run(tmp_path, "diff", "store", "runs/step_1").returncode == 2
     assert run(tmp_path, "diff", "store", "runs/step_1", "--follow-links").returncode == 0
@@ -217,11 +216,11 @@ def test_the_command_and_the_api_give_the_same_json(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     words = ["runs", *(f"m/{name}" for name in SHARDS), "nowhere"]
     result = run(tmp_path, "scan", *words, "--recursive", "--headers-only", "--format", "json")
-    reports = ckptcheck.scan_all(words, recursive=True, headers_only=True)
+    reports = ckptcheck.scan(words, recursive=True, headers_only=True)
     assert json.loads(result.stdout) == json.loads(json.dumps(reports.to_dict()))
     assert [report.target for report in reports] == ["runs/step_5", "runs/step_10", "m", "nowhere"]
-    with pytest.raises(CkptcheckError, match="holds 2 checkpoints"):
-        ckptcheck.scan("runs", recursive=True)
+    with pytest.raises(AttributeError, match="2 reports have a passed each: take one of them"):
+        _ = ckptcheck.scan("runs", recursive=True).passed
     assert ckptcheck.scan("runs/step_5", recursive=True, headers_only=True).verdict == "clean"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.checkpoint.deltas.target import quote_version
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
@@ -85,15 +85,15 @@ def plain_run(tmp_path: Path) -> Run:
 
 
 def list_codes(chain: str, full: str | Path) -> list[str]:
-    return sorted({finding.code for finding in api.diff(chain, full).findings if finding.severity == "error"})
+    return sorted({finding.code for finding in ckptcheck.diff(chain, full).findings if finding.severity == "error"})
 
 
 def test_the_right_chain_leads_to_the_whole_save(run: Run) -> None:
     for chain in (run.name_chain(1, 2, 3), f"{run.base}+{run.deltas}"):
-        report = api.diff(chain, run.full)
+        report = ckptcheck.diff(chain, run.full)
         assert list_codes(chain, run.full) == []
         assert {"CMP005", "DEL012"} <= set(report.passed)
-        assert api.identity(chain).identity == api.identity(run.full).identity
+        assert ckptcheck.identity(chain).identity == ckptcheck.identity(run.full).identity
 
 
 def test_a_chain_that_ends_earlier_is_another_checkpoint(plain_run: Run) -> None:
@@ -107,7 +107,7 @@ def test_a_chain_that_ends_earlier_is_another_checkpoint(plain_run: Run) -> None
     ids=str,
 )
 def test_a_wrong_chain_is_named_first(run: Run, numbers: tuple[int, ...], code: str) -> None:
-    report = api.diff(run.name_chain(*numbers), run.full)
+    report = ckptcheck.diff(run.name_chain(*numbers), run.full)
     found = [
         finding.code for finding in report.findings if finding.code.startswith("DEL") and finding.severity != "info"
     ]
@@ -123,7 +123,9 @@ def test_another_base(plain_run: Run, tmp_path: Path) -> None:
 
 
 def test_a_base_that_has_the_delta_already(plain_run: Run) -> None:
-    report = api.diff(f"{plain_run.save(plain_run.steps[1])}+{plain_run.deltas / 'weight_v000001'}", plain_run.full)
+    report = ckptcheck.diff(
+        f"{plain_run.save(plain_run.steps[1])}+{plain_run.deltas / 'weight_v000001'}", plain_run.full
+    )
     overwrites = "DEL015" in {finding.code for finding in report.findings}
     assert overwrites or "DEL003" in {finding.code for finding in report.findings}
 
@@ -134,7 +136,7 @@ def test_a_change_that_no_delta_names(plain_run: Run, tmp_path: Path) -> None:
     folder = plain_run.deltas / "weight_v000004"
     after = take_step(silent, 5, 0.2, 4)
     write_disk_delta(folder, silent, after | {name: silent[name]}, version="000004", base="000003")
-    report = api.diff(f"{plain_run.base}+{plain_run.deltas}", plain_run.save(after))
+    report = ckptcheck.diff(f"{plain_run.base}+{plain_run.deltas}", plain_run.save(after))
     assert [
         finding.code for finding in report.findings if finding.code.startswith("DEL") and finding.severity == "error"
     ] == []
@@ -173,7 +175,7 @@ def test_a_whole_version_in_a_series_replaces_the_base(plain_run: Run, tmp_path:
     write_weights(whole, plain_run.steps[1])
     shutil.rmtree(plain_run.deltas / "weight_v000001")
     whole.rename(plain_run.deltas / "weight_v000001")
-    report = api.diff(f"{plain_run.base}+{plain_run.deltas}", plain_run.full)
+    report = ckptcheck.diff(f"{plain_run.base}+{plain_run.deltas}", plain_run.full)
     assert list_codes(f"{plain_run.base}+{plain_run.deltas}", plain_run.full) == []
     assert "the chain begins there" in report.sections[0].lines[0]
 
@@ -186,19 +188,19 @@ def test_what_is_not_there_is_named(plain_run: Run, tmp_path: Path) -> None:
         (str(plain_run.deltas / "weight_v000001"), "is a delta"),
     ):
         with pytest.raises(CkptcheckError, match=message):
-            api.diff(target, plain_run.full)
+            ckptcheck.diff(target, plain_run.full)
 
 
 def test_nothing_compared_is_never_a_pass(plain_run: Run, tmp_path: Path) -> None:
     (tmp_path / "unknown").mkdir()
-    report = api.diff(f"{plain_run.base}+{tmp_path / 'unknown'}", plain_run.base)
+    report = ckptcheck.diff(f"{plain_run.base}+{tmp_path / 'unknown'}", plain_run.base)
     assert report.verdict == "incomplete"
     assert [finding.code for finding in report.findings] == ["DEL001"]
 
 
 def test_a_folder_with_a_sign_in_its_name_is_no_chain(tmp_path: Path) -> None:
     base = shutil.copytree(CHECKPOINTS / "tiny-llama", tmp_path / "a+b")
-    assert api.diff(base, base).verdict == "clean"
+    assert ckptcheck.diff(base, base).verdict == "clean"
     before = read_weights(base)
     after = take_step(before, 1, width=4)
     write_disk_delta(tmp_path / "c+d", before, after)
@@ -207,7 +209,7 @@ def test_a_folder_with_a_sign_in_its_name_is_no_chain(tmp_path: Path) -> None:
 
 def test_a_scan_of_the_result_reads_its_values(plain_run: Run) -> None:
     chain = plain_run.name_chain(1)
-    whole, result = api.scan(plain_run.save(plain_run.steps[1])), api.scan(chain)
+    whole, result = ckptcheck.scan(plain_run.save(plain_run.steps[1])), ckptcheck.scan(chain)
     assert result.findings == whole.findings or {f.code for f in result.findings} - {
         f.code for f in whole.findings
     } <= {"DEL014"}
@@ -216,7 +218,7 @@ def test_a_scan_of_the_result_reads_its_values(plain_run: Run) -> None:
 
 def test_a_scan_of_deltas_alone(plain_run: Run) -> None:
     for target in (plain_run.deltas, plain_run.deltas / "weight_v000002"):
-        report = api.scan(target)
+        report = ckptcheck.scan(target)
         assert {finding.code for finding in report.findings} <= {"DEL014"}
         assert "DEL001" in report.passed
         assert "nothing was applied" in report.sections[0].lines[0]
@@ -241,7 +243,7 @@ def test_a_chain_of_modelexpress_is_named_by_its_file(tmp_path: Path) -> None:
     # the file leaves a delta out
     chain.write_text(json.dumps({"version": "..", "full_version": "run/base", "deltas": [".."]}))
     write_weights(materialized, weights[-1])
-    found = api.diff(str(chain), materialized).findings
+    found = ckptcheck.diff(str(chain), materialized).findings
     assert [finding.message for finding in found if finding.code == "DEL003"] == [
         "the base is version run/base, and %2E%2E is for version run/one"
     ]
@@ -271,7 +273,7 @@ def cut_model(model: Path, folder: Path, layers: int) -> Path:
 def test_wrong_chains_on_real_weights(smollm2: Path, tmp_path: Path) -> None:
     base = cut_model(smollm2, tmp_path / "base", 2)
     run = build_run(base, tmp_path, 2, "overwrite", "xxh3-128", steps=2, step=take_adam_step)
-    (table,) = api.diff(run.name_chain(1, 2), run.full).sections
+    (table,) = ckptcheck.diff(run.name_chain(1, 2), run.full).sections
     elements = sum(len(data) for data in run.steps[0].values()) // 2
     for row in table.rows:
         assert row[4] <= 19
@@ -302,5 +304,5 @@ def test_wrong_chains_on_real_weights(smollm2: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_whole_model(smollm2: Path, tmp_path: Path) -> None:
     run = build_run(smollm2, tmp_path, 2, "xor", "xxh3-128", steps=2, step=take_adam_step)
-    assert api.diff(run.name_chain(1, 2), run.full).verdict == "clean"
-    assert api.identity(run.name_chain(1, 2)).identity == api.identity(run.full).identity
+    assert ckptcheck.diff(run.name_chain(1, 2), run.full).verdict == "clean"
+    assert ckptcheck.identity(run.name_chain(1, 2)).identity == ckptcheck.identity(run.full).identity

@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
-from ckptcheck import CkptcheckError, api
+import ckptcheck
+from ckptcheck import CkptcheckError
 from ckptcheck.cli.app import build_app
 from ckptcheck.compare.manifest import read_manifest, write_manifest
 from ckptcheck.errors import UsageError
@@ -24,9 +25,9 @@ LLAMA = CHECKPOINTS / "tiny-llama"
 def known(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     path = tmp_path / "weights.json"
     if request.param == "manifest":
-        write_manifest(api.manifest(LLAMA), path)
+        write_manifest(ckptcheck.manifest(LLAMA), path)
     else:
-        path.write_text(json.dumps(api.identity(LLAMA).to_dict()))
+        path.write_text(json.dumps(ckptcheck.identity(LLAMA).to_dict()))
     return path
 
 
@@ -42,18 +43,18 @@ def changed(tmp_path: Path) -> Path:
 
 def test_the_same_weights_are_equal_by_identity(known: Path) -> None:
     for sides in ((LLAMA, known), (known, LLAMA), (known, known)):
-        report = api.diff(*sides)
+        report = ckptcheck.diff(*sides)
         assert (report.verdict, report.exit_code("error")) == ("clean", 0)
         assert report.headline.endswith("equal by identity; no values were compared")
-        assert report.identities["first"] == report.identities["second"] == api.identity(LLAMA).identity
+        assert report.identities["first"] == report.identities["second"] == ckptcheck.identity(LLAMA).identity
 
 
 def test_what_differs_is_named_by_tensor(known: Path, changed: Path) -> None:
-    (found,) = api.diff(known, changed).findings
+    (found,) = ckptcheck.diff(known, changed).findings
     assert (found.code, found.key) == ("MAN007", "model.norm.weight")
     assert found.message == f"1 tensor has other contents in {changed} than in {known}: model.norm.weight"
     # statistics of values belong to a comparison of values
-    assert not any("max" in line for section in api.diff(changed, known).sections for line in section.lines)
+    assert not any("max" in line for section in ckptcheck.diff(changed, known).sections for line in section.lines)
 
 
 def test_the_command_says_that_no_values_were_compared(known: Path) -> None:
@@ -70,7 +71,7 @@ def test_the_command_says_that_no_values_were_compared(known: Path) -> None:
 )
 def test_options_about_values_are_refused(option: str, value: object, known: Path) -> None:
     with pytest.raises(UsageError, match=f"--{option} has no effect with a manifest or an identity file"):
-        api.diff(LLAMA, known, **{option: value})  # type: ignore[arg-type]
+        ckptcheck.diff(LLAMA, known, **{option: value})  # type: ignore[arg-type]
 
 
 def test_digests_are_not_divided_among_machines(known: Path, tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_a_run_with_other_names_cannot_be_compared(known: Path) -> None:
     with pytest.raises(
         CkptcheckError, match=r"has Megatron's names and .* Hugging Face's, so no tensor can be compared"
     ):
-        api.diff(ROOT / "fixtures/megatron/dense", known)
+        ckptcheck.diff(ROOT / "fixtures/megatron/dense", known)
 
 
 def test_files_that_are_damaged_or_old_say_so(known: Path, tmp_path: Path) -> None:
@@ -94,19 +95,19 @@ def test_files_that_are_damaged_or_old_say_so(known: Path, tmp_path: Path) -> No
     table["model.norm.weight"]["digest"] = "0" * 32
     known.write_text(json.dumps(content))
     with pytest.raises(CkptcheckError, match="is damaged: its identity is not that of the"):
-        api.diff(LLAMA, known)
+        ckptcheck.diff(LLAMA, known)
     old = tmp_path / "old.json"
-    manifest = api.manifest(LLAMA)
+    manifest = ckptcheck.manifest(LLAMA)
     manifest.identity, manifest.weights = None, {}
     write_manifest(manifest, old)
     assert read_manifest(old).identity is None
     with pytest.raises(CkptcheckError, match="has no identity: an older version wrote it"):
-        api.diff(LLAMA, old)
+        ckptcheck.diff(LLAMA, old)
     for text, message in (
         ('{"schema": "ckptcheck-identity/1"}', "is not what ckptcheck identity writes"),
-        (json.dumps(api.identity(LLAMA).to_dict() | {"tensors": {}}), "lists no tensor"),
-        (json.dumps(api.identity(LLAMA).to_dict() | {"schema": "ckptcheck-identity/9"}), "has the schema"),
+        (json.dumps(ckptcheck.identity(LLAMA).to_dict() | {"tensors": {}}), "lists no tensor"),
+        (json.dumps(ckptcheck.identity(LLAMA).to_dict() | {"schema": "ckptcheck-identity/9"}), "has the schema"),
     ):
         old.write_text(text)
         with pytest.raises(CkptcheckError, match=message):
-            api.diff(LLAMA, old)
+            ckptcheck.diff(LLAMA, old)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.compare.lineage import MalformedOrigin, read_origin, state_origin, trace_lineage
 from ckptcheck.compare.manifest import Manifest, read_manifest
 from ckptcheck.compare.signatures.sign import MANIFEST_NAME
@@ -42,16 +42,16 @@ def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", name)
     for name in ("quantized", "served"):
         flip(Path(name) / SHARD)
-    api.manifest("train", "train.json")
-    api.manifest(
+    ckptcheck.manifest("train", "train.json")
+    ckptcheck.manifest(
         "quantized", "quantized.json", made_from="train", tool="llm-compressor", tool_version="0.9", command="oneshot …"
     )
-    api.manifest("served", "served.json", made_from=["quantized.json"])
+    ckptcheck.manifest("served", "served.json", made_from=["quantized.json"])
     return tmp_path
 
 
 def test_a_chain_that_holds(chain: Path) -> None:
-    report = api.verify("served", "served.json", made_from=["train.json", "quantized.json"])
+    report = ckptcheck.verify("served", "served.json", made_from=["train.json", "quantized.json"])
     assert (report.verdict, "SIG003" in report.passed) == ("clean", True)
     (section,) = report.sections
     assert section.rows == (
@@ -63,17 +63,17 @@ def test_a_chain_that_holds(chain: Path) -> None:
 def test_a_checkpoint_stands_for_its_manifest(chain: Path) -> None:
     """Its bytes are read; a manifest in its folder adds what it was made from itself."""
     shutil.copy("quantized.json", Path("quantized") / MANIFEST_NAME)
-    assert api.verify("served", "served.json", made_from=["train", "quantized"]).verdict == "clean"
+    assert ckptcheck.verify("served", "served.json", made_from=["train", "quantized"]).verdict == "clean"
     flip(Path("train") / SHARD)
-    report = api.verify("served", "served.json", made_from=["train", "quantized"])
+    report = ckptcheck.verify("served", "served.json", made_from=["train", "quantized"])
     assert found(report) == [("SIG003", "quantized", CHANGED)]
 
 
 def test_the_link_that_breaks_is_named_by_tensor(chain: Path) -> None:
     flip(Path("train") / SHARD)
     flip(Path("train") / "model-00001-of-00003.safetensors")
-    api.manifest("train", "train.json")
-    report = api.verify("served", "served.json", made_from=["train.json", "quantized.json"])
+    ckptcheck.manifest("train", "train.json")
+    report = ckptcheck.verify("served", "served.json", made_from=["train.json", "quantized.json"])
     (finding,) = report.findings
     assert (finding.code, finding.file, report.exit_code()) == ("SIG003", "quantized.json", 1)
     assert CHANGED in finding.names
@@ -81,7 +81,7 @@ def test_the_link_that_breaks_is_named_by_tensor(chain: Path) -> None:
 
 
 def test_without_a_chain_nothing_is_said_of_it(chain: Path) -> None:
-    report = api.verify("served", "served.json")
+    report = ckptcheck.verify("served", "served.json")
     assert "SIG003" not in {*report.passed, *(code for code, _ in report.skipped)}
     assert report.sections == ()
 
@@ -99,9 +99,9 @@ def test_the_statement_is_one_of_in_toto(chain: Path) -> None:
     assert predicate.run_details.builder.id == "pkg:generic/llm-compressor@0.9"
     (source,) = predicate.build_definition.resolved_dependencies
     assert source.name == "train"
-    assert dict(source.digest) == {"ckptcheckIdentityV1": api.identity("train").identity}
+    assert dict(source.digest) == {"ckptcheckIdentityV1": ckptcheck.identity("train").identity}
     assert {each.name: dict(each.digest) for each in parsed.subject} == {
-        "quantized": {"ckptcheckIdentityV1": api.identity("quantized").identity}
+        "quantized": {"ckptcheckIdentityV1": ckptcheck.identity("quantized").identity}
     }
 
 
@@ -109,24 +109,24 @@ def test_an_origin_is_signed_and_survives_signing(chain: Path) -> None:
     pytest.importorskip("model_signing", reason=NEEDED)
     private, public = write_key(chain / "keys")
     shutil.copy("served.json", Path("served") / MANIFEST_NAME)
-    api.sign("served", private_key=private)
+    ckptcheck.sign("served", private_key=private)
     given = {"public_key": public, "made_from": ["train.json", "quantized.json"]}
     assert read_manifest(Path("served") / MANIFEST_NAME).made_from == read_manifest("served.json").made_from
-    assert api.verify("served", **given).verdict == "clean"
+    assert ckptcheck.verify("served", **given).verdict == "clean"
     stated = json.loads((Path("served") / MANIFEST_NAME).read_text(encoding="utf-8"))
     stated["made_from"] = json.loads(Path("quantized.json").read_text(encoding="utf-8"))["made_from"]
     (Path("served") / MANIFEST_NAME).write_text(json.dumps(stated), encoding="utf-8")
-    (finding,) = api.verify("served", public_key=public).findings
+    (finding,) = ckptcheck.verify("served", public_key=public).findings
     assert (finding.code, finding.file) == ("SIG002", MANIFEST_NAME)
     with pytest.raises(CkptcheckError, match="has no signed manifest"):
-        api.verify("served", **given)
+        ckptcheck.verify("served", **given)
 
 
 def test_a_manifest_with_another_origin_is_not_the_signed_one(chain: Path) -> None:
     pytest.importorskip("model_signing", reason=NEEDED)
     private, public = write_key(chain / "keys")
-    api.sign("served", private_key=private)
-    report = api.verify("served", "served.json", public_key=public)
+    ckptcheck.sign("served", private_key=private)
+    report = ckptcheck.verify("served", "served.json", public_key=public)
     assert [(finding.code, finding.message) for finding in report.findings] == [
         ("SIG001", "the manifest that was named states another origin of the weights than the signed one")
     ]
@@ -135,8 +135,8 @@ def test_a_manifest_with_another_origin_is_not_the_signed_one(chain: Path) -> No
 def test_a_manifest_of_other_tensors_is_not_the_signed_one(chain: Path) -> None:
     pytest.importorskip("model_signing", reason=NEEDED)
     private, public = write_key(chain / "keys")
-    api.sign("served", private_key=private)
-    report = api.verify("served", "train.json", public_key=public)
+    ckptcheck.sign("served", private_key=private)
+    report = ckptcheck.verify("served", "train.json", public_key=public)
     assert [(finding.code, finding.key) for finding in report.findings if finding.code == "SIG001"] == [
         ("SIG001", CHANGED)
     ]
@@ -144,7 +144,7 @@ def test_a_manifest_of_other_tensors_is_not_the_signed_one(chain: Path) -> None:
 
 def test_a_signature_that_nobody_verified_is_said(chain: Path) -> None:
     (Path("served") / "model.sig").write_text("{}")
-    (section,) = api.verify("served", "served.json").sections
+    (section,) = ckptcheck.verify("served", "served.json").sections
     assert section.lines[0].startswith("served/model.sig was not verified; --public-key")
 
 
@@ -157,14 +157,17 @@ def test_a_malformed_origin_is_a_finding(made_from: dict[str, Any], chain: Path)
     manifest.made_from = made_from
     with pytest.raises(MalformedOrigin):
         read_origin(manifest)
-    assert [code for code, *_ in found(api.verify("served", manifest, made_from="train.json"))] == ["SIG003", "SIG003"]
+    assert [code for code, *_ in found(ckptcheck.verify("served", manifest, made_from="train.json"))] == [
+        "SIG003",
+        "SIG003",
+    ]
 
 
 def test_options_of_an_origin_need_an_input(chain: Path) -> None:
-    with pytest.raises(UsageError, match="have no effect without --made-from"):
-        api.manifest("train", tool="llm-compressor")
+    with pytest.raises(UsageError, match="has no effect without --made-from"):
+        ckptcheck.manifest("train", tool="llm-compressor")
     with pytest.raises(UsageError, match="--tool-version has no effect without --tool"):
-        api.manifest("train", made_from="train.json", tool_version="0.9")
+        ckptcheck.manifest("train", made_from="train.json", tool_version="0.9")
 
 
 @pytest.mark.parametrize("number", [250, 3000])

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptcheck import CkptcheckError, api, identity
+import ckptcheck
+from ckptcheck import CkptcheckError, identity
 from ckptcheck.compare.manifest import read_manifest, write_manifest
 from ckptcheck.errors import EvidenceError
 from ckptcheck.values import digest
@@ -29,11 +30,11 @@ TARGETS = sorted((*CHECKPOINTS.iterdir(), *MEGATRON.iterdir()))
 @pytest.mark.parametrize("target", TARGETS, ids=lambda path: path.name)
 def test_a_manifest_has_the_identity_of_its_target(target: Path, tmp_path: Path) -> None:
     """It is computed while the bytes are read for the digests: of every layout that the fixtures have."""
-    written = api.manifest(target, tmp_path / "m.json", jobs=1)
+    written = ckptcheck.manifest(target, tmp_path / "m.json", jobs=1)
     found = identity(target, jobs=1)
     assert (written.identity, written.names, written.weights) == (found.identity, found.names, dict(found.tensors))
     assert read_manifest(tmp_path / "m.json") == written
-    report = api.verify(target, written)
+    report = ckptcheck.verify(target, written)
     assert report.verdict == "clean"
     assert report.identities == {"target": found.identity, "manifest": found.identity}
     assert report.to_dict()["identity"] == dict(report.identities)
@@ -77,20 +78,20 @@ def save_joined(folder: Path, **changes: Any) -> Path:
 
 
 def list_findings(folder: Path, manifest: Any) -> list[str]:
-    report = api.verify(folder, manifest)
+    report = ckptcheck.verify(folder, manifest)
     assert not report.crashed
     return [f"{finding.severity} {finding.code} {finding.message}" for finding in report.findings]
 
 
 def test_joined_experts_are_the_weights_of_the_manifest(tmp_path: Path) -> None:
-    before = api.manifest(CHECKPOINTS / "tiny-qwen3-moe")
+    before = ckptcheck.manifest(CHECKPOINTS / "tiny-qwen3-moe")
     (found,) = list_findings(save_joined(tmp_path / "joined"), before)
     assert found == (
         f"info MAN005 {len(before.weights)} weights of the manifest are here in another layout, bit for bit the same: "
         f"identity {before.identity}"
     )
     # and back: the joined tensors are gone, their parts are there
-    joined = api.manifest(tmp_path / "joined")
+    joined = ckptcheck.manifest(tmp_path / "joined")
     assert joined.identity == before.identity
     assert [text[:11] for text in list_findings(CHECKPOINTS / "tiny-qwen3-moe", joined)] == ["info MAN005"]
 
@@ -98,7 +99,7 @@ def test_joined_experts_are_the_weights_of_the_manifest(tmp_path: Path) -> None:
 def test_a_weight_that_changed_in_another_layout_is_named(tmp_path: Path) -> None:
     source = CHECKPOINTS / "tiny-qwen3-moe"
     tensors = load_all(source)
-    before = api.manifest(source)
+    before = ckptcheck.manifest(source)
     expert = next(name for name in tensors if name.endswith("experts.1.up_proj.weight"))
     changed = tensors[expert].copy()
     changed.reshape(-1).view(np.uint32)[-1] ^= 1
@@ -118,19 +119,19 @@ def test_a_weight_that_changed_in_another_layout_is_named(tmp_path: Path) -> Non
 
 def test_a_manifest_of_an_older_version_is_verified_as_before(tmp_path: Path) -> None:
     source = CHECKPOINTS / "tiny-qwen3-moe"
-    api.manifest(source, tmp_path / "m.json")
+    ckptcheck.manifest(source, tmp_path / "m.json")
     form = json.loads((tmp_path / "m.json").read_text(encoding="utf-8"))
     old = {key: form[key] for key in ("schema", "target", "tensors")}
     (tmp_path / "old.json").write_text(json.dumps(old), encoding="utf-8")
-    report = api.verify(source, tmp_path / "old.json")
+    report = ckptcheck.verify(source, tmp_path / "old.json")
     assert (report.verdict, report.identities) == ("clean", {})
     assert "MAN002" in {
-        finding.code for finding in api.verify(save_joined(tmp_path / "j"), tmp_path / "old.json").findings
+        finding.code for finding in ckptcheck.verify(save_joined(tmp_path / "j"), tmp_path / "old.json").findings
     }
 
 
 def test_a_manifest_whose_weights_are_not_those_of_its_identity_is_refused(tmp_path: Path) -> None:
-    taken = api.manifest(CHECKPOINTS / "tiny-llama")
+    taken = ckptcheck.manifest(CHECKPOINTS / "tiny-llama")
     weights = dict(taken.weights)
     weights["model.norm.weight"] = msgspec.structs.replace(weights["model.norm.weight"], digest="0" * 32)
     write_manifest(msgspec.structs.replace(taken, weights=weights), tmp_path / "m.json")
@@ -147,27 +148,27 @@ def test_a_set_without_identity_gets_a_manifest_without_one(tmp_path: Path) -> N
     folder = save_whole(tensors, source, tmp_path / "twice")
     with pytest.raises(EvidenceError, match="two of its tensors are both"):
         identity(folder)
-    taken = api.manifest(folder)
+    taken = ckptcheck.manifest(folder)
     assert (taken.identity, taken.weights) == (None, {})
-    assert api.verify(folder, taken).verdict == "clean"
+    assert ckptcheck.verify(folder, taken).verdict == "clean"
 
 
 def test_names_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
-    taken = api.manifest(MEGATRON / "dense")
+    taken = ckptcheck.manifest(MEGATRON / "dense")
     with pytest.raises(EvidenceError, match=r"the manifest has Megatron's names and .* Hugging Face's, so no tensor"):
-        api.verify(CHECKPOINTS / "tiny-llama", taken)
+        ckptcheck.verify(CHECKPOINTS / "tiny-llama", taken)
 
 
 def test_parts_of_several_machines_make_the_same_manifest(tmp_path: Path) -> None:
     source = FIXTURES / "megatron/legacy-tp2"
     for part in ("0/2", "1/2"):
-        api.write_part("manifest", source, part=part, folder=tmp_path / "parts")
-    assert api.join(tmp_path / "parts", tmp_path / "m.json") == api.manifest(source)
+        ckptcheck.write_part("manifest", source, part=part, folder=tmp_path / "parts")
+    assert ckptcheck.join(tmp_path / "parts", tmp_path / "m.json") == ckptcheck.manifest(source)
 
 
 def test_the_digests_of_a_pass_without_identity_are_not_summed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An older manifest is verified at the old speed."""
-    taken = api.manifest(CHECKPOINTS / "tiny-llama")
+    taken = ckptcheck.manifest(CHECKPOINTS / "tiny-llama")
     monkeypatch.setattr(digest.PartSums, "add", lambda self, block: pytest.fail("summed") if self.sums else None)
     old = msgspec.structs.replace(taken, identity=None, names=None, weights={})
-    assert api.verify(Path(shutil.copytree(CHECKPOINTS / "tiny-llama", tmp_path / "c")), old).verdict == "clean"
+    assert ckptcheck.verify(Path(shutil.copytree(CHECKPOINTS / "tiny-llama", tmp_path / "c")), old).verdict == "clean"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.cli.app import build_app
 from ckptcheck.compare import verification
 from ckptcheck.compare.signatures import keys
@@ -80,16 +80,16 @@ def test_the_command_of_model_signing_accepts_ours(
     theirs = ["verify", "key", str(folder), "--signature", str(folder / "model.sig"), "--public_key", str(pair[1])]
     said = CliRunner().invoke(model_signing_command, theirs)
     assert (said.exit_code, said.output) == (0, "Verification succeeded\n")
-    report = api.verify(folder, public_key=pair[1])
+    report = ckptcheck.verify(folder, public_key=pair[1])
     assert (report.verdict, report.headline) == ("clean", "the signature is verified, and 6 files are as signed")
 
 
 def test_model_signing_accepts_our_certificates(folder: Path, pair: tuple[Path, Path]) -> None:
     certificate, root = write_certificate(pair[0].parent, pair[0])
-    api.sign(folder, private_key=pair[0], signing_certificate=certificate, signature=folder.parent / "its.sig")
+    ckptcheck.sign(folder, private_key=pair[0], signing_certificate=certificate, signature=folder.parent / "its.sig")
     theirs = model_signing.verifying.Config().use_certificate_verifier(certificate_chain=[root])
     theirs.verify(folder, folder.parent / "its.sig")
-    assert api.verify(folder, signature=folder.parent / "its.sig", certificate_chain=root).verdict == "clean"
+    assert ckptcheck.verify(folder, signature=folder.parent / "its.sig", certificate_chain=root).verdict == "clean"
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "blake2", "blake3"])
@@ -102,19 +102,19 @@ def test_we_accept_theirs(algorithm: Any, method: str, folder: Path, pair: tuple
         hashes.use_file_serialization(hashing_algorithm=algorithm)
     config = model_signing.signing.Config().use_elliptic_key_signer(private_key=pair[0])
     config.set_hashing_config(hashes).sign(folder, folder.parent / "its.sig")
-    assert api.verify(folder, signature=folder.parent / "its.sig", public_key=pair[1]).verdict == "clean"
+    assert ckptcheck.verify(folder, signature=folder.parent / "its.sig", public_key=pair[1]).verdict == "clean"
     with (folder / SHARD).open("ab") as file:
         file.write(b"\0")
-    report = api.verify(folder, signature=folder.parent / "its.sig", public_key=pair[1])
+    report = ckptcheck.verify(folder, signature=folder.parent / "its.sig", public_key=pair[1])
     assert [(finding.code, finding.file) for finding in report.findings] == [("SIG002", SHARD)]
 
 
 def test_a_model_of_one_file(folder: Path, pair: tuple[Path, Path]) -> None:
     file, signature = folder / SHARD, folder.parent / "its.sig"
     model_signing.signing.Config().use_elliptic_key_signer(private_key=pair[0]).sign(file, signature)
-    assert api.verify(file, signature=signature, public_key=pair[1]).verdict == "clean"
+    assert ckptcheck.verify(file, signature=signature, public_key=pair[1]).verdict == "clean"
     flip(file, -1)
-    report = api.verify(file, signature=signature, public_key=pair[1])
+    report = ckptcheck.verify(file, signature=signature, public_key=pair[1])
     assert [(finding.code, finding.file) for finding in report.findings] == [("SIG002", SHARD)]
 
 
@@ -161,9 +161,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_model_signing_refuses_is_refused(change: str, folder: Path, pair: tuple[Path, Path]) -> None:
-    api.sign(folder, private_key=pair[0])
+    ckptcheck.sign(folder, private_key=pair[0])
     CHANGES[change](folder)
-    report = api.verify(folder, public_key=pair[1])
+    report = ckptcheck.verify(folder, public_key=pair[1])
     assert (report.verdict == "clean") == is_accepted(folder, pair[1]) == (change in ("nothing", "a folder added"))
     assert (report.exit_code() == 0) == (report.verdict == "clean")
     assert not [reason for _, reason in report.crashed if report.error is None]
@@ -171,13 +171,13 @@ def test_what_model_signing_refuses_is_refused(change: str, folder: Path, pair: 
 
 def test_a_changed_bundle_is_never_accepted(folder: Path, pair: tuple[Path, Path]) -> None:
     """Whatever one byte of it becomes: either both accept it (white space, an unused field), or we refuse it."""
-    original = api.sign(folder, private_key=pair[0]).read_bytes()
+    original = ckptcheck.sign(folder, private_key=pair[0]).read_bytes()
     chance, accepted = random.Random(7), 0
     for _ in range(30):
         raw = bytearray(original)
         raw[chance.randrange(len(raw))] = chance.randrange(256)
         (folder / "model.sig").write_bytes(raw)
-        report = api.verify(folder, public_key=pair[1])
+        report = ckptcheck.verify(folder, public_key=pair[1])
         assert {finding.code for finding in report.findings} <= {"SIG001"}
         if report.verdict == "clean":
             accepted += 1
@@ -198,19 +198,19 @@ def test_a_changed_bundle_is_never_accepted(folder: Path, pair: tuple[Path, Path
     ],
 )
 def test_a_changed_statement_is_refused(change: Callable[[Any], None], folder: Path, pair: tuple[Path, Path]) -> None:
-    restate(api.sign(folder, private_key=pair[0]), change)
-    (finding,) = api.verify(folder, public_key=pair[1]).findings
+    restate(ckptcheck.sign(folder, private_key=pair[0]), change)
+    (finding,) = ckptcheck.verify(folder, public_key=pair[1]).findings
     assert finding.code == "SIG001"
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_two_statements_in_one_bundle_are_one(is_first: bool, folder: Path, pair: tuple[Path, Path]) -> None:
     """One that was signed, and one that fits the changed files: whoever verifies the first must not compare with the second."""
-    signature = api.sign(folder, private_key=pair[0])
+    signature = ckptcheck.sign(folder, private_key=pair[0])
     genuine = json.loads(signature.read_bytes())["dsseEnvelope"]["payload"]
     flip(folder / SHARD, -5)
     (folder / MANIFEST_NAME).unlink()
-    api.sign(folder, private_key=write_key(folder.parent / "others")[0], signature=folder.parent / "forged.sig")
+    ckptcheck.sign(folder, private_key=write_key(folder.parent / "others")[0], signature=folder.parent / "forged.sig")
     forged = json.loads((folder.parent / "forged.sig").read_bytes())["dsseEnvelope"]["payload"]
     both = [genuine, forged] if is_first else [forged, genuine]
     text = signature.read_text(encoding="utf-8")
@@ -219,7 +219,7 @@ def test_two_statements_in_one_bundle_are_one(is_first: bool, folder: Path, pair
     end = text.index('"', start + len(member)) + 1
     doubled = ", ".join(f'"payload": "{each}"' for each in both)
     signature.write_text(text[:start] + doubled + text[end:], encoding="utf-8")
-    report = api.verify(folder, public_key=pair[1], ignore_unsigned_files=True)
+    report = ckptcheck.verify(folder, public_key=pair[1], ignore_unsigned_files=True)
     assert {finding.code for finding in report.findings} <= {"SIG001", "SIG002"}
     assert report.exit_code() == 1
 
@@ -227,16 +227,19 @@ def test_two_statements_in_one_bundle_are_one(is_first: bool, folder: Path, pair
 def test_an_expired_certificate_is_refused(folder: Path, pair: tuple[Path, Path]) -> None:
     """model_signing takes the day on which the certificate began for the day of the signature, and accepts it."""
     certificate, root = write_certificate(pair[0].parent, pair[0], -20, -10)
-    signature = api.sign(folder, private_key=pair[0], signing_certificate=certificate)
-    (finding,) = api.verify(folder, certificate_chain=[root]).findings
+    signature = ckptcheck.sign(folder, private_key=pair[0], signing_certificate=certificate)
+    (finding,) = ckptcheck.verify(folder, certificate_chain=[root]).findings
     assert finding.code == "SIG001"
     assert finding.message.startswith("the certificate CN=test release expired on 20")
-    assert api.verify(folder, certificate_chain=[root], allow_expired=True).verdict == "clean"
+    assert ckptcheck.verify(folder, certificate_chain=[root], allow_expired=True).verdict == "clean"
     config = model_signing.verifying.Config().use_certificate_verifier(certificate_chain=[root])
     config.set_hashing_config(model_signing.hashing.Config().set_ignored_paths(paths=["model.sig"]))
     config.verify(folder, signature)
     flip(folder / SHARD, -5)
-    assert [finding.code for finding in api.verify(folder, certificate_chain=[root]).findings] == ["SIG001", "SIG002"]
+    assert [finding.code for finding in ckptcheck.verify(folder, certificate_chain=[root]).findings] == [
+        "SIG001",
+        "SIG002",
+    ]
 
 
 # --- tensors ---
@@ -244,7 +247,7 @@ def test_an_expired_certificate_is_refused(folder: Path, pair: tuple[Path, Path]
 
 def test_another_order_in_a_file_is_named(folder: Path, pair: tuple[Path, Path]) -> None:
     """The same tensors, each with its values: the file is another all the same."""
-    api.sign(folder, private_key=pair[0])
+    ckptcheck.sign(folder, private_key=pair[0])
     raw = (folder / SHARD).read_bytes()
     size = int.from_bytes(raw[:8], "little")
     header, data = json.loads(raw[8 : 8 + size]), raw[8 + size :]
@@ -256,7 +259,7 @@ def test_another_order_in_a_file_is_named(folder: Path, pair: tuple[Path, Path])
         ordered, begin = ordered + pieces[name], begin + len(pieces[name])
     text = json.dumps(header).encode()
     (folder / SHARD).write_bytes(len(text).to_bytes(8, "little") + text + ordered)
-    (message,) = messages(api.verify(folder, public_key=pair[1]))
+    (message,) = messages(ckptcheck.verify(folder, public_key=pair[1]))
     assert message.startswith(
         "SIG002 it is not the file that was signed: its tensors have other places, and the values that were signed: model.layers.0"
     )
@@ -265,7 +268,7 @@ def test_another_order_in_a_file_is_named(folder: Path, pair: tuple[Path, Path])
 def test_only_files_that_changed_are_read_by_tensor(
     folder: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api.sign(folder, private_key=pair[0])
+    ckptcheck.sign(folder, private_key=pair[0])
     read: list[str] = []
     original = verification.digest_tensors
 
@@ -274,16 +277,16 @@ def test_only_files_that_changed_are_read_by_tensor(
         return original(source, streams, **options)
 
     monkeypatch.setattr(verification, "digest_tensors", digest_tensors)
-    assert api.verify(folder, public_key=pair[1]).verdict == "clean"
+    assert ckptcheck.verify(folder, public_key=pair[1]).verdict == "clean"
     assert read == []
     flip(folder / SHARD, -5)
-    assert api.verify(folder, public_key=pair[1]).verdict == "findings"
+    assert ckptcheck.verify(folder, public_key=pair[1]).verdict == "findings"
     assert read == [SHARD]
 
 
 def test_a_manifest_that_the_user_names_is_held_against_all_tensors(folder: Path, pair: tuple[Path, Path]) -> None:
-    api.sign(folder, private_key=pair[0])
-    report = api.verify(folder, folder / MANIFEST_NAME, public_key=pair[1])
+    ckptcheck.sign(folder, private_key=pair[0])
+    report = ckptcheck.verify(folder, folder / MANIFEST_NAME, public_key=pair[1])
     assert report.verdict == "clean"
     assert {"MAN001", "SIG001"} <= set(report.passed)
 
@@ -292,21 +295,21 @@ def test_a_manifest_that_the_user_names_is_held_against_all_tensors(folder: Path
 
 
 def test_a_manifest_of_other_weights_is_not_signed(folder: Path, pair: tuple[Path, Path]) -> None:
-    api.sign(folder, private_key=pair[0])
+    ckptcheck.sign(folder, private_key=pair[0])
     before = (folder / "model.sig").read_bytes()
     flip(folder / SHARD, -5)
     with pytest.raises(CkptcheckError, match="is of other weights than those beside it: model"):
-        api.sign(folder, private_key=pair[0])
+        ckptcheck.sign(folder, private_key=pair[0])
     assert (folder / "model.sig").read_bytes() == before
-    api.manifest(folder, folder / MANIFEST_NAME)
-    api.sign(folder, private_key=pair[0])
-    assert api.verify(folder, public_key=pair[1]).verdict == "clean"
+    ckptcheck.manifest(folder, folder / MANIFEST_NAME)
+    ckptcheck.sign(folder, private_key=pair[0])
+    assert ckptcheck.verify(folder, public_key=pair[1]).verdict == "clean"
 
 
 def test_half_a_checkpoint_is_not_signed(folder: Path, pair: tuple[Path, Path]) -> None:
     (folder / SHARD).unlink()
     with pytest.raises(EvidenceError, match=rf"no manifest of .* can be written: {SHARD}"):
-        api.sign(folder, private_key=pair[0])
+        ckptcheck.sign(folder, private_key=pair[0])
     assert not {MANIFEST_NAME, "model.sig"} & {path.name for path in folder.iterdir()}
 
 
@@ -317,10 +320,10 @@ def test_a_key_with_a_password(folder: Path, pair: tuple[Path, Path], monkeypatc
     locked = serialization.BestAvailableEncryption(b"opensesame")
     pair[0].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
     with pytest.raises(CkptcheckError) as caught:
-        api.sign(folder, private_key=pair[0])
+        ckptcheck.sign(folder, private_key=pair[0])
     assert "CKPTCHECK_KEY_PASSWORD" in str(caught.value.hint)
     monkeypatch.setenv("CKPTCHECK_KEY_PASSWORD", "opensesame")
-    api.sign(folder, private_key=pair[0])
+    ckptcheck.sign(folder, private_key=pair[0])
     assert is_accepted(folder, pair[1])
 
 
@@ -329,12 +332,12 @@ def test_links_are_read_where_the_user_says_so(folder: Path, pair: tuple[Path, P
     (folder / "config.json").rename(outside)
     (folder / "config.json").symlink_to(outside)
     with pytest.raises(EvidenceError, match=r"config\.json is a link") as caught:
-        api.sign(folder, private_key=pair[0])
+        ckptcheck.sign(folder, private_key=pair[0])
     assert "--follow-links" in str(caught.value.hint)
-    api.sign(folder, private_key=pair[0], follow_links=True)
+    ckptcheck.sign(folder, private_key=pair[0], follow_links=True)
     with pytest.raises(EvidenceError, match=r"config\.json is a link"):
-        api.verify(folder, public_key=pair[1])
-    assert api.verify(folder, public_key=pair[1], follow_links=True).verdict == "clean"
+        ckptcheck.verify(folder, public_key=pair[1])
+    assert ckptcheck.verify(folder, public_key=pair[1], follow_links=True).verdict == "clean"
     assert not [path for path in folder.parent.iterdir() if path.suffix == ".sig"]
 
 
@@ -356,7 +359,7 @@ def test_sigstore_fails_after_its_trust_was_read(
     monkeypatch.setattr(model_signing.signing.Config, "use_sigstore_signer", lambda self, **_: self)
     monkeypatch.setattr(model_signing.signing.Config, "sign", sign)
     with pytest.raises(CkptcheckError, match=message):
-        api.sign(folder, keyless=True)
+        ckptcheck.sign(folder, keyless=True)
     assert not (folder / "model.sig").exists()
 
 
@@ -371,16 +374,16 @@ def test_a_keyless_signature_is_asked_for(folder: Path, monkeypatch: pytest.Monk
     for module, name in ((model_signing.signing, "signer"), (model_signing.verifying, "verifier")):
         monkeypatch.setattr(module.Config, f"use_sigstore_{name}", use_sigstore)
     with pytest.raises(CkptcheckError, match=r"cannot be reached .* so nothing is signed .*: no network") as no:
-        api.sign(folder, keyless=True)
+        ckptcheck.sign(folder, keyless=True)
     assert no.value.hint is not None
     assert no.value.hint.startswith("run it where there is a network; --private-key works without one")
     assert not (folder / "model.sig").exists()
     monkeypatch.setenv("CKPTCHECK_IDENTITY_TOKEN", "token")
     with pytest.raises(CkptcheckError):
-        api.sign(folder, keyless=True)
+        ckptcheck.sign(folder, keyless=True)
     sign_with_model_signing(folder, write_key(folder.parent)[0])
     with pytest.raises(CkptcheckError, match="nothing is verified without a key: no network"):
-        api.verify(folder, signer="release@example.org", oidc_issuer="https://accounts.example.org")
+        ckptcheck.verify(folder, signer="release@example.org", oidc_issuer="https://accounts.example.org")
     assert asked == [
         {"use_ambient_credentials": True, "identity_token": None, "trust_config": None},
         {"use_ambient_credentials": False, "identity_token": "token", "trust_config": None},
@@ -393,7 +396,7 @@ def test_what_is_not_installed_is_said(folder: Path, pair: tuple[Path, Path], mo
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "model_signing", None)
     with pytest.raises(CkptcheckError, match="signatures need the package model-signing") as caught:
-        api.sign(folder, private_key=pair[0])
+        ckptcheck.sign(folder, private_key=pair[0])
     assert caught.value.hint == keys.EXTRA_HINT
 
 
@@ -414,7 +417,7 @@ def test_what_is_not_installed_is_said(folder: Path, pair: tuple[Path, Path], mo
 )
 def test_a_signature_needs_somebody_to_trust(options: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises(UsageError, match=f"^{message}"):
-        api.verify(folder, **options)
+        ckptcheck.verify(folder, **options)
 
 
 @pytest.mark.parametrize(
@@ -430,7 +433,7 @@ def test_a_signature_needs_somebody_to_trust(options: dict[str, Any], message: s
 )
 def test_a_signature_needs_something_to_sign_with(options: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises(CkptcheckError, match=f"^{message}"):
-        api.sign(folder, **options)
+        ckptcheck.sign(folder, **options)
 
 
 @pytest.mark.parametrize("payload", ["é", "=", "AA", "\\ud83d\\ude00", ""])
@@ -445,7 +448,7 @@ def test_what_the_signer_left_out_is_looked_for_in_the_folder_alone(folder: Path
     (folder / "sub").mkdir()
     (folder.parent / "secret.json").write_text("{}")
     (folder / "link").symlink_to(folder.parent)
-    api.sign(folder, private_key=pair[0], follow_links=True)
+    ckptcheck.sign(folder, private_key=pair[0], follow_links=True)
     bundle = read_bundle(folder / "model.sig")
     for ignored in (
         "sub/../..",
@@ -475,7 +478,7 @@ def test_what_the_signer_left_out_is_looked_for_in_the_folder_alone(folder: Path
 @pytest.fixture
 def signed(folder: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A signed folder, and no engine or trainer to compare a server with."""
-    api.sign(folder, private_key=pair[0])
+    ckptcheck.sign(folder, private_key=pair[0])
 
     def start_trainer(*_: object, **__: object) -> None:
         raise CkptcheckError("no trainer is installed")
@@ -495,10 +498,10 @@ def test_a_server_with_other_weights_is_named_by_tensor(
     monkeypatch.setattr(attaching, "_probe_reference", lambda *_: (state("here"), ""))
     monkeypatch.setattr(probe, "probe_server", lambda server, **_: state(server.url, **answers))
     with JunkServer(sglang()) as server:
-        report = api.verify(signed, public_key=pair[1], attach=server.url)
+        report = ckptcheck.verify(signed, public_key=pair[1], attach=server.url)
         assert [(finding.code, finding.key) for finding in report.findings] == [("REF030", "model.norm.weight")]
         answers.clear()
-        sound = api.verify(signed, public_key=pair[1], attach=[server.url])
+        sound = ckptcheck.verify(signed, public_key=pair[1], attach=[server.url])
     assert {"SIG001", "SIG002", "SIG004", "REF030"} <= set(sound.passed)
     assert sound.verdict == "clean"
 
@@ -510,18 +513,18 @@ def test_the_identity_of_a_server_proves_its_weights(signed: Path, pair: tuple[P
     with JunkServer(vllm(server_info=named)) as server:
         server.answers["/collective_rpc"] = summing(server, tensors)
         options: dict[str, Any] = {"attach": server.url, "engine_python": "/nowhere/python"}
-        report = api.verify(signed, public_key=pair[1], **options)
+        report = ckptcheck.verify(signed, public_key=pair[1], **options)
         assert (report.verdict, report.findings) == ("clean", ())
-        assert report.identities["signed"] == report.identities[server.url] == api.identity(signed).identity
+        assert report.identities["signed"] == report.identities[server.url] == ckptcheck.identity(signed).identity
         tensors["model.norm.weight"] = tensors["model.norm.weight"] + 1
         server.answers["/collective_rpc"] = summing(server, tensors)
-        report = api.verify(signed, public_key=pair[1], **options)
+        report = ckptcheck.verify(signed, public_key=pair[1], **options)
         assert (report.verdict, report.passed) == ("incomplete", ())
 
 
 def test_nothing_compared_is_no_pass(signed: Path, pair: tuple[Path, Path]) -> None:
     with JunkServer(sglang()) as server:
-        report = api.verify(signed, public_key=pair[1], attach=server.url, engine_python="/nowhere/python")
+        report = ckptcheck.verify(signed, public_key=pair[1], attach=server.url, engine_python="/nowhere/python")
     assert (report.verdict, report.passed) == ("incomplete", ())
     assert str(report.error).startswith(f"could not compare {server.url} with {signed}")
 
@@ -529,13 +532,13 @@ def test_nothing_compared_is_no_pass(signed: Path, pair: tuple[Path, Path]) -> N
 def test_a_server_is_asked_for_signed_weights_alone(signed: Path, pair: tuple[Path, Path]) -> None:
     """Nobody listens at the address, and nobody asks."""
     flip(signed / SHARD, -5)
-    report = api.verify(signed, public_key=pair[1], attach="http://127.0.0.1:1")
+    report = ckptcheck.verify(signed, public_key=pair[1], attach="http://127.0.0.1:1")
     assert [finding.code for finding in report.findings] == ["SIG002"]
     assert ("SIG004", "the weights themselves are not as they were signed, so no server was asked") in report.skipped
 
 
 def test_servers_need_a_signature(folder: Path) -> None:
     with pytest.raises(UsageError, match="--attach has no effect without a signature"):
-        api.verify(folder, api.manifest(folder), attach="http://127.0.0.1:1")
-    with pytest.raises(UsageError, match="have no effect without --attach"):
-        api.verify(folder, public_key="key.pub", allow_remote=True)
+        ckptcheck.verify(folder, ckptcheck.manifest(folder), attach="http://127.0.0.1:1")
+    with pytest.raises(UsageError, match="has no effect without --attach"):
+        ckptcheck.verify(folder, public_key="key.pub", allow_remote=True)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from ckptcheck.linter import rule_loader
 
 PRELOADED = (
-    "ckptcheck.cli.app", "ckptcheck.api", "ckptcheck.scanning", "ckptcheck.values.value_pass",
+    "ckptcheck.cli.app", "ckptcheck.verbs.scan", "ckptcheck.verbs.scanning", "ckptcheck.values.value_pass",
     "ckptcheck.reporters.text", "numpy", "rich.progress",
 )  # fmt: skip
 

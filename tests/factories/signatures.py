@@ -14,12 +14,12 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from ckptcheck.api.signing import open_signature_check
 from ckptcheck.checkpoint.open import open_target
 from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.compare.signatures.keys import SigningKey, TrustedSigner
 from ckptcheck.compare.signatures.sign import MANIFEST_NAME, sign_folder
 from ckptcheck.compare.signatures.signature_check import SignatureCheck
+from ckptcheck.verbs.signed_weights import open_signature_check
 from tests.factories.attached_servers import build_servers
 from tests.factories.checkpoint_cases import CHECKPOINTS, MEGATRON, CheckpointChanges, write_checkpoint
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from tests.factories.checkpoint_cases import CHECKPOINTS, MEGATRON
 from tests.factories.deltas import read_weights, take_step, write_disk_delta, write_weights
 from tests.factories.saved_runs import write_trainer_save
@@ -55,7 +55,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_weights(folder / "stepped", after)
     (folder / "job.yaml").write_text(JOB)
     shutil.copy(DATA / "rollouts" / "verl-0.9.1.pkl", folder / "batch.pkl")
-    api.manifest(folder / "sound", folder / "manifest.json")
+    ckptcheck.manifest(folder / "sound", folder / "manifest.json")
     rows = [
         {"tokens": [1, 2, 3, 4], "prompt_length": 2, "engine_logprobs": [-1.0, -2.0], "trainer_logprobs": [-1.0, -2.0]}
     ]
@@ -67,8 +67,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "key.pem").write_bytes(write_key(folder / "keys")[0].read_bytes())
     with contextlib.chdir(folder):  # the parts name their target as the command will find it
         for index in range(2):
-            api.write_part("scan", "sound", part=f"{index}/2", folder="parts", values=True)
-    (folder / "stored.json").write_text(json.dumps(api.scan(folder / "sound").to_dict()))
+            ckptcheck.write_part("scan", "sound", part=f"{index}/2", folder="parts", values=True)
+    (folder / "stored.json").write_text(json.dumps(ckptcheck.scan(folder / "sound").to_dict()))
     (folder / "secret").write_text("the secret beside it\n" * 100)
     return folder
 

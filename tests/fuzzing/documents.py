@@ -118,11 +118,11 @@ def _manifests() -> dict[str, bytes]:
     path = CHECKPOINTS / "tiny-llama"
     import tempfile
 
-    from ckptcheck import api
+    import ckptcheck
 
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "m.json"
-        api.manifest(path, written)
+        ckptcheck.manifest(path, written)
         return {"m.json": written.read_bytes()}
 
 
@@ -165,9 +165,9 @@ def _records() -> dict[str, bytes]:
 
 
 def _reports() -> dict[str, bytes]:
-    from ckptcheck import api
+    import ckptcheck
 
-    report = api.scan(CHECKPOINTS / "tiny-llama")
+    report = ckptcheck.scan(CHECKPOINTS / "tiny-llama")
     return {"r.json": json.dumps(report.to_dict()).encode()}
 
 

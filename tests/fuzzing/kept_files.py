@@ -22,8 +22,7 @@ from unittest import mock
 
 import msgspec
 
-from ckptcheck import api
-from ckptcheck.api.signing import open_signature_check
+import ckptcheck
 from ckptcheck.checkpoint.open import open_target
 from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.compare.signatures.keys import SigningKey, TrustedSigner
@@ -34,6 +33,7 @@ from ckptcheck.linter.runner import run_rules
 from ckptcheck.reporters import text
 from ckptcheck.reporters.evidence_pictures import draw_pictures
 from ckptcheck.runs.saves.open_series import open_series
+from ckptcheck.verbs.signed_weights import open_signature_check
 from tests.factories import saved_runs
 from tests.factories.lineage_cases import build_manifest
 from tests.factories.signatures import write_key
@@ -232,13 +232,13 @@ def _parts() -> tuple[dict[str, bytes], ...]:
     made = []
     with tempfile.TemporaryDirectory() as place:
         manifest = Path(place) / "m.json"
-        api.manifest(target, manifest)
+        ckptcheck.manifest(target, manifest)
         calls: list[tuple[Any, ...]] = [("scan", target), ("manifest", target), ("diff", target, target)]
         for verb, *targets in calls:
             folder = Path(place) / verb
             options: dict[str, Any] = {"values": True, "select": ["VAL", "ST"]} if verb == "scan" else {}
             for index in range(2):
-                api.write_part(verb, *targets, part=f"{index}/2", folder=folder, **options)
+                ckptcheck.write_part(verb, *targets, part=f"{index}/2", folder=folder, **options)
             made.append({path.name: path.read_bytes() for path in sorted(folder.iterdir())})
     return tuple(made)
 
@@ -277,7 +277,7 @@ def check_parts(seed: int, folder: Path) -> None:
     for name, raw in parts.items():
         (place / name).write_bytes(raw)
     with suppress(CkptcheckError):
-        joined = api.join(place, jobs=1)
+        joined = ckptcheck.join(place, jobs=1)
         for report in getattr(joined, "reports", ()):
             _require_no_crash(report)
 

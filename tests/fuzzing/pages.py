@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.stored_pictures import picture_to_json
 from ckptcheck.linter.stored_report import WITH_PICTURES
@@ -24,7 +24,7 @@ LARGEST = 1 << 20
 
 @cache
 def _sound() -> dict[str, bytes]:
-    report = api.scan(CHECKPOINTS / "tiny-w4a16", consumers=["vllm"]).to_dict()
+    report = ckptcheck.scan(CHECKPOINTS / "tiny-w4a16", consumers=["vllm"]).to_dict()
     pictures = [picture_to_json(picture) for picture in PICTURES]
     return {"report": json.dumps(report).encode(), "pictures": json.dumps(pictures).encode()}
 

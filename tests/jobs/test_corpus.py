@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ckptcheck.api import preflight
 from ckptcheck.linter.report import Report
+from ckptcheck.verbs.preflight import preflight
 
 JOBS = Path(__file__).parent / "corpus"
 COUNTED = ("JOB023", "JOB024")

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ckptcheck import CkptcheckError, api
+import ckptcheck
+from ckptcheck import CkptcheckError
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, NoPicture, Picture, Series
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.stored_pictures import load_picture, picture_to_json
@@ -92,7 +93,7 @@ def test_each_line_and_finding_is_looked_at_once(monkeypatch: pytest.MonkeyPatch
 def test_a_file_that_makes_no_page_is_named(tmp_path: Path) -> None:
     """The page of all files is drawn once; only where that fails is each file tried by itself."""
     sound, broken = tmp_path / "sound.json", tmp_path / "broken.json"
-    sound.write_text(render("json-with-pictures", [api.scan(SOUND, pictures=True)], ()), encoding="utf-8")
+    sound.write_text(render("json-with-pictures", [ckptcheck.scan(SOUND, pictures=True)], ()), encoding="utf-8")
     form = json.loads(sound.read_text(encoding="utf-8"))
     form[0]["pictures"] = [picture_to_json(Curves("t", "c", (0,), (Series("a", (1.0, 2.0)),)))]
     broken.write_text(json.dumps(form), encoding="utf-8")
@@ -103,7 +104,7 @@ def test_a_file_that_makes_no_page_is_named(tmp_path: Path) -> None:
 def test_saved_scans_are_drawn_on_one_page(tmp_path: Path) -> None:
     files = []
     for name in ("tiny-llama", "tiny-qwen2-tied"):
-        report = api.scan(CHECKPOINTS / name, pictures=True)
+        report = ckptcheck.scan(CHECKPOINTS / name, pictures=True)
         files.append(tmp_path / f"{name}.json")
         files[-1].write_text(render("json-with-pictures", [report], ()), encoding="utf-8")
         (loaded,) = read_reports(files[-1])
@@ -111,7 +112,7 @@ def test_saved_scans_are_drawn_on_one_page(tmp_path: Path) -> None:
         assert loaded.to_dict() == report.to_dict()
     files.append(tmp_path / "plain.json")
     files[-1].write_text(render("json", [FOUND], ()), encoding="utf-8")
-    api.write_page(files, tmp_path / "page.html")
+    ckptcheck.write_page(files, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.count("<h3>Values by layer</h3>") == 2
     assert "Nothing to draw was saved with this report" in page
@@ -119,7 +120,7 @@ def test_saved_scans_are_drawn_on_one_page(tmp_path: Path) -> None:
 
 def test_the_sentence_of_a_clean_report_is_saved_with_its_pictures(tmp_path: Path) -> None:
     file = tmp_path / "equal.json"
-    file.write_text(render("json-with-pictures", [api.diff(SOUND, SOUND, pictures=True)], ()), encoding="utf-8")
+    file.write_text(render("json-with-pictures", [ckptcheck.diff(SOUND, SOUND, pictures=True)], ()), encoding="utf-8")
     assert "tensors are equal bit for bit" in read_reports(file)[0].headline
     file.write_text(file.read_text(encoding="utf-8").replace('"headline":"', '"headline":1,"was":"'), encoding="utf-8")
     with pytest.raises(CkptcheckError, match="its headline is no text"):
@@ -146,4 +147,4 @@ def test_a_state_that_the_legend_lacks_is_a_sentence(tmp_path: Path) -> None:
     form[0]["pictures"][0]["states"] = []
     (tmp_path / "bad.json").write_text(json.dumps(form), encoding="utf-8")
     with pytest.raises(CkptcheckError, match=r"bad\.json"):
-        api.write_page(tmp_path / "bad.json", tmp_path / "page.html")
+        ckptcheck.write_page(tmp_path / "bad.json", tmp_path / "page.html")

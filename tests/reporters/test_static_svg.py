@@ -8,7 +8,7 @@ from xml.dom import minidom
 
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Histogram, NoPicture, Picture, Series, State, TextTable
 from ckptcheck.reporters import render
 from ckptcheck.reporters.html import limit_cells
@@ -116,7 +116,7 @@ def test_every_tone_that_is_not_calm_has_a_pattern() -> None:
 def test_report_writes_the_pictures_of_saved_reports(tmp_path: Path, number: int) -> None:
     saved = tmp_path / "saved.json"
     saved.write_text(render("json-with-pictures", [DRAWN] * number, ()), encoding="utf-8")
-    api.write_page(saved, tmp_path / "page.html", svg=tmp_path / "pictures")
+    ckptcheck.write_page(saved, tmp_path / "page.html", svg=tmp_path / "pictures")
     names = ["differences.svg", "ladder.svg", "layers-and-modules.svg", "norms.svg"]
     expected = names if number == 1 else sorted(f"{at}-{name}" for at in (1, 2) for name in names)
     files = sorted((tmp_path / "pictures").iterdir())
@@ -130,5 +130,5 @@ def test_a_saved_report_asks_for_so_many_cells_and_no_more(tmp_path: Path, monke
     maps = tuple(HeatMap(name, "", ("r",) * 3, ("0",) * 3, {}) for name in ("one", "two"))
     saved = tmp_path / "saved.json"
     saved.write_text(render("json-with-pictures", [replace(DRAWN, pictures=maps)], ()), encoding="utf-8")
-    api.write_page(saved, tmp_path / "page.html", svg=tmp_path / "pictures")
+    ckptcheck.write_page(saved, tmp_path / "page.html", svg=tmp_path / "pictures")
     assert [file.name for file in (tmp_path / "pictures").iterdir()] == ["one.svg"]

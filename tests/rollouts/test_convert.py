@@ -319,7 +319,7 @@ def test_a_broken_batch_is_a_sentence(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "out.safetensors"
     build_app()(["parity", "convert", str(DATA / "verl-0.9.1.pkl"), "-o", str(target), "--step", "3", "--model", "org/m",
-         "--logprobs", "processed", "--trainer-temperature", "0.7"], standalone_mode=False)  # fmt: skip
+         "--logprobs", "processed", "--set", "trainer-temperature=0.7"], standalone_mode=False)  # fmt: skip
     assert capsys.readouterr().err == f"4 sequences of verl, 45 tokens, written to {target}\n"
     found = read_rollouts(target)
     assert (found.metadata.step, found.metadata.model, found.metadata.logprobs) == (3, "org/m", "processed")

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckptcheck import convert_rollouts, judge_all
+import ckptcheck
+from ckptcheck import convert_rollouts
 from ckptcheck.cli.app import build_app
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.rollouts import write_lines, write_rollouts
@@ -62,7 +63,7 @@ def test_exit_codes_and_what_is_said(here: Path) -> None:
     sound = judge("step0.safetensors", cwd=here)
     assert (sound.returncode, sound.stderr) == (0, "")
     assert "✓ clean" in sound.stdout
-    off = judge("off.safetensors", "--max-kl", "1", cwd=here)
+    off = judge("off.safetensors", "--set", "max-kl=1", cwd=here)
     assert off.returncode == 1
     assert "over 256 tokens: mult_prob_error is 1.2214 (limit 1.05); " in off.stdout
     assert "by k3" not in off.stdout
@@ -86,7 +87,7 @@ def test_a_frameworks_own_file_is_to_be_converted_first(here: Path, name: str) -
 
 def test_limits_are_flags(here: Path) -> None:
     assert judge("off.safetensors", "--no-limits", cwd=here).returncode == 0
-    tight = judge("step0.safetensors", "--max-mult-prob-error", "1.0001", "--format", "json", cwd=here)
+    tight = judge("step0.safetensors", "--set", "max-mult-prob-error=1.0001", "--format", "json", cwd=here)
     assert [finding["code"] for finding in json.loads(tight.stdout)["findings"]] == ["PAR020"]
     found = compute_metrics(draw_rollouts(sequences=8))
     assert found is not None
@@ -126,7 +127,7 @@ def test_the_exact_kl_both_ways_is_shown_where_distributions_are_recorded(here: 
     rows = np.log([[0.5, 0.25, 0.125, 0.125]] * 3).astype("<f4")
     rollouts = rollouts.with_columns(engine_full_logprobs=rows, trainer_full_logprobs=rows[:, ::-1].copy())
     write_rollouts(rollouts, here / "full.safetensors")
-    found = json.loads(judge("full.safetensors", "--format", "json", "--max-kl", "9", cwd=here).stdout)
+    found = json.loads(judge("full.safetensors", "--format", "json", "--set", "max-kl=9", cwd=here).stdout)
     (section,) = [each for each in found["sections"] if each["title"] == "whole distributions of 3 tokens"]
     by = dict(section["rows"])
     assert by["KL(engine ‖ trainer)"] == pytest.approx(0.5 * log(4) + 0.25 * log(2) - 0.125 * log(2) - 0.125 * log(4))
@@ -201,7 +202,7 @@ def test_a_run_against_another(here: Path) -> None:
     found = judge("v1", "--against", "v0", "--no-limits", "--format", "json", cwd=here)
     assert found.returncode == 1
     reports = json.loads(found.stdout)
-    assert reports == judge_all("v1", against="v0", no_limits=True).to_dict()
+    assert reports == ckptcheck.judge("v1", against="v0", no_limits=True).to_dict()
     # steps 10 and 11 come after step 9
     assert [report["target"] for report in reports[9:12]] == [f"v1/step{step}.safetensors" for step in (9, 10, 11)]
     series, last = reports[-2:]
@@ -230,11 +231,11 @@ def test_clip_bounds_are_flags_or_in_the_file(here: Path) -> None:
 
     # the trainer is 0.2 nats below the engine everywhere: the ratio is 0.8187
     assert clipped("off.safetensors") == [0, 0, 0]
-    assert clipped("off.safetensors", "--clip-low", 0.1) == [1, 0, 1]
-    assert clipped("off.safetensors", "--clip-high", 0.1) == [0, 0, 0]
+    assert clipped("off.safetensors", "--set", "clip-low=0.1") == [1, 0, 1]
+    assert clipped("off.safetensors", "--set", "clip-high=0.1") == [0, 0, 0]
     convert_rollouts("off.safetensors", "bounds.safetensors", clip_low=0.15, clip_high=0.28)
     assert clipped("bounds.safetensors") == [1, 0, 1]
-    assert clipped("bounds.safetensors", "--clip-low", 0.2) == [0, 0, 0]
+    assert clipped("bounds.safetensors", "--set", "clip-low=0.2") == [0, 0, 0]
     said = judge("bounds.safetensors", "--no-limits", cwd=here).stdout
     assert "clipped: the ratio is below 0.85 or above 1.28" in said
 
@@ -246,7 +247,7 @@ def test_prompts_without_responses_are_judged_by_their_own_logprobs(gap: float, 
         Rollout(list(range(40, 70)), 30, engine=row, trainer=[value - gap for value in row]) for row in engine
     )
     write_rollouts(rollouts, tmp_path / "prompts.safetensors")
-    report = judge_all([tmp_path / "prompts.safetensors"]).reports[0]
+    report = ckptcheck.judge([tmp_path / "prompts.safetensors"]).reports[0]
     assert "8 prompts without their responses" in report.subject
     codes = {finding.code for finding in report.findings}
     assert ("PAR020" in codes) == bool(gap)

@@ -62,7 +62,7 @@ def test_a_scan_of_seven_parts(write_all: Callable[..., Path], name: str) -> Non
     plans = [part.passes for part in read_parts(folder)]
     assert sum(bool(next(iter(passes.values())).results) for passes in plans) > 4
     joined = ckptcheck.join(folder)
-    assert joined.to_dict() == ckptcheck.scan_all([CHECKPOINTS / name]).to_dict()
+    assert joined.to_dict() == ckptcheck.scan([CHECKPOINTS / name]).to_dict()
 
 
 @pytest.mark.parametrize("run", ["tp2-pp2", "legacy-tp2", "optimizer-model-space"])
@@ -86,7 +86,7 @@ def test_findings_and_options_are_those_of_one_machine(write_all: Callable[..., 
 def test_a_fleet_in_parts(write_all: Callable[..., Path], tmp_path: Path) -> None:
     targets = [damage(tmp_path), CHECKPOINTS / "tiny-qwen3-moe"]
     joined = ckptcheck.join(write_all("scan", *targets))
-    assert joined.to_dict() == ckptcheck.scan_all(targets).to_dict()
+    assert joined.to_dict() == ckptcheck.scan(targets).to_dict()
 
 
 def test_a_manifest_and_a_verification(write_all: Callable[..., Path], tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_what_is_no_part(tmp_path: Path, part: str) -> None:
 
 def test_a_part_has_values(tmp_path: Path) -> None:
     for options in ({"headers_only": True}, {"fix": True}):
-        with pytest.raises(UsageError, match="parts are of values"):
+        with pytest.raises(UsageError, match="has no effect with --part: ckptcheck join makes the report"):
             ckptcheck.write_part("scan", CHECKPOINTS / "tiny-llama", part="0/2", folder=tmp_path, **options)
 
 
@@ -295,9 +295,9 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
 
     target, folder = str(CHECKPOINTS / "tiny-llama"), str(tmp_path / "parts")
     for index in range(2):
-        assert run("scan", target, "--no-mmap", "--part", f"{index}/2", "-o", folder) == 0
+        assert run("scan", target, "--set", "near-zero-threshold=2", "--part", f"{index}/2", "-o", folder) == 0
     assert run("join", folder, "--format", "json", "-o", str(tmp_path / "joined.json")) == 0
-    run("scan", target, "--format", "json", "-o", str(tmp_path / "alone.json"))
+    run("scan", target, "--set", "near-zero-threshold=2", "--format", "json", "-o", str(tmp_path / "alone.json"))
     assert (tmp_path / "joined.json").read_text() == (tmp_path / "alone.json").read_text()
     assert run("scan", target, "--part", "0/2", "-o", folder, "--format", "json") == (
         "--format has no effect with --part: ckptcheck join makes the report"
@@ -381,6 +381,9 @@ def test_options_of_trusted_parts_are_taken(write_all: Callable[..., Path], tmp_
         {"arguments": {"*": []}},
         {"arguments": {"*": "x"}},
         {"arguments": {"*": [1]}},
+        {"arguments": {"*": ["a"], "set": 3}},
+        {"arguments": {"*": ["a"], "set": ["fix=on"]}},
+        {"arguments": {"*": ["a"], "set": ["near-zero-threshold=nan"]}},
         {"verb": "manifest", "arguments": {"*": ["a", "b"]}},
         {"verb": "diff", "arguments": {"*": ["a"]}},
         *({"arguments": {"*": ["a"], name: value}} for name, value in {

@@ -178,7 +178,7 @@ def test_the_report_of_one_machine(cluster: Any, tmp_path: Path, monkeypatch: py
     sides = FIXTURES / "checkpoints" / "tiny-llama", FIXTURES / "checkpoints" / "tiny-w4a16"
     assert ckptcheck.diff(*sides, runner=Ray()).to_dict() == ckptcheck.diff(*sides).to_dict()
     fleet = [MOE, sides[0]]
-    assert ckptcheck.scan_all(fleet, runner=Ray()).to_dict() == ckptcheck.scan_all(fleet).to_dict()
+    assert ckptcheck.scan(fleet, runner=Ray()).to_dict() == ckptcheck.scan(fleet).to_dict()
 
 
 @pytest.mark.matrix

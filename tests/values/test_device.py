@@ -62,7 +62,7 @@ def scan(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("device", ["cuda:77", "abacus"])
 def test_a_missing_device_is_one_sentence(device: str) -> None:
     needs("torch")
-    result = scan("--device", device)
+    result = scan("--set", f"device={device}")
     assert result.returncode == 2
     assert f"has no device {device}: " in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -70,11 +70,11 @@ def test_a_missing_device_is_one_sentence(device: str) -> None:
 
 def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(CkptcheckError, match="--device cuda needs torch, which is not installed here"):
+    with pytest.raises(CkptcheckError, match="--set device=cuda needs torch, which is not installed here"):
         on_device.DeviceScanner("cuda")
 
 
 def test_a_scan_on_a_gpu_finds_the_same() -> None:
     if "cuda" not in devices():
         pytest.skip("torch sees no CUDA device here")
-    assert scan("--format", "json").stdout == scan("--format", "json", "--device", "cuda").stdout
+    assert scan("--format", "json").stdout == scan("--format", "json", "--set", "device=cuda").stdout

@@ -48,7 +48,7 @@ main()
     assert (tmp_path / "stats.json").read_text() == "old"
 
 
-@pytest.mark.parametrize("flags", [[], ["--no-mmap"]])
+@pytest.mark.parametrize("flags", [[], ["--set", "no-mmap=on"]])
 def test_a_checkpoint_larger_than_memory(tmp_path: Path, flags: list[str]) -> None:
     """4 GiB of holes, looked at by processes that may hold 256 MiB of data each."""
     resource = pytest.importorskip("resource")

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import ckptcheck.values.pattern_max as pattern_max
-from ckptcheck.cli import doctor
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.pattern_max import CHUNK, max_patterns, max_patterns_numpy
 from ckptcheck.values.stats import MIN_ZERO_RUN
+from ckptcheck.verbs import doctor
 from tests.factories.checkpoint_cases import CHECKPOINTS, ROOT
 
 SOURCE = ROOT / "ckptcheck/values/pattern_max.c"

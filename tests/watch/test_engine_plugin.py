@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.runs.history.history import open_history
 from ckptcheck.watch import SyncWarning, engine_plugin
 from ckptcheck.watch.engine_plugin import ModelSyncs, parse_settings
@@ -166,7 +166,7 @@ def test_adapters_that_never_pass_load_weights_are_recorded(record: Path, capsys
     assert [sync.step for sync in synced] == [0, 0, 1], "the first weights may come twice"
     at = "model.layers.0.self_attn.qkv_proj"
     assert list(synced[0].sent) == [f"{at}.lora_A.weight", f"{at}.lora_B.0.weight"]
-    assert api.history(adapters).findings == ()
+    assert ckptcheck.history(adapters).findings == ()
     with pytest.warns(SyncWarning, match="HIS002"):
         serve_adapter(worker, 4, 3.0)
     serve_adapter(worker, 5, 1.0, "another")
@@ -241,7 +241,7 @@ def test_a_tensor_that_a_receiver_drops_is_named_although_it_answers_true(
             weights = export(trainer)
             assert receiver.update_weights_via_ipc_zmq([weights[:3], weights[3:]])
             worker.finish_weight_update()
-    assert (code, NAMES[2]) in [(finding.code, finding.key) for finding in api.history(record).findings]
+    assert (code, NAMES[2]) in [(finding.code, finding.key) for finding in ckptcheck.history(record).findings]
 
 
 def test_the_first_sync_waits_for_what_comes_between_requests(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:

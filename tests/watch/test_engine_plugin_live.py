@@ -9,7 +9,7 @@ from pathlib import Path
 import live
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.runs.history.history import open_history
 from tests.conftest import needs_engine
 from tests.live.refit.test_lora_live import SIZES, write_adapter
@@ -103,7 +103,7 @@ def test_adapters_that_come_into_a_real_vllm(tmp_path: Path) -> None:
     names = set(syncs[0].sent)
     assert len(names) == 2 * 2 * len(SIZES), sorted(names)
     assert "model.layers.0.self_attn.o_proj.lora_A.weight" in names
-    assert [(finding.code, finding.message.partition(":")[0]) for finding in api.history(record).findings] == [
+    assert [(finding.code, finding.message.partition(":")[0]) for finding in ckptcheck.history(record).findings] == [
         ("HIS002", "step 2")
     ]
     assert "SyncWarning: HIS002 step 2" in log

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jobs import launch
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.linter.rule import Finding
 from ckptcheck.runs.history.history import open_history
 from tests.conftest import needs_engine
@@ -37,7 +37,7 @@ def lines_of_the_log(done: subprocess.CompletedProcess[str]) -> list[str]:
 def said_of(record: Path) -> dict[str, list[str]]:
     """Return the findings of ``refit history`` on a job's record: the step that each names → code, message and tensor."""
     said: dict[str, list[str]] = {}
-    for finding in api.history(record).findings:
+    for finding in ckptcheck.history(record).findings:
         said.setdefault(finding.message.partition(":")[0], []).append(line(finding))
     return said
 
@@ -93,7 +93,7 @@ def test_a_larger_job_of_trl_that_is_watched_beside_its_steps(tmp_path: Path) ->
     run("trl_grpo", tmp_path, *sizes, "--fault", *faults)
     history = open_history(tmp_path / "syncs.jsonl")
     assert all(sync.background and len(sync.sent) < 20 for sync in history.syncs[4:])
-    findings = [finding for finding in api.history(tmp_path / "syncs.jsonl").findings if finding.code != "HIS016"]
+    findings = [finding for finding in ckptcheck.history(tmp_path / "syncs.jsonl").findings if finding.code != "HIS016"]
     assert {finding.code for finding in findings} <= {"HIS001", "HIS008"}
     assert {finding.key for finding in findings if finding.code == "HIS001"} == {lost}
     assert all(int(finding.message.split()[1].rstrip(":")) >= first for finding in findings)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runs.history.history import open_history
 from ckptcheck.watch import Probe, SyncWarning, Watch, fixed_sequences, score_with_transformers
@@ -60,7 +60,7 @@ def test_a_gap_is_recorded_kept_and_said(tmp_path: Path) -> None:
     last = probes[-1]
     assert last is not None
     assert (last.mean, last.most, last.tokens) == (pytest.approx(0.25), pytest.approx(0.25), 124)
-    report = api.judge(Path(last.file))
+    report = ckptcheck.judge(Path(last.file))
     # the gap in three metrics, and that a toy scores every token alike; not that random tokens are improbable
     assert {finding.code for finding in report.findings} == {"PAR009", "PAR020"}
 
@@ -75,13 +75,13 @@ def test_a_small_gap_is_explained_from_what_the_job_kept(tmp_path: Path) -> None
         with watch(step=step) as syncing:
             list(syncing.sent(trainer.export()))
         trainer.step()
-    (finding,) = api.history(tmp_path / "syncs.jsonl").findings
+    (finding,) = ckptcheck.history(tmp_path / "syncs.jsonl").findings
     words = shlex.split(finding.hint or "")
     sound, off = (str(tmp_path / "the probes" / f"probe-step-{step}.safetensors") for step in (2, 3))
     assert words == ["ckptcheck", "parity", "why", off, "SOURCE", "--floor", sound]
-    report = api.parity_why(off, floor=sound)
+    report = ckptcheck.parity_why(off, floor=sound)
     assert [finding.code for finding in report.findings] == ["ATT002"]
-    assert not api.parity_why(off).findings, "a gap of this size is usual between engines in bfloat16"
+    assert not ckptcheck.parity_why(off).findings, "a gap of this size is usual between engines in bfloat16"
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -101,7 +101,7 @@ def test_a_gap_that_lasts_is_said_once(background: bool, tmp_path: Path) -> None
         trainer.step()
     assert watch.wait(60)
     assert said == ["HIS016 step 5", "HIS016 step 7"]
-    findings = [finding.message for finding in api.history(record).findings]
+    findings = [finding.message for finding in ckptcheck.history(record).findings]
     assert len(findings) == 2
     assert findings[1].endswith("it lasts for 15 probes, to step 21, and reaches 0.25")
 

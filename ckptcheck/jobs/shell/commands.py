@@ -18,6 +18,8 @@ from ckptcheck.jobs.live_arguments import (
 DUMPS = ("0_dump_path/update_actor", "0_dump_path/generate_sequences")
 """The trainer's and the engine's dump, where the guide of verl and msProbe puts them."""
 
+SETTINGS = ("clear_cache",)
+"""Arguments that the command line takes by --set."""
 SUGGESTIONS = "Then, on the real engine and trainer"
 """Title of the section with the commands."""
 
@@ -58,7 +60,9 @@ def _options(arguments: Arguments) -> list[str]:
     options: list[str] = []
     for name, value in arguments.items():
         flag = "--trainer-head-fp32" if name == "head_fp32" else f"--{name.replace('_', '-')}"
-        if value is True:
+        if name in SETTINGS:
+            options += ["--set", f"{name.replace('_', '-')}={'on' if value is True else value}"]
+        elif value is True:
             options.append(flag)
         elif isinstance(value, list):
             options += [word for item in value for word in (flag, item)]

@@ -20,11 +20,11 @@ from ckptcheck.text.formatting import join_words
 
 FUNCTIONS = {
     "preflight": ("preflight",),
-    "scan": ("scan_all",),
+    "scan": ("scan",),
     "refit": ("refit",),
     "parity": ("record_rollouts", "score_rollouts", "judge"),
 }
-"""Stage → the functions of `ckptcheck.api` that it calls, in their order."""
+"""Stage → the functions of `ckptcheck.verbs` that it calls, in their order."""
 SCORED = "scored.safetensors"
 """File of the results' folder with the engine's responses and the trainer's logprobs."""
 ENGINE_ARGUMENTS = ("engine", "engine_tp", "engine_mode", "engine_python", "dtype")
@@ -35,7 +35,7 @@ OWN = ("observer", "output", "baseline", "write_baseline", "fix", "stats", "pict
 
 @dataclass(frozen=True)
 class Call:
-    """A call of one function of `ckptcheck.api`."""
+    """A call of one function of `ckptcheck.verbs`."""
 
     function: str
     arguments: Mapping[str, Any]
@@ -57,7 +57,7 @@ class Stage:
 
 
 def check_options(request: GateRequest, functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Raise CkptcheckError for an argument that no function of its stage takes. functions: name → function of `ckptcheck.api`."""
+    """Raise CkptcheckError for an argument that no function of its stage takes. functions: name → function of `ckptcheck.verbs`."""
     for stage, options in request.options.items():
         known = {name for function in FUNCTIONS[stage] for name in _list_names(functions[function])} - {*OWN}
         for name in options:
@@ -88,7 +88,7 @@ def _plan_scan(job: Job, request: GateRequest, functions: Mapping[str, Callable[
     if not targets:
         return Stage("scan", cannot=cannot)
     arguments = {"*": [targets], **request.options.get("scan", {})}
-    return Stage("scan", (Call("scan_all", arguments),), cannot)
+    return Stage("scan", (Call("scan", arguments),), cannot)
 
 
 def _plan_refit(job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path) -> Stage:

@@ -78,7 +78,7 @@ def run_gate(
         job: what preflight read.
         preflight: what preflight found.
         request: what to check, and within which time.
-        functions: name → function of `ckptcheck.api` that a stage calls.
+        functions: name → function of `ckptcheck.verbs` that a stage calls.
         fail_on: the lightest severity of a finding that ends the gate before dearer stages.
         observer: receives messages.
         began: the moment by `time.monotonic` from which the deadline counts.

@@ -35,7 +35,7 @@ def check_quantization(scheme: str, engine: str, transport: str, dtype: str) -> 
     if scheme in BLOCK_FORMATS:
         raise CkptcheckError(
             f"--quantize {scheme} cannot be tried: {_missing_kernels(scheme, engine)}, and ckptcheck packs {_join(SCHEMES)} only",
-            f"--quantize {[*SCHEMES][-1]} tries the path of packed weights; ckptcheck refit --attach URL checks servers "
+            f"--quantize {[*SCHEMES][-1]} tries the path of packed weights; ckptcheck attach URL checks servers "
             f"on GPUs that serve {scheme}",
         )
     if scheme == "w4a16" and engine == "vllm" and dtype == "float32":
@@ -48,30 +48,21 @@ def check_quantization(scheme: str, engine: str, transport: str, dtype: str) -> 
         )
 
 
-def require_engine_layout(engine: str, *, tp: int, ep: int, pp: int, dp: int) -> None:
+def require_engine_layout(engine: str, *, tp: int, ep: int) -> None:
     """Raise CkptcheckError for a layout in which no trial starts this engine.
 
     vLLM 0.32 has no size of its own for expert parallelism: the group is that of all tensor-parallel ranks. SGLang 0.5.23 divides
     those ranks.
     """
-    if pp > 1:
-        raise CkptcheckError(
-            f"--engine-pp {pp}: a trial starts engines with one pipeline stage, whose ranks all take part in every transport",
-            "--engine-tp splits the model over as many ranks",
-        )
-    if dp > 1:
-        raise CkptcheckError(
-            f"--engine-dp {dp}: a trial starts one replica, since each replica loads the same weights by itself",
-            "ckptcheck refit --attach URL --attach URL compares the replicas of a job with each other",
-        )
     if ep > 1 and engine == "vllm" and ep != tp:
         raise CkptcheckError(
-            f"--engine-ep {ep}: vLLM spreads experts over all of its {tp} tensor-parallel ranks",
-            f"--engine-tp {ep} --engine-ep {ep}",
+            f"--set engine-ep={ep}: vLLM spreads experts over all of its {tp} tensor-parallel ranks",
+            f"--engine-tp {ep} --set engine-ep={ep}",
         )
     if tp % ep:
         raise CkptcheckError(
-            f"--engine-ep {ep} does not divide the {tp} ranks of --engine-tp", f"--engine-tp {ep} --engine-ep {ep}"
+            f"--set engine-ep={ep} does not divide the {tp} ranks of --engine-tp",
+            f"--engine-tp {ep} --set engine-ep={ep}",
         )
 
 
@@ -79,12 +70,13 @@ def require_draft_update(engine: str, transport: Transport, draft: str | None) -
     """Raise CkptcheckError if the draft cannot be sent: the engine has none, or a transport does not reach it."""
     if draft is None:
         raise CkptcheckError(
-            "--send-draft: the engine has no draft model", "--switch draft=mtp, or --switch draft=DIR, gives it one"
+            "--set send-draft=on: the engine has no draft model",
+            "--switch draft=mtp, or --switch draft=DIR, gives it one",
         )
     if not transport.reaches_draft:
         usable = [row for row in transports_of(engine) if row.reaches_draft]
         raise CkptcheckError(
-            f"--send-draft: {transport.name} does not bring {TITLES.get(engine, engine)} the weights of a draft model",
+            f"--set send-draft=on: {transport.name} does not bring {TITLES.get(engine, engine)} the weights of a draft model",
             f"--transport {' or '.join(row.name for row in usable)}",
         )
 
@@ -92,7 +84,7 @@ def require_draft_update(engine: str, transport: Transport, draft: str | None) -
 def require_experts(ckpt: Checkpoint, ep: int) -> None:
     """Raise CkptcheckError for expert parallelism of a model without experts."""
     if ep > 1 and not any(".experts." in name for name in ckpt.tensors):
-        raise CkptcheckError(f"--engine-ep {ep}: {ckpt.target} has no experts", "leave out --engine-ep")
+        raise CkptcheckError(f"--set engine-ep={ep}: {ckpt.target} has no experts", "leave out engine-ep")
 
 
 def require_plain_source(ckpt: Checkpoint) -> None:
@@ -149,7 +141,7 @@ def require_second_load(
     raise CkptcheckError(
         f"SGLang {version} cannot load weights in {scheme} a second time on a GPU: after the start it keeps them transposed and "
         "without a loader, and dies at the first sync",
-        "--engine vllm; or, of a mixture of experts, --quantize w4a16 with --ignore for every module that is no expert",
+        "--engine vllm; or, of a mixture of experts, --quantize w4a16 with --quantize-ignore for every module that is no expert",
     )
 
 

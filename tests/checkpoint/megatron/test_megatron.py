@@ -131,7 +131,7 @@ def test_commands_for_hugging_face_checkpoints_say_what_this_is() -> None:
         open_checkpoint(str(MEGATRON / "dense"))
 
 
-@pytest.mark.parametrize("arguments", [[], ["--headers-only"], ["--no-mmap"], ["--format", "json"]])
+@pytest.mark.parametrize("arguments", [[], ["--headers-only"], ["--set", "no-mmap=on"], ["--format", "json"]])
 def test_scan_on_the_command_line(arguments: list[str], copied: Any) -> None:
     folder = copied("tp2-pp2")
     command = [sys.executable, "-m", "ckptcheck", "scan", str(folder), *arguments]

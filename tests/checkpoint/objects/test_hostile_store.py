@@ -53,7 +53,7 @@ def test_a_key_that_is_no_path_is_one_sentence(key: str, store: ObjectServer) ->
 def test_a_name_that_means_something_elsewhere_is_a_name(name: str, store: ObjectServer) -> None:
     objects = store.buckets["models"]
     objects[f"runs/step_1/{name}"] = objects["runs/step_1/model.safetensors"]
-    report = ckptcheck.scan(TARGET)
+    report = ckptcheck.scan(TARGET)[0]
     assert report.counts["files"] == 2
     assert any("safetensors" in finding.message + str(finding.file) for finding in report.findings)
     for form in ("json", "html", "sarif", "junit", "github"):

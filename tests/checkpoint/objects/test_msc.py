@@ -44,7 +44,7 @@ def test_the_report_of_the_folder(root: str) -> None:
     assert form(ckptcheck.scan(f"{root}/runs/step_1", values=True)) == form(ckptcheck.scan(LLAMA))
     run = FIXTURES / "megatron" / "tp2-pp2"
     assert form(ckptcheck.scan(f"{root}/megatron", values=True)) == form(ckptcheck.scan(run))
-    assert [report.target for report in ckptcheck.scan_all(f"{root}/runs/*/")] == [f"{root}/runs/step_1"]
+    assert [report.target for report in ckptcheck.scan(f"{root}/runs/*/")] == [f"{root}/runs/step_1"]
 
 
 def test_a_manifest_is_written_and_read(storage: Path, root: str) -> None:

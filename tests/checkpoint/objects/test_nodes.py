@@ -253,5 +253,5 @@ def test_no_link_leads_out_of_a_node_s_folder(spread: Callable[..., tuple[Path, 
 
 def test_a_fleet_says_of_each_where_it_lies(spread: Callable[..., tuple[Path, Nodes]]) -> None:
     target, runner = spread(LLAMA, SMALL, SMALL | {FIRST, THIRD}, {SECOND})
-    reports = ckptcheck.scan_all([target, target / SECOND], runner=runner)
+    reports = ckptcheck.scan([target, target / SECOND], runner=runner)
     assert [len(cluster(report)) for report in reports] == [1, 1]

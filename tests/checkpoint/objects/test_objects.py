@@ -148,9 +148,9 @@ def test_a_fleet(store: ObjectServer) -> None:
     fleet = [f"s3://models/runs/step_{number}" for number in (1, 2, 10)]
     assert resolve_targets(["s3://models/runs/*/"], log=print) == fleet
     assert resolve_targets(["s3://models/runs"], recursive=True, log=print) == fleet
-    assert [report.target for report in ckptcheck.scan_all("s3://models/r*/step_?")] == fleet[:2]
+    assert [report.target for report in ckptcheck.scan("s3://models/r*/step_?")] == fleet[:2]
     with pytest.raises(CkptcheckError, match="matches no folder"):
-        ckptcheck.scan_all("s3://models/runs/epoch_*")
+        ckptcheck.scan("s3://models/runs/epoch_*")
     with pytest.raises(CkptcheckError, match=r"holds 3 checkpoints: step_1, step_2, step_10"):
         ckptcheck.scan("s3://models/runs")
 

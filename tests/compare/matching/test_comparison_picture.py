@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.linter.pictures import HeatCell, HeatMap
 from ckptcheck.reporters import render
 from tests.factories.checkpoint_cases import CHECKPOINTS
@@ -29,7 +29,7 @@ def change(folder: Path, tensors: dict[str, np.ndarray | None]) -> None:
 
 
 def draw(first: Path, second: Path, **options: object) -> dict[str, HeatCell]:
-    (picture,) = api.diff(first, second, pictures=True, **options).pictures  # type: ignore[arg-type]
+    (picture,) = ckptcheck.diff(first, second, pictures=True, **options).pictures  # type: ignore[arg-type]
     assert isinstance(picture, HeatMap)
     assert list(picture.rows) == list(dict.fromkeys(picture.rows))
     return {cell.name: cell for cell in picture.cells.values()}
@@ -37,9 +37,9 @@ def draw(first: Path, second: Path, **options: object) -> dict[str, HeatCell]:
 
 def test_equal_sides_are_equal_everywhere_and_the_report_says_how_many(other: Path) -> None:
     assert {cell.state for cell in draw(TINY, other).values()} == {"equal"}
-    assert api.diff(TINY, other).headline == "30 tensors are equal bit for bit"
-    assert api.diff(TINY, other, atol=0.1).headline == "30 tensors are equal within the tolerance"
-    assert api.diff(TINY, other).pictures == ()
+    assert ckptcheck.diff(TINY, other).headline == "30 tensors are equal bit for bit"
+    assert ckptcheck.diff(TINY, other, atol=0.1).headline == "30 tensors are equal within the tolerance"
+    assert ckptcheck.diff(TINY, other).pictures == ()
 
 
 def test_each_difference_has_its_state(other: Path) -> None:
@@ -56,7 +56,7 @@ def test_each_difference_has_its_state(other: Path) -> None:
         },
     )
     cells = draw(TINY, other)
-    report = api.diff(TINY, other)
+    report = ckptcheck.diff(TINY, other)
     assert report.headline == ""
     assert {name: cell.state for name, cell in cells.items() if cell.state != "equal"} == {
         layer.format(0): "swapped",
@@ -98,5 +98,5 @@ def test_what_was_not_updated_is_stale(other: Path, tmp_path: Path) -> None:
 
 def test_the_page_is_the_same_in_every_run(other: Path) -> None:
     change(other, {"model.norm.weight": None})
-    pages = [render("html", [api.diff(TINY, other, pictures=True)], ()) for _ in range(2)]
+    pages = [render("html", [ckptcheck.diff(TINY, other, pictures=True)], ()) for _ in range(2)]
     assert pages[0] == pages[1]

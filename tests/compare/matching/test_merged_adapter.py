@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.errors import CkptcheckError
 from tests.conftest import needs
 
@@ -41,8 +41,8 @@ class Models:
         tuned.save_pretrained(self.adapter)
         tuned.merge_and_unload().save_pretrained(self.merged)
 
-    def diff(self, merged: Path | None = None) -> api.Report:
-        return api.diff(self.adapter, merged or self.merged, base=self.base)
+    def diff(self, merged: Path | None = None) -> ckptcheck.Report:
+        return ckptcheck.diff(self.adapter, merged or self.merged, base=self.base)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_a_module_that_the_base_lacks_is_named(models: Models, tmp_path: Path) -
             del tensors[name]
 
     base = rewrite(models.base, tmp_path / "base", cut)
-    report = api.diff(models.adapter, rewrite(models.merged, tmp_path / "merged", cut), base=base)
+    report = ckptcheck.diff(models.adapter, rewrite(models.merged, tmp_path / "merged", cut), base=base)
     assert [(finding.code, finding.message) for finding in report.findings] == [
         (
             "CMP012",
@@ -170,10 +170,10 @@ def test_what_is_not_computed_is_incomplete(models: Models, tmp_path: Path) -> N
     settings = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(settings | {"rank_pattern": {"^.*q_proj$": 8}}))
     with pytest.raises(CkptcheckError, match="does not give r and lora_alpha for it as plain numbers"):
-        api.diff(adapter, models.merged, base=models.base)
+        ckptcheck.diff(adapter, models.merged, base=models.base)
     (adapter / "adapter_config.json").write_text(json.dumps(settings | {"peft_type": "LOHA"}))
     with pytest.raises(CkptcheckError, match="only LoRA is computed"):
-        api.diff(adapter, models.merged, base=models.base)
+        ckptcheck.diff(adapter, models.merged, base=models.base)
 
 
 def test_an_update_of_nothing_is_skipped_and_not_passed(smollm2: Path, tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_the_base_of_a_whole_model_is_the_version_before_it(models: Models, tmp_
         for layer in range(15, LAYERS):
             tensors[weight(layer)] = base[weight(layer)].clone()
 
-    report = api.diff(models.merged, rewrite(models.merged, tmp_path / "half", half), base=models.base)
+    report = ckptcheck.diff(models.merged, rewrite(models.merged, tmp_path / "half", half), base=models.base)
     assert [finding.code for finding in report.findings] == ["CMP005"]
     assert "layers 15-29: still the previous version" in report.findings[0].message
     with pytest.raises(CkptcheckError, match="both name what came before"):
-        api.diff(models.merged, models.merged, base=models.base, previous=models.base)
+        ckptcheck.diff(models.merged, models.merged, base=models.base, previous=models.base)

@@ -78,7 +78,7 @@ def test_who_notices_what(engine: str, transport: str, tmp_path: Path) -> None:
     needs_engine(engine)
     model = live.write("llama", tmp_path / "llama")
     command = [
-        sys.executable, "-m", "ckptcheck", "refit", str(model), "--conformance", "--engine", engine, "--transport", transport,
+        sys.executable, "-m", "ckptcheck", "conformance", str(model), "--engine", engine, "--transport", transport,
         "--format", "json",
     ]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -169,13 +169,13 @@ def test_buckets_are_never_empty() -> None:
 
 
 def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ckptcheck", "refit", "--conformance", *arguments]
+    command = [sys.executable, "-m", "ckptcheck", "conformance", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 def test_the_example_of_the_page_is_what_the_command_prints(tmp_path: Path) -> None:
     text = re.search(r"```python\n(import torch.+?)```", PAGE, re.DOTALL)
-    command = "ckptcheck refit --conformance --transport my_transport:MyTransport"
+    command = "ckptcheck conformance --transport my_transport:MyTransport"
     shown = re.search(rf"\$ {command}\n(.+?)```\n\n## A job", PAGE, re.DOTALL)
     assert text
     assert shown
@@ -199,9 +199,9 @@ def test_json_markdown_and_exit_codes(tmp_path: Path) -> None:
     assert run_command(tmp_path, "--transport", "mine:Forgetful").returncode == 1
     assert run_command(tmp_path, "--transport", "mine:Absent").returncode == 2
     assert run_command(tmp_path).returncode == 2
-    refused = run_command(tmp_path, "--transport", "mine:Careless", "--steps", "2", "--engine", "vllm")
+    refused = run_command(tmp_path, "--transport", "mine:Careless", "--engine", "vllm")
     assert refused.returncode == 2
-    assert "--steps has no effect with --conformance" in refused.stderr
+    assert "--engine has no effect with a transport of your own" in refused.stderr
 
 
 def test_a_jobs_own_push_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

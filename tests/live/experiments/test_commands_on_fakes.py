@@ -92,7 +92,7 @@ def test_processed_logprobs_are_scored_at_their_temperature(here: Path) -> None:
 
 
 def test_penalties_are_recorded_and_named(here: Path) -> None:
-    penalties = ("--presence-penalty", "0.5", "--repetition-penalty", "1.1")
+    penalties = ("--set", "presence-penalty=0.5", "--set", "repetition-penalty=1.1")
     parity("record", "tiny", "-o", "r.safetensors", *penalties, "--switch", "logprobs=processed", "--number", "2")
     parity("score", "r.safetensors", "tiny", "-o", "s.safetensors")
     sampling = read_rollouts(here / "s.safetensors").metadata.sampling
@@ -168,16 +168,15 @@ SMALL = ("matrix", "tiny", "--lengths", "30", "--repeats", "1", "--response", "6
 @pytest.mark.parametrize(("options", "said"), [
     (["--floor", "nowhere.json"], "cannot read the floor nowhere.json"),
     (["--floor", "p.json", "--calibrate"], "give one of the two"),
-    (["--resume", "m.jsonl", "-o", "m.jsonl"], "files of their own"),
-    (["--resume", "m.jsonl", "--markdown", "./m.jsonl"], "files of their own"),
+    (["--resume", "m.jsonl", "-o", "m.jsonl"], "--resume and -o would both write m.jsonl"),
+    (["--resume", "m.jsonl", "--markdown", "./m.jsonl"], "--resume and --markdown would both write m.jsonl"),
     (["--markdown", "tiny/config.json"], "overwritten"),
     (["-o", "none/m.json"], "cannot write none/m.json"),
     (["--switch", "logprobs=processed"], "the models' own logprobs"),
     (["--temperature", "0"], "no sampling"),
     (["--layouts", "tp0"], "tp0 is no parallel layout"),
     (["--layouts", "tp2tp4"], "tp2tp4 is no parallel layout"),
-    (["--layouts", "tp2", "--engine-tp", "2"], "--engine-tp has no effect with --layouts"),
-    (["--pairs", "transformers:megatron", "--engine-mode", "stock"], "--engine-mode has no effect without a pair"),
+    (["--pairs", "transformers:megatron", "--set", "engine-mode=stock"], "--set engine-mode has no effect without a pair"),
     (["--pairs", "megatron:megatron"], "megatron:megatron is no pair"),
 ])  # fmt: skip
 def test_a_matrix_that_cannot_be_is_refused_before_anything_runs(here: Path, options: list[str], said: str) -> None:
@@ -213,7 +212,7 @@ def test_limits_of_the_matrix_are_flags(here: Path) -> None:
     faults.append("batch")
     wide = [*SMALL, "--batch", "3", "--sequences", "3", "--data", "synthetic", "--decoding", "greedy"]
     parity(*wide, code=1)
-    parity(*wide, "--max-mult-prob-error", "1.2")
+    parity(*wide, "--set", "max-mult-prob-error=1.2")
 
 
 FEW = (
@@ -345,7 +344,7 @@ def test_two_trainers_are_compared_without_an_engine(here: Path, starts: list[tu
         "--repeats",
         "1",
     ]
-    report = json.loads(parity(*options, "--response", "6", "--tp", "2", "--calibrate", "--format", "json"))
+    report = json.loads(parity(*options, "--response", "6", "--layouts", "tp2", "--calibrate", "--format", "json"))
     assert [name for name, _ in starts] == ["transformers", "megatron"]
     assert ("megatron", "TP2") in starts
     assert report["verdict"] == "clean"

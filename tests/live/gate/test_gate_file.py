@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.gate.gate_file import parse_duration, read_gate_request
 
@@ -76,10 +76,27 @@ def test_a_malformed_gate_file_is_refused(text: str, message: str, tmp_path: Pat
 )
 def test_an_unknown_argument_is_refused_before_anything_runs(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(CkptcheckError) as caught:
-        api.gate(write(tmp_path, f'job = "nowhere.yaml"\n{text}'))
+        ckptcheck.gate(write(tmp_path, f'job = "nowhere.yaml"\n{text}'))
     assert caught.value.message.startswith(message)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90 s", 90), ("1.5 hours", 5400), ("2m", 120), (30, 30), ("7", 7)])
 def test_durations(text: str | float, seconds: float) -> None:
     assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ("[refit]\nsteps = 'two'\n", r"\[refit\] takes a whole number as steps, not 'two'"),
+        ("[refit]\nsteps = -1\n", "--steps takes whole numbers from 0 on, not -1"),
+        ("[scan]\nselect = 3\n", r"\[scan\] takes a text or several of these as select, not 3"),
+        ("[parity]\ndtype = 'float16'\n", "--dtype is one of float32, bfloat16, not float16"),
+    ],
+)
+def test_a_value_that_a_verb_does_not_take_is_a_sentence(tmp_path: Path, table: str, sentence: str) -> None:
+    (tmp_path / "gate.toml").write_text(f'job = "job.yaml"\n{table}', encoding="utf-8")
+    (tmp_path / "job.yaml").write_text("actor_rollout_ref: {rollout: {name: vllm}}\n", encoding="utf-8")
+    with pytest.raises(CkptcheckError, match=sentence):
+        ckptcheck.gate(tmp_path / "gate.toml", folder=tmp_path / "results")
+    assert not (tmp_path / "results").exists()

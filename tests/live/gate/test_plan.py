@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.jobs.open_job import open_job
 from ckptcheck.live.gate.gate_file import STAGES, GateRequest
 from ckptcheck.live.gate.plan import Stage, plan_stages
 from tests.live.gate.test_gate import JOB
 
-FUNCTIONS = {name: getattr(api, name) for name in ("scan_all", "refit", "record_rollouts", "score_rollouts", "judge")}
+FUNCTIONS = {name: getattr(ckptcheck, name) for name in ("scan", "refit", "record_rollouts", "score_rollouts", "judge")}
 
 
 def plan(

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ckptcheck import CkptcheckError, api
+import ckptcheck
+from ckptcheck import CkptcheckError
 from ckptcheck.linter.stored_report import load_report
 from ckptcheck.live.gate.gate_lock import lock_folder
 from ckptcheck.live.gate.plan import Call
@@ -44,12 +45,12 @@ def test_a_page_that_is_no_file(put: Any, tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     put(tmp_path / "results/report.html")
     with pytest.raises(CkptcheckError, match=r"report\.html: it is no regular file"):
-        api.gate(tmp_path / "job.yaml", stages=["preflight"], folder=tmp_path / "results")
+        ckptcheck.gate(tmp_path / "job.yaml", stages=["preflight"], folder=tmp_path / "results")
 
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    return api.scan(SOUND, consumers=["vllm"]).to_dict()
+    return ckptcheck.scan(SOUND, consumers=["vllm"]).to_dict()
 
 
 FINDING = {"code": "A", "name": "b", "severity": "error", "message": "c"}

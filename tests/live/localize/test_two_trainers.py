@@ -9,7 +9,7 @@ from typing import Any
 import live
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.runtime.engines.activations import Activations
 from ckptcheck.live.runtime.trainers import registry
@@ -52,20 +52,20 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, 
 
 
 def test_megatron_is_compared_with_transformers_directly(started: list[tuple[str, str, str]]) -> None:
-    report = api.localize("tiny", trainer="megatron", engine="transformers", tp=2)
+    report = ckptcheck.localize("tiny", trainer="megatron", engine="transformers", tp=2)
     assert started == [("megatron", "TP2", "tiny"), ("transformers", "", "tiny")]
     assert "megatron TP2 ↔ transformers" in report.subject
     assert any("layers.1.mlp.down_proj" in finding.message + str(finding.key) for finding in report.findings)
 
 
 def test_the_layout_is_megatrons_on_either_side(started: list[tuple[str, str, str]]) -> None:
-    api.localize("tiny", trainer="transformers", engine="megatron", engine_source="other", pp=2)
+    ckptcheck.localize("tiny", trainer="transformers", engine="megatron", engine_source="other", pp=2)
     assert started == [("transformers", "", "tiny"), ("megatron", "PP2", "other")]
 
 
 def test_a_trainer_beside_itself_and_options_of_engines_are_refused(started: list[tuple[str, str, str]]) -> None:
     with pytest.raises(CkptcheckError, match="both sides are transformers"):
-        api.localize("tiny", engine="transformers")
+        ckptcheck.localize("tiny", engine="transformers")
     with pytest.raises(CkptcheckError, match="has no effect with --engine megatron: two trainers are run"):
-        api.localize("tiny", engine="megatron", engine_tp=2)
+        ckptcheck.localize("tiny", engine="megatron", engine_tp=2)
     assert started == []

@@ -124,11 +124,15 @@ def test_a_draft_is_rounded_as_torch_rounds(tmp_path: Path) -> None:
 
 
 def test_a_draft_is_sent_where_something_takes_it() -> None:
-    with pytest.raises(CkptcheckError, match=r"--send-draft: the engine has no draft model"):
+    with pytest.raises(CkptcheckError, match=r"--set send-draft=on: the engine has no draft model"):
         require_draft_update("vllm", find_transport("vllm", "gloo"), None)
-    with pytest.raises(CkptcheckError, match=r"--send-draft: reload does not bring vLLM the weights of a draft model"):
+    with pytest.raises(
+        CkptcheckError, match=r"--set send-draft=on: reload does not bring vLLM the weights of a draft model"
+    ):
         require_draft_update("vllm", find_transport("vllm", "reload"), "mtp")
-    with pytest.raises(CkptcheckError, match=r"--send-draft: disk does not bring SGLang the weights of a draft model"):
+    with pytest.raises(
+        CkptcheckError, match=r"--set send-draft=on: disk does not bring SGLang the weights of a draft model"
+    ):
         require_draft_update("sglang", find_transport("sglang", "disk"), "mtp")
     require_draft_update("vllm", find_transport("vllm", "gloo"), "mtp")
     require_draft_update("sglang", find_transport("sglang", None), "mtp")

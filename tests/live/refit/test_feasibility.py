@@ -118,21 +118,19 @@ def test_experts_alone_in_four_bits_are_loaded_again() -> None:
 @pytest.mark.parametrize(
     ("engine", "layout", "sentence"),
     [
-        ("vllm", {"pp": 2}, "--engine-pp 2: a trial starts engines with one pipeline stage"),
-        ("sglang", {"dp": 2}, "--engine-dp 2: a trial starts one replica"),
-        ("vllm", {"tp": 4, "ep": 2}, "--engine-ep 2: vLLM spreads experts over all of its 4 tensor-parallel ranks"),
-        ("sglang", {"tp": 2, "ep": 4}, "--engine-ep 4 does not divide the 2 ranks of --engine-tp"),
+        ("vllm", {"tp": 4, "ep": 2}, "--set engine-ep=2: vLLM spreads experts over all of its 4 tensor-parallel ranks"),
+        ("sglang", {"tp": 2, "ep": 4}, "--set engine-ep=4 does not divide the 2 ranks of --engine-tp"),
         ("vllm", {"ep": 2}, "vLLM spreads experts over all of its 1 tensor-parallel ranks"),
     ],
 )
 def test_a_layout_that_no_trial_starts_is_refused(engine: str, layout: dict[str, int], sentence: str) -> None:
     with pytest.raises(CkptcheckError, match=sentence):
-        require_engine_layout(engine, **{"tp": 1, "ep": 1, "pp": 1, "dp": 1, **layout})
+        require_engine_layout(engine, **{"tp": 1, "ep": 1, **layout})
 
 
 def test_experts_are_spread_over_ranks_where_there_are_any() -> None:
-    require_engine_layout("vllm", tp=2, ep=2, pp=1, dp=1)
-    require_engine_layout("sglang", tp=4, ep=2, pp=1, dp=1)
+    require_engine_layout("vllm", tp=2, ep=2)
+    require_engine_layout("sglang", tp=4, ep=2)
     require_experts(open_checkpoint(str(CHECKPOINTS / "tiny-qwen3-moe")), 2)
     require_experts(open_checkpoint(str(CHECKPOINTS / "tiny-llama")), 1)
     with pytest.raises(CkptcheckError, match="tiny-llama has no experts"):

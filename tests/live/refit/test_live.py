@@ -31,7 +31,9 @@ def codes(report: dict[str, Any]) -> set[str]:
 
 
 def test_weights_reach_the_engine_over_gloo_from_two_tensor_parallel_ranks(tmp_path: Path) -> None:
-    report = refit(live.write("llama", tmp_path / "llama"), "--tp", "2", "--transport", "gloo", "--bucket-mb", "0.05")
+    report = refit(
+        live.write("llama", tmp_path / "llama"), "--tp", "2", "--transport", "gloo", "--set", "bucket-mb=0.05"
+    )
     assert codes(report) == {"REF011"}  # vLLM keeps its prefix cache unless it is told not to
     assert not report["crashed"]
     (found,) = report["findings"]
@@ -43,7 +45,7 @@ def test_weights_reach_the_engine_over_gloo_from_two_tensor_parallel_ranks(tmp_p
 
 def test_stock_vllm_goes_on_with_the_tied_head_of_before(tmp_path: Path) -> None:
     report = refit(
-        live.write("qwen3-tied", tmp_path / "tied"), "--pp", "2", "--engine-mode", "stock", "--perturb", "0.02"
+        live.write("qwen3-tied", tmp_path / "tied"), "--pp", "2", "--set", "engine-mode=stock", "--set", "perturb=0.02"
     )
     assert {"REF006", "REF007", "REF010"} <= codes(report)
     kept = next(finding for finding in report["findings"] if finding["code"] == "REF006")

@@ -7,7 +7,7 @@ from pathlib import Path
 import live
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.live.runtime.engines.sglang import SglangEngine
 from tests.conftest import needs_engine
 from tests.factories.live_bench import messages_by_code
@@ -23,7 +23,7 @@ def test_every_copy_follows_the_map(tmp_path: Path, is_faulty: bool, monkeypatch
     if is_faulty:
         monkeypatch.setattr(SglangEngine, "module", DOUBLES / "faulty_sglang_experts.py")
     source = live.write("qwen3-moe", tmp_path / "source")
-    report = api.refit(str(source), engine="sglang", switch=["redundant_experts=2"], bucket_mb=0.1)
+    report = ckptcheck.refit(str(source), engine="sglang", switch=["redundant_experts=2"], bucket_mb=0.1)
     found = messages_by_code(report)
     if not is_faulty:
         assert report.verdict == "clean", found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from tests.conftest import needs_engine
 from tests.paths import ROOT
 
@@ -53,7 +53,7 @@ def model(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_old_images_after_an_update(python: Path, model: Path, transport: str, message: str) -> None:
     """vLLM 0.32: the weight-transfer API keeps them; `reload_weights` drops them in the workers, unknown to the scheduler."""
-    report = api.refit(
+    report = ckptcheck.refit(
         model, trainer="transformers", transport=transport, perturb=0.1, bucket_mb=1.0, engine_python=python,
         trainer_python=python,
     )  # fmt: skip

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]
 @pytest.mark.matrix
 def test_experts_are_spread_over_the_ranks_of_the_engine(tmp_path: Path) -> None:
     source = live.write("qwen3-moe", tmp_path / "moe")
-    report = refit(source, "--trainer", "transformers", "--engine-tp", "2", "--engine-ep", "2")
+    report = refit(source, "--trainer", "transformers", "--engine-tp", "2", "--set", "engine-ep=2")
     assert report["verdict"] != "incomplete"
     assert codes(report) == {"REF011"}  # vLLM keeps its prefix cache unless it is told not to
     assert {"REF001", "REF003", "REF010", "REF012"} <= set(report["passed"])

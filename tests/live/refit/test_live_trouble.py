@@ -63,6 +63,6 @@ def test_an_engine_without_memory(place: Path) -> None:
     starved = place / "python"
     starved.write_text(f'#!/bin/sh\nulimit -v 2500000\nexec {python} "$@"\n')
     starved.chmod(0o755)
-    command = Command(place, "--trainer", "transformers", "--engine-python", str(starved))
+    command = Command(place, "--trainer", "transformers", "--set", f"engine-python={starved}")
     why = command.why()
     assert why.startswith("could not finish cold load: vllm ")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.linter.report import Report
 from ckptcheck.live.runtime.engines.vllm import VllmEngine
 from tests.conftest import needs_engine
@@ -39,7 +39,9 @@ def write_adapter(folder: Path, rank: int = 4, seed: int = 1) -> Path:
 
 def run(folder: Path, engine: str, **options: str) -> Report:
     needs_engine(engine)
-    return api.lora(live.write("qwen3", folder / "base"), write_adapter(folder / "lora"), engine=engine, **options)  # type: ignore[arg-type]
+    return ckptcheck.lora(
+        live.write("qwen3", folder / "base"), write_adapter(folder / "lora"), engine=engine, **options
+    )  # type: ignore[arg-type]
 
 
 def test_vllm_serves_replaces_and_evicts_adapters(tmp_path: Path) -> None:

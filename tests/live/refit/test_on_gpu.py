@@ -54,7 +54,7 @@ def test_the_engine_computes_with_the_trainers_weights(cell: gpu.Cell, request: 
 def test_weights_that_are_dropped_in_sleep_come_with_the_sync(cell: gpu.Cell, smollm2: Path) -> None:
     if why := gpu.lacking(cell):
         pytest.skip(why)
-    report = json.loads(gpu.refit(smollm2, cell, "--sleep-level", "2").stdout)
+    report = json.loads(gpu.refit(smollm2, cell, "--set", "sleep-level=2").stdout)
     assert [finding["message"] for finding in report["findings"] if finding["severity"] == "error"] == []
     assert {"REF001", "REF003", "REF004", "REF018"} <= set(report["passed"])
 

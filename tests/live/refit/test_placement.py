@@ -78,22 +78,22 @@ def test_what_can_be(trainer: Any, there: Any, transport: str) -> None:
         ),
         (
             Holder(), engine("reload", "ipc", "load_weights", gpus="A"), "ipc",
-            "ipc carries weights between GPUs, and megatron computes on the CPU", "--device cuda, or --transport reload",
+            "ipc carries weights between GPUs, and megatron computes on the CPU", "--set device=cuda, or --transport reload",
         ),
         (
             Holder("A"), engine("reload", "nccl", "load_weights", gpus="A"), "nccl",
             "NCCL refuses two ranks on one GPU, and megatron and vllm share A",
-            "--transport ipc, or another GPU by --engine-gpus",
+            "--transport ipc, or another GPU by --set engine-gpus",
         ),
         (
             Holder("A"), engine("tensor", "nccl", name="sglang", gpus="B,A"), "nccl",
             "NCCL refuses two ranks on one GPU, and megatron and sglang share A",
-            "--transport tensor, or another GPU by --engine-gpus",
+            "--transport tensor, or another GPU by --set engine-gpus",
         ),
         (
             Holder("A"), engine("reload", "ipc", "load_weights", gpus="B"), "ipc",
             "CUDA IPC opens the memory of one GPU, and megatron does not see B, where vllm is",
-            "let both see it (--trainer-gpus, --engine-gpus), --transport nccl, or --transport reload",
+            "let both see it (--set trainer-gpus, --set engine-gpus), --transport nccl, or --transport reload",
         ),
         (
             Holder("A", nccl="2.27.5"), engine("reload", "nccl", gpus="B", nccl="2.29.7"), "nccl",

@@ -20,7 +20,7 @@ def refit(folder: Path, engine: str, *arguments: str) -> dict[str, Any]:
     needs_engine(engine)
     needs_engine("megatron")  # has transformers
     command = [sys.executable, "-m", "ckptcheck", "refit", str(folder), "--engine", engine, "--trainer", "transformers"]
-    command += [*([] if "--steps" in arguments else ["--perturb", "0.02"]), *arguments, "--format", "json"]
+    command += [*([] if "--steps" in arguments else ["--set", "perturb=0.02"]), *arguments, "--format", "json"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.stdout, result.stderr
     report: dict[str, Any] = json.loads(result.stdout)
@@ -33,8 +33,9 @@ def codes(report: dict[str, Any]) -> set[str]:
 
 def test_slimes_router_is_named_with_the_entry_that_mends_it(tmp_path: Path) -> None:
     report = refit(
-        live.write("qwen3-wide", tmp_path / "moe"), "sglang", "--quantize", "w4a16", "--trainer-quantizer", "slime",
-        "--ignore", "lm_head", "--ignore", "model.embed_tokens", "--ignore", r"re:.*mlp\.gate$", "--steps", "0",
+        live.write("qwen3-wide", tmp_path / "moe"), "sglang", "--quantize", "w4a16", "--set", "trainer-quantizer=slime",
+        "--quantize-ignore", "lm_head", "--quantize-ignore", "model.embed_tokens", "--quantize-ignore",
+        r"re:.*mlp\.gate$", "--steps", "0",
     )  # fmt: skip
     assert {"REF001", "REF009", "REF010", "REF023"} <= codes(report)
     found = next(finding for finding in report["findings"] if finding["code"] == "REF023")

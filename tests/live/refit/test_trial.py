@@ -176,8 +176,8 @@ def test_each_fault_is_seen_by_a_rule(tmp_path: Path) -> None:
             ("tiny-llama", "--pause", "keep", "--transport", "load_weights"),
             "vllm takes weights while requests run by reload only",
         ),
-        (("tiny-llama", "--pause", "keep", "--sleep-level", "2"), "--pause needs the KV cache"),
-        (("tiny-llama", "--sleep-level", "2", "--steps", "0"), "--sleep-level has no effect with --steps 0"),
+        (("tiny-llama", "--pause", "keep", "--set", "sleep-level=2"), "--pause needs the KV cache"),
+        (("tiny-llama", "--set", "sleep-level=2", "--steps", "0"), "--set sleep-level has no effect with --steps 0"),
         (("nowhere",), "nowhere"),
     ],
 )

@@ -104,8 +104,15 @@ def refit(
     temporary, notes, mark = place / "tmp", place / "notes", environment["CELL"]
     command = [
         *(sys.executable, "-m", "ckptcheck", "refit", str(source), "--trainer", "transformers"),
-        *("--engine-python", str(place / "engine"), "--trainer-python", str(place / "trainer"), "--steps", steps),
-        *("--bucket-mb", "0.002", "--format", "json", *arguments),
+        *(
+            "--set",
+            f"engine-python={place / 'engine'}",
+            "--set",
+            f"trainer-python={place / 'trainer'}",
+            "--steps",
+            steps,
+        ),
+        *("--set", "bucket-mb=0.002", "--format", "json", *arguments),
     ]
     if redirect:
         command = ["bash", "-c", f'"$@" {redirect}', "bash", *command]
@@ -350,7 +357,7 @@ def test_a_transport_between_gpus_is_refused_in_a_sentence_and_nothing_is_left(p
 
 
 def test_an_engine_that_is_not_there_is_noticed_before_the_trainer_loads(place: Path) -> None:
-    outcome = refit(place, "", "--engine-python", str(place / "nowhere"))
+    outcome = refit(place, "", "--set", f"engine-python={place / 'nowhere'}")
     assert (outcome.code, outcome.files) == (2, []), outcome.err
     assert outcome.report["error"] == f"cannot run {place / 'nowhere'}: No such file or directory"
     assert outcome.err.startswith(f"ckptcheck: {outcome.report['error']}")
@@ -358,7 +365,7 @@ def test_an_engine_that_is_not_there_is_noticed_before_the_trainer_loads(place: 
 
 
 def test_a_switch_that_was_not_taken_is_in_the_report(place: Path) -> None:
-    outcome = refit(place, "", "--switch", "compilation=graphs", "--device", "cpu", "--engine-gpus", "0")
+    outcome = refit(place, "", "--switch", "compilation=graphs", "--set", "device=cpu", "--set", "engine-gpus=0")
     assert outcome.code == 0, outcome.err
     lines = [
         line for table in outcome.report["sections"] if table["title"].startswith("switches") for line in table["lines"]

@@ -115,7 +115,7 @@ def scan_edited(tmp_path: Path, name: str) -> Mapping[str, Report]:
     """Return edit → report, and that of the sound model as ``sound``; one process loads them all."""
     folders = {edit.__name__: write_edited(tmp_path / edit.__name__, edit) for edit in EDITS}
     folders["sound"] = TINY
-    reports = ckptcheck.scan_all(list(folders.values()), headers_only=True, select=["DRY"], dry_load=name)
+    reports = ckptcheck.scan(list(folders.values()), headers_only=True, select=["DRY"], dry_load=name)
     assert not any(report.crashed for report in reports)
     return dict(zip(folders, reports, strict=True))
 
@@ -405,7 +405,7 @@ def test_what_is_no_whole_model_is_not_asked_about(tmp_path: Path) -> None:
     shutil.copytree(TINY, without_config)
     (without_config / "config.json").unlink()
     targets = [CHECKPOINTS / "tiny-lora", TINY / "model.safetensors", without_config]
-    reports = ckptcheck.scan_all(targets, headers_only=True, dry_load="transformers")
+    reports = ckptcheck.scan(targets, headers_only=True, dry_load="transformers")
     assert [dict(report.skipped)["DRY001"] for report in reports] == [
         "a whole model is needed for a dry load",
         "a whole model is needed for a dry load",

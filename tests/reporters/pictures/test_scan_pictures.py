@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.checkpoint.layer_grid import MOST_ROWS, build_layer_grid
 from ckptcheck.linter.pictures import Curves, HeatMap, NoPicture, Picture
 from ckptcheck.linter.report import Report
@@ -41,7 +41,7 @@ def change(folder: Path, name: str, function: object) -> None:
 
 
 def scan(folder: Path, **options: object) -> Report:
-    return api.scan(folder, pictures=True, **options)  # type: ignore[arg-type]
+    return ckptcheck.scan(folder, pictures=True, **options)  # type: ignore[arg-type]
 
 
 def find(report: Report, title: str) -> Picture:
@@ -49,8 +49,8 @@ def find(report: Report, title: str) -> Picture:
 
 
 def test_other_formats_make_no_pictures(model: Path) -> None:
-    assert api.scan(model).pictures == ()
-    assert api.scan(model).to_dict() == scan(model).to_dict()
+    assert ckptcheck.scan(model).pictures == ()
+    assert ckptcheck.scan(model).to_dict() == scan(model).to_dict()
 
 
 def test_a_tensor_with_nan_and_one_of_zeros_stand_out(model: Path) -> None:

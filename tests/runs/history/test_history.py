@@ -296,18 +296,18 @@ def test_a_checkpoint_called_history_is_still_a_checkpoint(tmp_path: Path) -> No
 
 
 def test_a_record_is_held_against_a_save_and_against_responses(tmp_path: Path) -> None:
-    from ckptcheck import api
+    import ckptcheck
     from ckptcheck.rollouts.build import Rollout, build_rollouts
     from ckptcheck.rollouts.files import write_rollouts
 
     source = CHECKPOINTS / "tiny-llama"
-    identity = api.identity(source).identity
+    identity = ckptcheck.identity(source).identity
     record = Record(tmp_path / "syncs.jsonl")
     for step, sent in enumerate(("a" * 64, identity)):
         record.append(
             SyncRecord(step=step, version=str(step), sent={"w": f"{step}"}, identity=sent, held_identity=identity)
         )
-    report = api.history(record.path, saved=source)
+    report = ckptcheck.history(record.path, saved=source)
     assert report.verdict == "clean"
     assert "HIS019" in report.passed
     assert report.identities == {
@@ -318,18 +318,18 @@ def test_a_record_is_held_against_a_save_and_against_responses(tmp_path: Path) -
         "2 syncs sent 2 sets of weights, by their content; after sync 1 the engine held another set than was sent",
         f"{source} holds the set that was sent at step 1",
     )
-    other = api.history(record.path, saved=CHECKPOINTS / "tiny-llava")
+    other = ckptcheck.history(record.path, saved=CHECKPOINTS / "tiny-llava")
     assert [finding.code for finding in other.findings] == ["HIS019"]
     with pytest.raises(CkptcheckError, match="has Megatron's names"):
-        api.history(record.path, saved=MEGATRON / "dense")
+        ckptcheck.history(record.path, saved=MEGATRON / "dense")
     with pytest.raises(CkptcheckError, match="like has no effect"):
-        api.history(record.path, like=source)
+        ckptcheck.history(record.path, like=source)
     answers = [
         Rollout(tokens=[5, 6, 7, 8], prompt=2, engine=[-0.5, -0.2], trainer=[-0.5, -0.2], versions=versions)
         for versions in (["0", "1"], ["1", "1"], ["7", "7"])
     ]
     write_rollouts(build_rollouts(answers), tmp_path / "rollouts.safetensors")
-    report = api.history(record.path, rollouts=tmp_path / "rollouts.safetensors")
+    report = ckptcheck.history(record.path, rollouts=tmp_path / "rollouts.safetensors")
     (found,) = report.findings
     assert (found.code, found.message) == (
         "HIS020", "1 response carries weight versions that no sync gave the engine: 7; the last sync gave 1"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.errors import EvidenceError
 from ckptcheck.runs.saves.find_saves import FoundSave, open_tree
 from ckptcheck.runs.saves.rank_shards import plan_joined_weights
@@ -33,7 +33,7 @@ def three(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("grid", ["three", "two-by-two"])
 def test_joined_ranks_hold_the_weights_of_the_export(grid: str) -> None:
-    whole, save = api.identity(CHECKPOINTS / "tiny-llama"), read(FSDP / grid)
+    whole, save = ckptcheck.identity(CHECKPOINTS / "tiny-llama"), read(FSDP / grid)
     assert (save.identity, save.naming, save.defects) == (whole.identity, "Hugging Face", [])
     assert {name: each.content for name, each in save.weights.items()} == {
         name: (each.dtype, each.shape, each.digest) for name, each in whole.tensors.items()
@@ -43,23 +43,23 @@ def test_joined_ranks_hold_the_weights_of_the_export(grid: str) -> None:
 
 
 def test_the_files_of_ranks_have_an_identity(three: Path) -> None:
-    assert api.identity(three).identity == api.identity(CHECKPOINTS / "tiny-llama").identity
+    assert ckptcheck.identity(three).identity == ckptcheck.identity(CHECKPOINTS / "tiny-llama").identity
     (three / "model_world_size_3_rank_2.pt").write_bytes(b"")
     with pytest.raises(EvidenceError, match=r"has no identity: model_world_size_3_rank_2\.pt cannot be read"):
-        api.identity(three)
+        ckptcheck.identity(three)
     (three / "model_world_size_3_rank_2.pt").unlink()
     with pytest.raises(EvidenceError, match="has no identity: the files of ranks 2 are missing"):
-        api.identity(three)
+        ckptcheck.identity(three)
 
 
 def test_files_that_do_not_say_what_they_share_have_none(tmp_path: Path) -> None:
     with pytest.raises(EvidenceError, match="its files do not say how the ranks share lm_head"):
-        api.identity(write_rank_files(tmp_path, 10))
+        ckptcheck.identity(write_rank_files(tmp_path, 10))
 
 
 def test_moments_are_joined_as_well() -> None:
     states = read(FSDP / "three").states
-    weights = api.identity(CHECKPOINTS / "tiny-llama").tensors
+    weights = ckptcheck.identity(CHECKPOINTS / "tiny-llama").tensors
     assert {name: each.shape for name, each in states.items()} == {
         f"optim_state.{name}.exp_avg": each.shape for name, each in weights.items()
     }
@@ -68,7 +68,7 @@ def test_moments_are_joined_as_well() -> None:
 def test_what_is_loaded_on_another_grid_is_what_was_saved(tmp_path: Path) -> None:
     for grid, run in (("three", "run"), ("two-by-two", "resumed")):
         shutil.copytree(FSDP / grid, tmp_path / run / "global_step_10/actor")
-    report = api.series(tmp_path / "run", resumed=tmp_path / "resumed")
+    report = ckptcheck.series(tmp_path / "run", resumed=tmp_path / "resumed")
     assert (report.findings, "SER014" in report.passed) == ((), True)
 
 
@@ -123,16 +123,16 @@ def test_copies_that_differ_are_named(tmp_path: Path) -> None:
     ]
     # the first copy is what loaders on another grid take
     assert (changed.identity, changed.defects) == (sound.identity, [])
-    report = api.series(run.parent.parent)
+    report = ckptcheck.series(run.parent.parent)
     assert [each.code for each in report.findings if each.severity == "error"] == ["SER017"]
     with pytest.raises(
         EvidenceError,
         match=r"has no identity: model_world_size_4_rank_3\.pt and model_world_size_4_rank_1\.pt hold different copies of"
         r" model\.norm\.weight",
     ):
-        api.identity(run)
+        ckptcheck.identity(run)
     # a rank that wrote the part of its neighbour does not make the parts once
     shutil.copy(other, path)
     (defect,) = read(run).defects
     assert defect.startswith("what the files of all ranks hold does not make one ")
-    assert api.identity(FSDP / "two-by-two").identity == sound.identity
+    assert ckptcheck.identity(FSDP / "two-by-two").identity == sound.identity

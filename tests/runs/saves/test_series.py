@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.checkpoint.megatron.folders import FolderTree
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.errors import CkptcheckError
@@ -51,7 +51,7 @@ def codes(report: Report) -> list[tuple[str, str, str]]:
 
 
 def test_a_sound_run_is_clean(run: Path) -> None:
-    report = api.series(run)
+    report = ckptcheck.series(run)
     assert (report.verdict, report.findings) == ("clean", ())
     assert {"SER001", "SER003", "SER005", "SER006", "SER009", "SER010"} <= {*report.passed}
     rows = report.sections[0].rows
@@ -126,19 +126,19 @@ def test_a_damaged_save_is_named(
     run: Path, damage: Callable[[Path], None], expected: list[tuple[str, str, str]]
 ) -> None:
     damage(run)
-    found = codes(api.series(run))
+    found = codes(ckptcheck.series(run))
     assert found[: len(expected)] == expected
     assert {code for _, code, _ in found} <= {code for _, code, _ in expected} | {"SER004"}
 
 
 def test_one_save_is_never_a_pass(run: Path) -> None:
-    report = api.series(run / "checkpoint-40")
+    report = ckptcheck.series(run / "checkpoint-40")
     assert (report.verdict, report.exit_code(), report.passed) == ("incomplete", 2, ())
     assert report.error == "could not compare checkpoint-*: checkpoint-40 is its only save"
 
 
 def test_saves_that_are_named_one_by_one_are_one_strand(run: Path) -> None:
-    report = api.series([run / "checkpoint-10", run / "checkpoint-20"])
+    report = ckptcheck.series([run / "checkpoint-10", run / "checkpoint-20"])
     assert (report.verdict, report.subject) == ("clean", "2 saves · step 10–20 · checkpoint-*")
 
 
@@ -146,7 +146,7 @@ def test_folders_without_a_step_are_left_out(run: Path) -> None:
     shutil.copytree(run / "checkpoint-40", run / "best")
     (run / "last").symlink_to("checkpoint-40")
     shutil.copytree(run / "checkpoint-40", run / "tmp-checkpoint-50")
-    report = api.series(run)
+    report = ckptcheck.series(run)
     assert report.verdict == "clean"
     assert report.read["left out"] == [
         "best: its path has no step",
@@ -159,13 +159,13 @@ def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing", encoding="utf-8")
     for target in (tmp_path, tmp_path / "nowhere", tmp_path / "notes.txt"):
         with pytest.raises(CkptcheckError):
-            api.series(target)
+            ckptcheck.series(target)
 
 
 def test_a_folder_that_was_never_filled_is_named(run: Path) -> None:
     (run / "checkpoint-50").mkdir()
     (run / "eval/step_50").mkdir(parents=True)
-    assert codes(api.series(run)) == [("error", "SER009", "checkpoint-50")]
+    assert codes(ckptcheck.series(run)) == [("error", "SER009", "checkpoint-50")]
 
 
 # --- the layouts of trainers ---
@@ -174,10 +174,10 @@ def test_a_folder_that_was_never_filled_is_named(run: Path) -> None:
 def test_files_of_ranks(tmp_path: Path) -> None:
     for step in STEPS:
         write_rank_files(tmp_path, step)
-    report = api.series(tmp_path)
+    report = ckptcheck.series(tmp_path)
     assert (report.verdict, report.subject) == ("clean", "4 saves · step 10–40 · global_step_*/actor")
     write_rank_files(tmp_path, 40, stale=(1, 30))
-    report = api.series(tmp_path)
+    report = ckptcheck.series(tmp_path)
     assert [finding.message for finding in report.findings if finding.code in ("SER004", "SER006")] == [
         "global_step_40/actor: model_world_size_2_rank_1.pt holds the 12 tensors of global_step_30/actor, bit for bit, while 2"
         " other files moved",
@@ -192,7 +192,7 @@ def test_a_rank_that_wrote_nothing(tmp_path: Path) -> None:
     for step in (10, 20):
         write_rank_files(tmp_path, step)
     (tmp_path / "global_step_20/actor/model_world_size_2_rank_1.pt").unlink()
-    messages = [each.message for each in api.series(tmp_path).findings if each.code == "SER009"]
+    messages = [each.message for each in ckptcheck.series(tmp_path).findings if each.code == "SER009"]
     assert messages == ["global_step_20/actor is not whole: model_world_size_2 lacks the file of 1 rank"]
 
 
@@ -200,20 +200,20 @@ def test_the_tracker_within_a_save_is_of_that_save(run: Path) -> None:
     """Accelerate and DeepSpeed write ``latest`` into each checkpoint-N."""
     for step in STEPS:
         (run / f"checkpoint-{step}/latest").write_text(f"global_step{step}", encoding="ascii")
-    assert api.series(run).findings == ()
+    assert ckptcheck.series(run).findings == ()
 
 
 def test_the_tracker_of_a_run(tmp_path: Path) -> None:
     for step in (10, 20):
         write_rank_files(tmp_path, step)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("30", encoding="ascii")
-    assert ("error", "SER015", "latest_checkpointed_iteration.txt") in codes(api.series(tmp_path))
+    assert ("error", "SER015", "latest_checkpointed_iteration.txt") in codes(ckptcheck.series(tmp_path))
 
 
 def test_megatron_repeats_a_save(tmp_path: Path) -> None:
     for name in ("iter_0000100", "iter_0000200"):
         shutil.copytree(DENSE, tmp_path / name)
-    found = codes(api.series(tmp_path))
+    found = codes(ckptcheck.series(tmp_path))
     assert ("error", "SER001", "iter_0000200") in found
     assert ("error", "SER006", "iter_0000200") in found
 
@@ -222,7 +222,7 @@ def test_what_two_grids_hold_is_one_set_of_weights(tmp_path: Path) -> None:
     """The proof of a resume: torch_dist on one rank, and legacy files of two tensor-parallel ranks."""
     shutil.copytree(DENSE, tmp_path / "run/iter_0000100")
     shutil.copytree(LEGACY, tmp_path / "resumed/iter_0000100")
-    report = api.series(tmp_path / "run", resumed=tmp_path / "resumed")
+    report = ckptcheck.series(tmp_path / "run", resumed=tmp_path / "resumed")
     assert "SER014" in report.passed
     assert report.verdict == "clean"
     other = open_series([str(tmp_path / "resumed")]).strands[0].saves[0]
@@ -231,11 +231,11 @@ def test_what_two_grids_hold_is_one_set_of_weights(tmp_path: Path) -> None:
 
 def test_a_resumed_run_that_lost_a_tensor(run: Path, tmp_path: Path) -> None:
     write_trainer_save(tmp_path / "resumed", 40)
-    assert "SER014" in api.series(run, resumed=tmp_path / "resumed").passed
+    assert "SER014" in ckptcheck.series(run, resumed=tmp_path / "resumed").passed
     weights = draw_weights(40)
     weights["lm_head.weight"] = weights["lm_head.weight"][::-1].copy()
     save_file(weights, tmp_path / "resumed/checkpoint-40/model.safetensors")
-    (finding,) = api.series(run, resumed=tmp_path / "resumed").findings
+    (finding,) = ckptcheck.series(run, resumed=tmp_path / "resumed").findings
     assert finding.message == "1 tensor of 12 is other in checkpoint-40 than in checkpoint-40: lm_head.weight"
 
 
@@ -267,24 +267,24 @@ def test_only_what_is_new_is_read(run: Path, tmp_path: Path, monkeypatch: pytest
         return real(found, *arguments, **options)
 
     monkeypatch.setattr(module, "read_save", count_reads)
-    first = api.series(run, cache=cache)
+    first = ckptcheck.series(run, cache=cache)
     assert read == [*STEPS]
     write_trainer_save(run, 50)
     write_trainer_save(run, 20)
     read.clear()
-    second = api.series(run, cache=cache)
+    second = ckptcheck.series(run, cache=cache)
     assert read == [20, 50]
     assert second.read["saves"] == "2 saves read, 3 unchanged since the last call"
     assert second.sections[0].rows[:4] == first.sections[0].rows
     read.clear()
-    assert api.series(run, cache=cache).findings == second.findings
+    assert ckptcheck.series(run, cache=cache).findings == second.findings
     assert read == []
 
 
 def test_a_file_of_another_kind_is_no_cache(run: Path, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"schema": "ckptcheck-report/1"}', encoding="utf-8")
     with pytest.raises(CkptcheckError, match="is not what ckptcheck series --cache wrote"):
-        api.series(run, cache=tmp_path / "other.json")
+        ckptcheck.series(run, cache=tmp_path / "other.json")
     assert (tmp_path / "other.json").read_text(encoding="utf-8") == '{"schema": "ckptcheck-report/1"}'
     assert open_kept_saves(tmp_path / "none.json").saves == {}
 
@@ -295,11 +295,11 @@ def test_a_run_in_an_object_store(run: Path, monkeypatch: pytest.MonkeyPatch, tm
         server.set_environment(monkeypatch.setenv, tmp_path)
         for step in STEPS:
             server.push("models", run / f"checkpoint-{step}", f"run/checkpoint-{step}")
-        report = api.series("s3://models/run", cache=tmp_path / "saves.json")
+        report = ckptcheck.series("s3://models/run", cache=tmp_path / "saves.json")
         assert (report.verdict, report.findings) == ("clean", ())
         write_trainer_save(run, 40, weights_of=30, moments_of=30)
         server.push("models", run / "checkpoint-40", "run/checkpoint-40")
-        report = api.series("s3://models/run", cache=tmp_path / "saves.json")
+        report = ckptcheck.series("s3://models/run", cache=tmp_path / "saves.json")
     assert report.read["saves"] == "1 save read, 3 unchanged since the last call"
     assert ("error", "SER001", "checkpoint-40") in codes(report)
 
@@ -307,7 +307,7 @@ def test_a_run_in_an_object_store(run: Path, monkeypatch: pytest.MonkeyPatch, tm
 def test_digests_are_those_of_the_identity(run: Path) -> None:
     (strand,) = open_series([str(run)]).strands
     for save in strand.saves:
-        assert save.identity == api.identity(save.address).identity
+        assert save.identity == ckptcheck.identity(save.address).identity
     assert load_file(run / "checkpoint-10/model.safetensors").keys() == strand.saves[0].weights.keys()
 
 
@@ -316,19 +316,19 @@ def test_digests_are_those_of_the_identity(run: Path) -> None:
 
 def test_a_record_without_identities_cannot_be_compared(run: Path, tmp_path: Path) -> None:
     Record(tmp_path / "record.jsonl").append(SyncRecord(step=10, run="one", sent={"a": "0" * 32}))
-    report = api.series(run, history=tmp_path / "record.jsonl")
+    report = ckptcheck.series(run, history=tmp_path / "record.jsonl")
     assert dict(report.skipped)["SER013"].startswith("the record has no identity of the weights")
 
 
 def test_a_save_is_what_the_live_trainer_sent(run: Path, tmp_path: Path) -> None:
     record = Record(tmp_path / "record.jsonl")
     for step in STEPS:
-        identity = api.identity(run / f"checkpoint-{step}").identity
+        identity = ckptcheck.identity(run / f"checkpoint-{step}").identity
         record.append(SyncRecord(step=step, run="one", sent={"a": f"{step:032x}"}, identity=identity))
-    assert "SER013" in api.series(run, history=tmp_path / "record.jsonl").passed
-    old, new = (api.identity(run / f"checkpoint-{step}").identity[:12] for step in (30, 40))
+    assert "SER013" in ckptcheck.series(run, history=tmp_path / "record.jsonl").passed
+    old, new = (ckptcheck.identity(run / f"checkpoint-{step}").identity[:12] for step in (30, 40))
     write_trainer_save(run, 40, weights_of=30)
-    messages = [each.message for each in api.series(run, history=tmp_path / "record.jsonl").findings]
+    messages = [each.message for each in ckptcheck.series(run, history=tmp_path / "record.jsonl").findings]
     assert (
         f"checkpoint-40 has the identity {old}, and the live trainer had {new} at step 40; it is what the trainer held at step 30"
         in messages
@@ -341,7 +341,7 @@ def test_a_save_is_what_the_live_trainer_sent(run: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("of", [20, 30])
 def test_the_page_has_pictures(run: Path, of: int) -> None:
     write_trainer_save(run, 40, weights_of=of, moments_of=of)
-    report = api.series(run, pictures=True)
+    report = ckptcheck.series(run, pictures=True)
     titles = [picture.title for picture in report.pictures]
     assert titles == [
         "What moved from save to save",
@@ -391,10 +391,10 @@ def test_a_pipe_or_a_link_in_a_run_is_not_read(run: Path, tmp_path: Path, name: 
     (tmp_path / "secret").write_text("the secret beside it")
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(tmp_path / "secret")
-    assert "the secret" not in json.dumps(api.series(run).to_dict())
+    assert "the secret" not in json.dumps(ckptcheck.series(run).to_dict())
     (run / name).unlink()
     os.mkfifo(run / name)
-    api.series(run)
+    ckptcheck.series(run)
 
 
 @pytest.mark.parametrize("number", ["9" * 400, "-" + "9" * 400, "1e400", "true", '"x"', "null"])
@@ -415,14 +415,14 @@ def test_a_link_that_is_not_followed_is_no_whole_save(run: Path, tmp_path: Path,
     path = run / "checkpoint-20" / name
     path.rename(tmp_path / "outside")
     path.symlink_to(name if goal == "{}" else tmp_path / goal)
-    report = api.series(run)
+    report = ckptcheck.series(run)
     assert [(one.code, one.severity) for one in report.findings] == [("SER009", "warning")]
     assert f"{name} is a link to " in report.findings[0].message
     if goal == "outside":
-        assert api.series(run, follow_links=True).verdict == "clean"
+        assert ckptcheck.series(run, follow_links=True).verdict == "clean"
 
 
 def test_a_link_beside_the_state_is_no_matter(run: Path, tmp_path: Path) -> None:
     (run / "checkpoint-20" / "tokenizer.json").symlink_to(tmp_path / "nowhere")
     (run / "checkpoint-20" / "rng_state.pth").symlink_to(tmp_path / "nowhere")
-    assert api.series(run).verdict == "clean"
+    assert ckptcheck.series(run).verdict == "clean"

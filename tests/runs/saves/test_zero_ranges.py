@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
 from ckptcheck.compare.bridge.tensor_layout import cut_flat_range
 from ckptcheck.compare.identity import TensorIdentity
@@ -55,7 +55,7 @@ def take_expected(saved: Path) -> dict[str, TensorIdentity]:
 
 
 def test_the_joined_ranges_are_what_deepspeed_makes_of_them(saved: Path) -> None:
-    expected, found = take_expected(saved), api.identity(saved)
+    expected, found = take_expected(saved), ckptcheck.identity(saved)
     trained = {name: each for name, each in found.tensors.items() if name not in ("scale", "frozen.weight")}
     assert trained == expected
     assert {"embed.weight", "up.bias", "down.weight", "model.norm.weight"} <= trained.keys()
@@ -70,15 +70,15 @@ def test_frozen_weights_are_the_same_shared_or_not(tmp_path: Path) -> None:
     for stage in (1, 2, 3):
         folder = Path(shutil.copytree(DEEPSPEED / f"stage{stage}/global_step2", tmp_path / str(stage)))
         (folder / "expected.safetensors").unlink()
-        found.add(api.identity(folder).tensors["frozen.weight"])
+        found.add(ckptcheck.identity(folder).tensors["frozen.weight"])
     assert len(found) == 1
 
 
 def test_one_bit_on_one_rank_is_named(saved: Path) -> None:
     take_expected(saved)
-    usual, before = api.identity(saved).tensors, read(saved)
+    usual, before = ckptcheck.identity(saved).tensors, read(saved)
     _flip_bit(saved / RANK.format(1))
-    changed, after = api.identity(saved).tensors, read(saved)
+    changed, after = ckptcheck.identity(saved).tensors, read(saved)
     (name,) = [name for name in usual if usual[name] != changed[name]]
     assert name in ("embed.weight", "up.weight")
     assert [each for each in before.weights if before.weights[each].digest != after.weights[each].digest] == [name]
@@ -138,7 +138,7 @@ def test_ranges_that_do_not_make_the_model_have_no_name(
     take_expected(saved)
     damage(saved)
     with pytest.raises(EvidenceError, match=rf"has no identity: {message}"):
-        api.identity(saved)
+        ckptcheck.identity(saved)
     assert re.search(message, "; ".join(read(saved).defects))
 
 
@@ -155,28 +155,30 @@ def test_ranks_of_another_model_do_not_fit(tmp_path: Path) -> None:
         write_torch_file(folder / "mp_rank_00_model_states.pt", model)
 
     write_model({"a": (2, 4), "b": (3,)})  # one element of padding
-    whole = api.identity(folder).tensors
+    whole = ckptcheck.identity(folder).tensors
     vector = np.concatenate(ranks)
     assert whole["a"].digest == format_sums(sum_bytes(vector[:8].tobytes()), 32)
     assert whole["b"].digest == format_sums(sum_bytes(vector[8:11].tobytes()), 12)
     write_model({"a": (2, 4), "b": (5,)})
     with pytest.raises(EvidenceError, match="its ranks hold 12 elements, and b would end at 13"):
-        api.identity(folder)
+        ckptcheck.identity(folder)
     for number, vector in enumerate(ranks):
         state = {"zero_stage": 2, "partition_count": [2], "single_partition_of_fp32_groups": [vector]}
         state |= {"param_alignment_paddings": [[2, 0]]}  # behind a, so that b begins on a boundary
         write_torch_file(folder / RANK.format(number), {"optimizer_state_dict": state})
     write_model({"a": (2, 4), "b": (2,)})
-    assert api.identity(folder).tensors["b"].digest == format_sums(sum_bytes(np.concatenate(ranks)[10:].tobytes()), 8)
+    assert ckptcheck.identity(folder).tensors["b"].digest == format_sums(
+        sum_bytes(np.concatenate(ranks)[10:].tobytes()), 8
+    )
     for number, vector in enumerate(ranks):
         state = {"zero_stage": 2, "partition_count": [2], "single_partition_of_fp32_groups": [vector]}
         write_torch_file(folder / RANK.format(number), {"optimizer_state_dict": state})
     write_model({"a": (2, 4)})
     with pytest.raises(EvidenceError, match="its ranks hold 12 elements, and its parameters have 8"):
-        api.identity(folder)
+        ckptcheck.identity(folder)
     write_model({})
     with pytest.raises(EvidenceError, match="its ranks hold 12 elements, and its parameters have 0"):
-        api.identity(folder)
+        ckptcheck.identity(folder)
 
 
 def test_the_config_of_the_save_around_it_names_joined_tensors(tmp_path: Path) -> None:
@@ -189,10 +191,10 @@ def test_the_config_of_the_save_around_it_names_joined_tensors(tmp_path: Path) -
     write_torch_file(
         folder / "mp_rank_00_model_states.pt", {"module": {}, "param_shapes": [{name: (16, 4)}], "shared_params": {}}
     )
-    assert list(api.identity(folder).tensors) == [name]
+    assert list(ckptcheck.identity(folder).tensors) == [name]
     config = {"model_type": "phi3", "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 8}
     (tmp_path / "checkpoint-2/config.json").write_text(json.dumps(config))
-    found = api.identity(folder).tensors
+    found = ckptcheck.identity(folder).tensors
     assert {each.rpartition("self_attn.")[2]: found[each].shape for each in found} == {
         "q_proj.weight": (8, 4), "k_proj.weight": (4, 4), "v_proj.weight": (4, 4),
     }  # fmt: skip
@@ -204,7 +206,7 @@ def test_a_series_of_saves_under_zero_is_compared_by_its_tensors(saved: Path) ->
     take_expected(saved)
     shutil.rmtree(saved.parent.parent / "checkpoint-4", ignore_errors=True)
     shutil.copytree(saved, saved.parent.parent / "checkpoint-4/global_step4")
-    report = api.series(saved.parent.parent)
+    report = ckptcheck.series(saved.parent.parent)
     (repeated,) = [each for each in report.findings if each.code == "SER001"]
     assert "holds the weights of" in repeated.message
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.values.detectors import rope_order
 from ckptcheck.values.detectors.rope_order import RopeOrder, measure_rope_order
@@ -82,7 +82,7 @@ def test_a_trained_model_in_the_other_order_is_seen(smollm2: Path, tmp_path: Pat
     assert order is not None
     assert order.neighbours > 0.6
     assert order.half < -0.1
-    report = api.scan(folder, select=["VAL025"])
+    report = ckptcheck.scan(folder, select=["VAL025"])
     assert [finding.key for finding in report.findings] == ["model.layers.0.self_attn.q_proj.weight"]
     assert "seem to be paired as neighbours" in report.findings[0].message
     other = rewrite(smollm2, tmp_path / "glm", interleave, model_type="glm4")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ckptcheck import api
+import ckptcheck
 from tests.paths import ROOT
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -37,7 +37,7 @@ def counts(report: object) -> dict[str, tuple[object, object]]:
 
 
 def test_a_sound_checkpoint_has_the_counts_too(untied: Path) -> None:
-    report = api.scan(untied)
+    report = ckptcheck.scan(untied)
     (section,) = report.sections
     assert section.title == "Rows near zero (every |element| < 1e-10) and identical (std < 1e-08)"
     assert section.brief[0].endswith(": 0 near zero, 0 identical")
@@ -55,13 +55,13 @@ def test_near_zero_and_identical_rows_are_counted_apart(untied: Path) -> None:
             value[10:12] = 1e-11
 
     rewrite(untied, change)
-    report = api.scan(untied)
+    report = ckptcheck.scan(untied)
     found = counts(report)
     assert found[EMBEDDING] == (5, 6)
     assert found.get(HEAD, (0, 0)) == (0, 0)
     section = report.sections[0]
     assert section.rows[0][4] == pytest.approx(5 / int(str(section.rows[0][1]).split()[0]))
-    loose = counts(api.scan(untied, near_zero_threshold=10.0, identical_threshold=10.0))[EMBEDDING]
+    loose = counts(ckptcheck.scan(untied, near_zero_threshold=10.0, identical_threshold=10.0))[EMBEDDING]
     assert loose[0] == loose[1] == int(str(section.rows[0][1]).split()[0])
 
 
@@ -71,11 +71,11 @@ def test_a_matrix_of_zeros_has_only_such_rows(untied: Path) -> None:
             value[:] = 0
 
     rewrite(untied, change)
-    report = api.scan(untied)
+    report = ckptcheck.scan(untied)
     number = int(str(report.sections[0].rows[0][1]).split()[0])
     assert counts(report)[EMBEDDING] == (number, number)
 
 
 def test_where_no_values_are_read_nothing_is_counted(untied: Path) -> None:
-    assert api.scan(untied, headers_only=True).sections == ()
-    assert api.scan(untied, select=["IDX"]).sections == ()
+    assert ckptcheck.scan(untied, headers_only=True).sections == ()
+    assert ckptcheck.scan(untied, select=["IDX"]).sections == ()

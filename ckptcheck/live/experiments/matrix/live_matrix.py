@@ -34,14 +34,6 @@ SPARE_TOKENS = 8
 class MatrixSides:
     """How the engines and trainers of a matrix are started."""
 
-    tp: int = 1
-    """Tensor parallelism of megatron."""
-    pp: int = 1
-    """Pipeline parallelism of megatron."""
-    ep: int = 1
-    """Expert parallelism of megatron."""
-    engine_tp: int = 1
-    """Tensor parallelism of the engines."""
     dtype: str = "float32"
     """What both sides compute in."""
     head_fp32: bool = False
@@ -54,10 +46,6 @@ class MatrixSides:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, which a measurement log keeps so that other settings do not continue it."""
         return {
-            "tp": self.tp,
-            "pp": self.pp,
-            "ep": self.ep,
-            "engine_tp": self.engine_tp,
             "dtype": self.dtype,
             "head_fp32": self.head_fp32,
             "switches": sorted(self.switches),
@@ -148,18 +136,12 @@ class _LayoutRun:
         from ckptcheck.live.experiments.matrix.measure import MatrixRun
         from ckptcheck.live.runtime.trainers.layout import ParallelLayout
 
-        sides = self._sides
-        layout = (
-            ParallelLayout.parse(plan.layouts[0].upper())
-            if plan.layouts
-            else ParallelLayout(sides.tp, sides.pp, sides.ep)
-        )
-        engine_tp = layout.tp if plan.layouts else sides.engine_tp
+        layout = ParallelLayout.parse(plan.layouts[0].upper()) if plan.layouts else ParallelLayout()
         names = [name for pair in plan.pairs for name in pair]
         with ExitStack() as stack:
             try:
                 engines = {
-                    name: self._start_engine(name, engine_tp, plan, stack)
+                    name: self._start_engine(name, layout.tp, plan, stack)
                     for name in dict.fromkeys(names)
                     if name not in TRAINERS
                 }

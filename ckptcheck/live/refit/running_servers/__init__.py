@@ -1,1 +1,1 @@
-"""Compares servers that are already running (`refit --attach`)."""
+"""Compares servers that are already running (`attach`)."""

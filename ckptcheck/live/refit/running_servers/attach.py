@@ -1,4 +1,4 @@
-"""Compares servers that somebody else started with a checkpoint and with each other (``ckptcheck refit --attach``)."""
+"""Compares servers that somebody else started with a checkpoint and with each other (``ckptcheck attach``)."""
 
 from __future__ import annotations
 

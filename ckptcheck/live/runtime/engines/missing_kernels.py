@@ -12,7 +12,7 @@ EXPERTS = (
     "or use another engine or a GPU"
 )
 SIXTEEN_BITS = "this engine computes quantized weights in 16 bits only: pass --dtype bfloat16"
-CUDA = "this checkpoint needs kernels that only run on GPUs; --engine-mode plain computes quantized weights in torch instead"
+CUDA = "this checkpoint needs kernels that only run on GPUs; --set engine-mode=plain computes quantized weights in torch instead"
 MESSAGES = (
     ("vllm", re.compile(r"No (WNA16|Int8) MoE backend supports|Unsupported FP8 MoE backend: NONE"), EXPERTS),
     ("sglang", re.compile(r"W8A8Int8 Fused MoE scheme is implemented only for NPU"), EXPERTS),

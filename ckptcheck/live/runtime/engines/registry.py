@@ -106,7 +106,7 @@ def choose_pause(name: str, requested: str | None, transport: str, sleep_level: 
         )
     if sleep_level == 2:
         raise CkptcheckError(
-            "--pause needs the KV cache, and with --sleep-level 2 the engine has it back only after the sync",
+            "--pause needs the KV cache, and with --set sleep-level=2 the engine has it back only after the sync",
             "leave out one of the two",
         )
     return requested

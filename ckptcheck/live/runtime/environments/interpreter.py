@@ -49,7 +49,7 @@ class Interpreter:
         return next(self.versions[name] for name in PACKAGES[self.engine] if name in self.versions)
 
 
-def find_interpreter(engine: str, python: Path | None = None, option: str = "--engine-python PATH") -> Interpreter:
+def find_interpreter(engine: str, python: Path | None = None, option: str = "--set engine-python=PATH") -> Interpreter:
     """Return the Python to run an engine with, and the versions of its packages (without importing any of them).
 
     engine: vllm, sglang, megatron, or the name of a recipe. python: the user's own Python, None for an environment that

@@ -183,7 +183,7 @@ def find_recipe(name: str) -> Recipe:
         raise CkptcheckError(
             f"there is no recipe {name}",
             (
-                f"ckptcheck engine install {near[0]} builds one for CPUs; --engine-python takes a Python of yours"
+                f"ckptcheck engine install {near[0]} builds one for CPUs; --set engine-python takes a Python of yours"
                 if near
                 else f"there are {', '.join(recipes_by_name)}, or name a folder that holds a recipe.toml"
             ),

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ckptcheck import api
+import ckptcheck
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.cli.app import build_app
 from ckptcheck.errors import CkptcheckError
@@ -189,8 +189,8 @@ def test_interrupted_while_the_weights_are_gone(number: signal.Signals, words: s
     with JunkServer(sglang(update_weights_from_disk=update)) as server, JunkServer(sglang()) as untouched:
         weights(server)
         weights(untouched)
-        command = [sys.executable, "-m", "ckptcheck", "refit", str(TINY), "--allow-write", "--format", "json"]
-        command += ["--attach", server.url, "--attach", untouched.url]
+        command = [sys.executable, "-m", "ckptcheck", "attach", server.url, untouched.url, "--format", "json"]
+        command += ["--source", str(TINY), "--allow-write"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             assert reached.wait(60)
             process.send_signal(number)
@@ -206,19 +206,20 @@ def test_interrupted_while_the_weights_are_gone(number: signal.Signals, words: s
     assert {each["error"] for each in report["crashed"]} == {f"could not compare the servers: {words}"}
 
 
+KEPT = ("attach", "http://127.0.0.1:1", "--set", "keep=on")
+
+
 def test_what_is_kept_and_where_there_is_nothing_to_keep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(CkptcheckError, match="cannot be reached"):
-        build_app("refit")(["refit", str(TINY), "--attach", "http://127.0.0.1:1", "--keep"], standalone_mode=False)
+        build_app("attach")([*KEPT, "--source", str(TINY)], standalone_mode=False)
     assert "nothing was written that could be kept\n" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     run_of_megatron = str(ROOT / "fixtures/megatron/tp2-pp2")
     with pytest.raises(CkptcheckError, match="cannot be reached"):
-        build_app("refit")(
-            ["refit", run_of_megatron, "--attach", "http://127.0.0.1:1", "--keep"], standalone_mode=False
-        )
+        build_app("attach")([*KEPT, "--source", run_of_megatron], standalone_mode=False)
     (kept,) = tmp_path.iterdir()
     assert f"kept {kept}\n" in capsys.readouterr().err
     assert (kept / "source" / "config.json").is_file()
@@ -236,30 +237,18 @@ def test_the_reference_is_not_somebody_elses_server(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("{url}", "{url}", "--trainer", "megatron"), "--trainer has no effect where servers are"),
+        (("{url}", "{url}", "--allow-write"), "--allow-write has no effect where servers are"),
         (
-            ("{tiny}", "--attach", "{url}", "--steps", "3", "--record", "x"),
-            "--steps and --record have no effect with --attach",
-        ),
-        (("{tiny}", "--attach", "{url}", "--quantize", "w4a16"), "--quantize has no effect with --attach"),
-        (("{tiny}", "--attach", "{url}", "--engine", "vllm"), "--engine has no effect with --attach"),
-        (
-            ("--attach", "{url}", "--attach", "{url}", "--trainer", "megatron"),
-            "--trainer has no effect where servers are",
-        ),
-        (
-            ("{tiny}", "--allow-write", "--allow-remote"),
-            "--allow-write and --allow-remote have no effect without servers",
-        ),
-        (
-            ("{tiny}", "--attach", "{url}", "--allow-write", "--no-check-weight-update-equal"),
+            ("{url}", "--source", "{tiny}", "--allow-write", "--no-check-weight-update-equal"),
             "--allow-write needs the servers' checksums",
         ),
     ],
 )
 def test_what_would_be_ignored_is_refused(arguments: tuple[str, ...], words: str) -> None:
     with JunkServer(sglang()) as server, pytest.raises(CkptcheckError) as caught:
-        build_app("refit")(
-            ["refit", *(each.format(tiny=TINY, url=server.url) for each in arguments)], standalone_mode=False
+        build_app("attach")(
+            ["attach", *(each.format(tiny=TINY, url=server.url) for each in arguments)], standalone_mode=False
         )
     assert caught.value.message.startswith(words)
     assert server.asked == []
@@ -298,7 +287,7 @@ def with_extension(name: str) -> dict[str, Any]:
 def test_a_server_with_our_extension_is_asked_whether_it_holds_the_checkpoint() -> None:
     tensors = load_all(TINY)
     named = with_extension("ckptcheck_worker.vllm_worker.Extension")
-    identity = api.identity(TINY).identity
+    identity = ckptcheck.identity(TINY).identity
     with JunkServer(vllm(server_info=named)) as server:
         server.answers["/collective_rpc"] = summing(server, tensors)
         report = held(server.url)

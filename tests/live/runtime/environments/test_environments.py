@@ -431,7 +431,7 @@ def test_the_interpreter_of_an_engine(toy: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(recipe, "FOLDER", toy.parent)
     with pytest.raises(CkptcheckError, match="the environment toy-cpu is not installed") as caught:
         find_interpreter("vllm")
-    hint = "ckptcheck engine install toy-cpu, or --engine-python PATH for a Python that has vllm"
+    hint = "ckptcheck engine install toy-cpu, or --set engine-python=PATH for a Python that has vllm"
     assert caught.value.hint == hint
     environment = install(recipe.load_recipe(toy), InstallOptions())
     for name in ("vllm", "toy-cpu"):

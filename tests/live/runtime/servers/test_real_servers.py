@@ -126,7 +126,7 @@ def test_vllm(models: Models) -> None:
             "the matrix is packed: its checksum is of nothing"
         )
 
-        code, told = refit(str(models.wanted), "--attach", other.client.url, "--allow-write")
+        code, told = attach(other.client.url, "--source", str(models.wanted), "--allow-write")
         assert (code, [finding["code"] for finding in told["findings"]], told["skipped"]) == (0, ["REF032"], [])
         assert {"REF028", "REF030", "REF031", "REF034"} <= set(told["passed"])
         assert "vllm 0.32.0 started here and transformers 5" in told["subject"]
@@ -145,7 +145,7 @@ def test_vllm(models: Models) -> None:
 
 def for_user(source: Path, url: str) -> None:
     """What a user sees of a server that serves what it should: the whole command."""
-    code, told = refit(str(source), "--attach", url)
+    code, told = attach(url, "--source", str(source))
     assert (code, told["verdict"], told["findings"], told["skipped"]) == (0, "clean", [], [])
     assert {"REF028", "REF030", "REF031"} <= set(told["passed"])
     assert "sglang 0.5.23 started here and transformers 5" in told["subject"]
@@ -159,13 +159,13 @@ def unlike(one: str, other: str) -> None:
     assert mine == again != theirs
     assert mine
     assert theirs
-    code, told = refit("--attach", one, "--attach", other)
+    code, told = attach(one, other)
     assert (code, next((finding["code"], finding["key"]) for finding in told["findings"])) == (1, ("REF029", NORM))
 
 
-def refit(*arguments: str) -> tuple[int, dict[str, Any]]:
+def attach(*arguments: str) -> tuple[int, dict[str, Any]]:
     """Run the whole command; return its exit code and its report."""
-    command = [sys.executable, "-m", "ckptcheck", "refit", *arguments, "--format", "json"]
+    command = [sys.executable, "-m", "ckptcheck", "attach", *arguments, "--format", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)

@@ -231,8 +231,8 @@ def test_two_replicas_of_which_one_is_behind() -> None:
 
 @pytest.mark.slow
 def test_the_command() -> None:
-    def refit(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ckptcheck", "refit", *arguments]
+    def attach(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ckptcheck", "attach", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     with (
@@ -241,25 +241,25 @@ def test_the_command() -> None:
         JunkServer(vllm()) as other,
         JunkServer({"/": b"<html>"}) as page,
     ):
-        done = refit("--attach", one.url, "--attach", two.url, "-v")
+        done = attach(one.url, two.url, "-v")
         assert (done.returncode, "✓ clean" in done.stdout) == (0, True), done.stderr
         assert f"sglang 0.5.23 at {one.url}" in done.stdout
         same = one.url.replace("127.0.0.1", "localhost")
-        done = refit("--attach", one.url, "--attach", same)
+        done = attach(one.url, same)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == (
             f"ckptcheck: {one.url} and {same} are one server, and it always agrees with itself\n"
             "           name every server once\n"
         )
-        done = refit("--attach", one.url, "--attach", two.url, "--attach", other.url)
+        done = attach(one.url, two.url, other.url)
         assert (done.returncode, f"could not compare {other.url}: no other server that answers" in done.stdout) == (
             2,
             True,
         )
-        done = refit("--attach", one.url, "--attach", page.url)
+        done = attach(one.url, page.url)
         assert (done.returncode, done.stdout) == (2, "")
         assert "answers, but neither as SGLang (/model_info) nor as vLLM (/version) does" in done.stderr
-    done = refit("--attach", one.url, "--attach", two.url)
+    done = attach(one.url, two.url)
     assert (done.returncode, done.stdout) == (2, "")
     assert "cannot be reached: Connection refused" in done.stderr
 

@@ -1,0 +1,68 @@
+"""Writes what verbs return that is no report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ckptcheck.errors import CkptcheckError, UsageError
+
+
+def write_result(result: Any, values: Mapping[str, Any]) -> None:
+    """Write what a verb returned. values: what stood on the command line."""
+    if isinstance(result, str):
+        sys.stdout.write(result)
+    elif hasattr(result, "section"):
+        from rich.console import Console
+
+        from ckptcheck.reporters import tables
+
+        tables.write(Console(), result.section())
+    elif "fail_on" in values and values["output"] is None and hasattr(result, "tensors"):
+        raise UsageError("the parts are of a manifest, which needs a file", hint="name it with -o")
+    elif isinstance(result, list) and result and hasattr(result[0], "identity"):
+        _write_identities(result, values["format"])
+
+
+def _write_identities(found: list[Any], format: str) -> None:
+    from ckptcheck.reporters.json import escape_deceptive
+    from ckptcheck.reporters.printable import printable
+    from ckptcheck.reporters.runner_commands import break_commands
+    from ckptcheck.text.formatting import count, format_bytes
+
+    if format == "json":
+        forms = [each.to_dict() for each in found]
+        sys.stdout.write(escape_deceptive(json.dumps(forms[0] if len(forms) == 1 else forms, indent=2)) + "\n")
+        return
+    for each in found:
+        tensors = count(len(each.tensors), "tensor")
+        line = (
+            f"{each.identity}  {printable(each.target)}  ({tensors}, {format_bytes(each.nbytes)}, {each.names} names)"
+        )
+        sys.stdout.write(break_commands(line) + "\n")
+
+
+def write_preview_repairs(function: Callable[..., str], arguments: Mapping[str, Any], values: Mapping[str, Any]) -> int:
+    """Write what ``--fix`` would change; return the exit code, 1 where it would change something."""
+    from ckptcheck.reporters.printable import printable_lines
+    from ckptcheck.reporters.runner_commands import break_commands
+
+    diffs = function(**arguments)
+    shown = printable_lines(diffs)
+    sys.stdout.write(break_commands(shown) if not sys.stdout.isatty() else shown)
+    return 1 if diffs else 0
+
+
+def write_follow_history(function: Callable[..., Any], arguments: Mapping[str, Any], values: Mapping[str, Any]) -> int:
+    """Show the record of a job until Ctrl-C; return the exit code of the last report."""
+    from ckptcheck.cli.history_page import follow
+
+    file = Path(arguments["file"])
+    output = None if values["output"] is None else Path(values["output"])
+    report = follow(file, values["format"], output, verbose=values["verbose"])
+    if report is None:
+        raise CkptcheckError(f"{file} was never written", hint="the job writes it at its first sync")
+    return report.exit_code(values["fail_on"])

@@ -1,0 +1,327 @@
+"""Makes a command out of a verb: its options are those that the verb declares, and what every command has."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, cast
+
+import typer
+
+from ckptcheck.cli.command_groups import NestedCommandGroup, complete_second_word
+from ckptcheck.errors import CkptcheckError, UsageError
+from ckptcheck.linter.report import FailOn, Report, Reports
+from ckptcheck.reporters import ReportFormat
+from ckptcheck.text.addresses import is_remote_address
+from ckptcheck.verbs import VERBS
+from ckptcheck.verbs.options import Argument, Option, Setting
+from ckptcheck.verbs.parameter import Given, Parameter, load, read_parameter
+from ckptcheck.verbs.settings import parse_written
+from ckptcheck.verbs.verb import Verb, find_verb
+
+MACHINES = "Several machines"
+FORMATS_HELP = (
+    "Format of the report; html is a page with pictures, for a browser, json-with-pictures is for ckptcheck report."
+)
+Declaration = tuple[Any, Option, object]
+"""The type of an option, what it is, and its default."""
+OF_REPORTS: Mapping[str, Declaration] = {
+    "format": (ReportFormat, Option(FORMATS_HELP), "text"),
+    "output": (str | None, Option("Write the report to a file.", "-o --output", metavar="FILE"), None),
+    "fail_on": (
+        FailOn | None, Option("Exit with 1 on findings of this severity or a worse one.", shown="error"), None,
+    ),
+    "verbose": (bool, Option("Also list the rules that passed, and long tables whole.", "-v --verbose"), False),
+}  # fmt: skip
+"""What every command has that writes a report."""
+OF_IDENTITIES: Mapping[str, Declaration] = {
+    "format": (
+        Literal["text", "json"],
+        Option("text: a line for each target; json: every tensor with its digest."),
+        "text",
+    ),
+}
+"""What a command has whose verb returns an identity."""
+OF_RUNNERS: Mapping[str, Declaration] = {
+    "part": (
+        str | None,
+        Option(
+            "Read only part I of N, from 0 to N-1, and write it to the folder of -o, also an s3:// address; ckptcheck join makes "
+            "the report.",
+            metavar="I/N", panel=MACHINES,
+        ),
+        None,
+    ),
+    "on": (
+        str | None,
+        Option(
+            "Read in a Ray cluster: ray for the one of this machine, or ray://HOST:10001.",
+            metavar="ray", shown="this machine", panel=MACHINES,
+        ),
+        None,
+    ),
+}  # fmt: skip
+"""What a command has whose verb takes a runner."""
+OF_SETTINGS: Mapping[str, Declaration] = {
+    "set": (
+        list[str],
+        Option(
+            "A setting of this command, repeatable; [verbs] in ckptcheck.toml sets it for good.",
+            metavar="NAME=VALUE",
+            panel="Settings",
+        ),
+        None,
+    ),
+}
+"""What a command has whose verb has settings."""
+SWITCHES: Mapping[str, tuple[str, str, Option]] = {
+    "scan": (
+        "diff", "preview_repairs",
+        Option(
+            "Print what --fix would change, and nothing else.", panel="Repairs", because="which only shows what --fix would change",
+        ),
+    ),
+    "refit history": (
+        "watch", "follow_history", Option("Follow the record of a job that runs: report again at each sync, until Ctrl-C."),
+    ),
+}  # fmt: skip
+"""Command → a switch that has another function of the verb's module called, and that function."""
+WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
+"""Python converts no more than some thousand digits."""
+
+
+def load_verb(words: str) -> Verb:
+    """Return the verb of a command. Nothing else is imported."""
+    module, _, function = VERBS[words].partition(":")
+    return find_verb(load(f"ckptcheck.verbs.{module}:{function}"))
+
+
+def make_command(words: str) -> Callable[..., None]:
+    """Return a function with the signature that typer makes a command of."""
+    verb = load_verb(words)
+    own = _declare_own(words, verb)
+    declared = {name: each for name, each in verb.parameters.items() if each.declared is not None}
+    declared = {name: each for name, each in declared.items() if not isinstance(each.declared, Setting)}
+    shown = {name: _show_parameter(each, words) for name, each in {**declared, **own}.items()}
+    arguments = [name for name, each in declared.items() if isinstance(each.declared, Argument)]
+    ordered = [*arguments, *(name for name in shown if name not in arguments)]
+
+    def command(ctx: typer.Context, **values: Any) -> None:
+        sources = {name: ctx.get_parameter_source(name) for name in shown}
+        names = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+        _run(words, verb, Given({**declared, **own}, values, names), values)
+
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    command.__signature__ = inspect.Signature([context, *(shown[name] for name in ordered)])  # type: ignore[attr-defined]
+    command.__annotations__ = {"ctx": typer.Context, **{name: shown[name].annotation for name in ordered}}
+    command.__doc__ = describe_verb(verb)
+    command.verb = verb  # type: ignore[attr-defined]
+    return command
+
+
+def describe_verb(verb: Verb) -> str:
+    """Return the help of a verb: its docstring up to what is for programs, which begins with Returns, Raises or In Python."""
+    paragraphs = inspect.cleandoc(verb.function.__doc__ or "").split("\n\n")
+    ends = [number for number, text in enumerate(paragraphs) if text.startswith(("Return", "Raises", "In Python"))]
+    return "\n\n".join(paragraphs[: ends[0] if ends and ends[0] else len(paragraphs)])
+
+
+def writes_report(verb: Verb) -> bool:
+    """Whether a verb returns a report."""
+    return re.search(r"\bReports?\b", verb.returns) is not None
+
+
+def split_list(option: str, values: Sequence[str]) -> list[str]:
+    """Split the values of a repeatable option at their commas. Raises UsageError for a name that is empty.
+
+    >>> split_list("--select", ["IDX,CFG003", " MOE"])
+    ['IDX', 'CFG003', 'MOE']
+    """
+    names = []
+    for value in values:
+        parts = [part.strip() for part in value.split(",")]
+        if "" in parts:
+            raise UsageError(f"{option} {value!r} has an empty name", hint="write names with one comma between two")
+        names += parts
+    return names
+
+
+def require_file(output: str | None) -> Path | None:
+    """Return the file that a report is written to, None for none. Raises UsageError for an address in a store."""
+    if output is not None and is_remote_address(output):
+        raise UsageError(
+            "a report is written to a file", hint="name one with -o; parts and a manifest may lie in a store"
+        )
+    return None if output is None else Path(output)
+
+
+def _declare_own(words: str, verb: Verb) -> dict[str, Parameter]:
+    """Return the options that the command has beside those of its verb."""
+    own = {**(OF_REPORTS if writes_report(verb) else {}), **(OF_RUNNERS if "runner" in verb.parameters else {})}
+    if "Identity" in verb.returns:
+        own |= OF_IDENTITIES
+    if verb.settings:
+        own |= OF_SETTINGS
+    if words in SWITCHES:
+        name, _, option = SWITCHES[words]
+        own[name] = (bool, option, False)
+    return {
+        name: read_parameter(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+        )
+        for name, (kind, option, default) in own.items()
+        if name not in verb.parameters or verb.parameters[name].declared is None
+    }
+
+
+def _show_parameter(parameter: Parameter, words: str) -> inspect.Parameter:
+    """Return a parameter as typer reads it."""
+    declared = parameter.declared
+    assert declared is not None
+    is_argument = isinstance(declared, Argument)
+    kind = _choose_type(parameter)
+    is_repeated = bool(parameter.item) or parameter.is_variadic or declared.is_repeated
+    default: Any = parameter.default
+    is_required = declared.is_required or parameter.is_variadic or default is inspect.Parameter.empty
+    if is_repeated:
+        kind = list[kind]  # type: ignore[valid-type]
+        default = list(default) if isinstance(default, tuple) else None
+    elif not is_required and default is None and kind is not bool:
+        kind |= None
+    listed = f": {', '.join(parameter.choices)}." if declared.listed else ""
+    keywords: dict[str, Any] = {"help": declared.help + listed, "rich_help_panel": declared.panel or None}
+    if declared.metavar:
+        keywords["metavar"] = declared.metavar
+    if declared.shown or default is None or default == [] or default == "":
+        keywords["show_default"] = declared.shown or False
+    if (parameter.kinds or parameter.item) and kind in (int, float, int | None, float | None):
+        keywords |= {"min": declared.least, "max": declared.most}
+    if is_argument and words and NestedCommandGroup.list_second_words(words):
+        keywords["autocompletion"] = complete_second_word
+    names = declared.names.split(" ") if declared.names else [f"--{parameter.name.replace('_', '-')}"]
+    info = typer.Argument(**keywords) if is_argument else typer.Option(*names, **keywords)
+    empty = inspect.Parameter.empty
+    return inspect.Parameter(
+        parameter.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=empty if is_required else (bool(default) if kind is bool else default),
+        annotation=Annotated[kind, info],
+    )
+
+
+def _choose_type(parameter: Parameter) -> Any:
+    """Return the type to which the command line converts a value."""
+    kinds = parameter.item or parameter.kinds
+    if parameter.declared is not None and parameter.declared.has_commas:
+        return str
+    for kind in kinds if str not in kinds else ():
+        if parameter.choices or kind in (bool, int, float):
+            return kind
+        if getattr(kind, "__origin__", None) is tuple:
+            return types.GenericAlias(tuple, (str,) * len(kind.__args__))
+    return str
+
+
+def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> None:
+    """Run the verb with what the user wrote, and write what it returns."""
+    from ckptcheck.cli import output as out
+
+    arguments = {
+        name: _convert(verb.parameters[name], values[name]) for name in written.names if name in verb.parameters
+    }
+    if "observer" in verb.parameters:
+        arguments["observer"] = out.TERMINAL
+    if "pictures" in verb.parameters:
+        arguments["pictures"] = out.shows_pictures(values["format"])
+    passed_on = [name for name in OF_REPORTS if name in verb.parameters and values.get(name) is not None]
+    arguments |= {name: values[name] for name in passed_on}
+    if values.get("set"):
+        arguments |= parse_written(values["set"], verb.settings, verb.name)
+    if values.get("part") is not None:
+        _write_part(verb, written, arguments, values)
+    if words in SWITCHES and values[SWITCHES[words][0]]:
+        _run_switch(words, verb, written, arguments, values)
+    if values.get("on") is not None:
+        from ckptcheck.runners.ray_cluster import parse_runner
+
+        arguments["runner"] = parse_runner(values["on"])
+    if writes_report(verb) and "output" not in verb.parameters:
+        require_file(values["output"])
+    names = [name for name in arguments if name in written.names or name in verb.settings]
+    record_error = None
+    try:
+        result = _run_each(verb, arguments, names)
+    except CkptcheckError as error:
+        if (result := getattr(error, "report", None)) is None:
+            raise
+        record_error = error
+    if isinstance(result, (Report, Reports)):
+        out.finish(
+            result,
+            values["format"],
+            require_file(values["output"]),
+            values["fail_on"],
+            verbose=values["verbose"],
+            record_error=record_error,
+        )
+    from ckptcheck.cli.results import write_result
+
+    write_result(result, values)
+
+
+def _run_each(verb: Verb, arguments: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """Run the verb; where the command line takes several of what the verb takes one, for each of them."""
+    for name, parameter in verb.parameters.items():
+        if parameter.declared is not None and parameter.declared.is_repeated:
+            return [verb.run({**arguments, name: each}, names) for each in arguments[name]]
+    return verb.run(arguments, names)
+
+
+def _convert(parameter: Parameter, value: Any) -> Any:
+    """Return what the user wrote as the verb takes it: lists of words, of numbers."""
+    declared = parameter.declared
+    if declared is None or not declared.has_commas:
+        return value
+    words = split_list(parameter.flag(), value)
+    if not parameter.is_whole:
+        return words
+    for word in words:
+        if not WHOLE_NUMBER.fullmatch(word):
+            raise UsageError(f"{parameter.flag()} takes whole numbers, not {word}")
+    return [int(word) for word in words]
+
+
+def _write_part(verb: Verb, written: Given, arguments: dict[str, Any], values: Mapping[str, Any]) -> NoReturn:
+    """Compute a part, write it to a folder, and end the command. Raises CkptcheckError."""
+    from ckptcheck.verbs.join import write_part
+
+    own = [name for name in (*OF_REPORTS, "on", "diff") if name != "output"]
+    written.reject(own, "with --part: ckptcheck join makes the report")
+    if values["output"] is None:
+        raise UsageError("--part needs the folder of all parts", hint="give it with -o")
+    arguments.pop("output", None)
+    targets: list[Any] = []
+    for name in [name for name, each in verb.parameters.items() if isinstance(each.declared, Argument)]:
+        value = arguments.pop(name, None)
+        targets += value if isinstance(value, list) else [] if value is None else [value]
+    write_part(cast(Any, verb.name), *targets, part=values["part"], folder=values["output"], **arguments)
+    raise typer.Exit(0)
+
+
+def _run_switch(
+    words: str, verb: Verb, written: Given, arguments: dict[str, Any], values: Mapping[str, Any]
+) -> NoReturn:
+    """Run the function that a switch stands for, and end the command. Raises UsageError for options that it does not take."""
+    from ckptcheck.cli import results
+
+    switch, function_name, option = SWITCHES[words]
+    function = load(f"{verb.function.__module__}:{function_name}")
+    taken = inspect.signature(function).parameters
+    own = {*OF_REPORTS} if switch == "watch" else set()
+    unused = [name for name in written.names if name not in taken and name != switch and name not in own]
+    written.reject(unused, f"with --{switch}{f', {option.because}' if option.because else ''}")
+    arguments = {name: value for name, value in arguments.items() if name in taken}
+    raise typer.Exit(getattr(results, f"write_{function_name}")(function, arguments, values))

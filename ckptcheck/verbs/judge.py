@@ -1,0 +1,155 @@
+"""``ckptcheck parity judge``: judges the logprobs of engine and trainer in rollouts, of one step or of a run."""
+
+import os
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.observer import SILENT, Observer
+from ckptcheck.verbs.options import (
+    KEPT,
+    LIMITS,
+    Argument,
+    ClipHigh,
+    ClipLow,
+    Floor,
+    FloorLimit,
+    MeanRatioLimit,
+    Option,
+    Paths,
+    Setting,
+    StrPath,
+)
+from ckptcheck.verbs.parameter import several
+from ckptcheck.verbs.verb import verb
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.report import Report, Reports
+
+
+@verb()
+def judge(
+    files: Annotated[
+        Paths,
+        Argument("Rollouts that both sides scored; several, or a folder: one run.", metavar="FILE…"),
+    ],
+    *,
+    against: Annotated[
+        Paths,
+        Option("Rollouts of a run to follow, at the same steps: a folder, or a file each time.", metavar="REFERENCE"),
+    ] = (),
+    checkpoint: Annotated[
+        StrPath | None,
+        Option("The checkpoint that drew the tokens: checks experts, stop tokens, the conversation.", metavar="DIR"),
+    ] = None,
+    history: Annotated[
+        StrPath | None,
+        Option("The job's record of syncs: are weight versions what they say they are?", metavar="RECORD"),
+    ] = None,
+    exact: Annotated[bool, Option("Any difference between the two sides is an error: truly on policy.")] = False,
+    floor: Floor = None,
+    max_floor_multiple: FloorLimit = 5.0,
+    max_mult_prob_error: MeanRatioLimit = 1.05,
+    max_kl: Annotated[float, Setting("Limit of KL, nats a token.", least=0)] = 0.01,
+    max_prob_diff: Annotated[float, Setting("Limit of the mean difference of probabilities.", least=0)] = 0.01,
+    max_abs: Annotated[
+        float | None,
+        Setting("Limit of mean |Δ| in nats; slime's CI has 0.1.", least=0, shown="none"),
+    ] = None,
+    max_sequence_error: Annotated[float, Setting("Limit of mean exp|Δ| of any one sequence.", least=1)] = 2.0,
+    max_lag: Annotated[int, Setting("Versions that tokens may be older than the trainer's weights.", least=0)] = 1,
+    clip_low: ClipLow = None,
+    clip_high: ClipHigh = None,
+    no_limits: Annotated[
+        bool,
+        Option(
+            "Judge only by the floor, and what is wrong in itself.",
+            panel=LIMITS,
+            without=("max_mult_prob_error", "max_kl", "max_prob_diff", "max_abs", "max_sequence_error"),
+        ),
+    ] = False,
+    tokenizer: Annotated[
+        StrPath | None,
+        Option(
+            "A checkpoint whose tokenizer.json decodes the worst tokens.",
+            metavar="DIR",
+            shown="that of --checkpoint",
+            panel=KEPT,
+        ),
+    ] = None,
+    pictures: bool = False,
+    observer: Observer = SILENT,
+) -> "Reports":
+    """Judge saved rollouts: no engine, no trainer, no GPU. The same files give the same report, byte for byte.
+
+    Exit codes: 0 within the limits, 1 findings, 2 could not check.
+
+    Returns a report for each file; where there are several, one for the series after them; and one for the comparison of two runs.
+    """
+    from ckptcheck import rollouts
+    from ckptcheck.linter.report import Reports
+    from ckptcheck.linter.rule_loader import load_rules
+    from ckptcheck.rollouts.files import list_rollout_files
+    from ckptcheck.rollouts.labelled_weights import read_labelled_weights
+    from ckptcheck.rollouts.metrics.noise_floor import read_noise_floor
+    from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+    from ckptcheck.rollouts.run_comparison import RunComparison
+    from ckptcheck.rollouts.series import RolloutSeries
+    from ckptcheck.rollouts.series_member import SeriesMember
+    from ckptcheck.rollouts.thresholds import Thresholds
+    from ckptcheck.verbs.reports import build_report
+    from ckptcheck.verbs.rollout_files import load_decoder
+
+    named = [Path(file) for file in several(files)]
+    if not named:
+        raise CkptcheckError("there is nothing to judge", hint="name a file of rollouts")
+    clip = clip_low, clip_high
+    thresholds = Thresholds(
+        max_mult_prob_error,
+        max_kl,
+        max_prob_diff,
+        max_abs,
+        max_sequence_error,
+        max_floor_multiple,
+        max_lag,
+        *clip,
+        exact,
+    )
+    if no_limits:
+        thresholds = Thresholds(inf, inf, inf, None, inf, max_floor_multiple, max_lag, *clip, exact)
+    noise_floor = read_noise_floor(Path(floor)) if floor is not None else None
+    drawn_by = None
+    if checkpoint is not None:
+        from ckptcheck.checkpoint.open import open_checkpoint
+        from ckptcheck.rollouts.sampling_checkpoint import SamplingCheckpoint
+
+        drawn_by = SamplingCheckpoint(open_checkpoint(os.fspath(checkpoint)))
+        if tokenizer is None and (Path(checkpoint) / "tokenizer.json").is_file():
+            tokenizer = checkpoint
+    weights = read_labelled_weights(Path(history)) if history is not None else ()
+    decode_text = load_decoder(Path(tokenizer)) if tokenizer is not None else None
+    decode = None if decode_text is None else lambda token: repr(decode_text([token])) if token >= 0 else "–"
+    loaded = load_rules()
+    reports: list[Report] = []
+    members: list[SeriesMember] = []
+    paths = list_rollout_files(named)
+    for path in paths:
+        evidence = RolloutEvidence(
+            str(path), rollouts.read_rollouts(path), thresholds, noise_floor, decode, decode_text=decode_text,
+            drawn_by=drawn_by, weights=weights,
+        )  # fmt: skip
+        reports.append(build_report(evidence, loaded, pictures=pictures))
+        members.append(SeriesMember.of(evidence))
+    series = RolloutSeries.of(members, thresholds)
+    if len(paths) > 1:
+        reports.append(build_report(series, loaded, pictures=pictures))
+    if against:
+        reference = [
+            SeriesMember.of(RolloutEvidence(str(path), rollouts.read_rollouts(path), thresholds))
+            for path in list_rollout_files([Path(file) for file in several(against)])
+        ]
+        reports.append(
+            build_report(RunComparison(series, RolloutSeries.of(reference, thresholds)), loaded, pictures=pictures)
+        )
+    return Reports(tuple(reports))

@@ -1,0 +1,308 @@
+"""How a verb declares its options: help, range, names and what they exclude, typed once beside the parameter.
+
+The command line, the help, the page of the API and the check of arguments are made from these declarations::
+
+    def diff(first: Target, second: Target, *, atol: Annotated[float, Option("Absolute tolerance.", least=0)] = 0.0): ...
+
+A parameter that has no declaration is Python's alone: an observer, a runner.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+StrPath = str | os.PathLike[str]
+Paths = StrPath | Sequence[StrPath]
+Words = str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of one option beside its type and its default, which the signature has."""
+
+    help: str
+    names: str = ""
+    """How the command line writes it, where that is not the parameter's name: ``--from``, ``-o --output``, ``--scan/--no-scan``."""
+    metavar: str = ""
+    shown: str = ""
+    """What the help shows as the default where the default itself says nothing: ``cores`` for None."""
+    least: float | None = None
+    """The least number that it takes; None: any."""
+    most: float | None = None
+    panel: str = ""
+    """Heading of the help below which it stands; "" for the few that most users want."""
+    without: tuple[str, ...] = ()
+    """Parameters that have no effect beside this one."""
+    because: str = ""
+    """Why they have none."""
+    needs: tuple[str, ...] = ()
+    """Parameters of which one has to be given, else this one has no effect."""
+    hint: str = ""
+    """What to do where it has no effect."""
+    has_commas: bool = False
+    """Whether the command line takes several values with commas between them."""
+    is_required: bool = False
+    """Whether the command line requires it although Python has a default."""
+    is_output: bool = False
+    """Whether it names a file that the verb writes."""
+    listed: str = ""
+    """``module:function`` that lists the values it takes, which the help names; "" where the type says all."""
+    normalize: str = ""
+    """``module:function`` that returns a value in its one form, and raises CkptcheckError for a malformed one."""
+    is_repeated: bool = False
+    """Whether the command line takes several, and runs the verb for each."""
+
+
+class Argument(Option):
+    """What the command line takes without a name."""
+
+
+class Setting(Option):
+    """What is set for a project: an argument in Python, and a key below ``[verbs.NAME]`` in ckptcheck.toml, but no option."""
+
+
+SETTING = object()
+"""``Annotated[TopP, SETTING]``: makes a setting of what is an option of other verbs."""
+
+# What several verbs take. The headings of the help, in its order:
+RULES = "Which rules run"
+READING = "How bytes are read"
+ENGINE = "The engine"
+TRAINER = "The trainer"
+SAMPLING = "Prompts and sampling"
+LIMITS = "Limits"
+TRIAL = "The trial"
+TRUST = "Whom to trust"
+KEPT = "What is kept"
+
+TARGET_FORMS = (
+    "A folder (Hugging Face or Megatron), a .safetensors file, an index, hf://org/name@revision or its https:// address, "
+    "s3://bucket/folder (gs://, az://), or BASE+DELTA+DELTA."
+)
+Target = Annotated[StrPath, Argument(TARGET_FORMS, metavar="TARGET")]
+Source = Annotated[StrPath, Argument("A Hugging Face checkpoint or a Megatron run on this disk.", metavar="SOURCE")]
+
+# Which rules run.
+Select = Annotated[
+    Words,
+    Option(
+        "Run only these rules: codes or prefixes of codes, IDX,CFG003.", metavar="RULE,…", panel=RULES, has_commas=True
+    ),
+]
+Ignore = Annotated[
+    Words,
+    Option("Leave these rules out; the report lists them as skipped.", metavar="RULE,…", panel=RULES, has_commas=True),
+]
+RuleFolders = Annotated[
+    Paths, Option("Load further rules from this folder. Their code runs.", "--rules", metavar="DIR", panel=RULES)
+]
+
+# How bytes are read.
+FollowLinks = Annotated[bool, Option("Follow links out of a checkpoint, to regular files.", panel=READING)]
+Jobs = Annotated[
+    int | None, Option("Files, tensors or pieces of them read at a time.", least=1, shown="cores", panel=READING)
+]
+Like = Annotated[
+    StrPath | None,
+    Option(
+        "A Hugging Face checkpoint of the same model: its config says what Megatron's tensors are called there.",
+        metavar="CHECKPOINT",
+    ),
+]
+
+# The engine.
+Dtype = Literal["float32", "bfloat16"]
+EngineName = Annotated[str, Option("The inference engine: vllm or sglang.")]
+EngineTp = Annotated[int, Option("Tensor parallelism of the engine.", least=1, panel=ENGINE)]
+EngineMode = Annotated[
+    Literal["plain", "stock"],
+    Setting(
+        "plain keeps weights readable on a CPU; stock leaves the engine as it is.",
+    ),
+]
+EngineSource = Annotated[
+    StrPath | None,
+    Option(
+        "The checkpoint that the engine loads, where it is another one than SOURCE.", metavar="CHECKPOINT", panel=ENGINE
+    ),
+]
+EnginePython = Annotated[
+    StrPath | None,
+    Setting("A Python of yours that has the engine.", metavar="PATH", shown="the one installed by ckptcheck"),
+]
+EngineGpus = Annotated[
+    str | None,
+    Setting(
+        "GPUs that the engine may see.",
+        metavar="N,…",
+        shown="all",
+        normalize="ckptcheck.live.runtime.process.gpus:normalize_gpus",
+    ),
+]
+Switches = Annotated[
+    Words,
+    Option(
+        "A setting of the engine, repeatable: prefix_cache=off, logprobs=processed, compilation=graphs, …",
+        metavar="NAME=VALUE",
+        panel=ENGINE,
+    ),
+]
+HfConfig = Annotated[
+    StrPath | None,
+    Option(
+        "Folder with the config.json of a Megatron run's model, and its tokenizer if you like.",
+        metavar="DIR",
+        panel=TRIAL,
+    ),
+]
+DespiteErrors = Annotated[
+    bool, Option("Go on where the scan of SOURCE finds errors; the report names them.", panel=TRIAL)
+]
+AllowRemote = Annotated[bool, Option("Accept servers on other machines.")]
+
+# The trainer.
+TrainerName = Literal["megatron", "transformers"]
+Trainer = Annotated[TrainerName, Option("The trainer: it holds the weights, and scores.")]
+TrainerTp = Annotated[int, Option("Tensor parallelism of the trainer.", least=1, panel=TRAINER)]
+TrainerPp = Annotated[int, Option("Pipeline parallelism of the trainer.", least=1, panel=TRAINER)]
+TrainerEp = Annotated[int, Option("Expert parallelism of the trainer.", least=1, panel=TRAINER)]
+TrainerPython = Annotated[
+    StrPath | None,
+    Setting("A Python of yours that has the trainer.", metavar="PATH", shown="the one installed by ckptcheck"),
+]
+TrainerDevice = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    Setting(
+        "Where the trainer computes; auto: on GPUs where there are any, one for each rank.",
+    ),
+]
+TrainerGpus = Annotated[
+    str | None,
+    Setting(
+        "GPUs that the trainer may see.",
+        metavar="N,…",
+        shown="all",
+        normalize="ckptcheck.live.runtime.process.gpus:normalize_gpus",
+    ),
+]
+TrainerDtype = Annotated[
+    Dtype | None, Option("The dtype that the trainer computes in.", shown="as --dtype", panel=TRAINER)
+]
+HeadFp32 = Annotated[
+    bool, Option("The trainer's output head computes in float32.", "--trainer-head-fp32", panel=TRAINER)
+]
+CheckWeights = Annotated[
+    bool,
+    Option(
+        "Compare every tensor with a cold load.",
+        "--check-weight-update-equal/--no-check-weight-update-equal",
+        panel=TRIAL,
+    ),
+]
+CheckLogprobs = Annotated[
+    bool, Option("Compare logprobs on both sides.", "--check-logprobs/--no-check-logprobs", panel=TRIAL)
+]
+
+# Both.
+ComputeDtype = Annotated[Dtype, Option("The dtype that engine and trainer compute in.")]
+CallTimeout = Annotated[float, Option("Seconds for any one call.", least=1, panel=ENGINE)]
+PhaseTimeouts = Annotated[
+    Words,
+    Option(
+        "Seconds for each phase, or for those of one kind: start, score, step, sync; repeatable.",
+        metavar="[PHASE=]SECONDS",
+        shown="900, 600, 600, 300, and what reading the weights takes",
+        panel=ENGINE,
+    ),
+]
+KeepCheckpoints = Annotated[
+    bool,
+    Setting(
+        "Keep the checkpoints that are written on the way.",
+    ),
+]
+
+# Prompts and sampling.
+Prompts = Annotated[
+    StrPath | None,
+    Option(
+        "Prompts: JSON lines (tokens, messages, text), or plain lines.",
+        metavar="FILE",
+        panel=SAMPLING,
+        without=("length",),
+        because="a file's prompts are taken whole",
+    ),
+]
+PromptCount = Annotated[int, Option("Prompts to answer.", least=1, panel=SAMPLING)]
+PromptLength = Annotated[int, Option("Tokens of a built-in prompt, at most.", least=4, panel=SAMPLING)]
+ResponseLength = Annotated[int, Option("Tokens of a response, at most.", least=1, panel=SAMPLING)]
+Temperature = Annotated[float, Option("Sampling temperature; 0: greedy.", least=0, panel=SAMPLING)]
+TopP = Annotated[float, Option("Nucleus sampling; 1: off.", least=0, most=1, panel=SAMPLING)]
+TopK = Annotated[int, Option("Sampling from the k most likely tokens; 0: off.", least=0, panel=SAMPLING)]
+PresencePenalty = Annotated[
+    float, Setting("Taken from the logits of tokens in the response; 0: off.", least=-2, most=2)
+]
+FrequencyPenalty = Annotated[float, Setting("Taken as often as a token is in the response; 0: off.", least=-2, most=2)]
+RepetitionPenalty = Annotated[
+    float, Setting("Divides positive logits of tokens that are there already; 1: off.", least=0.01)
+]
+Seed = Annotated[int, Setting("Seed of the first prompt; every further prompt adds 1.")]
+
+# Limits.
+Floor = Annotated[
+    StrPath | None,
+    Option(
+        "The noise floor of this model: a file of calibrate, or rollouts with equal weights.",
+        metavar="FILE",
+        panel=LIMITS,
+    ),
+]
+FloorLimit = Annotated[
+    float,
+    Setting("Multiple of the noise floor that is too much.", least=1, needs=("floor", "calibrate")),
+]
+MeanRatioLimit = Annotated[float, Setting("Limit of mean exp|Δ|.", least=1)]
+ClipLow = Annotated[
+    float | None,
+    Setting("The objective clips the ratio below 1 - N.", least=0, shown="as the file says, else 0.2"),
+]
+ClipHigh = Annotated[
+    float | None,
+    Setting("The objective clips the ratio above 1 + N.", least=0, shown="as the file says, else 0.2"),
+]
+Step = Annotated[int | None, Option("The step of the training run, from 0, kept with the rollouts.", least=0)]
+TrainerVersion = Annotated[
+    int | None,
+    Option("Version of the trainer's weights, as the engine counts them: what lag is counted from.", least=0),
+]
+Markdown = Annotated[
+    StrPath | None, Option("Also write the table in Markdown.", metavar="FILE", panel=KEPT, is_output=True)
+]
+
+# What is written, where it is no report.
+RolloutOutput = Annotated[
+    StrPath | None,
+    Option("The file to write.", "-o --output", metavar="FILE", is_required=True, is_output=True),
+]
+StoredOutput = Annotated[
+    StrPath | None,
+    Option(
+        "The file to write, or its s3:// address (gs://, az://).", "-o --output", metavar="FILE", is_required=True,
+        is_output=True,
+    ),
+]  # fmt: skip
+
+# Whom to trust.
+TrustConfig = Annotated[
+    StrPath | None,
+    Option("The trust of a Sigstore instance of your own, for keyless signatures.", metavar="FILE", panel=TRUST),
+]
+CertificateChain = Annotated[
+    Paths,
+    Option(
+        "A certificate between the signer's and its root, or one that its chain has to lead to (PEM); repeatable.",
+        metavar="FILE",
+        panel=TRUST,
+    ),
+]

@@ -1,0 +1,202 @@
+"""The parameters of a verb: their types and declarations, how a value is checked, and which of them the user gave."""
+
+import importlib
+import inspect
+import os
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from ckptcheck.errors import CkptcheckError, UsageError
+from ckptcheck.text.formatting import join_words
+from ckptcheck.verbs.options import SETTING, Option, Setting
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a verb."""
+
+    name: str
+    default: Any
+    """Its default; `inspect.Parameter.empty` where it has to be given."""
+    kinds: tuple[Any, ...]
+    """The types that it takes, without None and without sequences."""
+    item: tuple[Any, ...]
+    """The types of which it takes one or several; () where it takes no several."""
+    takes_none: bool
+    is_variadic: bool
+    """Whether it is ``*name``: all values without a name."""
+    declared: Option | None
+    """Its declaration; None for a parameter of Python's alone."""
+
+    @property
+    def is_setting(self) -> bool:
+        """Whether a project sets it, or ``--set`` does."""
+        return isinstance(self.declared, Setting)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether it names a file that the verb writes."""
+        return self.declared is not None and self.declared.is_output
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it takes whole numbers only."""
+        return int in (*self.kinds, *self.item)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that it takes; () where it takes more than some words."""
+        if self.declared is not None and self.declared.listed:
+            return tuple(load(self.declared.listed)())
+        literals = [kind for kind in (*self.kinds, *self.item) if get_origin(kind) is Literal]
+        return get_args(literals[0]) if literals else ()
+
+    def flag(self, value: object = None) -> str:
+        """Return its name on the command line: ``--output``, not ``-o``; and for False the name of what switches it off."""
+        name = self.name.replace("_", "-")
+        if self.is_setting:
+            return f"--set {name}"
+        on, _, off = (self.declared.names if self.declared is not None else "").partition("/")
+        return off if off and value is False else max(on.split() or [f"--{name}"], key=len)
+
+    def check(self, value: object, verb: str) -> Any:
+        """Return a value in its one form. Raises TypeError for one of another type, UsageError for one that is not taken."""
+        if value is None and self.takes_none:
+            return None
+        if self.item and (not isinstance(value, (str, os.PathLike, Mapping)) and isinstance(value, Iterable)):
+            return tuple(self._check_one(each, self.item, verb, value) for each in value)
+        if self.item:
+            return (self._check_one(value, self.item, verb, value),)
+        return self._check_one(value, self.kinds, verb, value)
+
+    def _check_one(self, value: object, kinds: tuple[Any, ...], verb: str, given: object) -> Any:
+        if kinds and not any(_is_a(value, kind) for kind in kinds):
+            raise TypeError(f"{verb} takes {self.describe()} as {self.name}, not {given!r}")
+        if self.choices and value not in self.choices:
+            raise UsageError(f"{self.flag()} is one of {', '.join(self.choices)}, not {value}")
+        if isinstance(value, Real) and not isinstance(value, bool):
+            self._require_range(value)
+        if self.declared is not None and self.declared.normalize:
+            try:
+                return load(self.declared.normalize)(value)
+            except CkptcheckError as error:
+                raise UsageError(f"{self.flag()}: {error.message}", error.hint) from None
+        return value
+
+    def _require_range(self, value: Real) -> None:
+        least = -inf if self.declared is None or self.declared.least is None else self.declared.least
+        most = inf if self.declared is None or self.declared.most is None else self.declared.most
+        if isfinite(value) and least <= float(value) <= most:
+            return
+        bounds = f" from {least:g} {'on' if most == inf else f'to {most:g}'}" if isfinite(least) else ""
+        kind = "whole numbers" if self.is_whole else "finite numbers"
+        raise UsageError(f"{self.flag()} takes {kind}{bounds}, not {value!r}")
+
+    def describe(self) -> str:
+        """Say what it takes, as in "a path, several of these, or None"."""
+        words = [_describe(kind) for kind in self.item or self.kinds]
+        words = [" or ".join(dict.fromkeys(words))]
+        if self.item:
+            words.append("several of these")
+        if self.takes_none:
+            words.append("None")
+        return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+class Given:
+    """The arguments of one call, and which of them the user gave."""
+
+    def __init__(self, parameters: Mapping[str, Parameter], values: Mapping[str, Any], names: Iterable[str]) -> None:
+        self._parameters = parameters
+        self._values = values
+        self.names = list(names)
+        """Those that the user gave."""
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def reject(self, unused: Iterable[str], where: str, hint: str | None = None) -> None:
+        """Raise UsageError that names those of the unused options that the user gave. where: why they have no effect."""
+        flags = [self._parameters[name].flag(self._values[name]) for name in unused if name in self.names]
+        if flags:
+            raise UsageError(f"{join_words(flags)} {'has' if len(flags) == 1 else 'have'} no effect {where}", hint)
+
+
+def read_parameter(parameter: inspect.Parameter) -> Parameter:
+    """Read the type and the declaration of a parameter from its annotation."""
+    annotation, declared = parameter.annotation, None
+    if get_origin(annotation) is Annotated:
+        annotation, *metadata = get_args(annotation)
+        declared = next((each for each in metadata if isinstance(each, Option)), None)
+        if declared is not None and SETTING in metadata:
+            declared = Setting(**vars(declared))
+    kinds = list(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
+    sequences = [kind for kind in kinds if _is_sequence(get_origin(kind))]
+    item: tuple[Any, ...] = ()
+    if sequences:
+        (inner,) = get_args(sequences[0])
+        item = get_args(inner) if get_origin(inner) in (Union, types.UnionType) else (inner,)
+    return Parameter(
+        parameter.name,
+        parameter.default,
+        tuple(kind for kind in kinds if kind not in (types.NoneType, *sequences)),
+        item,
+        types.NoneType in kinds,
+        parameter.kind is parameter.VAR_POSITIONAL,
+        declared,
+    )
+
+
+def _is_sequence(origin: Any) -> bool:
+    return isinstance(origin, type) and issubclass(origin, Sequence) and origin is not tuple
+
+
+def _is_a(value: object, kind: Any) -> bool:
+    """Whether a value is of a type as annotations name it. An int is a number, True is none."""
+    origin = get_origin(kind) or kind
+    if origin is Literal:
+        return isinstance(value, str)
+    if origin is tuple:
+        return isinstance(value, (list, tuple)) and len(value) == len(get_args(kind))
+    if origin in (int, float):
+        return isinstance(value, Integral if origin is int else Real) and not isinstance(value, bool)
+    return not isinstance(origin, type) or isinstance(value, origin)
+
+
+def _describe(kind: Any) -> str:
+    origin = get_origin(kind) or kind
+    if origin is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if origin is tuple:
+        return f"{len(get_args(kind))} values"
+    words = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", os.PathLike: "a path"}
+    return words.get(origin, getattr(origin, "__name__", str(origin)))
+
+
+def load(name: str) -> Any:
+    """Return what ``module:name`` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def to_path(path: str | os.PathLike[str] | None) -> Path | None:
+    """Return a path, None for None."""
+    return None if path is None else Path(path)
+
+
+def several(values: Any) -> tuple[Any, ...]:
+    """Return the values as a tuple; a single string, path or number gives a tuple of one, and no letters."""
+    return (values,) if isinstance(values, (str, os.PathLike, Real)) else tuple(values)
+
+
+def choose_subset(words: Sequence[str], known: Sequence[str], option: str) -> tuple[str, ...]:
+    """Return the words without repetitions. Raises CkptcheckError for none, and for one that is not known."""
+    chosen = tuple(dict.fromkeys(words))
+    if not chosen or set(chosen) - set(known):
+        raise CkptcheckError(f"{option} is some of {', '.join(known)}, not {', '.join(words) or 'nothing'}")
+    return chosen

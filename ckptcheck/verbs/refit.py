@@ -1,0 +1,227 @@
+"""``ckptcheck refit``: syncs a trainer's weights into a running engine, and proves that it computes with them."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.live.runtime.engines.transports import describe_transports
+from ckptcheck.text.observer import SILENT, Observer
+from ckptcheck.verbs.options import (
+    KEPT,
+    TRIAL,
+    CheckLogprobs,
+    CheckWeights,
+    ComputeDtype,
+    DespiteErrors,
+    EngineGpus,
+    EngineMode,
+    EngineName,
+    EnginePython,
+    EngineTp,
+    HfConfig,
+    KeepCheckpoints,
+    Option,
+    PhaseTimeouts,
+    Setting,
+    Source,
+    StrPath,
+    Switches,
+    Trainer,
+    TrainerDevice,
+    TrainerEp,
+    TrainerGpus,
+    TrainerPp,
+    TrainerPython,
+    TrainerTp,
+    Words,
+)
+from ckptcheck.verbs.parameter import Given, several, to_path
+from ckptcheck.verbs.trials import reject_checks, reject_phases
+from ckptcheck.verbs.verb import verb
+
+if TYPE_CHECKING:
+    from ckptcheck.linter.report import Report
+
+
+def reject_unused(given: Given) -> None:
+    """Reject options about steps that are not made, and about scores that are not taken."""
+    reject_checks(given)
+    if not given["steps"]:
+        given.reject(["perturb"], "with --steps 0: it takes the place of a step")
+        given.reject(["sleep_level"], "with --steps 0: the engine sleeps while the trainer steps")
+        reject_phases(given, ["step"], "with --steps 0")
+    if not given["check_logprobs"]:
+        given.reject(["fast", "clear_cache"], "with --no-check-logprobs: nothing is scored")
+        reject_phases(given, ["score"], "with --no-check-logprobs: nothing is scored")
+
+
+@verb(reject_unused)
+def refit(
+    source: Source,
+    *,
+    engine: EngineName = "vllm",
+    trainer: Trainer = "megatron",
+    transport: Annotated[
+        str | None,
+        Option(f"How weights reach the engine. {describe_transports()}.", shown="the first"),
+    ] = None,
+    dtype: ComputeDtype = "float32",
+    fast: Annotated[
+        bool, Option("For a gate in CI: leave out decoding; the report says what is not seen.", panel=TRIAL)
+    ] = False,
+    steps: Annotated[int, Option("Optimizer steps, each followed by two syncs.", least=0, panel=TRIAL)] = 1,
+    check_weights: CheckWeights = True,
+    check_logprobs: CheckLogprobs = True,
+    quantize: Annotated[
+        Literal["w4a16", "w8a8", "fp8", "nvfp4", "mxfp4", "mxfp8"] | None,
+        Option(
+            "Quantize the weights on their way; not by nccl and ipc, which carry them as the trainer holds them. "
+            "nvfp4, mxfp4 and mxfp8 are refused, with the reason.",
+            panel=TRIAL,
+        ),
+    ] = None,
+    quantize_ignore: Annotated[
+        Words | None,
+        Option(
+            "An entry of the list of modules that are not quantized; repeatable.",
+            metavar="ENTRY",
+            shown="head and routers",
+            panel=TRIAL,
+            needs=("quantize",),
+        ),
+    ] = None,
+    trainer_quantizer: Annotated[
+        Literal["compressed-tensors", "slime"],
+        Setting(
+            "Whose reading of the ignore list decides: compressed-tensors, as the engine reads it, or slime.",
+            needs=("quantize",),
+        ),
+    ] = "compressed-tensors",
+    pause: Annotated[
+        str | None,
+        Option(
+            "Sync while a request runs: keep, wait or abort (vllm); in_place, retract, abort or wait (sglang).",
+            metavar="MODE",
+            shown="none runs",
+            panel=TRIAL,
+        ),
+    ] = None,
+    sleep_level: Annotated[
+        int, Setting("Weights while the engine sleeps: 1 kept on the host, 2 dropped.", least=1, most=2)
+    ] = 1,
+    clear_cache: Annotated[bool, Setting("Reset the engine's prefix cache after each sync, as your job does.")] = False,
+    perturb: Annotated[
+        float | None, Setting("Move every weight by noise of this scale in place of a step.", least=0)
+    ] = None,
+    bucket_mb: Annotated[float, Setting("MB of a bucket of the first sync.", least=0.001)] = 64.0,
+    send_draft: Annotated[
+        bool,
+        Setting("Also send what the engine drafts with (--switch draft=…), in a session of its own."),
+    ] = False,
+    tp: TrainerTp = 1,
+    pp: TrainerPp = 1,
+    ep: TrainerEp = 1,
+    device: TrainerDevice = "auto",
+    trainer_gpus: TrainerGpus = None,
+    trainer_python: TrainerPython = None,
+    engine_tp: EngineTp = 1,
+    engine_ep: Annotated[
+        int, Setting("Expert parallelism of the engine, within the ranks of --engine-tp.", least=1)
+    ] = 1,
+    engine_mode: EngineMode = "plain",
+    engine_gpus: EngineGpus = None,
+    engine_python: EnginePython = None,
+    switch: Switches = (),
+    timeout: PhaseTimeouts = (),
+    hf_config: HfConfig = None,
+    despite_errors: DespiteErrors = False,
+    record: Annotated[
+        StrPath | None,
+        Option("Append the syncs to a record, see refit history.", metavar="FILE", panel=KEPT, is_output=True),
+    ] = None,
+    rollouts: Annotated[
+        StrPath | Mapping[str, Any] | None,
+        Setting(
+            "A file for responses that the engine gives after the first sync, scored by both sides, see parity judge; or a table "
+            "with the file as output and arguments of parity record about prompts and sampling."
+        ),
+    ] = None,
+    keep: KeepCheckpoints = False,
+    pictures: bool = False,
+    observer: Observer = SILENT,
+) -> "Report":
+    """Sync a trainer's weights into a live engine, at step 0 and after steps, and compare with a cold load of the same weights.
+
+    Exit codes: 0 the engine computes with the trainer's weights, 1 findings, 2 could not check.
+
+    Raises CkptcheckError for what cannot be started, and `RecordError`, which carries the report, where the trial is over and the
+    record cannot be written.
+    """
+    from ckptcheck.linter.rule_loader import load_rules
+    from ckptcheck.live.refit.feasibility import check_quantization, require_engine_layout
+    from ckptcheck.live.refit.live_trial import (
+        TrialEngine,
+        TrialQuantization,
+        TrialSource,
+        TrialTrainer,
+        run_live_trial,
+    )
+    from ckptcheck.live.refit.recording import RecordError, append_to_record
+    from ckptcheck.live.refit.source import add_source_errors
+    from ckptcheck.live.refit.trial_state import TrialSettings, parse_timeouts
+    from ckptcheck.live.runtime.engines import registry
+    from ckptcheck.live.runtime.engines.engine_options import parse_switches
+    from ckptcheck.runs.history.record import Record
+    from ckptcheck.verbs.first_step import plan_first_step
+    from ckptcheck.verbs.reports import build_report
+
+    chosen_transport = registry.choose_transport(engine, transport)
+    require_engine_layout(engine, tp=engine_tp, ep=engine_ep)
+    if quantize is not None:
+        check_quantization(quantize, engine, chosen_transport, dtype)
+    if record is not None:
+        Record(Path(record)).check_writable()
+    settings = TrialSettings(
+        steps=steps,
+        bucket_bytes=round(bucket_mb * 1e6),
+        second_bucket_bytes=max(1, round(bucket_mb * 1e6 / 9)),
+        transport=chosen_transport,
+        perturb=perturb,
+        weights=check_weights,
+        logprobs=check_logprobs,
+        timeouts=parse_timeouts(several(timeout)),
+        pause=registry.choose_pause(engine, pause, chosen_transport, sleep_level),
+        sleep_level=sleep_level,
+        clears_cache=clear_cache,
+        send_draft=send_draft,
+        decode=0 if fast else TrialSettings.decode,
+    )
+    loaded = load_rules()
+    trial_source = TrialSource(os.fspath(source), to_path(hf_config), despite_errors, keep)
+    first_step = (
+        plan_first_step(rollouts, os.fspath(source), parse_switches(list(several(switch))), observer)
+        if rollouts is not None
+        else None
+    )
+    left_alone = None if quantize_ignore is None else several(quantize_ignore)
+    quantization = None if quantize is None else TrialQuantization(quantize, left_alone, trainer_quantizer)
+    record_error: CkptcheckError | None = None
+    with run_live_trial(
+        trial_source, settings,
+        TrialEngine(engine, engine_tp, engine_mode, several(switch), engine_gpus, to_path(engine_python), engine_ep),
+        TrialTrainer(trainer, tp, pp, ep, device, trainer_gpus, to_path(trainer_python)),
+        dtype=dtype, quantization=quantization,
+        plan_first_step=first_step, observer=observer,
+    ) as trace:  # fmt: skip
+        report = add_source_errors(build_report(trace, loaded, pictures=pictures), trial_source.errors)
+        try:
+            if record is not None:
+                append_to_record(trace, Path(record))
+        except CkptcheckError as error:
+            # the trial is over, and its findings are worth more than the record
+            record_error = error
+    if record_error is not None:
+        raise RecordError(record_error.message, report) from record_error
+    return report

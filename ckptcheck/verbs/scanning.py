@@ -1,0 +1,261 @@
+"""Scans targets: opens each, repairs it where asked, and runs the rules over it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.deltas.target import may_be_deltas
+from ckptcheck.checkpoint.open import open_checkpoint, open_target
+from ckptcheck.checkpoint.scan_options import ScanOptions
+from ckptcheck.checkpoint.source import blob_digests
+from ckptcheck.checkpoint.value_reader import UnreadValues, ValueReader
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.report import Report, add_cluster_notes
+from ckptcheck.linter.rule import Rule, Severity, Skip
+from ckptcheck.linter.runner import run_rules
+from ckptcheck.runners.parts import Parts, PartWriter
+from ckptcheck.runners.runner import Runner
+from ckptcheck.text.file_io import replace_file
+from ckptcheck.text.observer import SILENT, Advance, Observer
+from ckptcheck.verbs.repair import plan_ignore_repair, plan_index_repair
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptcheck.checkpoint.megatron.megatron import Megatron
+
+
+@dataclass(frozen=True)
+class ScanRequest:
+    """What to do with every target."""
+
+    rules: Sequence[Rule]
+    """The rules to run."""
+    ignored: Mapping[str, str]
+    """Code of a rule that does not run → the reason."""
+    severities: Mapping[str, Severity]
+    """Code of a rule → the severity that replaces its own."""
+    jobs: int | None = None
+    """Files read at a time; None: as many as there are cores."""
+    fix: bool = False
+    """Make the safe repairs before the rules run."""
+    headers_only: bool = False
+    """Read no tensor values."""
+    remote_values: bool = False
+    """Read the values of targets on the Hub too."""
+    runner: Runner | None = None
+    """What runs passes over all bytes; None: this process and workers of it."""
+    use_mmap: bool = True
+    """Map files into memory; False reads them."""
+    device: str = "cpu"
+    """Where values are scanned, as torch names it."""
+    stats: Path | None = None
+    """File for the statistics of every tensor; None: they are not written."""
+    options: ScanOptions = field(default_factory=ScanOptions)
+    pictures: bool = False
+    """Draw pictures; the value pass then samples every tensor on its way."""
+    observer: Observer = SILENT
+
+
+def scan_targets(targets: Sequence[str], request: ScanRequest) -> list[Report]:
+    """Report on every target. With several targets, one that cannot be opened does not stop the others.
+
+    Raises CkptcheckError when the only target cannot be opened.
+    """
+    reports = []
+    rows: list[dict[str, object]] = []
+    notes: Sequence[str] = getattr(request.runner, "notes", ())
+    for target in targets:
+        known = len(notes)
+        try:
+            with _paused_garbage_collection():
+                reports.append(add_cluster_notes(_scan_target(target, request, rows), notes[known:]))
+            if request.options.consumers and not reports[-1].consumers:
+                request.observer.log(f"{target}: nothing in it is quantized, so --consumers were not asked")
+        except CkptcheckError as error:
+            if len(targets) == 1:
+                raise
+            request.observer.log(f"ckptcheck: {error.message}" + (f" ({error.hint})" if error.hint else ""))
+            reports.append(Report(target, error=error.message + (f" ({error.hint})" if error.hint else "")))
+    if request.stats is not None:
+        from ckptcheck.values.detectors.tensor_table import encode_records
+
+        replace_file(request.stats, encode_records(rows))
+    return reports
+
+
+def _scan_target(target: str, request: ScanRequest, rows: list[dict[str, object]]) -> Report:
+    with request.observer.progress(target) as progress:
+        return _scan_opened(target, request, rows, _create_value_reader(request, progress))
+
+
+def _create_value_reader(request: ScanRequest, progress: Advance | None) -> ValueReader:
+    if request.headers_only:
+        return UnreadValues("--headers-only")
+    from ckptcheck.values.value_pass import ValuePass
+
+    return ValuePass(
+        jobs=request.jobs,
+        use_mmap=request.use_mmap,
+        device=request.device,
+        read_remote=request.remote_values,
+        # who computes a part does not know what the parts will be joined to
+        takes_samples=isinstance(request.runner, (PartWriter, Parts)) or request.stats is not None or request.pictures,
+        runner=request.runner,
+        progress=progress,
+    )
+
+
+def run_passes(targets: Sequence[str], request: ScanRequest) -> None:
+    """Run every pass that rules about values may ask for, by the runner of the request, which keeps what it computes.
+
+    Raises CkptcheckError where a target cannot be opened, EvidenceError where not everything could be read.
+    """
+    for target in targets:
+        with request.observer.progress(target) as progress:
+            reader = _create_value_reader(request, progress)
+            ckpt = open_target(target, jobs=request.jobs, options=request.options, value_reader=reader)
+            if isinstance(ckpt, Checkpoint):
+                _read_headers(ckpt, target, request.observer)
+                _ = ckpt.values
+            else:
+                _ = ckpt.record_stats, ckpt.values_view.values
+
+
+def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]], value_reader: ValueReader) -> Report:
+    if may_be_deltas(target):
+        from ckptcheck.checkpoint.deltas.open import open_lone_deltas
+
+        if (deltas := open_lone_deltas(target)) is not None:
+            return run_rules(deltas, request.rules, ignored=request.ignored, severities=request.severities)
+    ckpt = open_target(
+        target, runner=request.runner, jobs=request.jobs, options=request.options, value_reader=value_reader
+    )
+    if request.options.verify_blobs and not blob_digests(ckpt.source):
+        raise CkptcheckError(
+            f"--verify-blobs has no effect for {target}: none of its files is named by its hash",
+            "give a snapshot of the Hugging Face cache; ckptcheck manifest and verify do it for any folder",
+        )
+    if not isinstance(ckpt, Checkpoint):
+        return _scan_megatron(ckpt, request, rows)
+    if request.fix:
+        ckpt = _repair(ckpt, target, request)
+    try:
+        value_reader.start(ckpt)
+        _read_headers(ckpt, target, request.observer)
+        report = run_rules(ckpt, request.rules, ignored=request.ignored, severities=request.severities)
+        report = _add_vocabulary(report, ckpt)
+        if request.options.consumers:
+            from ckptcheck.consumers.table import tabulate_consumers
+
+            report = replace(report, consumers=tuple(tabulate_consumers(ckpt)))
+        if request.stats is not None:
+            rows += _list_tensor_records(ckpt)
+        return _add_pictures(report, ckpt, request)
+    finally:
+        value_reader.close()
+
+
+def _scan_megatron(megatron: Megatron, request: ScanRequest, rows: list[dict[str, object]]) -> Report:
+    """Report on a Megatron checkpoint. The rules about values are the same, the others are its own."""
+    if request.fix:
+        request.observer.log(f"{megatron.target}: nothing is repaired in a Megatron checkpoint")
+    report = run_rules(megatron, request.rules, ignored=request.ignored, severities=request.severities)
+    if megatron.weights:
+        report = _add_pictures(_add_vocabulary(report, megatron.values_view), megatron.values_view, request)
+    if request.stats is not None:
+        rows += _list_tensor_records(megatron.values_view)
+    return report
+
+
+def _add_vocabulary(report: Report, ckpt: Checkpoint) -> Report:
+    """Add the counts of near-zero and identical rows, where the rules have read the values."""
+    if ckpt.values_read is None:
+        return report
+    from ckptcheck.values.detectors.vocabulary_summary import summarize_vocabulary
+
+    return replace(report, sections=(*report.sections, *summarize_vocabulary(ckpt)))
+
+
+def _add_pictures(report: Report, ckpt: Checkpoint, request: ScanRequest) -> Report:
+    """Add what the page shows, where that is asked for."""
+    if not request.pictures:
+        return report
+    from ckptcheck.reporters.evidence_pictures import draw_pictures
+
+    return replace(report, pictures=draw_pictures(ckpt))
+
+
+def _list_tensor_records(ckpt: Checkpoint) -> list[dict[str, object]]:
+    """Return the statistics of every tensor for --stats. Raises CkptcheckError where no values are read."""
+    from ckptcheck.values.detectors.tensor_table import tensor_records
+
+    try:
+        return list(tensor_records(ckpt))
+    except Skip as skip:
+        raise CkptcheckError(f"there is nothing for --stats to write: {skip}") from skip
+
+
+def _read_headers(ckpt: Checkpoint, target: str, observer: Observer) -> None:
+    """Read all headers. From the Hub that takes long enough for a progress bar."""
+    if ckpt.source.local is None:
+        with observer.progress(target, bytewise=False) as progress:
+            ckpt.read_headers(progress)
+
+
+REPAIRS = (("the index", plan_index_repair), ("the ignore list", plan_ignore_repair))
+
+
+def _repair(ckpt: Checkpoint, target: str, request: ScanRequest) -> Checkpoint:
+    """Make every safe repair and return the checkpoint as it is afterwards."""
+    has_message = False
+    for part, plan_repair in REPAIRS:
+        repair, reason = plan_repair(ckpt)
+        if repair is not None:
+            backup = repair.apply()
+            request.observer.log(f"{target}: {repair.done}" + (f"; the old one is {backup.name}" if backup else ""))
+            ckpt = open_checkpoint(target, jobs=request.jobs, options=request.options, value_reader=ckpt.value_reader)
+        elif reason:
+            request.observer.log(f"{target}: {part} was not repaired: {reason}")
+        has_message = has_message or repair is not None or bool(reason)
+    if not has_message:
+        request.observer.log(f"{target}: nothing to repair")
+    return ckpt
+
+
+def preview_repairs(targets: Sequence[str], request: ScanRequest) -> str:
+    """Return what --fix would change, as unified diffs; "" where it would change nothing."""
+    diffs = ""
+    for target in targets:
+        ckpt = open_checkpoint(target, jobs=request.jobs, options=request.options)
+        has_message = False
+        for part, plan_repair in REPAIRS:
+            repair, reason = plan_repair(ckpt)
+            if repair is not None:
+                diffs += repair.diff()
+            elif reason:
+                request.observer.log(f"{target}: {part} would not be repaired: {reason}")
+            has_message = has_message or repair is not None or bool(reason)
+        if not has_message:
+            request.observer.log(f"{target}: nothing to repair")
+    return diffs
+
+
+@contextmanager
+def _paused_garbage_collection() -> Iterator[None]:
+    """Pause the cyclic garbage collector, which would walk hundreds of thousands of live tensors again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            # without it the collector walks them once more, now
+            gc.freeze()
+            gc.enable()

@@ -1,0 +1,202 @@
+"""Opens the signature and the origin of weights, which `verify` checks and `manifest` states."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ckptcheck.errors import CkptcheckError, UsageError
+from ckptcheck.text.observer import Observer
+from ckptcheck.verbs.options import StrPath
+from ckptcheck.verbs.parameter import to_path
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.scan_options import ScanOptions
+    from ckptcheck.compare.manifest import Manifest
+    from ckptcheck.compare.signatures.keys import TrustedSigner
+    from ckptcheck.compare.signatures.signature_check import SignatureCheck
+    from ckptcheck.compare.verification import Verification
+    from ckptcheck.live.runtime.process.exchange import TensorExchange
+    from ckptcheck.live.runtime.trainers.base import Trainer
+    from ckptcheck.runners.runner import Runner
+    from ckptcheck.text.observer import Advance
+
+    E = TypeVar("E", Verification, SignatureCheck)
+else:
+    E = TypeVar("E")
+
+
+def choose_signer(
+    is_required: bool,
+    signature: StrPath | None,
+    public_key: StrPath | None,
+    certificate_chain: Sequence[StrPath],
+    signer: str | None,
+    oidc_issuer: str | None,
+    trust_config: StrPath | None,
+    *,
+    allow_expired: bool,
+    ignore_unsigned_files: bool,
+) -> TrustedSigner | None:
+    """Return whose signature `verify` accepts; None where no signature is asked for.
+
+    is_required: there is no manifest to verify with either. Raises UsageError for arguments that contradict each other, and
+    where a signature is named and nobody to trust: a signature that fits no known key proves nothing.
+    """
+    from ckptcheck.compare.signatures.keys import TrustedSigner
+
+    given = [public_key is not None, bool(certificate_chain), signer is not None]
+    hint = "add --public-key FILE, --certificate-chain FILE, or --signer NAME with --oidc-issuer URL"
+    if sum(given) > 1:
+        raise UsageError(
+            "a signature is verified with a key, with certificates or with an identity", "give one of them"
+        )
+    if (signer is None) != (oidc_issuer is None):
+        raise UsageError("--signer and --oidc-issuer go together", "who signed, and who vouches for that name")
+    if trust_config is not None and signer is None:
+        raise UsageError("--trust-config has no effect without --signer")
+    if allow_expired and not certificate_chain:
+        raise UsageError("--allow-expired has no effect without --certificate-chain: a key has no end")
+    if not any(given):
+        if signature is not None:
+            raise UsageError(f"nobody says whose signature {os.fspath(signature)} has to be", hint)
+        if ignore_unsigned_files:
+            raise UsageError("--ignore-unsigned-files has no effect without a signature", hint)
+        if is_required:
+            raise UsageError("there is nothing to verify with", f"name a manifest, or for a signature {hint}")
+        return None
+    return TrustedSigner(
+        to_path(public_key),
+        tuple(map(Path, certificate_chain)),
+        signer,
+        oidc_issuer,
+        to_path(trust_config),
+        allow_expired,
+    )
+
+
+def open_signature_check(
+    target: str,
+    signature: Path | None,
+    trusted: TrustedSigner,
+    named: Verification | None,
+    options: ScanOptions,
+    *,
+    ignore_unsigned: bool,
+    jobs: int | None,
+    runner: Runner | None,
+    progress: Advance | None,
+) -> SignatureCheck:
+    """Verify the signature of a model. named: its tensors against the manifest that the user named."""
+    from ckptcheck.checkpoint.open import open_target
+    from ckptcheck.compare.signatures.bundle import DEFAULT_NAME
+    from ckptcheck.compare.signatures.signature_check import check_signature
+    from ckptcheck.errors import EvidenceError
+    from ckptcheck.text.file_io import expand_home
+
+    folder = Path(expand_home(target))
+    if not folder.exists():
+        raise CkptcheckError(f"{target} does not exist on this disk", "a signature is verified where the files lie")
+    if signature is None:
+        if not folder.is_dir():
+            raise UsageError(f"{target} is a single file", "name its signature with --signature")
+        signature = folder / DEFAULT_NAME
+    try:
+        ckpt = open_target(target, jobs=jobs, options=options)
+    except EvidenceError:
+        raise
+    except CkptcheckError:
+        ckpt = None  # files of a format whose tensors ckptcheck does not read have signatures too
+    return check_signature(
+        ckpt, target, folder, signature, trusted,
+        named=named, ignore_unsigned=ignore_unsigned, follow_links=options.follow_links,
+        jobs=jobs, runner=runner, progress=progress,
+    )  # fmt: skip
+
+
+def read_inputs(
+    sources: Sequence[StrPath], options: ScanOptions, *, jobs: int | None, runner: Runner | None
+) -> dict[str, Manifest]:
+    """Return name → manifest of what weights were made from: a manifest's file, or a checkpoint that is read now.
+
+    The manifest of a checkpoint that is read keeps what a manifest in its folder states about its own origin.
+    """
+    from ckptcheck.checkpoint.open import open_target
+    from ckptcheck.compare.manifest import build_manifest, read_manifest
+    from ckptcheck.compare.signatures.sign import MANIFEST_NAME
+    from ckptcheck.text.file_io import expand_home
+
+    manifests = {}
+    for source in sources:
+        name = os.fspath(source)
+        if name.endswith(".json") and not name.endswith(".index.json"):
+            manifests[name] = read_manifest(name)
+            continue
+        built = build_manifest(open_target(name, runner=runner, jobs=jobs, options=options), jobs=jobs, runner=runner)
+        beside = Path(expand_home(name)) / MANIFEST_NAME
+        if beside.is_file():
+            built.made_from = read_manifest(beside).made_from
+        manifests[name] = built
+    return manifests
+
+
+def add_lineage(evidence: E, sources: Mapping[str, Manifest]) -> E:
+    """Add the chain of manifests that were given to the evidence about weights; without any, the evidence stays as it is."""
+    from ckptcheck.compare.lineage import trace_lineage
+
+    manifest = evidence.manifest
+    if not sources:
+        return evidence
+    if manifest is None:
+        raise CkptcheckError(
+            f"{evidence.target} has no signed manifest that states what it was made from",
+            "name a manifest, or have ckptcheck sign the model",
+        )
+    return replace(evidence, lineage=trace_lineage(evidence.target, manifest, sources))
+
+
+def find_signature(target: str) -> str:
+    """Return the signature that lies in the folder of a model, "" for none."""
+    from ckptcheck.compare.signatures.bundle import DEFAULT_NAME
+    from ckptcheck.text.addresses import is_remote_address
+    from ckptcheck.text.file_io import expand_home
+
+    path = Path(expand_home(target)) / DEFAULT_NAME
+    return str(path) if not is_remote_address(target) and path.is_file() else ""
+
+
+def ask_servers(
+    check: SignatureCheck,
+    servers: Sequence[str],
+    *,
+    allow_remote: bool,
+    engine_python: StrPath | None,
+    observer: Observer,
+) -> SignatureCheck:
+    """Compare servers with the signed weights. Where these are not as they were signed, no server is asked.
+
+    Raises CkptcheckError where nobody listens, and for weights that no server loads.
+    """
+    if not check.is_as_signed:
+        return replace(check, is_attached=True)
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.live.refit.running_servers.attach import AttachOptions, attach_to_servers
+    from ckptcheck.live.runtime.process.signal_guard import SignalGuard
+    from ckptcheck.live.runtime.trainers.layout import ParallelLayout
+    from ckptcheck.live.runtime.trainers.registry import start_trainer
+
+    if not isinstance(check.ckpt, Checkpoint):
+        raise CkptcheckError(
+            f"{check.target} is no Hugging Face checkpoint, and a server serves such a one", "verify the export of it"
+        )
+
+    def start(checkpoint: Checkpoint, exchange: TensorExchange, dtype: str) -> Trainer:
+        """Start the trainer that gives the logprobs."""
+        return start_trainer("transformers", checkpoint, exchange, ParallelLayout(), dtype, scratch=(exchange.folder,))
+
+    options = AttachOptions(servers, start, allow_remote=allow_remote, engine_python=to_path(engine_python))
+    with SignalGuard():
+        return replace(check, is_attached=True, served=attach_to_servers(check.ckpt, options, observer.log))

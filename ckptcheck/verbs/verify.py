@@ -1,0 +1,144 @@
+"""``ckptcheck verify``: says what has changed since a manifest was written, or since a model was signed."""
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+from ckptcheck.errors import UsageError
+from ckptcheck.text.observer import SILENT, Observer
+from ckptcheck.verbs.options import (
+    ENGINE,
+    TRUST,
+    AllowRemote,
+    Argument,
+    CertificateChain,
+    EnginePython,
+    FollowLinks,
+    Jobs,
+    Like,
+    Option,
+    Paths,
+    StrPath,
+    Target,
+    TrustConfig,
+    Words,
+)
+from ckptcheck.verbs.parameter import Given, several, to_path
+from ckptcheck.verbs.verb import verb
+
+if TYPE_CHECKING:
+    from ckptcheck.compare.manifest import Manifest
+    from ckptcheck.linter.report import Report
+    from ckptcheck.runners.runner import Runner
+
+
+def reject_unused(given: Given) -> None:
+    """Reject options about servers where none is asked."""
+    if not given["attach"]:
+        given.reject(["allow_remote", "engine_python"], "without --attach")
+
+
+@verb(reject_unused)
+def verify(
+    target: Target,
+    manifest: Annotated[
+        "StrPath | Manifest | None",
+        Argument(
+            "The file that ckptcheck manifest wrote, or its s3:// address. A signed model needs none.",
+            metavar="[MANIFEST]",
+        ),
+    ] = None,
+    *,
+    like: Like = None,
+    made_from: Annotated[
+        Paths,
+        Option(
+            "The manifest of what the weights were made from, and of what that was made from; repeatable, in any order.",
+            metavar="FILE",
+        ),
+    ] = (),
+    signature: Annotated[
+        StrPath | None,
+        Option("The signature to verify.", metavar="FILE", shown="model.sig in TARGET", panel=TRUST),
+    ] = None,
+    public_key: Annotated[
+        StrPath | None, Option("Accept a signature of this key (PEM).", metavar="FILE", panel=TRUST)
+    ] = None,
+    certificate_chain: CertificateChain = (),
+    signer: Annotated[
+        str | None,
+        Option("Accept a keyless signature of this e-mail address or workflow.", metavar="NAME", panel=TRUST),
+    ] = None,
+    oidc_issuer: Annotated[
+        str | None, Option("Who vouches for the name of --signer.", metavar="URL", panel=TRUST)
+    ] = None,
+    trust_config: TrustConfig = None,
+    allow_expired: Annotated[bool, Option("Accept an expired certificate.", panel=TRUST)] = False,
+    ignore_unsigned_files: Annotated[
+        bool, Option("Accept files that the signature does not cover.", panel=TRUST)
+    ] = False,
+    attach: Annotated[
+        Words,
+        Option(
+            "A running SGLang or vLLM: whether it serves the signed weights, repeatable.", metavar="URL", panel=ENGINE
+        ),
+    ] = (),
+    allow_remote: AllowRemote = False,
+    engine_python: EnginePython = None,
+    follow_links: FollowLinks = False,
+    jobs: Jobs = None,
+    runner: "Runner | None" = None,
+    pictures: bool = False,
+    observer: Observer = SILENT,
+) -> "Report":
+    """Say which tensors changed, moved or vanished since a manifest was written, or since the model was signed.
+
+    Exit codes: 0 the same, 1 findings at or above --fail-on, 2 could not verify.
+    """
+    from ckptcheck.checkpoint.open import open_target
+    from ckptcheck.checkpoint.scan_options import ScanOptions
+    from ckptcheck.compare.manifest import Manifest, read_manifest
+    from ckptcheck.compare.verification import verify_manifest
+    from ckptcheck.verbs.reports import add_notes, build_report
+    from ckptcheck.verbs.runners import check_runner
+    from ckptcheck.verbs.signed_weights import (
+        add_lineage,
+        ask_servers,
+        choose_signer,
+        find_signature,
+        open_signature_check,
+        read_inputs,
+    )
+
+    servers, origins = several(attach), several(made_from)
+    trusted = choose_signer(
+        manifest is None, signature, public_key, several(certificate_chain), signer, oidc_issuer, trust_config,
+        allow_expired=allow_expired, ignore_unsigned_files=ignore_unsigned_files,
+    )  # fmt: skip
+    if servers and trusted is None:
+        raise UsageError(
+            "--attach has no effect without a signature",
+            f"ckptcheck attach URL --source {os.fspath(target)} compares a server with a checkpoint",
+        )
+    name, runner = os.fspath(target), check_runner(runner)
+    options = ScanOptions(follow_links=follow_links)
+    with observer.progress(name) as progress:
+        verification = None
+        if manifest is not None:
+            expected = manifest if isinstance(manifest, Manifest) else read_manifest(os.fspath(manifest))
+            ckpt = open_target(name, runner=runner, jobs=jobs, options=options)
+            reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
+            verification = verify_manifest(ckpt, expected, reference, jobs=jobs, runner=runner, progress=progress)
+        sources = read_inputs(origins, options, jobs=jobs, runner=runner)
+        if trusted is None:
+            assert verification is not None
+            noted = replace(verification, unverified=find_signature(name))
+            return add_notes(build_report(add_lineage(noted, sources), pictures=pictures), runner)
+        check = open_signature_check(
+            name, to_path(signature), trusted, verification, options,
+            ignore_unsigned=ignore_unsigned_files, jobs=jobs, runner=runner, progress=progress,
+        )  # fmt: skip
+        check = add_lineage(check, sources)
+    if servers:
+        check = ask_servers(check, servers, allow_remote=allow_remote, engine_python=engine_python, observer=observer)
+    return add_notes(build_report(check, pictures=pictures), runner)
