@@ -255,8 +255,7 @@ def test_a_table_stands_behind_every_picture(opened: Opened) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_picture_is_saved_as_png_from_the_page(chromium: Any, tmp_path: Path, scheme: str) -> None:
-    from PIL import Image
-
+    Image = pytest.importorskip("PIL.Image", reason="needs Pillow, which reads what was saved")
     one = Opened(chromium, tmp_path, [DRAWN], color_scheme=scheme)
     one.draw_all()
     figures = one.page.locator("article figure.picture").all()
