@@ -3,13 +3,13 @@
 ## What it checks
 Over the compared tokens:
 
-- mult_prob_error, the mean of exp|trainer - engine|, which is 1 where both agree: at most 1.05, `--max-mult-prob-error`.
+- mult_prob_error, the mean of exp|trainer - engine|, which is 1 where both agree: at most 1.05, `--set max-mult-prob-error`.
 - The KL by the k3 estimate and, where full-vocabulary logprobs are recorded, the exact KL in both directions: at most 0.01,
-  `--max-kl`.
-- The mean of |e^trainer - e^engine|, as verl logs it: at most 0.01, `--max-prob-diff`; else a warning.
-- With `--max-abs`, the mean of |trainer - engine| in nats; slime and miles allow 0.1 in CI; else a warning.
+  `--set max-kl`.
+- The mean of |e^trainer - e^engine|, as verl logs it: at most 0.01, `--set max-prob-diff`; else a warning.
+- With `--set max-abs`, the mean of |trainer - engine| in nats; slime and miles allow 0.1 in CI; else a warning.
 
-With `--floor`, each may also be at most 5 times the floor (`--max-floor-multiple`); of mult_prob_error that is the excess over 1.
+With `--floor`, each may also be at most 5 times the floor (`--set max-floor-multiple`); of mult_prob_error that is the excess over 1.
 k3 grows with the square of the gap, so the rule compares its root.
 
 ## Why it matters

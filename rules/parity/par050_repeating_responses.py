@@ -58,7 +58,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
             " the engine computes with broken weights, or the policy has collapsed",
             key=f"sequence {repeated[0].sequence}",
             severity="warning" if temperature == 0 else None,
-            hint="compare the engine's weights with the checkpoint: ckptcheck refit --attach",
+            hint="compare the engine's weights with the checkpoint: ckptcheck attach",
         )
         return
     if temperature is not None and temperature < COOL:

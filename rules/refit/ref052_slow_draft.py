@@ -25,7 +25,7 @@
 
 ## When it can be wrong
 - On a GPU two starts may choose other kernels, and greedy text parts at a tie. The rule leaves a fifth of the gain to that.
-- A frozen draft model is a choice, and the trial's step is larger than one of a job: `--perturb` with a small scale shows what a
+- A frozen draft model is a choice, and the trial's step is larger than one of a job: `--set perturb` with a small scale shows what a
   job would see.
 
 ## Seen in

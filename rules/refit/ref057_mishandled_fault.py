@@ -1,7 +1,7 @@
 """The transport accepts a fault, does not answer it, or could not be tried with it.
 
 ## What it checks
-`ckptcheck refit --conformance` puts faults on a transport and reads what the receiver holds afterwards: buckets that are dropped,
+`ckptcheck conformance` puts faults on a transport and reads what the receiver holds afterwards: buckets that are dropped,
 sent twice or cut short, a sender that dies, two updates at once, an update while a response is generated, and more. The rule names
 each fault that is
 

@@ -88,7 +88,7 @@ class DraftWeights:
             self._values = {name: _read_float32(self.source, name) for name in self._names}
             if not self._values:
                 raise CkptcheckError(
-                    "--send-draft has nothing to send: the trainer exports all that the engine drafts with",
+                    "--set send-draft=on has nothing to send: the trainer exports all that the engine drafts with",
                     "leave it out",
                 )
 
@@ -199,7 +199,7 @@ def _read_float32(ckpt: Checkpoint, name: str) -> NDArray[Any]:
 
     dtype, shape, data = _read_stored(ckpt, name)
     if dtype not in ("F32", "BF16", "F16"):
-        raise CkptcheckError(f"--send-draft cannot send {name}, which is stored in {dtype}", "leave it out")
+        raise CkptcheckError(f"--set send-draft=on cannot send {name}, which is stored in {dtype}", "leave it out")
     patterns = np.frombuffer(data, FORMATS[dtype].unsigned)
     assert len(patterns) == prod(shape)
     values: NDArray[Any] = decode(dtype, patterns).astype(np.float32).reshape(shape)

@@ -167,13 +167,13 @@ def check_devices(
     if device == "cpu":
         raise CkptcheckError(
             f"{transport.name} carries weights between GPUs, and the trainer computes on the CPU",
-            f"--device cuda, or {default}",
+            f"--set device=cuda, or {default}",
         )
     sender = (trainer_gpus or "").split(",")[0]
     if transport.sender == "group" and sender and sender in (engine_gpus or "").split(",")[:ranks]:
         raise CkptcheckError(
             f"NCCL refuses two ranks on one GPU, and trainer and {engine} share {sender}",
-            f"--transport {_on_shared_gpu(engine).name}, or another GPU by --engine-gpus",
+            f"--transport {_on_shared_gpu(engine).name}, or another GPU by --set engine-gpus",
         )
 
 
@@ -198,7 +198,7 @@ def check_transport(trainer: Trainer, engine: Updatable, name: str) -> None:
     if trainer_facts.get("device") != "cuda":
         raise CkptcheckError(
             f"{name} carries weights between GPUs, and {trainer.info.name} computes on the CPU",
-            f"--device cuda, or {default}",
+            f"--set device=cuda, or {default}",
         )
     if transport.sender == "group":
         _check_nccl(trainer, engine, default)
@@ -207,7 +207,7 @@ def check_transport(trainer: Trainer, engine: Updatable, name: str) -> None:
     if transport.sender == "group" and trainer_gpus[0] in engine_gpus:
         raise CkptcheckError(
             f"NCCL refuses two ranks on one GPU, and {trainer.info.name} and {engine.info.name} share {trainer_gpus[0]}",
-            f"--transport {_on_shared_gpu(engine.info.name).name}, or another GPU by --engine-gpus",
+            f"--transport {_on_shared_gpu(engine.info.name).name}, or another GPU by --set engine-gpus",
         )
     if transport.sender == "ipc" and (hidden := [gpu for gpu in engine_gpus if gpu not in visible]):
         group = next(
@@ -216,7 +216,7 @@ def check_transport(trainer: Trainer, engine: Updatable, name: str) -> None:
         alternative = f"--transport {group.name}, or {default}" if group else default
         raise CkptcheckError(
             f"CUDA IPC opens the memory of one GPU, and {trainer.info.name} does not see {hidden[0]}, where {engine.info.name} is",
-            f"let both see it (--trainer-gpus, --engine-gpus), {alternative}",
+            f"let both see it (--set trainer-gpus, --set engine-gpus), {alternative}",
         )
 
 
