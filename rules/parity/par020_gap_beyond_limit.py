@@ -9,8 +9,8 @@ Over the compared tokens:
 - The mean of |e^trainer - e^engine|, as verl logs it: at most 0.01, `--set max-prob-diff`; else a warning.
 - With `--set max-abs`, the mean of |trainer - engine| in nats; slime and miles allow 0.1 in CI; else a warning.
 
-With `--floor`, each may also be at most 5 times the floor (`--set max-floor-multiple`); of mult_prob_error that is the excess over 1.
-k3 grows with the square of the gap, so the rule compares its root.
+With `--floor`, each may also be at most 5 times the floor (`--set max-floor-multiple`); of mult_prob_error that is the excess
+over 1. k3 grows with the square of the gap, so the rule compares its root.
 
 ## Why it matters
 - The loss treats the engine's samples as the trainer's own, so every gradient contains what the two disagree in. NeMo-RL gates new

@@ -25,8 +25,8 @@
 
 ## When it can be wrong
 - On a GPU two starts may choose other kernels, and greedy text parts at a tie. The rule leaves a fifth of the gain to that.
-- A frozen draft model is a choice, and the trial's step is larger than one of a job: `--set perturb` with a small scale shows what a
-  job would see.
+- A frozen draft model is a choice, and the trial's step is larger than one of a job: `--set perturb` with a small scale shows what
+  a job would see.
 
 ## Seen in
 radixark/miles#1926 (acceptance 2.71, then 1.00, no error), sgl-project/sglang#34495, vllm-project/vllm-ascend#13209;
