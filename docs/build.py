@@ -36,6 +36,8 @@ SOURCE = (
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)#\s]+)(?=[)#])")
 MOST_BAD, MOST_OK = 3, 6
 """Cases that the page of a rule shows."""
+AFTER_GUIDES = "---\nsearch:\n  boost: 0.3\n---\n\n"
+"""The front matter of a page that a search lists behind the guides: there are hundreds of rules, and each has many words."""
 
 
 def assemble_pages(folder: Path) -> None:
@@ -50,7 +52,7 @@ def assemble_pages(folder: Path) -> None:
         _write(folder / place, _move_links(_read(page), page.parent, str(place.parent)))
     rules = load_rules()
     for rule in rules:
-        _write(folder / f"rules/{rule.code}.md", describe_rule(rule))
+        _write(folder / f"rules/{rule.code}.md", AFTER_GUIDES + describe_rule(rule))
     _write(folder / "rules/index.md", list_rules(rules))
     _write(folder / "reference/options.md", describe_options())
     _write(folder / "reference/api.md", describe_api())
@@ -147,7 +149,7 @@ def _escape(text: str) -> str:
 
 def describe_api() -> str:
     """Return the page of what `import ckptcheck` offers: the verbs with their arguments, as they are declared, and the classes."""
-    lines = ["# Reference of the API", "", "[A guide with examples](../api.md) comes first."]
+    lines = ["# Reference of the API", "", "[A guide with examples](../reports.md) comes first."]
     commands = {load_verb(words).name: words for words in VERBS}
     for name in ckptcheck.__all__:
         value = getattr(ckptcheck, name)

@@ -324,16 +324,3 @@ def test_a_scan_runs_no_file_of_a_rule_that_has_nothing_to_look_at() -> None:
     families = {name.removeprefix("ckptcheck_rule_")[:3] for name in ran}
     assert "idx" in families
     assert not families & {"ref", "par", "prb", "job", "meg", "his", "att", "loc", "cmp"}
-
-
-def test_the_table_of_corruptions_names_rules_that_exist() -> None:
-    page = (ROOT / "docs/corruptions.md").read_text(encoding="utf-8")
-    codes = set(re.findall(r"\b[A-Z]{2,4}\d{3}\b", page))
-    assert codes <= {rule.code for rule in RULES}
-    values = {rule.code for rule in RULES if rule.code.startswith("VAL")} - {"VAL007", "VAL011"}
-    listed = {
-        f"VAL{number:03}"
-        for first, last in re.findall(r"VAL(\d{3}) to VAL(\d{3})", page)
-        for number in range(int(first), int(last) + 1)
-    }
-    assert values <= codes | listed, "a rule about values that the page does not mention"

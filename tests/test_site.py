@@ -1,4 +1,4 @@
-"""The site that `make docs` builds: a page for every rule, and no link that leads nowhere."""
+"""The site that `make docs` builds: a page for every rule, every page in the navigation, and no link that leads nowhere."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from ckptcheck.linter.rule_loader import load_rules
 from ckptcheck.reporters import sarif
@@ -33,9 +34,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_rule_has_a_page_with_its_cases(pages: Path) -> None:
+def test_every_rule_has_a_page_with_its_cases_behind_the_guides(pages: Path) -> None:
     for rule in load_rules():
         text = (pages / f"rules/{rule.code}.md").read_text(encoding="utf-8")
+        matter, _, text = text.removeprefix("---\n").partition("---\n\n")
+        assert yaml.safe_load(matter)["search"]["boost"] < 1
         assert text.startswith(f"# {rule.code} {rule.name}\n")
         assert "## Examples" in text
         assert "It stays quiet where" in text
@@ -49,6 +52,12 @@ def test_no_link_leads_out_of_the_site(pages: Path) -> None:
             target = (page.parent / link).resolve()
             assert target.is_relative_to(pages.resolve()), f"{page.name}: {link}"
             assert target.exists(), f"{page.name}: {link}"
+
+
+def test_the_navigation_has_every_page(pages: Path) -> None:
+    named = re.findall(r"[\w/-]+\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
+    there = {str(page.relative_to(pages)) for page in pages.rglob("*.md")}
+    assert sorted(named) == sorted(page for page in there if not re.fullmatch(r"rules/[A-Z]+\d+\.md", page))
 
 
 def test_the_options_and_the_api_are_the_ones_there_are(pages: Path) -> None:

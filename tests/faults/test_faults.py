@@ -1,4 +1,4 @@
-"""Every verb under every fault of the machine; docs/faults-while-running.md is the table for people."""
+"""Every verb under every fault of the machine; docs/limits.md is the table for people."""
 
 from __future__ import annotations
 
@@ -114,6 +114,6 @@ def test_a_verb_under_more_faults(verb: str, inputs: Path, shim: Path, tmp_path:
 
 
 def test_the_page_lists_every_fault_and_verb() -> None:
-    page = (ROOT / "docs" / "faults-while-running.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
     plain = [re.sub(", at read .*| at [0-9]+%", "", name) for name in (*FAULTS, *MORE_FAULTS, *VERBS)]
     assert [name for name in plain if name not in page] == []

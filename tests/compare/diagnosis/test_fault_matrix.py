@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from ckptcheck.compare.diagnosis import diagnose
-from tests.compare.diagnosis.fault_matrix import LAYOUTS, NO_OP, cells, expected_no_op, row, sides_of, sync_of
+from tests.compare.diagnosis.fault_matrix import LAYOUTS, cells, expected_no_op, sides_of, sync_of
 from tests.compare.diagnosis.faults import FAULTS, Fault
 from tests.compare.diagnosis.sharded import Layout
 from tests.factories.checkpoint_cases import ROOT
 
 pytestmark = pytest.mark.slow
 
-README = (ROOT / "docs/diagnosis.md").read_text(encoding="utf-8")
-ROW = re.compile(r"^\| (.+?) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", re.MULTILINE)
+PAGE = " ".join((ROOT / "docs/diff.md").read_text(encoding="utf-8").split())
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -25,24 +22,19 @@ def test_the_right_cause_is_named_first(fault: Fault) -> None:
     changed = [cell for cell in found if not cell.no_op]
     assert changed
     assert all(cell.detected for cell in changed)
-    wrong = [(str(cell.layout), [verdict.sentence for verdict in cell.verdicts]) for cell in changed if not cell.right]
-    assert len(wrong) <= 0.05 * len(changed), wrong
-    assert row(fault.name, found) in README.splitlines(), "make bench prints the table"
+    assert [
+        (str(cell.layout), [verdict.sentence for verdict in cell.verdicts]) for cell in changed if not cell.right
+    ] == []
 
 
-def test_the_table_adds_up() -> None:
-    *rows, (name, *total) = ROW.findall(README)
-    assert [row[0] for row in rows] == [fault.name for fault in FAULTS]
-    assert name == "**all**"
-    assert [sum(int(row[number]) for row in rows) for number in (1, 2, 3, 4)] == [int(number) for number in total]
-    cells, _, detected, right = map(int, total)
-    assert detected == cells
-    assert right >= 0.95 * cells
-
-
-def test_cells_without_effect_are_explained() -> None:
-    for _, _, why in NO_OP:
-        assert why in README
+def test_the_page_counts_them() -> None:
+    changed = sum(expected_no_op(fault, layout) is None for fault in FAULTS for layout in LAYOUTS)
+    assert f"The tests inject {len(FAULTS)} faults" in PAGE
+    assert (
+        f"of the {changed} that change a byte, `diff` detects {changed} and names the right cause first for {changed}"
+        in PAGE
+    )
+    assert f"from {('ten', 'eleven', 'twelve', 'thirteen', 'fourteen')[len(LAYOUTS) - 10]} layouts" in PAGE
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

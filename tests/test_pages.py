@@ -1,0 +1,262 @@
+"""What the pages of docs/ and the README show: Python runs, commands and options exist, figures are the measured ones.
+
+Python runs page by page, as a reader would type it, in a folder with the files that the pages name. What needs an engine, a trainer
+or something that the page does not define is compiled, and what it takes from ckptcheck is looked up.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import importlib
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import ckptcheck
+from ckptcheck.cli.app import build_app
+from ckptcheck.rollouts import write_rollouts
+from tests.benchmarks import figures
+from tests.factories.checkpoint_cases import CHECKPOINTS
+from tests.factories.history_cases import build_history
+from tests.factories.rollout_cases import draw_rollouts
+from tests.paths import ROOT
+
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+}
+BLOCK = re.compile(r"^( *)```(\w+)\n(.+?)\n\1```", re.MULTILINE | re.DOTALL)
+ELSEWHERE = re.compile(
+    r"s3://|https?://|ray://|\b(?:attach|calibrate_floor|localize|lora|refit|score_rollouts|record_rollouts)\("
+)
+"""Calls that need an engine, a trainer, a cluster or the network."""
+RULE = re.compile(r'@rule\(\s*"(\w+)",\s*"([\w-]+)"')
+MOST_PAGES = 25
+"""A page answers a task. Evidence that a run generates is no page."""
+
+
+def _list_blocks(text: str, language: str) -> list[str]:
+    """Return the fenced blocks of a language, without their indentation."""
+    return [re.sub(rf"(?m)^{match[1]}", "", match[3]) for match in BLOCK.finditer(text) if match[2] == language]
+
+
+WITH_PYTHON = [name for name, text in PAGES.items() if _list_blocks(text, "python")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files that the pages name."""
+    for name in ("my-model", "exported-model", "broken-model", "step_100"):
+        shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", tmp_path / name)
+    (tmp_path / "broken-model/model-00002-of-00003.safetensors").unlink()
+    for step in (10, 20):
+        shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", tmp_path / f"run/checkpoint-{step}")
+    job = "actor_rollout_ref:\n  model: {path: elsewhere}\n  rollout: {name: vllm}\n"
+    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
+    write_rollouts(draw_rollouts(noise=0.001), tmp_path / "rollouts.safetensors")
+    build_history({"syncs": [{"step": step, "version": str(step)} for step in range(3)]}, tmp_path / "syncs.jsonl")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_the_python_of_a_page_runs(page: str, folder: Path) -> None:
+    names: dict[str, Any] = {"ckptcheck": ckptcheck}
+    for block in _list_blocks(PAGES[page], "python"):
+        tree = ast.parse(block, page)
+        _look_up(tree)
+        if name := RULE.search(block):
+            _run_rule(block, name, folder)
+        elif not ELSEWHERE.search(block) and _is_installed(tree) and not _find_undefined(tree, names):
+            exec(compile(tree, page, "exec"), names)
+
+
+def _run_rule(block: str, name: re.Match[str], folder: Path) -> None:
+    """Check a sound checkpoint by a rule that a page shows."""
+    (folder / "our_rules").mkdir()
+    path = folder / f"our_rules/{name[1].lower()}_{name[2].replace('-', '_')}.py"
+    path.write_text(block, encoding="utf-8")
+    report = ckptcheck.scan("my-model", rules=["our_rules"], select=[name[1]])
+    assert not report.crashed
+    assert {finding.code for finding in report.findings} <= {name[1]}
+
+
+def _look_up(tree: ast.Module) -> None:
+    """Look up whatever a block takes from ckptcheck."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "ckptcheck":
+            assert node.module is not None
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                assert hasattr(module, alias.name) or importlib.util.find_spec(f"{node.module}.{alias.name}"), (
+                    alias.name
+                )
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.partition(".")[0] == "ckptcheck":
+                    importlib.import_module(alias.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ckptcheck":
+            assert hasattr(ckptcheck, node.attr) or importlib.util.find_spec(f"ckptcheck.{node.attr}"), node.attr
+
+
+def _is_installed(tree: ast.Module) -> bool:
+    """Whether a block imports ckptcheck, what it needs, and the standard library alone."""
+    modules = {
+        name.partition(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    }
+    return modules <= {*sys.stdlib_module_names, "ckptcheck", "numpy"}
+
+
+def _find_undefined(tree: ast.Module, names: dict[str, Any]) -> set[str]:
+    """Return the names that a block reads, and that neither it nor an earlier block defines."""
+    bound = {*names, *dir(builtins), "__file__"}
+    read = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            bound.add(node.name)
+    return read - bound
+
+
+def _list_commands(text: str) -> Iterator[list[str]]:
+    """Yield the words behind `ckptcheck` of every command in a block of a console or a shell."""
+    for language in ("console", "bash", "sh"):
+        for block in _list_blocks(text, language):
+            lines = re.sub(r"\\\n\s*", " ", block).splitlines()
+            for line in lines if language != "console" else [line[2:] for line in lines if line.startswith("$ ")]:
+                yield from _split(line)
+
+
+def _split(line: str) -> Iterator[list[str]]:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&<>()")
+    lexer.whitespace_split = True
+    command: list[str] = []
+    for word in [*lexer, ";"]:
+        if set(word) <= set(";|&<>()"):
+            if "ckptcheck" in command:
+                yield command[command.index("ckptcheck") + 1 :]
+            command = [] if word != ">" else ["output"]
+        else:
+            command.append(word)
+
+
+COMMANDS = [(page, command) for page, text in PAGES.items() for command in _list_commands(text)]
+
+
+@functools.cache
+def _get_program() -> Any:
+    return typer.main.get_command(build_app())
+
+
+@pytest.mark.parametrize(
+    ("page", "command"), COMMANDS, ids=lambda value: value if isinstance(value, str) else " ".join(value)
+)
+def test_a_command_is_one_that_the_program_takes(page: str, command: list[str]) -> None:
+    mistake = _find_mistake(command)
+    own = re.search(r"'(\w+)' is not one of", mistake)
+    if own and any(f'"{own[1]}"' in block for block in _list_blocks(PAGES[page], "python")):
+        return  # the page adds it
+    assert mistake == ""
+
+
+def _find_mistake(words: list[str]) -> str:
+    """Return what the command line would refuse: a command, an option, a choice, an argument too many or too few."""
+    command, words = _find_command(words)
+    if hasattr(command, "commands"):
+        return "" if words in (["--version"], ["--help"], []) else f"no command: {words}"
+    if words == ["--help"]:
+        return ""
+    context = command.context_class(command, info_name="ckptcheck")
+    try:
+        values, rest, _ = command.make_parser(context).parse_args(list(words))
+        for parameter in command.params:
+            if (given := values.get(parameter.name)) is not None:
+                parameter.type_cast_value(context, given)
+            elif parameter.required:
+                return f"{parameter.name} is missing"
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # a usage error: its class belongs to whichever click typer bundles
+            raise
+        return str(error.format_message())
+    return f"too many arguments: {rest}" if rest else ""
+
+
+def _find_command(words: list[str]) -> tuple[Any, list[str]]:
+    """Return the command that words begin with, and the words behind it."""
+    command = _get_program()
+    while hasattr(command, "commands"):
+        number = next((number for number in (2, 1) if " ".join(words[:number]) in command.commands), 0)
+        if not number:
+            break
+        command, words = command.commands[" ".join(words[:number])], words[number:]
+    return command, words
+
+
+def test_a_mistake_is_found() -> None:
+    assert _find_mistake(["scan", "x", "--no-such-option"])
+    assert _find_mistake(["scan", "x", "--format", "no-such-format"])
+    assert _find_mistake(["no-such-command"])
+    assert _find_mistake(["verify", "a", "b", "c"])
+    assert not _find_mistake(["scan", "x", "--format", "json"])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_an_option_named_in_a_sentence_is_there(page: str) -> None:
+    for words in re.findall(r"`ckptcheck ([a-z][^`]*)`", BLOCK.sub("", PAGES[page])):
+        command, rest = _find_command(words.split())
+        known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        assert {word for word in rest if word.startswith("--")} <= {*known, "--help"}, words
+        assert not hasattr(command, "commands") or words in command.commands or command is not _get_program(), words
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_that_a_page_links_to_exist(page: str) -> None:
+    for link in re.findall(r"\]\((?!http|#)([^)#]+)", PAGES[page]):
+        assert (ROOT / page).parent.joinpath(link).exists(), link
+
+
+def test_the_measured_figures_are_the_ones_shown() -> None:
+    kept = figures.read_kept()
+    values = kept["values"]
+    speed = f"{values['scan with --jobs 2, GB/s']} GB/s"
+    share = values["speed of the whole scan / one thread's ceiling, --jobs 2"]
+    headers = kept["headers"]["scan / huggingface_hub.get_local_safetensors_metadata"]
+    shown = {
+        f"values are read at {speed}": "README.md",
+        f"| values, all rules | {speed}, {share} × as fast as": "docs/limits.md",
+        f"| {headers} × the time that `huggingface_hub": "docs/limits.md",
+        f"| an identity, one thread | {kept['identity']['identity, GB/s']} GB/s |": "docs/limits.md",
+        f"| {kept['diff']['speed of the diff / cmp on the same bytes']} × as fast as `cmp` |": "docs/limits.md",
+    }
+    for sentence, page in shown.items():
+        assert sentence in PAGES[page]
+    speeds = re.findall(r"read at ([\d.]+ GB/s)|([\d.]+) GB of\s+values a second", "\n".join(PAGES.values()))
+    assert {one or other for one, other in speeds} == {speed}
+
+
+def test_the_guides_are_few() -> None:
+    assert len([name for name in PAGES if name.startswith("docs/")]) <= MOST_PAGES
