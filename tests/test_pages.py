@@ -258,5 +258,16 @@ def test_the_measured_figures_are_the_ones_shown() -> None:
     assert {one or other for one, other in speeds} == {speed}
 
 
+def test_a_benchmark_keeps_what_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "KEPT", tmp_path / "figures.json")
+    monkeypatch.setattr(figures, "measured", {})
+    for found in ("1.2", "1.3"):
+        figures.line("speed", found, "")
+        figures.keep("one")
+    figures.line("memory", "9", "")
+    figures.keep("other")
+    assert figures.read_kept() == {"one": {"speed": "1.3"}, "other": {"memory": "9"}}
+
+
 def test_the_guides_are_few() -> None:
     assert len([name for name in PAGES if name.startswith("docs/")]) <= MOST_PAGES
