@@ -26,7 +26,7 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     commit: str
     """The commit, abbreviated."""
     release: str = ""
-    """The first release that contains the commit; "" where none does yet."""
+    """The first release that contains the commit; "" for an unreleased commit."""
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -53,10 +53,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class AmbiguousMerge:
-    """A key of several mappings that one ``<<`` merges, of which versions of PyYAML take another (yaml/pyyaml#953)."""
+    """A key that several mappings of one ``<<`` have. Which one wins depends on PyYAML's version (yaml/pyyaml#953)."""
 
     leaf: Leaf
-    """The value that YAML asks for, and PyYAML takes up to 6.0.3."""
+    """The value by the YAML specification, which PyYAML takes up to 6.0.3."""
     other: object
     """The value that PyYAML 6.0.4 takes."""
 

@@ -100,7 +100,7 @@ class JobFiles:
         Args:
             path: The file.
             shown: Its name in error messages.
-            overrides: Those of a command line, of which some may choose configurations.
+            overrides: The command line's overrides; some may choose configurations.
             folders: Further folders of configurations.
             root: The folder of configurations in which the file lies, deeper or not; None for its own folder.
             standard: The folder of the program's own configurations: their values are defaults, and no files of the job.

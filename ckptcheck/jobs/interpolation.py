@@ -347,14 +347,14 @@ def _unquote(quoted: str) -> str:
 
 
 def _skip(text: str, at: int, signs: str) -> int:
-    """Return the position of the first character from `at` on that is none of some signs."""
+    """Return the position of the first character from `at` on that is not one of `signs`."""
     while at < len(text) and text[at] in signs:
         at += 1
     return at
 
 
 def _find_end(text: str, start: int) -> int:
-    """Return the position behind the brace that closes the interpolation at `start`. Raises GrammarError where none does."""
+    """Return the position behind the brace that closes the interpolation at `start`. Raises GrammarError if it stays open."""
     depth = 0
     for at in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[at], 0)

@@ -66,9 +66,9 @@ class UnknownKey:
     near: str = ""
     """A known key with a similar name; "" where there is none."""
     dropped_by: str = ""
-    """The program that drops a key which it does not know, without a word; "" where it refuses it, or that is not known."""
+    """The program that silently drops the key; "" if none does, or if that is not known."""
     refused_by: str = ""
-    """The program that stops at a key which it does not know; "" where it does not, or that is not known."""
+    """The program that stops at the key; "" if none does, or if that is not known."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +126,11 @@ class Job(EvidenceDefaults):
     unknown_keys: list[UnknownKey] = field(default_factory=list)
     """Keys that the reader does not know, in the sections whose keys it lists in full; and values of the wrong kind."""
     notes: list[str] = field(default_factory=list)
-    """One sentence for each file that is named and could not be read."""
+    """One sentence for each file that the job names and ckptcheck cannot read."""
     engine_version: str = ""
-    """The engine's version, from the user or from a file that pins it; "" where neither names it."""
+    """The engine's version, from the user or from a file that pins it; "" if neither names it."""
     te_version: str = ""
-    """The version of Transformer Engine, in the same way."""
+    """The version of Transformer Engine, from the user or from a file that pins it."""
     defaults: DatedDefaults | None = None
     """The framework's defaults in the version that the job runs with; None where ckptcheck has no table of it."""
     lists_settings: bool = False
@@ -140,27 +140,27 @@ class Job(EvidenceDefaults):
     is_incomplete: bool = False
     """Whether a configuration could not be read. It may set anything, so that a framework's default does not hold."""
     refusals: list[Refusal] = field(default_factory=list)
-    """What Hydra refuses of the configuration and of the overrides."""
+    """The overrides and parts of the configuration that Hydra refuses."""
     gaps: Mapping[str, str] = field(default_factory=dict)
-    """What of the configuration could not be read → why, and what to give."""
+    """Part of the configuration that ckptcheck could not read → why, and what to give."""
     lost: LostArguments | None = None
     """The arguments after the end of a launch line that ends too early."""
     ambiguous: list[AmbiguousMerge] = field(default_factory=list)
     """Values that depend on the version of PyYAML, as far as nothing else sets them."""
     replaced: Mapping[str, Leaf] = field(default_factory=dict)
-    """Key of a value that replaced one of another file, as it is written → the replaced value."""
+    """Key, as written, whose value replaced that of another file → the replaced value."""
     checkpoints: Mapping[str, NamedCheckpoint] = field(default_factory=dict)
     """Name in `FIELDS` → the checkpoint it names; `scan_named_checkpoints` fills it."""
     tokenizers: Mapping[str, NamedCheckpoint] = field(default_factory=dict)
     """Name in `FIELDS` → the tokenizer that it names, as far as its vocabulary is here; `scan_named_checkpoints` fills it."""
     machine: Machine | None = None
-    """What this machine has of what the job needs; None where the user does not ask for it."""
+    """The job's paths, ports and disks on this machine; None without ``--here``."""
     sections: tuple[Section, ...] = ()
     """What the report shows beside the findings: the commands that check the rest and, on request, the settings."""
     kind: str = "job"
     """The kind of evidence, to which rules refer by ``on``."""
     asked_unresolved: list[str] = field(default_factory=list, repr=False, compare=False)
-    """The settings that are not resolved among those that this view's rule asks for."""
+    """The unresolved settings that this view's rule has read."""
 
     def __getitem__(self, name: str) -> Setting:
         assert name in FIELDS, name
@@ -170,11 +170,11 @@ class Job(EvidenceDefaults):
         return setting
 
     def view_for(self, kind: str) -> Job | None:
-        """Return the job as one rule sees it: the view keeps what the rule asks for and nobody can tell."""
+        """Return the job as one rule sees it: the view records the unresolved settings that the rule reads."""
         return replace(self, asked_unresolved=[]) if kind == self.kind else None
 
     def explain_unread(self, view: object) -> str:
-        """Return why a rule that found nothing has not passed: a setting that it asked for is not resolved."""
+        """Return why a rule without findings has not passed: it read a setting that is not resolved."""
         if not isinstance(view, Job) or not view.asked_unresolved:
             return ""
         return self._why_unresolved(view.asked_unresolved[0])
@@ -269,7 +269,7 @@ class Job(EvidenceDefaults):
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """What of the configuration could not be read → why; while there is something, no rule passes."""
+        """Part of the configuration that ckptcheck could not read → why. No rule passes while there is one."""
         return self.gaps
 
     @property

@@ -90,8 +90,8 @@ class KeyTable:
     def pick_release(self, job: Job, document: Document, ignored: frozenset[str] = frozenset()) -> tuple[int, int]:
         """Return (the release whose keys and defaults hold, the release whose behaviour does).
 
-        Both are the one that the job names. Otherwise the first is the newest that knows the most of the job's keys, and the
-        second the newest of all, so that no mistake of an old release is reported that the job may not have.
+        Both are the release that the job names. If it names none, the first is the newest that knows the most of the job's keys,
+        and the second is the newest of all, so that no rule reports a fault of an old release that the job may not have.
 
         Args:
             job: The job, whose dated defaults know the version that it names.
@@ -107,10 +107,10 @@ class KeyTable:
         return self.choose_release([path for path in document.leaves if path not in ignored]), self.newest
 
     def date_job(self, job: Job, paths: Iterable[str]) -> int:
-        """Return the release by which a job is read: that of the version it names, or the newest that knows the most of its keys.
+        """Return the release whose keys and defaults the reader uses: of the version that the job names, or by the job's keys.
 
-        A version that lacks keys which another release has is not believed. Where the keys belong to an older release, the job's
-        dated defaults become those of its date.
+        The keys win over the version if another release knows more of them. If they belong to an older release, the job gets the
+        dated defaults of that release's date.
         """
         names = list(paths)
         by_keys = self.choose_release(names)

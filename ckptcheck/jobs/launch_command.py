@@ -99,7 +99,7 @@ def find_program(words: Sequence[Word], own: re.Pattern[str] | None = None) -> i
 
 
 def _take_unknown_lists(words: Sequence[Word], document: Document, *, has_flags: bool) -> list[Word]:
-    """Return the words without those that stand for settings nobody can tell, and note these as gaps of the document.
+    """Drop the words whose value is unknown and may be any list of settings, and note them as gaps of the document.
 
     has_flags: whether a word after a flag is its value.
     """

@@ -19,7 +19,7 @@ from ckptcheck.jobs.shell.expansion import Script
 from ckptcheck.jobs.shell.word import MARK, Command, Word
 
 LONGEST_WORD, LONGEST_COMMAND = 400, 100_000
-"""Characters of a word, and of a command, in which a launch is looked for."""
+"""Most characters of a word, and of a command, to search for a launch: the patterns start again at every character."""
 LONG_WORD = re.compile(rf"(\S{{{LONGEST_WORD}}})\S++")
 SHELLS = re.compile(r"(\S*/)?(bash|sh|zsh|ssh|sbatch|srun|docker|podman|kubectl|sudo|eval|cat|tee)$")
 """Programs that run, or write for another shell, the text of a here-document."""
@@ -156,7 +156,7 @@ def _list_inner_commands(script: Script, patterns: Sequence[re.Pattern[str]], fo
         for text, place in texts:
             if len(text) > LONGEST_COMMAND:
                 continue
-            # The patterns look at every word from each of its places on.
+            # The patterns search every word from each character on, which takes quadratic time.
             searched = LONG_WORD.sub(r"\1", text)
             if any(pattern.search(searched) for pattern in patterns):
                 yield from _read_inner_commands(text, place, script, folder, is_dead=command.is_dead)

@@ -1,6 +1,6 @@
-"""What this machine has of what a job needs: its paths, ports, disks and shared memory. Looked at only on request.
+"""Looks on this machine for what a job needs: paths, ports, disks and shared memory. Runs only on request.
 
-Nothing is created or changed: a port is tried by listening on it for an instant, and a folder by its permissions.
+It creates and changes nothing: it tries a port by listening on it for an instant, and a folder by its permissions.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def look_at_machine(job: Job, document: Document, framework: Framework, folder: 
 def _look_for_inputs(
     job: Job, document: Document, framework: Framework, folder: Path, probe: Probe
 ) -> Iterator[LocalPath]:
-    """Yield what this machine has of the checkpoints and data that the job reads."""
+    """Yield the checkpoints and data that the job reads, as found on this machine."""
     for name in ("checkpoint.model", "checkpoint.trainer", "checkpoint.critic"):
         setting = job[name]
         # slime starts anew where --load has nothing yet: it is the folder of --save.
@@ -123,7 +123,7 @@ def _as_path(value: object, files: tuple[str, ...]) -> str:
 
 
 def _look_for(path: str, use: Use, leaf: Leaf | None, folder: Path, probe: Probe) -> LocalPath:
-    """Return what this machine has of a path that the job reads."""
+    """Return a path that the job reads, as found on this machine."""
     whole = _below(Path(expand_home(path)), probe)
     try:
         found = next(

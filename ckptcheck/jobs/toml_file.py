@@ -18,6 +18,7 @@ HEADER = re.compile(rf"\s*+\[\[?\s*+({PART}(?:\s*+\.\s*+{PART})*+)\s*+\]\]?\s*+(
 ASSIGNMENT = re.compile(rf"\s*+({PART}(?:\s*+\.\s*+{PART})*+)\s*+=")
 AT = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)")
 DEEPEST = 60
+"""Largest nesting depth: the code that follows tables is recursive."""
 
 
 def read(text: str, name: str) -> Document:

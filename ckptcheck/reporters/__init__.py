@@ -21,7 +21,7 @@ WITH_PICTURES: tuple[ReportFormat, ...] = ("html", "json-with-pictures")
 def render(format: str, reports: Sequence[Report], rules: Sequence[Rule]) -> str:
     """Write the reports in a format for machines; `rules` are those that were selected, in the order of the pack.
 
-    Only the format that is asked for is imported. Raises CkptcheckError for a format that is none of them.
+    It imports only the reporter of this format. Raises CkptcheckError for an unknown format.
     """
     if format == "json":
         from ckptcheck.reporters.json import render as write

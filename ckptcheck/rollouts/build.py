@@ -41,7 +41,7 @@ class Rollout:
     mask: Sequence[bool] | Sequence[int] | None = None
     """The response mask, of every token or of those after the prompt; None: all tokens after the prompt."""
     versions: Sequence[str] = ()
-    """The weight version of each token after the prompt, or of each token; () where none is known."""
+    """The weight version of each token after the prompt, or of each token; () if unknown."""
     reward: float | None = None
     """The reward of the response."""
     finish: str = ""

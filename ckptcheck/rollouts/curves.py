@@ -1,4 +1,4 @@
-"""The curves of a training run, one number a step, and where the curve of one run parts from that of another."""
+"""The curves of a training run, one number a step, and the step from which on two runs differ."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from ckptcheck.rollouts.series_member import SeriesMember
 
 LEAST_STEPS = 5
-"""Common steps below which the noise of a reference cannot be estimated."""
+"""Least common steps: fewer do not give an estimate of the reference's noise."""
 SIGMAS = 4.0
-"""Differences from this many times their own noise on are beyond it."""
+"""Least difference that counts, in standard deviations of the noise."""
 SIGMAS_OF_FEW = 8.0
-"""The same for LEAST_STEPS steps, whose noise is known badly; in between it falls as one over the number of steps."""
+"""The same for LEAST_STEPS steps, whose noise is a rough estimate; for more steps it falls as one over their number."""
 STAYS = 0.75
-"""Share of the steps from the parting on that are beyond the noise on the same side: a spike is no parting."""
+"""Least share of the steps from the parting on that are beyond the noise on the same side: a spike is no parting."""
 FOLLOWING = 3
 """Least number of steps from the parting on, with the parting itself."""
 
@@ -34,9 +34,9 @@ class Curve:
     value: Callable[[SeriesMember], float | None]
     """Returns the number of one file; None where the file does not have it."""
     least: float
-    """The smallest difference that matters, whatever the noise is."""
+    """The smallest difference that matters, however small the noise is."""
     loss: Callable[[float], float] = lambda value: value
-    """Returns how bad a value is; larger is worse. Of an outcome, neither direction is."""
+    """Returns how bad a value is; larger is worse. An outcome has no worse direction."""
 
 
 def _of_gap(name: str) -> Callable[[SeriesMember], float | None]:
@@ -72,7 +72,7 @@ class CurveComparison:
     noise: float
     """Standard deviation of one value of the reference around its own course."""
     parting: int | None
-    """The step from which on the run is beyond the noise; None where it never is, or comes back."""
+    """The step from which on the run is beyond the noise; None if it never is, or comes back."""
 
     @property
     def later(self) -> tuple[float, float]:

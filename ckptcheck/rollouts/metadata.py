@@ -8,7 +8,7 @@ import msgspec
 
 FORMAT = "ckptcheck-rollouts/1"
 Logprobs = Literal["raw", "processed", "unknown"]
-"""The distribution of which an engine reports logprobs.
+"""Which distribution the engine's logprobs come from.
 
 raw: the model's own; processed: the one that it samples from, after temperature, top-p and top-k.
 """
@@ -29,7 +29,7 @@ class ScorerInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     weight_version: str | None = None
     """Version of the weights that a trainer scored with."""
     temperature: float | None = None
-    """The number by which the logits were divided before the logprobs were taken; None: unknown."""
+    """The divisor of the logits in log_softmax(logits / temperature); None: unknown."""
     facts: dict[str, str] = {}
     """What distinguishes this set-up from another, in the scorer's own terms: kernels, flags, the dtype of the head."""
 

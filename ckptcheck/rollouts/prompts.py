@@ -26,7 +26,7 @@ SECONDS, MEMORY = 8, 1 << 29
 LARGEST_FILE = 1 << 28
 """Bytes of the largest file of prompts that is read."""
 MARK = "\uf8ff"
-"""Placeholder of the user's text in a conversation that is rendered once and filled many times; a private Unicode character."""
+"""Placeholder of the user's text: the template renders one conversation, which then takes many texts. A private character."""
 Message = dict[str, str]
 
 
@@ -145,8 +145,8 @@ def _fill_conversation(reader: PromptTokenizer, length: int, place: int, before:
 def read_prompts_file(path: Path, reader: PromptTokenizer | None) -> list[tuple[int, ...]]:
     """Read prompts from JSON lines with `tokens`, `messages`, `prompt` or `text`, or from lines of plain text.
 
-    Plain text and `messages` go through the chat template; `prompt` and `text` do so only where they are lists of messages, and
-    are tokenised unchanged otherwise. Raises CkptcheckError that names the line.
+    Plain text and `messages` go through the chat template, and so do `prompt` and `text` if they are lists of messages; a text in
+    them is tokenised unchanged. Raises CkptcheckError that names the line.
     """
     try:
         lines = read_whole_file(path, LARGEST_FILE).decode("utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Takes rollouts through text and back: do a rendering of the same conversation, and the tokenizer, give the same tokens?"""
+"""Decodes rollouts, renders and tokenizes them again, and compares the tokens."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from ckptcheck.rollouts.rollouts import Rollouts
 
 SEQUENCES = 256
-"""Sequences that are taken through text, from the first on."""
+"""Number of sequences to decode, from the first on."""
 SHOWN = 24
-"""Characters of a difference that are shown."""
+"""Characters of a difference that the message shows."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class OtherToken:
 
 @dataclass(frozen=True)
 class OtherRendering:
-    """A sequence whose conversation the template writes otherwise when it is rendered again."""
+    """A sequence whose text differs from a new rendering of its conversation by the template."""
 
     sequence: int
     position: int
@@ -51,7 +51,7 @@ class OtherRendering:
 
 @dataclass(frozen=True)
 class TokenRoundTrip:
-    """What became of the sequences."""
+    """The result for all sequences."""
 
     sequences: int
     """Number of sequences that went through the tokenizer."""

@@ -1,7 +1,7 @@
-"""Watches the adapters (LoRA) that come into vLLM, which never pass through its model's own loading of weights.
+"""Watches the adapters (LoRA) that vLLM loads, which do not pass through its model's `load_weights`.
 
-Written against vLLM 0.32.0: `WorkerLoRAManager.add_adapter` is called for a request with an adapter, and when one is loaded ahead;
-the manager of its slots then has it as a `LoRAModel`, whose layers hold `lora_a` and `lora_b`, each a tensor or a list of them.
+Written against vLLM 0.32.0: it calls `WorkerLoRAManager.add_adapter` for a request with an adapter, and to load one in advance.
+Then the manager has the adapter as a `LoRAModel`, whose layers hold `lora_a` and `lora_b`, each a tensor or a list of tensors.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class AdapterSyncs:
-    """Records each adapter that is loaded as a sync, as long as there is one only, by its name.
+    """Records each load of an adapter as a sync, as long as all have one name.
 
-    Where adapters of several names are served, an old one that is loaded again is no fault, and nothing is recorded any more.
+    An engine that serves adapters of several names may load an old one again, which is no fault: the watch then stops recording.
     """
 
     def __init__(self, manager: Any, watch: Watch) -> None:
-        """Watch a `WorkerLoRAManager`. watch: without an engine, which holds no adapter as it was sent."""
+        """Watch a `WorkerLoRAManager`. watch: one without an engine, because vLLM rearranges the adapters that it loads."""
         self._manager, self._watch = manager, watch
         self._last: Any = None
         self._name: str | None = None
@@ -43,7 +43,7 @@ class AdapterSyncs:
         manager.add_adapter = watched
 
     def _look(self, request: Any) -> None:
-        """Record the adapter of a request, unless it is the one that was recorded last."""
+        """Record the adapter of a request, unless it is the last recorded one."""
         if self._has_several:
             return
         adapter = self._manager._adapter_manager.get_adapter(request.lora_int_id)

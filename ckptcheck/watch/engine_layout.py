@@ -1,4 +1,4 @@
-"""Where an engine's module holds each tensor that a trainer sends. Found once, and again when the module has changed."""
+"""Finds where an engine's module holds each tensor that a trainer sends: once, and again when the module has changed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class EnginePart:
     """A tensor of the engine, or the part of a fused one that the trainer sends by a name of its own."""
 
     name: str
-    """The trainer's name where it sends the part, else the engine's."""
+    """The trainer's name if it sends the part, else the engine's."""
     sources: tuple[str, ...]
-    """The names of the trainer's tensors that it is built from: its own, or those of a fused tensor that is looked at whole."""
+    """The trainer's tensors that it is built from: one for a part; several for a fused tensor that the watch cannot split."""
     owner: Any
     """The module that has the parameter."""
     parameter: str
     """The parameter's name there."""
     geometry: tuple[Any, Any]
-    """Shape and strides of the parameter: with others, the part lies elsewhere."""
+    """Shape and strides of the parameter. If they change, `view` no longer holds."""
     view: tuple[Any, Any, int]
     """Shape, strides and offset of the part within the parameter."""
     is_contiguous: bool
@@ -73,9 +73,9 @@ class EngineLayout:
             yield EnginePart(part, sources, owner, last, geometry, place, view.is_contiguous())
 
     def list_parts(self, group: tuple[int, int], includes: Callable[[str], bool]) -> Sequence[EnginePart]:
-        """Return the parts that are built from what a group includes, or from nothing that is sent.
+        """Return the parts that are built from tensors of a group, or from none that the trainer sends.
 
-        group: its number and that of the groups, by which the answers of `includes` are kept.
+        group: its number and the number of groups, the key under which the layout caches the answers of `includes`.
         """
         parts = self._groups.get(group)
         if parts is None:

@@ -10,16 +10,16 @@ from ckptcheck.consumers.structures import FUSED_MODULES
 
 
 def split_fused(name: str, tensor: Any, module: Any, sent: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, view) of each part of an engine's tensor: under the trainer's names where it is fused, else whole.
+    """Yield (name, view) of each part of a fused tensor, under the trainer's names; or the whole tensor if it is not fused.
 
     Args:
         name: the engine's name of the tensor.
-        tensor: anything with `shape` and `narrow`; it lies as the engine computes with it.
+        tensor: anything with `shape` and `narrow`, in the engine's layout.
         module: the engine's module that owns it. vLLM and SGLang keep there how many outputs each part of a fused layer has on this
             rank (`output_partition_sizes`), and which experts the rank has (`expert_map`).
-        sent: the trainer's names. If it is empty, because nothing was sent here, the usual names stand in for them.
+        sent: the trainer's names; empty if this process sent nothing: then the usual names stand in for them.
 
-    A tensor whose parts are not certain is yielded whole.
+    It yields a tensor whole if its parts are not certain.
     """
     if name in sent:
         yield name, _cut_padding(tensor, module)
@@ -47,7 +47,7 @@ def _split_linear(name: str, tensor: Any, module: Any, sent: Collection[str]) ->
     usual = [f"{prefix}{part}.{last}" for part in FUSED_MODULES.get(own, ())]
     names = find_source_tensors(name, sent) if sent else usual
     if 0 < len(names) < len(usual):
-        # a part that is not sent keeps its place, so that what happens to it can be told
+        # yield a part that the trainer does not send too: the rules report what changes it
         root = names[0].removesuffix(f".{last}").rpartition(".")[0]
         names = tuple(f"{root}.{part}.{last}" if root else f"{part}.{last}" for part in FUSED_MODULES[own])
     sizes = getattr(module, "output_partition_sizes", None)
@@ -70,7 +70,7 @@ def _split_experts(name: str, tensor: Any, module: Any, sent: Collection[str]) -
         # without a map of experts, a rank with a part of them would give them wrong numbers
         if names and (not sent or sources == names or (sources > names and _expert_map(module) is not None)):
             break
-        # some are not sent: the order of the others is known where this rank has all experts
+        # the trainer does not send all: only a rank with all experts still knows the order of the others
         if sources and sources < names and _expert_map(module) is None:
             break
     else:

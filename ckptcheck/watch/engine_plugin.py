@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 VARIABLE = "CKPTCHECK_WATCH"
 SETTINGS = ("record", "every", "share", "budget", "keep", "metrics")
 MOST_ENGINES = 64
-"""Engines of one machine that may each keep a record of one name."""
+"""Names to try for one record: more engines than a machine has GPUs."""
 QUIET_SECONDS = 10.0
-"""Seconds without a weight after which a sync is over, although it lacks names of the one before."""
+"""Seconds without a weight after which a sync is over, also if it lacks names of an earlier one: it may have lost a tensor."""
 OPEN_LOCKS: list[Any] = []
 """Locks of records, which this process holds until it ends."""
 
@@ -158,7 +158,7 @@ class ModelSyncs:
         """End the sync where it has got all the names of the largest one before. Called before the model computes."""
         if self._sync is None:
             return
-        # whether the first sync is whole is not known: requests may run between its buckets
+        # the first sync has no earlier names to compare with, and requests may run between its buckets
         is_whole = bool(self._all_names) and self._names >= self._all_names
         if is_whole or time.monotonic() - self._loaded_at > QUIET_SECONDS:
             self.end()
@@ -174,7 +174,7 @@ class ModelSyncs:
 
 
 def _hook_vllm() -> None:
-    # a process of its own loads its plug-ins while it begins its worker, right before it makes it
+    # an engine process loads its plug-ins right before it makes its worker, so WorkerBase.__init__ is not yet called
     worker_base = importlib.import_module("vllm.v1.worker.worker_base")
     base = worker_base.WorkerBase
     initialize = base.__init__

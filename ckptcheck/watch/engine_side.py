@@ -45,18 +45,18 @@ class WatchedEngine(Protocol):
 
 @dataclass(frozen=True)
 class EngineSelection:
-    """What a sync looks at of an engine's tensors."""
+    """Which of an engine's tensors, and which of their rows, a sync digests."""
 
     group: tuple[int, int] = (0, 1)
-    """The group of tensors and the number of groups: what `includes` answers is the same wherever they are."""
+    """The group of tensors and the number of groups: a key for caching the answers of `includes`."""
     includes: Callable[[str], bool] = lambda name: True
-    """Whether a tensor that the trainer sends by this name is looked at."""
+    """Whether the sync digests the tensor that the trainer sends by this name."""
     choose_rows: Callable[[str, Any, Any], slice | None] = lambda name, shape, tensor: None
-    """By its name, its shape and the parameter that it is a part of, the rows of a tensor to look at, None for all."""
+    """Name, shape and parameter of a tensor, or of a part of a parameter → the rows to digest, None for all."""
     stops: Callable[[], bool] = lambda: False
-    """Whether the time for this sync is over; what was looked at is then dropped."""
+    """Whether the time for this sync is over; the sync then drops its digests."""
     defers: bool = False
-    """Whether `is_layout_kept` is asked later, in the background, whether what was read was the engine's."""
+    """Whether the caller checks `is_layout_kept` later, in the background, before it believes the digests."""
 
 
 EVERYTHING = EngineSelection()
@@ -69,11 +69,11 @@ def read_engine(
 
     Args:
         engine: the engine.
-        sent: the names that the trainer sent, by which a module's fused tensors are told apart.
+        sent: the names that the trainer sent, by which fused tensors of a module are split.
         digests: receives ``rank/name`` of each weight. A part of a fused tensor has the name under which the trainer sends it.
-        selection: which of these to look at now; what is built from none of them is looked at always.
+        selection: which of these to digest now. Tensors that are built from none of the sent ones are always digested.
 
-    A digest of no bytes means a weight that is not there to be read: an engine that packs its weights leaves empty ones behind.
+    A digest of no bytes means an unreadable weight: an engine that packs its weights leaves empty tensors behind.
     """
     if isinstance(engine, _ModuleSide):
         return engine.read(sent, digests, selection)
@@ -84,14 +84,14 @@ def read_engine(
 
 
 def digests_whole_tensors(engine: WatchedEngine | None) -> bool:
-    """Return whether an engine's digests are of whole tensors, and compare with the trainer's only where those are too."""
+    """Return whether an engine digests whole tensors only, so that the trainer's must be whole too for a comparison."""
     return engine is not None and engine.alike and not isinstance(engine, _ModuleSide)
 
 
 def is_layout_kept(engine: WatchedEngine | None) -> bool:
-    """Return whether an engine still has the modules that were read, so that what was read of them is what it computes with.
+    """Return whether an engine still has the modules that `read_engine` read, so that it computes with what was read.
 
-    Where it has not, it is looked through anew at the next sync. It uses no device, and takes a millisecond for a large model.
+    If not, the next sync searches the engine's modules again. The check uses no device and takes a millisecond for a large model.
     """
     return not isinstance(engine, _ModuleSide) or engine.is_layout_kept()
 
@@ -125,7 +125,7 @@ class _ModuleSide:
     ) -> Mapping[str, str]:
         """Digest the parameters on their own devices, the fused ones in parts. The arguments are those of `read_engine`.
 
-        A parameter that the engine emptied is read by what its layer computes; its digest then never equals what was sent.
+        If the engine has emptied a parameter, the digest is of its layer's output, and never equals the trainer's.
         """
         layout = self._layout
         names = sent.keys() if isinstance(sent, dict) else frozenset(sent)
@@ -141,7 +141,7 @@ class _ModuleSide:
         return self._read_empty(layout, digests, selection)
 
     def is_layout_kept(self) -> bool:
-        """Return whether the module has what was read of it last."""
+        """Return whether the module still has the parameters of the last reading."""
         layout = self._layout
         is_kept = layout is None or layout.fits()
         if not is_kept and self._layout is layout:
@@ -149,9 +149,9 @@ class _ModuleSide:
         return is_kept
 
     def _read_parts(self, layout: EngineLayout, digests: SyncDigests, selection: EngineSelection) -> bool:
-        """Digest the parts of a layout that are included, and return whether all are where it says."""
+        """Digest the selected parts of a layout, and return whether all are still in their places."""
         others = []
-        # each question to a parameter of a subclass, as vLLM's are, would otherwise pass through a function of that class
+        # vLLM's parameters are of a subclass of Tensor, whose __torch_function__ would run at every access to an attribute
         with without_functions_of_classes():
             for part in layout.list_parts(selection.group, selection.includes):
                 if selection.stops():

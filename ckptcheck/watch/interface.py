@@ -63,7 +63,7 @@ class Interface:
 
 
 def _find_missing(function: Any, arguments: tuple[str, ...]) -> list[str]:
-    """Return the arguments that a function does not take; none where that cannot be told."""
+    """Return the arguments that a function does not take; none for a function without a signature."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin, or an object of Ray

@@ -1,4 +1,4 @@
-"""Sends the numbers of each sync to where a job's people look: Weights & Biases, trackio, TensorBoard, MLflow, or a function.
+"""Sends the numbers of each sync to the job's tracker: Weights & Biases, trackio, TensorBoard, MLflow, or a function.
 
 Written against wandb 0.31 (`Run.log`, `Run.alert`, `define_metric`), trackio 0.43 (`log`, `alert`), MLflow 3.17
 (`log_metrics`, `set_tag`) and TensorBoard's `SummaryWriter` (`add_scalar`, `add_text`). This module imports none of them unless the
@@ -19,7 +19,7 @@ from ckptcheck.runs.history.history import SyncPair
 from ckptcheck.runs.history.record import SyncRecord
 
 PREFIX = "ckptcheck/"
-"""What the names begin with: trackers show the part before the slash as a section of its own."""
+"""Beginning of the names: trackers show the part before the slash as a section of its own."""
 STEP = f"{PREFIX}step"
 """The name of the step itself, which Weights & Biases draws the others against."""
 LEVELS = {"error": "ERROR", "warning": "WARN", "info": "INFO"}
@@ -77,9 +77,9 @@ def open_sinks(metrics: Metrics) -> list[MetricSink]:
 
 
 def measure_sync(sync: SyncRecord, previous: SyncRecord | None, report: Report | None) -> dict[str, float]:
-    """Return the numbers of one sync, name → number. What was not looked at has no number.
+    """Return name → number for one sync; a sync without digests has fewer numbers.
 
-    previous: the last sync before it whose weights were looked at.
+    previous: the last sync before it that has digests.
     """
     values: dict[str, float] = {"ok": float(sync.ok), "seconds": sync.seconds, "check_seconds": sync.checked}
     pair = None if previous is None else SyncPair(1, 0, previous, sync)
@@ -177,7 +177,7 @@ class _MLflow:
         self._is_bound = not hasattr(module, "active_run")
 
     def find_run(self) -> None:
-        """Note the active run. Raises CkptcheckError where none has begun: MLflow would begin one of its own."""
+        """Note the active run. Raises CkptcheckError without one: MLflow would begin a run of its own."""
         if self._is_bound:
             return
         self._run, self._thread = self._module.active_run(), threading.get_ident()

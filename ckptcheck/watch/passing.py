@@ -20,7 +20,7 @@ def watch_weights(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call with the weights passed through `sync.sent`.
 
-    names: the keywords by which the weights may come; otherwise they are the first positional argument.
+    names: the keywords that may hold the weights; without them the weights are the first positional argument.
     """
     for name in names:
         if name in keywords:

@@ -1,4 +1,4 @@
-"""Finds the tensors in what a trainer sends in place of names and tensors, such as the flushes of a delta."""
+"""Finds the tensors in an object that a trainer sends in place of names and tensors, such as the flush of a delta."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 DEPTH = 4
-"""Levels of lists, tuples, mappings and dataclasses in each other."""
+"""Levels of nested lists, tuples, mappings and dataclasses to search."""
 
 
 def find_tensors(item: Any, path: str = "", depth: int = DEPTH) -> Iterator[tuple[str, Any]]:

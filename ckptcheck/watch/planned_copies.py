@@ -1,7 +1,7 @@
-"""What a watch copies of each tensor that is sent, decided before a sync from what was sent before.
+"""Plans before a sync which bytes the watch copies of each tensor, from the tensors of earlier syncs.
 
-A sync moves whole models, so between two of its tensors the processor has next to nothing of the watch in its caches: a step there
-takes many times as long as in a loop before the sync. What can be decided there is.
+A sync moves a whole model, which evicts the watch's code and data from the processor's caches between two tensors. The same Python
+line then takes many times as long as in a loop before the sync. So the watch decides in that loop all that it can.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from typing import Any, NamedTuple
 from ckptcheck.watch.schedule import Schedule
 
 ChooseRows = Callable[[str, Any, Any], tuple[slice | None, Any]]
-"""By name, shape and dtype of a tensor: the rows to look at, None for all, and the dtype to which to cast them too, or None."""
+"""Name, shape and dtype of a tensor → the rows to copy (None for all), and the engine's dtype if it casts them (else None)."""
 
 
 class PlannedCopy(NamedTuple):
-    """The bytes to copy of one tensor, if it comes as it came before and lies in one piece in the host's memory."""
+    """The bytes to copy of one tensor, if it has the same type, shape and dtype as before and is contiguous in host memory."""
 
     kind: Any
     """The type of the tensor."""
     shape: Any
     dtype: Any
     begin: int
-    """Bytes before those to copy."""
+    """Offset of the first byte to copy."""
     nbytes: int
     """Bytes to copy."""
     whole: int
-    """Bytes of the tensor."""
+    """Bytes of the whole tensor."""
     rows: slice | None
-    """The rows that these bytes are, None for all."""
+    """The rows that these bytes hold, None for all."""
     cast: Any
-    """The dtype of the engine, where it casts the tensor and these rows are looked at in both."""
+    """The engine's dtype, if it casts the tensor: the watch then digests the rows in both dtypes."""
 
 
 class CopyPlan:
-    """The planned copies of the tensors whose turn it is. A plan is kept for the two syncs that look at the same rows."""
+    """The planned copies of the tensors whose turn it is. One plan serves the two syncs that look at the same rows."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[type, Any, Any]] = {}
-        """Name → type, shape and dtype of the tensor that came last."""
+        """Name → type, shape and dtype of the last tensor of this name."""
         self._copies: Mapping[str, PlannedCopy] = {}
         self._made_for: tuple[object, ...] = ()
 
     def note(self, name: str, tensor: Any) -> None:
-        """Note what a tensor is like that came without a plan."""
+        """Remember the type, shape and dtype of a tensor that has no plan yet."""
         self._known[name] = (type(tensor), tensor.shape, tensor.dtype)
 
     def list_copies(self, schedule: Schedule, choose_rows: ChooseRows) -> Mapping[str, PlannedCopy]:
-        """Return name → copy for the sync that a schedule has begun."""
+        """Return name → copy for the sync that the schedule has begun."""
         made_for = (schedule.group, schedule.groups, schedule.part, schedule.parts, len(self._known))
         if made_for != self._made_for:
             self._made_for = made_for

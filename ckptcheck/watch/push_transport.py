@@ -59,7 +59,7 @@ class PushTransport:
         while self._calls:
             try:
                 self._calls.pop().finish(ConnectionError("the sender died"))
-            # the sender is dead, so nobody hears it
+            # a dead sender gets no answer
             except Exception:
                 continue
 

@@ -1,4 +1,4 @@
-"""Gives every process a record of its own: two ranks that were given one file never write to it both.
+"""Gives every process a record of its own: two ranks with the same file name never write to one file.
 
 A process claims its file by a lock on ``.NAME.lock`` beside it, which the system releases when the process ends, however it
 ends. So a worker that is started again continues its record, and so does one that was forked after the watch was made. A process
@@ -17,7 +17,7 @@ from typing import Any
 from ckptcheck.text.file_io import open_lock_file
 
 MOST = 4096
-"""Names that are tried for one record: as many as a large job has ranks."""
+"""Names to try for one record: as many as a large job has ranks."""
 _claimed: dict[tuple[int, Path], int] = {}
 """Process and file → the open lock. Closing it would release the claim."""
 

@@ -1,9 +1,10 @@
 """Decides which tensors a watch digests at a sync, and which rows of them, so that digests take a small share of the syncs' time.
 
-The tensors are divided into groups by their names. Each group is looked at in two syncs one after the other, so that what changed
-between them can be told; then the next group is. With five groups a tensor that is lost from some sync on is found within ten.
-Where a group of whole tensors still takes too long, each of its tensors is looked at in part: some rows, and the next ones in the
-next round, until all were seen.
+It divides the tensors into groups by their names. The watch digests one group in two consecutive syncs, to compare them, and then
+goes on to the next group. With five groups it finds a tensor that a sync loses within ten syncs. If a group of whole tensors still
+takes too long, the watch digests some rows of each tensor, and the next rows in the next round, until it has seen all.
+
+The numbers below keep the share with the models of `tests/benchmarks`, on two CPU cores; docs/watch.md has the measurements.
 """
 
 from __future__ import annotations
@@ -13,34 +14,35 @@ import zlib
 from collections.abc import Sequence
 
 GROUPS = 5
-"""Groups where looking at all tensors is too much: a round takes ten syncs."""
+"""Number of groups, once digests of all tensors take too long: a round takes ten syncs."""
 NEGLIGIBLE = 0.02
-"""Seconds of digests that are never too much for a small model, which is checked before its sync ends."""
+"""Seconds that digests may always take in a model small enough to be checked before its sync ends."""
 LEAST_SECONDS = 0.0002
-"""Seconds below which looking at fewer rows gains nothing: the number of tensors counts then."""
+"""Seconds below which fewer rows save nothing: the cost is then that of so many tensors, whatever their size."""
 LEAST_ELEMENTS = 1 << 13
-"""Elements that are looked at in any case. A step of bfloat16 weights may change one element of a thousand."""
+"""Least elements of a tensor to digest. A step of bfloat16 weights may change one element of a thousand: eight of these."""
 CAST_ELEMENTS = 1 << 20
-"""Elements that are looked at of a tensor that the engine casts: a step that changes what was sent may change few of them."""
+"""Elements to digest of a tensor that the engine casts: the cast hides most of the changes of a small step."""
 CAST_SAMPLE = 1 << 15
-"""Elements where what was sent is also digested as the engine casts it: then it is known whether these had to change."""
+"""Elements to digest if the watch casts them as the engine does: it then knows whether they had to change."""
 MANY = 16
-"""How many times as many of a tensor in one byte an element, and of a vocabulary, of which a step may change few rows."""
+"""Factor on `CAST_ELEMENTS` for one-byte dtypes, which hide more changes, and for a vocabulary: a step changes few of its rows."""
 TALL = 8
-"""How many times as many rows as columns a vocabulary has at least."""
+"""A matrix with this many times as many rows as columns is taken for a vocabulary: few layers are as tall."""
 MOST_PARTS = 1024
+"""Most parts of a tensor: with five groups a round of them takes ten thousand syncs."""
 CORRECTIONS = 2
-"""How often the parts become smaller because a group of them still takes more than the share."""
+"""How often a group that still exceeds the share gets smaller parts."""
 SLOWER = 3.0
-"""How many times as long the digest of a few rows takes, byte for byte, as that of a whole tensor."""
+"""Time per byte of a digest of a few rows, relative to that of a whole tensor."""
 
 
 class Schedule:
     """The groups and parts of one watch.
 
-    share: the part of a sync's time that digests may take; more makes it look at a group of the tensors at a sync. budget: the
-    seconds that they may take at most; if a group takes more, the groups become smaller. has_parts: whether a tensor may be
-    looked at in part; an engine that digests its tensors itself digests whole ones.
+    share: the part of a sync's time that digests may take; if they take more, each sync digests one group. budget: the seconds that
+    they may take at most; if a group takes more, the groups become smaller. has_parts: whether the watch can digest a part of a
+    tensor: an engine that computes the digests itself digests whole tensors.
     """
 
     def __init__(self, share: float, budget: float, *, has_parts: bool = True) -> None:
@@ -52,17 +54,17 @@ class Schedule:
         self._corrections = 0
         self._costs: list[tuple[float, float]] = []
         self._names: dict[tuple[int, int], tuple[set[str], set[str]]] = {}
-        """Group and number of groups → the names that were found to belong to it, and those that were found not to."""
+        """Group and number of groups → the known names inside it, and those outside."""
         self._chosen: set[str] = set()
         self.left_out: set[str] = set()
-        """Names that were found not to belong to the group of this sync. It grows as `includes` is asked."""
+        """Known names outside the group of this sync. Each call of `includes` may add one."""
         self._rows: dict[tuple[Sequence[int], int | None], slice | None] = {}
-        """Shape and least elements → the rows of the part of this sync."""
+        """Shape and least elements → the rows that this sync digests."""
         self._rows_of = (0, 1)
-        """The part that these rows are of, and the number of parts."""
+        """The part and the number of parts for which `_rows` was computed."""
 
     def begin(self) -> None:
-        """Begin a sync at which tensors are looked at."""
+        """Begin a sync that digests tensors."""
         self._number += 1
         self._group = self.group
         self._chosen, self.left_out = self._names.setdefault((self._group, self.groups), (set(), set()))
@@ -77,12 +79,12 @@ class Schedule:
 
     @property
     def part(self) -> int:
-        """The part of each tensor of this sync, from 0. It moves on when all groups had their turn."""
+        """The part of each tensor in this sync, from 0. The next part begins when every group has had its turn."""
         return self._number // (2 * self.groups) % self.parts
 
     @property
     def label(self) -> str:
-        """Return the group as a record has it, ``2/5`` or ``2/5, part 3/20``; "" where it is all tensors."""
+        """The group as the record writes it, ``2/5`` or ``2/5, part 3/20``; "" if there is one group."""
         group = f"{self.group + 1}/{self.groups}" if self.groups > 1 else ""
         return f"{group}, part {self.part + 1}/{self.parts}" if self.parts > 1 else group
 
@@ -97,9 +99,9 @@ class Schedule:
         return is_chosen
 
     def choose_rows(self, shape: Sequence[int], least: int | None = None) -> slice | None:
-        """Return the rows of a tensor of this shape to look at, None for all. Tensors of equal shape have equal rows.
+        """Return the rows of a tensor of this shape to digest, None for all. Tensors of equal shape have equal rows.
 
-        least: elements of these rows, where there are as many; None: the usual number.
+        least: the least number of elements in these rows; None for `LEAST_ELEMENTS`.
         """
         if self.parts == 1 or not shape:
             return None
@@ -117,7 +119,7 @@ class Schedule:
         return slice(shape[0] * part // parts, shape[0] * (part + 1) // parts)
 
     def choose_rows_of_cast(self, shape: Sequence[int], itemsize: int) -> slice | None:
-        """Return the rows to look at of a tensor that the engine holds cast, None for all: those of `choose_rows`, and more.
+        """Return the rows to digest of a tensor that the engine casts, None for all: the rows of `choose_rows`, and more.
 
         itemsize: bytes of an element in the engine.
         """
@@ -135,10 +137,14 @@ class Schedule:
         return slice(start, start + least)
 
     def note(self, spent: float, seconds: float, negligible: float = NEGLIGIBLE) -> None:
-        """Note what the digests of a sync took (infinity if the budget ended them), and the sync; decide on groups and parts.
+        """Decide on groups and parts for the next syncs.
 
-        The cheaper of two looks counts: the first one of a process also loads what digests need. negligible: the seconds that are
-        never too much.
+        The cheaper of two syncs counts, because the first of a process also loads the code of the digests.
+
+        Args:
+            spent: seconds that the digests of this sync took; infinity if the budget ended them.
+            seconds: seconds that the sync took.
+            negligible: seconds that digests may always take.
         """
         if spent == float("inf"):
             self._divide(GROUPS if self.groups == 1 else 2 * self.groups, 8 * self.parts)
@@ -152,7 +158,7 @@ class Schedule:
             if spent > max(negligible, allowed):
                 self._divide(GROUPS, math.ceil(SLOWER * spent / GROUPS / allowed))
         elif spent > allowed and self._corrections < CORRECTIONS:
-            # what is left after these is the cost of so many tensors, whatever their size
+            # further corrections save nothing: the rest is a cost per tensor, whatever its size
             self._corrections += 1
             self._divide(self.groups, math.ceil(SLOWER * self.parts * spent / allowed))
 
@@ -161,5 +167,5 @@ class Schedule:
 
 
 def least_elements(itemsize: int) -> int:
-    """Return how many elements of a tensor are looked at in any case. itemsize: bytes of one; a step changes more of large ones."""
+    """Return the least number of elements of a tensor to digest. itemsize: bytes of one; a step changes more of large elements."""
     return LEAST_ELEMENTS if itemsize <= 2 else max(1, 2 * LEAST_ELEMENTS // itemsize)

@@ -53,7 +53,7 @@ class SyncCheck:
         watch, sync = self._watch, self._sync
         began = time.monotonic()
         if self._is_in_background and not is_layout_kept(watch.engine):
-            # it read modules that the engine does not compute with any more
+            # the engine replaced modules meanwhile: it no longer computes with what was read
             self._digests["held"].clear()
         watch.attempt("digest what it has copied", self._digest)
         self._note_storage()
@@ -73,13 +73,13 @@ class SyncCheck:
         sync.nbytes, sync.payload_bytes = digests["sent"].nbytes, digests["payload"].nbytes
 
     def _note_storage(self) -> None:
-        """Note which tensors the engine holds as sent: the same rows of them may be looked at on both sides."""
+        """Note which tensors the engine holds as sent: later syncs may digest the same rows on both sides."""
         sync, watch = self._sync, self._watch
         if sync.alike and sync.ok:
             alike = {place.partition("/")[2] for place in tensors_stored_as_sent(sync)}
             compared = {name for place in sync.held if (name := place.partition("/")[2]) in sync.sent}
             watch.stored_as_sent |= alike
-            watch.unlike = (watch.unlike | compared) - watch.stored_as_sent
+            watch.not_as_sent = (watch.not_as_sent | compared) - watch.stored_as_sent
             for name in watch.stored_as_sent.intersection(watch.casts):
                 del watch.casts[name]
             for place, value in sync.held.items():
@@ -87,19 +87,19 @@ class SyncCheck:
                 if sync.cast.get(name) == value:
                     watch.stored_cast.add(name)
                 elif name in sync.cast and name not in watch.stored_cast:
-                    watch.otherwise.add(name)
+                    watch.not_as_cast.add(name)
                     watch.casts.pop(name, None)
 
     def _judge(self) -> None:
         self.report = self._watch.judge(self._sync)
 
     def leave_out_weights(self) -> None:
-        """Drop what was looked at, so that only that the sync took place is recorded. Call it before `run`."""
+        """Drop the digests, so that the record only says that the sync took place. Call it before `run`."""
         for digests in self._digests.values():
             digests.clear()
 
     def _send_numbers(self, previous: SyncRecord | None) -> None:
-        """Have the numbers sent: at once, or where the sync is checked in the background, beside the checks of the next ones."""
+        """Send the numbers: at once, or, for a sync that is checked in the background, in a thread beside the next checks."""
         watch = self._watch
         send = partial(self._send, previous, self.report)
         if not watch.sinks or not self._is_in_background:

@@ -1,4 +1,4 @@
-"""Digests of what passes a watch: at once where a tensor lies, or later from a copy of the few bytes that are looked at."""
+"""Digests tensors that pass a watch: at once where they lie, or later from a copy of the few bytes that count."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 Weights = Iterable[tuple[str, Any]]
 """Pairs of a name with a torch tensor, a numpy array or a digest."""
 COPIED = 2 << 20
-"""Bytes of the largest tensor that is copied to be digested later; a larger one is digested where it lies."""
+"""Largest tensor, in bytes, to copy and digest later; a larger one is digested where it lies, so that copies stay small."""
 MOST_COPIED = 512 << 20
-"""Bytes of all copies of one side of a sync."""
+"""Bytes of all copies of one side of a sync: memory that the job has to spare while the checks wait."""
 MOST_ON_DEVICE = 16 << 20
-"""Bytes of copies that lie on a GPU before they are moved to the host's memory."""
+"""Bytes of copies on a GPU before they move to the host's memory: the job uses nearly all of a GPU's memory."""
 
 
 def digest_tensor(tensor: Any) -> str:
@@ -49,7 +49,7 @@ def digests(weights: Weights) -> Mapping[str, str]:
 def digest_rows(tensor: Any, rows: slice) -> str:
     """Digest some rows of a torch tensor or a numpy array: equal bytes give equal digests, also on another device.
 
-    It is not the digest that `digest_tensor` gives the same bytes. For the few rows that a schedule chooses it takes less time.
+    `digest_tensor` gives the same bytes another digest. This one takes less time for the few rows that a schedule chooses.
     """
     part = tensor[rows]
     if hasattr(part, "data_ptr"):
@@ -76,12 +76,12 @@ class SyncDigests:
         self._copies: list[tuple[str, bool, Any]] = []
         """Name, whether the copy has some rows only, and the copy: bytes, or a tensor on its own device."""
         self._to_cast: dict[str, tuple[Any, Any]] = {}
-        """Name of a tensor that the engine casts → its dtype, and that in which the engine holds it."""
+        """Name of a tensor that the engine casts → its dtype, and the engine's."""
         self.casts: dict[str, str] = {}
-        """Name of such a tensor → digest of the rows that were looked at, cast so; it is there after `compute`."""
+        """Name of such a tensor → digest of its rows after the same cast; filled by `compute`."""
         self._copied = self._on_device = 0
         self.nbytes = 0
-        """Bytes of the tensors that were given, whatever was looked at in them."""
+        """Bytes of the whole tensors, also if only some rows were digested."""
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -149,7 +149,7 @@ class SyncDigests:
         return True
 
     def copy_planned(self, name: str, tensor: Any, plan: PlannedCopy) -> bool:
-        """Copy what was planned of a tensor; return whether it is as it was planned. It counts for `nbytes`, as in `add`."""
+        """Copy the planned bytes; return False if the tensor does not fit the plan. It counts for `nbytes`, as in `add`."""
         if (
             type(tensor) is not plan.kind
             or tensor.shape != plan.shape
@@ -168,7 +168,7 @@ class SyncDigests:
         return name in self._to_cast or name in self.casts
 
     def _keep(self, name: str, tensor: Any, begin: int, nbytes: int, *, has_rows: bool) -> bool:
-        """Copy bytes of a tensor from the host's memory, unless they are too many or not there; return whether that is done."""
+        """Copy bytes of a tensor, unless they are too many or not in the host's memory; return whether it did."""
         if nbytes > COPIED or self._copied + nbytes > MOST_COPIED:
             return False
         copy = copy_from_host(tensor, begin, nbytes)
@@ -181,11 +181,11 @@ class SyncDigests:
         return True
 
     def add_digests(self, digests: Mapping[str, str]) -> None:
-        """Add what is digested already."""
+        """Add digests that the job computed itself."""
         self._digests.update(digests)
 
     def clear(self) -> None:
-        """Drop everything, because it is not all that was sent."""
+        """Drop everything: a part of the digests would look as if the rest had not been sent."""
         self._digests, self._copies, self._to_cast, self.casts, self.nbytes = {}, [], {}, {}, 0
 
     def _copy(self, name: str, part: Any, has_rows: bool) -> None:
@@ -206,7 +206,7 @@ class SyncDigests:
                 self._copies[place] = (*self._copies[place][:2], copy)
 
     def compute(self) -> dict[str, str]:
-        """Return name → digest, and let the copies go."""
+        """Return name → digest, and free the copies."""
         copies, self._copies = self._copies, []
         for name, has_rows, copy in copies:
             self._digests[name] = _digest_copy(copy, has_rows)
@@ -224,7 +224,7 @@ def _digest_copy(copy: Any, has_rows: bool) -> str:
 
 
 def _digest_cast(copy: Any, dtype: Any, cast: Any) -> str:
-    """Return the digest that `digest_rows` gives what an engine holds that casts the elements of a copy."""
+    """Return the digest that `digest_rows` gives the engine's tensor, if the engine casts the elements of this copy."""
     state = hashlib.blake2b(digest_size=16)
     for piece in cast_pieces(copy, dtype, cast):
         state.update(piece.data)

@@ -47,4 +47,4 @@ class Watch(WatchState):
                     self.say(f"{name} is no number but {type(value).__name__}, and is not recorded")
             step, loss = convert_number(step, int), convert_number(loss, float)
             version = None if version is None else str(version)
-        return Syncing(self, step, loss, version, whole=self.enabled and (self.number - 1) % self.every == 0)
+        return Syncing(self, step, loss, version, looks_at_weights=self.enabled and (self.number - 1) % self.every == 0)

@@ -39,7 +39,7 @@ FIRST = 16
 METRICS_PATIENCE = 10.0
 """Seconds for which the end of the process waits for a tracker, whose server may not answer."""
 TAIL = 8
-"""Number of digested syncs that the rules see at least, with the new one. ``ckptcheck refit history`` sees all of the file."""
+"""Least number of digested syncs that the rules see, with the new one. ``ckptcheck refit history`` sees the whole file."""
 
 OnFinding = Literal["warn", "raise"] | Callable[[Finding], None]
 
@@ -82,21 +82,21 @@ class WatchState:
         self.last: list[SyncRecord] = []
         """The last syncs that were checked."""
         self.number = 0
-        self.said: set[str] = set()
+        self.warned: set[str] = set()
         self.stored_as_sent: set[str] = set()
-        """Names of tensors that the engine held bit for bit as sent, as far as they were looked at."""
-        self.unlike: set[str] = set()
-        """Names of tensors that the engine was never seen to hold as sent: it casts them, or lays them out anew."""
+        """Names of tensors whose digested rows the engine held bit for bit as sent."""
+        self.not_as_sent: set[str] = set()
+        """Names of tensors that the engine has not held as sent in any sync: it casts them, or lays them out anew."""
         self.casts: dict[str, Any] = {}
-        """Name of a tensor of which the engine was never seen to hold what was sent → the dtype in which it holds it."""
+        """Name of a tensor in `not_as_sent` → the dtype in which the engine holds it."""
         self.stored_cast: set[str] = set()
-        """Names of those of which it held what was sent, cast to its dtype, as far as they were looked at."""
-        self.otherwise: set[str] = set()
-        """Names of those of which it was never seen to hold that, either."""
+        """Names of tensors in `not_as_sent` whose digested rows the engine held as sent, cast to its dtype."""
+        self.not_as_cast: set[str] = set()
+        """Names of tensors that the engine has held neither as sent nor cast to its dtype."""
         self.reshaped: set[str] = set()
-        """Names of tensors that the engine holds in another shape, so that rows of the one are not those of the other."""
+        """Names of tensors that the engine holds in another shape: row n of one is not row n of the other."""
         self._rules: list[Rule] = []
-        self._said: set[tuple[str | None, ...]] = set()
+        self._reported: set[tuple[str | None, ...]] = set()
         """The `_identify` of each finding on the syncs so far."""
 
     def _begin_threads(self) -> None:
@@ -137,7 +137,7 @@ class WatchState:
         cast = self.casts.get(name)
         if cast is not None and cast != dtype:
             return self.schedule.choose_rows(shape, CAST_SAMPLE), cast
-        # the engine holds the same bytes, so that a large element tells as much as two small ones
+        # where both sides hold the same bytes, one element of 4 bytes shows a change as well as two of 2 bytes
         itemsize = dtype.itemsize if name in self.stored_as_sent else 2
         return self.schedule.choose_rows(shape, least_elements(itemsize)), None
 
@@ -165,8 +165,8 @@ class WatchState:
 
     def say(self, message: str) -> None:
         """Warn of trouble of the watch itself, once."""
-        if message not in self.said:
-            self.said.add(message)
+        if message not in self.warned:
+            self.warned.add(message)
             warnings.warn(f"ckptcheck.watch: {message}", SyncWarning, stacklevel=4)
 
     def attempt(self, task: str, action: Callable[[], object], *, once: bool = False) -> bool:
@@ -178,13 +178,13 @@ class WatchState:
             action()
             return True
         except Exception as error:
-            if not once or task not in self.said:
+            if not once or task not in self.warned:
                 self.warn_of(task, error)
             return False
 
     def warn_of(self, task: str, error: Exception) -> None:
         """Warn that a task of the watch failed."""
-        self.said.add(task)
+        self.warned.add(task)
         message = error.message if isinstance(error, CkptcheckError) else f"{type(error).__name__}: {error}"
         warnings.warn(f"ckptcheck.watch could not {task}: {message}", SyncWarning, stacklevel=5)
 
@@ -206,13 +206,13 @@ class WatchState:
         target = str(self.record.path) if self.record is not None else "syncs"
         most = max(TAIL, 2 * self.schedule.groups + 2)
         kept = _keep_tail(self.last, most - 1) if len(self.last) >= 2 * most else self.last
-        old = self._said
+        old = self._reported
         if len(kept) < len(self.last):
-            # a finding that comes up because the oldest syncs are dropped is not new either
+            # dropping the oldest syncs can raise a finding, which is not new either
             old |= set(map(_identify, run_rules(History(target, tuple(kept)), self._rules).findings))
         self.last = [*kept, sync]
         report = run_rules(History(target, tuple(self.last)), self._rules)
-        self._said = set(map(_identify, report.findings))
+        self._reported = set(map(_identify, report.findings))
         new_findings = tuple(finding for finding in report.findings if _identify(finding) not in old)
         return Report(
             report.target,
@@ -226,9 +226,9 @@ class WatchState:
 
 
 def _identify(finding: Finding) -> tuple[str | None, ...]:
-    """Return what stays the same of a finding while it lasts: the sync at which it began stands at the start of its message.
+    """Return the part of a finding that stays the same from sync to sync: its code, its tensor, and the sync at which it began.
 
-    What is said of that sync may grow, as the number of probes that a gap has lasted for.
+    The rest of its message may change, such as the number of probes for which a gap has lasted.
     """
     begins = re.match(r"(step|sync) \d+: ", finding.message)
     return (finding.code, finding.key, begins[0] if begins else finding.message)

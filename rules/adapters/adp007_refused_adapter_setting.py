@@ -7,13 +7,13 @@ are there. A `target_modules` of null is allowed where the adapter changes what 
 
 ## Why it matters
 PEFT 0.21 stops while it loads the adapter, mostly with an AttributeError that names no setting. Without `r` or `lora_alpha` vLLM
-refuses the adapter, and PEFT takes 8, which stops it at the first matrix of another rank, or scales the update otherwise.
+refuses the adapter, and PEFT takes 8: it stops at the first matrix of another rank, or applies a wrong scale.
 
 ## How to fix
 Use the config of the training run.
 
 ## When it can be wrong
-Only LoRA is known. Where your only consumer reads the setting as it is: `--ignore ADP007`.
+The rule knows LoRA only. If your only consumer reads the setting as it is, use `--ignore ADP007`.
 
 ## Seen in
 No public report: the refusals were observed.

@@ -2,28 +2,28 @@
 
 ## What it checks
 For LoRA, with the rules by which PEFT matches names:
-- Each tensor is named as PEFT names it: `base_model.model.`, a module, and `lora_A.weight` or one of its other parts. There are
-  matrices at all.
-- Each module with matrices is one that `target_modules` and the settings beside it choose. With `ensure_weight_tying` nothing is
-  said of modules outside of the layers: PEFT gives embedding and head matrices where one of them has some.
-- With `use_dora` each pair has its magnitude, and without it none. So it is with `lora_bias`, and with what KaSA, MonteCLoRA and
-  VeLoRA add.
+- Each tensor has a name of PEFT: `base_model.model.`, a module, and `lora_A.weight` or one of its other parts. The file has at
+  least one matrix.
+- Each module with matrices is one that `target_modules` and the settings beside it choose. With `ensure_weight_tying` the rule
+  leaves out modules outside of the layers: PEFT gives matrices to both embedding and head if one of them has some.
+- With `use_dora` each pair has its magnitude, and without it none. The same holds for `lora_bias`, and for the tensors that KaSA,
+  MonteCLoRA and VeLoRA add.
 - With `trainable_token_indices` there are trained tokens, as many as it names.
 - Biases belong to modules with matrices, or to those that are saved as a whole.
 - With `layer_replication` the last of the replicated layers has matrices.
 
 ## Why it matters
-PEFT 0.21 builds the matrices that the config asks for, and fills them from the file by name. What it finds no name for it starts
-anew: lora_B at zero, so that the layer answers like the base model. It warns of those, and says nothing of a stored tensor that it
+PEFT 0.21 builds the matrices that the config asks for, and fills them from the file by name. It initialises a matrix that the file
+lacks: lora_B is zero, so that the layer answers like the base model. It warns of such a matrix, but not of a stored tensor that it
 leaves out. vLLM refuses names that it does not know.
 
 ## How to fix
 Save the adapter with `save_pretrained` of PEFT, from all ranks, and keep the config beside it.
 
 ## When it can be wrong
-- A loader of your own may take other names. Then `--ignore ADP008`.
-- Nothing is said of the modules where `target_modules` is `all-linear` or a regular expression that ckptcheck cannot evaluate.
-- Whether a module lacks its matrices only the base model shows: ADP009.
+- A loader of your own may take other names. Then use `--ignore ADP008`.
+- The rule does not check modules if `target_modules` is `all-linear` or a regular expression that ckptcheck cannot evaluate.
+- Only the base model shows whether a module lacks its matrices: ADP009.
 
 ## Seen in
 huggingface/peft#2566, huggingface/peft#2772 (matrices start anew), vllm-project/vllm#34186 (an adapter that does nothing)

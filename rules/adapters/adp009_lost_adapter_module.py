@@ -9,16 +9,16 @@ For LoRA, with the base model at hand (`--base FOLDER`, or a folder beside the a
 Only headers of the base model are read. Without it the rule is skipped, and says so; ADP008 checks what the adapter alone shows.
 
 ## Why it matters
-PEFT 0.21 builds the matrices that the config asks for. Those that the file lacks it starts anew, with lora_B at zero: the layer
-answers like the base model, and only a warning tells. Modules that are to be saved and are not stop it with a KeyError.
+PEFT 0.21 builds the matrices that the config asks for. It initialises those that the file lacks, with lora_B at zero: the layer
+answers like the base model, and only a warning says so. It stops with a KeyError if a module of `modules_to_save` is missing.
 
 ## How to fix
 Save the adapter with `save_pretrained` of PEFT, from all ranks, and keep the config beside it.
 
 ## When it can be wrong
-- Nothing is said of the modules where `target_modules` is `all-linear` or a regular expression that ckptcheck cannot evaluate, or
-  where the base model's file and PEFT give a module different names. Experts are left out, since transformers fuses them.
-- Layers that `layer_replication` repeats are not looked for.
+- The rule does not check modules if `target_modules` is `all-linear` or a regular expression that ckptcheck cannot evaluate, or
+  if the base model's file and PEFT give a module different names. It leaves out experts, since transformers fuses them, and the
+  layers that `layer_replication` repeats.
 
 ## Seen in
 huggingface/peft#2566, huggingface/peft#2772 (matrices start anew)

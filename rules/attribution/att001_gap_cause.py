@@ -18,7 +18,7 @@ these layers:
 ## Why it matters
 - Semantics: the ratio that the objective multiplies advantages with is wrong in every batch, by construction. Corrections for
   staleness or precision are not made for that.
-- Weights: the engine samples from a policy that nobody trains.
+- Weights: the engine does not sample from the policy in training.
 - Path: the weights are right, but the engine sampled from wrong numbers: because of stale keys and values after a weight update, a
   decoding kernel that is off, or results that depend on the other requests in the batch.
 - Precision is no bug, but it grows with length and depth, and makes importance ratios large.

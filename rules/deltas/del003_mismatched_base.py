@@ -6,15 +6,15 @@
   tensor alone could as well be damaged, so it takes two.
 
 ## Why it matters
-A change of xor on another base gives weights that nobody ever had, and one of overwrite leaves old values between new ones.
-SGLang and ModelExpress stop at the checksum. verl's flushes carry none of the result, and change whatever they meet.
+An xor delta on another base gives weights that no step produced, and an overwrite delta leaves old values between new ones.
+SGLang and ModelExpress stop at the checksum. verl's flushes carry no checksum of the result, and change any base.
 
 ## How to fix
 Name the checkpoint that the trainer took its first snapshot from: slime's `--hf-checkpoint`, ModelExpress' seed. If the base has
 the delta already, leave the delta out.
 
 ## When it can be wrong
-Most tensors of the delta are damaged. Flushes of verl are skipped: nothing in them says what they are for.
+Most tensors of the delta are damaged. The rule skips flushes of verl, because they do not name their base.
 
 ## Seen in
 NovaSky-AI/SkyRL#1902 (a pruned chain replayed on version 0)

@@ -2,12 +2,12 @@
 
 ## What it checks
 - adler32 is two sums of 16 bits.
-- verl's checksum is an exclusive or over positions and values: an element that is swapped with another one leaves it equal, and
-  of the positions it keeps eight bits. It covers what was sent, and not what the engine has afterwards.
-- xxh3-128 finds accidents, and blake3 forgeries too: about these nothing is said.
+- verl's checksum is an exclusive or over positions and values: it stays equal if two elements change places, and it keeps eight
+  bits of the positions. It covers what the trainer sends, not what the engine has afterwards.
+- The rule accepts xxh3-128, which finds accidents, and blake3, which finds forgeries too.
 
 ## Why it matters
-An equal checksum is taken for equal weights. In 10,000 bytes, two errors of opposite sign at the right distance pass adler32; any
+Jobs take an equal checksum for equal weights. In 10,000 bytes, two errors of opposite sign at the right distance pass adler32; any
 permutation of values passes verl's.
 
 ## How to fix
@@ -15,7 +15,7 @@ Choose xxh3-128 or blake3 (`--update-weight-delta-checksum`). With verl, set `ve
 save now and then: `ckptcheck diff BASE+DELTA FULL`.
 
 ## When it can be wrong
-ModelExpress knows no other checksum than adler32, and verl none but its own: then it says what to expect of them.
+ModelExpress has only adler32, and verl only its own: the finding then says how much the checksum proves.
 
 ## Seen in
 verl-project/verl verl/checkpoint_engine/delta_sync/encode.py (`checksum`), ai-dynamo/modelexpress modelexpress_rl/utils.py

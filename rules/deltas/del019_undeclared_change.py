@@ -1,12 +1,12 @@
 """The whole save differs in tensors that no delta names.
 
 ## What it checks
-Where a chain is compared with a whole save, each tensor that differs is one that a delta of the chain names. Where a tensor
-differs that a delta does name, nothing is said: then the save is of another step, or the chain is wrong (CMP005).
+In a comparison of a chain with a whole save, some delta of the chain names each tensor that differs. If a named tensor differs,
+the rule is silent, because the save is then of another step, or the chain is wrong (CMP005).
 
 ## Why it matters
 The delta is incomplete: the trainer changed the tensor and did not send it, so that every engine that follows the deltas keeps
-the old one. That is the fault which a checksum for each sent tensor cannot see.
+the old one. A checksum for each sent tensor cannot see this.
 
 ## How to fix
 Look for what the export of the deltas leaves out: buffers that are no parameters (a router's correction bias), frozen modules

@@ -49,7 +49,7 @@ def _describe_step(history: History, pair: SyncPair) -> Problem:
             if side == "sent"
             else f"all {number:,} tensors of the engine are as at {since}"
         ),
-        hint="was the learning rate 0, or the step skipped? otherwise export what the optimizer updates",
+        hint="was the learning rate 0, or the step skipped? if not, export what the optimizer updates",
     )
 
 

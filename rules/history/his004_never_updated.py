@@ -8,7 +8,7 @@
   token is routed to has no gradient).
 
 ## Why it matters
-- The tensor is outside of the optimizer, or a pipeline stage exports a copy that nobody updates.
+- The tensor is outside of the optimizer, or a pipeline stage exports a copy that no step updates.
 
 ## How to fix
 - Look for the tensor among the optimizer's parameters, and for the code that exports it.

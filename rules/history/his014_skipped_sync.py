@@ -1,18 +1,18 @@
 """A sync is missing from a job that syncs at regular steps.
 
 ## What it checks
-- Within one process, and until it counts its steps anew, the steps between syncs are the same number again and again,
-  such as 1 for a job that syncs after every step. The rule reports a pause that is a multiple of that number.
-- There have to be four pauses at least, and at most a quarter of them may be longer than the others. Other pauses mean
-  that the job has another schedule, and the rule says nothing.
+- Within one process, and until it restarts its count of steps, the number of steps from sync to sync is constant, such
+  as 1 for a job that syncs after every step. The rule reports a pause that is a multiple of that number.
+- The rule needs at least four pauses, of which at most a quarter are longer than the others. Other pauses mean that the
+  job has another schedule, and the rule says nothing.
 
 ## Why it matters
-- The engine sampled the rollouts of the steps in between from weights that were a sync older than the job's algorithm
-  takes them to be.
+- The engine sampled the rollouts of the steps in between from weights that are one sync older than the job's algorithm
+  assumes.
 
 ## How to fix
-- Look for the condition under which the job calls its sync: a step that was counted twice, a rank that left early, an
-  exception that was caught.
+- Look for the condition under which the job calls its sync: it counts a step twice, a rank returns early, or it catches
+  an exception.
 
 ## When it can be wrong
 - A job that changes how often it syncs, from that change on.
@@ -30,7 +30,7 @@ from ckptcheck.runs.history.history import History
 from ckptcheck.text.formatting import count
 
 PAUSES = 4
-"""Pauses between syncs from which a schedule can be told."""
+"""Least number of pauses that show a schedule."""
 
 
 def _list_pauses(history: History) -> list[list[tuple[int, int, int]]]:

@@ -4,18 +4,18 @@
 - Two syncs in a row that send the same names also send the same number of bytes.
 
 ## Why it matters
-- The export was cast, so that the engine gets other roundings of the weights than before, or tensors were cut. An engine
-  that casts what it loads takes both without a word.
+- The trainer now casts its export, so that the engine gets other roundings of the weights, or it cuts tensors. An engine
+  that casts what it loads accepts both silently.
 
 ## How to fix
-- Look for what casts on the way: an autocast around the export, a mixed-precision wrapper, a setting for the dtype of
-  the transfer.
+- Look for a cast on the way: an autocast around the export, a mixed-precision wrapper, a setting for the dtype of the
+  transfer.
 
 ## When it can be wrong
 - A job may begin to send quantized weights at a certain step on purpose.
 
 ## Seen in
-verl's FSDP2, whose mixed precision is bfloat16 unless `mixed_precision` says otherwise, also for a model in float32
+verl's FSDP2: mixed precision is bfloat16 by default (`mixed_precision`), also for a model in float32
 """
 
 from collections.abc import Iterator

@@ -5,14 +5,14 @@
 - Each version is one that the engine had before or after a sync. Versions that are numbers and older than the record are left out.
 
 ## Why it matters
-Trainers weigh old samples by the version that they carry: importance sampling, the limit of staleness, the choice of the logprobs
-that are recomputed. A version that no sync gave comes from an engine that nobody synced, that was restarted, or of another job.
+Trainers weigh old samples by the version that they carry: importance sampling, the limit of staleness, the choice of logprobs to
+recompute. A version that no sync gave comes from an engine that missed the syncs, that restarted, or that serves another job.
 
 ## How to fix
 Find the engine that answered: `ckptcheck attach` asks running servers for their versions and weights.
 
 ## When it can be wrong
-The record is of another job, or ends before the responses were made. A job that syncs two groups of engines has a record for each.
+The record is of another job, or ends before the responses. A job that syncs two groups of engines has a record for each.
 
 ## Seen in
 radixark/miles#2244 (after a failover the version jumps backwards, and the filter for stale samples lets them in)

@@ -5,8 +5,8 @@
 shape. Tensors of one dtype and shape are compared by their digests: where these differ, they hold other bits.
 
 ## Why it matters
-The two are not the same weights: a tensor was lost or added, the set was cast or quantized, or values differ. How far they are
-apart, and why, no digest says: a step of training and a damaged file look alike here.
+The two are not the same weights: one lost or gained a tensor, was cast or quantized, or has other values. A digest does not say how
+far they are apart, nor why: a step of training and a damaged file look alike here.
 
 ## How to fix
 Compare the two checkpoints themselves: `ckptcheck diff` names the cause, and compares across dtypes.
@@ -16,8 +16,7 @@ An export in another dtype is meant to differ: take the manifest of the export. 
 probability of about 2^-62.
 
 ## Seen in
-Stores that keep manifests of checkpoints which were deleted since; exports in bf16 that were held against manifests of fp32
-masters
+Stores that keep the manifests of deleted checkpoints; exports in bf16 compared with manifests of fp32 masters
 """
 
 from collections.abc import Iterator
@@ -33,7 +32,7 @@ CAUSE = "digests do not say why; ckptcheck diff of the two checkpoints themselve
 @rule("MAN007", "unequal-sets", severity="error", on="known-weights")
 def check(comparison: KnownComparison) -> Iterator[Problem]:
     first, second = comparison.first.target, comparison.second.target
-    for names, told, hint in (
+    for names, difference, hint in (
         (comparison.unequal, f"other contents in {second} than in {first}", CAUSE),
         (comparison.reformed, f"another dtype or shape in {second} than in {first}", ONE_SET),
         (comparison.missing, f"no counterpart in {second}", ONE_SET),
@@ -41,7 +40,7 @@ def check(comparison: KnownComparison) -> Iterator[Problem]:
     ):
         if names:
             yield Problem(
-                f"{count(len(names), 'tensor has', 'tensors have')} {told}: {join_truncated(names)}",
+                f"{count(len(names), 'tensor has', 'tensors have')} {difference}: {join_truncated(names)}",
                 key=names[0],
                 names=tuple(names),
                 hint=hint,

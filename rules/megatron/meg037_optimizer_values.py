@@ -7,7 +7,7 @@
 - Samples of some thousand numbers of every other master copy are compared with the weight. No sample may differ in a quarter
   of its numbers by more than rounding.
 
-These bytes are read for the checksums anyway (MEG014).
+ckptcheck reads these bytes for the checksums anyway (MEG014).
 
 ## Why it matters
 The weights may be sound and evaluate well. The first step after resuming writes NaN, or the zeros of the master copy, over
@@ -19,10 +19,10 @@ Resume from an earlier iteration, or without the optimizer (`--no-load-optim`).
 
 ## When it can be wrong
 - An optimizer may use the name `exp_avg_sq` for something else.
-- Weights may be replaced on purpose (merged, averaged, converted again) beside an optimizer that nobody will load.
+- You may replace weights on purpose (merge, average, convert again) beside an optimizer that you will not load.
 - Buckets of the distributed optimizer (`dp_reshardable`) are padded with uninitialized memory: the rule is skipped there.
   Legacy checkpoints are not checked.
-- A few wrong numbers in a master copy are not found unless they are NaN or Inf.
+- The rule does not find a few wrong numbers in a master copy, unless they are NaN or Inf.
 
 `--ignore MEG037` silences it.
 

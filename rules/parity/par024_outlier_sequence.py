@@ -7,7 +7,7 @@ Every sequence with at least 16 compared tokens. It is an outlier if its mean ex
 ## Why it matters
 - A mean over a batch hides one sequence that an engine with old weights answered, or that came from a stale prefix, after an
   abort, or through a broken expert.
-- NeMo-RL's recipes mask such sequences, so the run goes on with the others and nobody looks for the cause.
+- NeMo-RL's recipes mask such sequences, so the run goes on with the others and hides the cause.
 
 ## How to fix
 Find out what these sequences have in common: engine, prompt, length, weight version, the moment of an update.

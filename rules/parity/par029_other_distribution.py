@@ -10,18 +10,17 @@
   repetition), which the trainer does not compute.
 
 ## Why it matters
-Raw logprobs are those of the model, processed ones those of the distribution that was sampled from. At a temperature other than
-1 these are two policies: every ratio is off in a systematic way, likely tokens up, unlikely ones down. Losses fall all the same.
+Raw logprobs are the model's, processed ones those of the distribution that the engine samples from. At a temperature other than
+1 these are two policies: every ratio is off systematically, likely tokens up, unlikely ones down. Losses fall all the same.
 
 ## How to fix
 Do one of the two, not both:
 
-- Use the engine's processed logprobs. vLLM: `--logprobs-mode processed_logprobs`. SGLang reports processed logprobs unless a
-  setting says otherwise.
+- Use the engine's processed logprobs. vLLM: `--logprobs-mode processed_logprobs`. SGLang reports processed logprobs by default.
 - Let the trainer divide by the same temperature as the engine, or not at all.
 
 ## When it can be wrong
-- Metadata can be wrong. Record distributions, and the temperature is measured.
+- Metadata can be wrong. If you record distributions, the rule measures the temperature.
 - A scale of the logits that one side omits (`logits_scaling` of Granite, `logit_scale` of Cohere) looks like a temperature. Then
   the size is right and the name is not.
 - The measurement needs ids that both sides list in their top k. Where each sequence was drawn at its own temperature, one number

@@ -4,8 +4,8 @@
 Over several files that record their step: the newest weight version of the tokens rises with the step.
 
 ## Why it matters
-A version that stands still means that no sync reaches the engine, or that nobody sets the version. Either way corrections for
-staleness have no effect.
+A version that stands still means that no sync reaches the engine, or that the job does not set the version. Either way
+corrections for staleness have no effect.
 
 ## How to fix
 Pass the step to the engine's update call, and check whether updates succeed: engines answer 200 when they do not.

@@ -10,13 +10,14 @@
   that is what such a comparison is for.
 
 ## Why it matters
-- Fewer steps do not show how noisy the reference is, so no difference can be told from chance. A check that compared nothing must
-  not look like a passed one.
-- Where several things changed at once, a curve that parts does not say which of them is the cause.
+- Fewer steps do not show how noisy the reference is, so any difference may be chance. A check that compared nothing must not look
+  like a passed one.
+- If several settings change at once, a curve that departs does not say which of them is the cause.
 
 ## How to fix
 - Save rollouts of both runs at the same steps, five or more, with their step (`ckptcheck parity convert --step N`).
-- Set these settings alike in both runs, one change at a time, and write down what the engine's version would otherwise decide.
+- Give these settings the same values in both runs, one change at a time, and write down the ones that you left to the defaults of
+  the engine's version.
 
 ## When it can be wrong
 The setting is the very change that the two runs should show.

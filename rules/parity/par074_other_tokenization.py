@@ -1,18 +1,18 @@
 """Tokenizing the text again gives other tokens than the recorded ones.
 
 ## What it checks
-With `--checkpoint`: each sequence is decoded and tokenized again with its tokenizer.json; the first 256 sequences are looked at.
+With `--checkpoint`: the rule decodes the first 256 sequences and tokenizes the texts again with the checkpoint's tokenizer.json.
 
 ## Why it matters
-A model may draw the tokens "th" and "e" where the tokenizer writes "the". A job that hands texts from turn to turn, or from the
-rollout to the trainer, trains on tokens that nobody drew, and their logprobs are those of unlikely ones.
+A model may draw the tokens "th" and "e" where the tokenizer writes "the". A job that passes texts from turn to turn, or from the
+rollout to the trainer, trains on tokens that the engine did not draw, and that are unlikely for the model.
 
 ## How to fix
-Hand on token ids. Where only texts are at hand, leave these sequences out.
+Pass token ids. If you have only texts, leave these sequences out.
 
 ## When it can be wrong
-Nothing is wrong as long as no part of the job works with texts; that is why this is an info. Tokenizers that normalise (Unicode
-forms, spaces at the beginning) change texts that nobody tokenizes again.
+Nothing is wrong as long as no part of the job works with texts; that is why this is an info. A tokenizer that normalises (Unicode
+forms, spaces at the beginning) changes texts, which matters only if the job tokenizes again.
 
 ## Seen in
 THUDM/slime and miles (rollouts keep ids), verl-project/verl#6719 (token in, token out)

@@ -8,14 +8,14 @@ The tokens that end a response are those of generation_config.json or config.jso
 - The last token of each response is one of them, or the response has `max_tokens` tokens or reaches `max_model_len`, or its finish
   reason says length or abort. Without `max_tokens`, the greatest length that two responses share counts as the limit.
 
-Where the file says that end tokens were to be ignored, the rule does not apply.
+The rule does not apply to a file that says that the engine ignored end tokens.
 
 ## Why it matters
-- What follows an end token is text that the model never learned to write there, another turn of a conversation with itself. The
-  reward judges it, and the trainer learns it.
-- An answer that was cut off looks like a finished one to the reward. Where all of them end with one other token, the engine stops
-  at an id that the checkpoint does not name: it was started with another tokenizer or generation config, or the end token was
-  dropped from the record, and the trainer never learns to end.
+- After an end token the model writes text that it never learned there, another turn of a conversation with itself. The reward
+  judges that text, and the trainer learns it.
+- A truncated answer looks finished to the reward. If all answers end with one other token, the engine stops at an id that the
+  checkpoint does not name, because it has another tokenizer or generation config; or the record drops the end token, and the
+  trainer never learns to end.
 
 ## How to fix
 Give the engine the ids (`stop_token_ids`), or the checkpoint's generation_config.json; `ckptcheck parity probe --only ends` tests
@@ -28,7 +28,7 @@ them one by one (PRB001). Set `ignore_eos` to false. See whether the record drop
   then reports no more than an info.
 
 ## Seen in
-instruct models with a list of end tokens of which an engine took only the first
+instruct models with a list of end tokens, from which an engine took only the first
 """
 
 from collections.abc import Iterator

@@ -7,7 +7,7 @@ The job writes down prefix caching, asynchronous scheduling, cascade attention a
 the installed version of vLLM defaults to.
 
 ## Why it matters
-An update of the engine then changes the job although nobody changed the job. vLLM turned asynchronous scheduling on in 0.14 and
+An update of the engine then changes the job although its files stay the same. vLLM turned asynchronous scheduling on in 0.14 and
 cascade attention off in 0.18.
 
 ## How to fix

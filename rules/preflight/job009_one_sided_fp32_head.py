@@ -4,15 +4,15 @@
 Trainer and engine both compute the output head (lm_head) in float32, or neither does.
 
 ## Why it matters
-Two sides that round alike agree better than one that rounds and one that does not. float32 on one side alone makes the gap
+Two sides that both round agree better than one that rounds and one that does not. float32 on one side alone makes the gap
 larger than float32 on neither (root mean square 0.041 nats, against 0.031 with float32 on both, Qwen2.5-0.5B).
 
 ## How to fix
 - vLLM: `--hf-overrides '{"head_dtype": "float32"}'`.
 - SGLang: `--enable-fp32-lm-head`.
 - NeMo-RL: `fp32_lm_head` and `NRL_VLLM_FP32_LM_HEAD=1`.
-- slime: take `--sglang-enable-fp32-lm-head` out: Megatron's head computes in bf16, and slime turns its logits into float32 only
-  afterwards. A model of your own (`--custom-model-provider-path`) may do otherwise, and the rule is skipped.
+- slime: remove `--sglang-enable-fp32-lm-head`: Megatron's head computes in bf16, and slime casts only its logits to float32. The
+  rule is skipped for a model of your own (`--custom-model-provider-path`), which may compute in either dtype.
 - PipelineRL: the one `fp32_lm_head` at the top level.
 
 ## When it can be wrong

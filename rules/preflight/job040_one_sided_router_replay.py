@@ -1,4 +1,4 @@
-"""The trainer replays experts that the engine does not return, or nobody replays those it returns.
+"""Router replay is on at one side only: the trainer's, or the engine's.
 
 ## What it checks
 Router replay (R3) has two halves: the engine returns the experts that it chose for every token, and the trainer takes the same
@@ -7,8 +7,8 @@ ones. Either both are on, or neither. Replay of the trainer's own choices (R2) n
 ## Why it matters
 - The trainer replays, and the engine returns nothing: verl's Megatron and VeOmni engines look for `routed_experts` in the batch
   and stop at the first step; SkyRL asserts that both are on; ROLL finds no experts in its batch.
-- The engine returns, and nobody replays: the choices cost memory and transfer for every token and layer, and the gap between
-  trainer and engine stays what it was. The author of the job believes that it is closed.
+- The engine returns, and the trainer does not replay: the choices cost memory and transfer for every token and layer, and the gap
+  between trainer and engine stays, although the author of the job believes that it is closed.
 - verl refuses R2 together with an engine that returns its choices, ROLL refuses R2, and NeMo-RL replays only with vLLM,
   Megatron and no virtual pipeline.
 
@@ -20,7 +20,7 @@ ones. Either both are on, or neither. Replay of the trainer's own choices (R2) n
 - prime-rl: `trainer.enable_router_replay`, and `--enable-return-routed-experts` where the server is started by hand.
 
 ## When it can be wrong
-The returned experts are only recorded, to look at the balance of experts or to compare them offline.
+The job only records the returned experts, to look at their balance or to compare them offline.
 
 ## Seen in
 verl-project/verl examples/router_replay, verl/trainer/ppo/ray_trainer.py ("Detected conflicting router replay configuration"),

@@ -1,14 +1,14 @@
 """Trainer and engine use different tokenizers or chat templates.
 
 ## What it checks
-- Where the job names a tokenizer for one side, it is the other side's. If both are on this machine, their tokens are compared; if
-  not, their names say whether they are of different families.
-- Where the job names chat templates, both sides have the same one. Where the engine renders conversations itself
-  (NeMo-RL's HTTP server), it gets the template that the trainer has.
+- If the job names a tokenizer for one side, the other side has the same. The rule compares their tokens if both are on this
+  machine; if not, their names show whether they are of different families.
+- If the job names chat templates, both sides have the same one. An engine that renders conversations itself (NeMo-RL's HTTP
+  server) gets the trainer's template.
 
 ## Why it matters
-- A token id of one tokenizer is another word for the other side: the engine continues texts that nobody wrote, or an id lies
-  outside its embedding.
+- A token id of one tokenizer is another word for the other side: the engine continues another text than the trainer sent, or an id
+  lies outside its embedding.
 - With another template the engine answers prompts that the trainer never sees: other markers of turns, another system prompt,
   another way to think. Rewards and logprobs then belong to different texts, and nothing fails.
 

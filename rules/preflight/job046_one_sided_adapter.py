@@ -1,4 +1,4 @@
-"""The engine serves adapters that nobody sends, or the trainer's adapter never reaches the engine.
+"""The trainer sends an adapter that the engine does not serve, or the reverse.
 
 ## What it checks
 Where the trainer trains adapters (LoRA) and sends them as such, the engine serves adapters. Where the trainer has none, or
@@ -13,7 +13,7 @@ merges them into the weights that it sends, the engine does not.
 ## How to fix
 - verl: `model.lora_rank` without `enable_lora` in `engine_kwargs`; verl sets it itself, unless `model.lora.merge` is on.
 - ROLL: the same `lora_target` and `lora_rank` for `actor_train` and `actor_infer`.
-- miles: take `--lora-train-only` out.
+- miles: remove `--lora-train-only`.
 - prime-rl: `trainer.model.lora`, which turns vLLM's adapters on.
 
 ## When it can be wrong

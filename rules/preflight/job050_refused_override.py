@@ -18,12 +18,12 @@ Add `+` to a key that the configuration does not have, and leave it out where it
 Hydra: `'key="a=b"'`.
 
 ## When it can be wrong
-The configurations beside the script are those of another version of the program than the one that runs: a checkout that was
-updated, a package that was not. Then: `--ignore JOB050`.
+The configurations beside the script are of another version than the program that runs, such as a new checkout beside an old
+package. Then use `--ignore JOB050`.
 
 ## Seen in
-verl's examples at 1dda039b9, four of which name `actor_rollout_ref.actor.model_engine` for the group `model_engine`, or add keys
-with `+` that the configuration has since (examples/tuning/lora/run_qwen3_8b_merge_fsdp.sh)
+verl's examples at 1dda039b9: four name `actor_rollout_ref.actor.model_engine` for the group `model_engine`, or add with `+` a key
+that the configuration has by now (examples/tuning/lora/run_qwen3_8b_merge_fsdp.sh)
 """
 
 from collections.abc import Iterator

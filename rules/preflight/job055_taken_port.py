@@ -1,8 +1,8 @@
 """Another program listens on a port of this machine that the job needs.
 
 ## What it checks
-With `--here`: nobody listens on the ports that the configuration names for the job's own servers (vLLM, SGLang and its router,
-NeMo-RL's refit server, `MASTER_PORT`). Ports to which the job only connects are not looked at.
+With `--here`: no program listens on the ports that the configuration names for the job's own servers (vLLM, SGLang and its router,
+NeMo-RL's refit server, `MASTER_PORT`). The rule leaves out ports to which the job only connects.
 
 ## Why it matters
 The server cannot bind the port, and the job stops after its models are loaded; or it finds the server of an older job that

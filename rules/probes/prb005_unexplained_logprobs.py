@@ -5,9 +5,10 @@
   the token after: a shift by a token explains a gap, and is reported alone.
 - Of the three kinds of logprobs that an engine can report, the best fit is within a mult_prob_error of 1.05.
 - If none is, the probe searches for the temperature that brings the trainer's logprobs nearest (golden section over 0.05 to 20).
-- If none closes the gap and the trainer computes in a narrow dtype, the probe has the trainer score the same tokens in float32: how
-  far rounding moves the trainer alone. A gap of at most twice that is info, since the engine rounds as well.
-- So is a gap of at most five times the floor of `--floor FILE`, which `ckptcheck parity calibrate` measures with equal weights.
+- If none closes the gap and the trainer computes in a narrow dtype, the trainer scores the same tokens in float32, which shows how
+  far rounding moves the trainer alone. A gap of at most twice that is an info, since the engine rounds as well.
+- A gap of at most five times the floor of `--floor FILE`, which `ckptcheck parity calibrate` measures with equal weights, is an
+  info too.
 - It does this with the job's own sampling and, where that has neither top-k nor top-p, with both of them too.
 
 ## Why it matters
@@ -44,7 +45,7 @@ from ckptcheck.rollouts.gap_summary import LOOSE
 from ckptcheck.rollouts.thresholds import Thresholds
 
 HOT = 10.0
-"""Nobody samples at that temperature: there all logprobs are nearly alike, and would explain anything."""
+"""From this temperature on all logprobs are nearly alike and would explain any gap; no job samples there."""
 
 
 @rule("PRB005", "unexplained-logprobs", severity="error", on="probe", when=requires_probe("semantics"))

@@ -22,7 +22,7 @@ sampling or a trainer, and probe that.
 
 ## Seen in
 NVIDIA-NeMo/RL docs/adding-new-models.md; NVIDIA-NeMo/RL#4243, where 60 to 71 % of the sequences were beyond 2;
-NovaSky-AI/SkyRL#1862, where a floor of 0.0118 told a fault of 0.0279 from rounding
+NovaSky-AI/SkyRL#1862, where a fault of 0.0279 stood out from a floor of 0.0118
 """
 
 from collections.abc import Iterator

@@ -11,8 +11,8 @@ The consumer allocates packed weights and scales, and nothing in the checkpoint 
 - vLLM stops. SGLang stops or serves what was in memory, depending on the model's loader.
 - If the weight keeps its name, as in FP8, it is cast without a scale.
 
-The usual case is a router: transformers keeps it in full precision whatever a list says. So the checkpoint loads there without a
-warning, and fails in the engine.
+The usual case is a router: transformers keeps it in full precision, whether or not the ignore list has it. So the checkpoint loads
+there without a warning, and fails in the engine.
 
 ## How to fix
 Add the module to the ignore list, under the name that it has in the engine. `ckptcheck scan --fix` writes a list that all chosen
@@ -23,8 +23,8 @@ builds it as stored, the finding is a warning: slime's trainer and its engine re
 `--consumers vllm` it is an error; `ckptcheck preflight` judges by the job's own engine.
 
 ## When it can be wrong
-The checkpoint may not be made for this consumer. Name yours with `--consumers`. What an engine builds for an architecture that
-this version of ckptcheck has not looked at is not known: the rule is then skipped and says so.
+The checkpoint may not be made for this consumer. Name yours with `--consumers`. The rule is skipped, and says so, for an
+architecture that this version of ckptcheck does not know.
 
 ## Seen in
 vllm-project/vllm (Qwen3-MoE's gate absent from `ignore`), sgl-project/sglang#24927

@@ -25,7 +25,7 @@ Declare the format that the zero points have, or convert them again. `ckptcheck 
 whether that was it.
 
 ## When it can be wrong
-- A weight whose numbers really lie on one side of zero. In a trained model none of 32 or more outputs is known.
+- A weight whose numbers really lie on one side of zero. We know none in a trained model with 32 or more outputs.
 - With 8 bits a step is so small that only the median of all weights tells; one wrong weight among sound ones is missed. So are
   zero points that are floats (HQQ), weights with an activation order for the second check, and what the sample leaves out.
 - `--ignore QNT029`, or a reason under `[ignore]`, silences it.

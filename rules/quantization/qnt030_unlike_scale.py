@@ -24,8 +24,8 @@ Compare the file's hash with the original's. Quantize the weight again, or take 
 against the unquantized checkpoint shows which.
 
 ## When it can be wrong
-- One layer of a trained model that really is ten times as large as its siblings. None is known. Experts may be small, for one
-  that the router never chose decays, so they are not judged for that.
+- One layer of a trained model that really is ten times as large as its siblings. We know none. The rule accepts small experts,
+  because an expert decays if the router never chooses it.
 - It misses a scale that is less than ten times off, or exchanged with that of a sibling: `ckptcheck diff` sees both, and
   `ckptcheck verify` where there is a manifest. It misses a factor that all layers share, if half of them stay below 10.
 - It needs four siblings, and does not dequantize experts that share a tensor.
@@ -74,9 +74,9 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             key=key,
             hint="store the number that engines multiply by; ckptcheck diff against the unquantized checkpoint shows the factor",
         )
-    told = {name.rpartition(".")[0] for name in absurd}
+    reported = {name.rpartition(".")[0] for name in absurd}
     for weight in find_unlike_quantized_weights(ckpt, FACTOR, FACTOR):
-        if weight.key.rpartition(".")[0] in told:
+        if weight.key.rpartition(".")[0] in reported:
             continue
         times = (
             f"{weight.ratio:,.3g} times as large as"

@@ -7,8 +7,8 @@
 
 ## Why it matters
 - The engine keeps the values it had before. In a training job those are the weights of the previous step.
-- Nothing crashes and no call fails. The engine samples from a model that nobody trains, and the KL grows from step to
-  step.
+- Nothing crashes and no call fails. The engine does not sample from the policy in training, and the KL grows from step
+  to step.
 
 ## How to fix
 - The message says whether what was sent arrived at the engine's `load_weights`: if not, the transport lost it.

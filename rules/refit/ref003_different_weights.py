@@ -55,7 +55,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
             name_problems = list(_compare_names(trace, sync))
             yield from name_problems
             are_names_reported = bool(name_problems)
-        # what an earlier sync got wrong is not told again: a later one may have another fault
+        # an earlier finding has what an earlier sync got wrong: a later sync may have another fault
         other_findings = stale_parameters(trace, sync) | wrong_references(trace, sync)
         wrong = wrong_parameters(sync) - other_findings - still_wrong_parameters(trace, sync) - reported
         reported |= wrong
@@ -63,10 +63,10 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
 
 
 def _describe_causes(trace: RefitTrace, sync: Sync, wrong: set[Key]) -> Iterator[Problem]:
-    """Yield a problem for each cause, and one for the tensors of which the cause is not known."""
+    """Yield a problem for each known cause, and one for the rest of the tensors."""
     explained: set[Key] = set()
-    # ranks with the same cause are told together: rank → tensors of the engine
-    told: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], list[int]] = {}
+    # one problem for all ranks with the same cause: cause → ranks
+    ranks_by_cause: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], list[int]] = {}
     for diagnosis in sync.diagnoses:
         names = {name for rank, name in wrong if rank == diagnosis.rank}
         for verdict in diagnosis.verdicts:
@@ -77,8 +77,8 @@ def _describe_causes(trace: RefitTrace, sync: Sync, wrong: set[Key]) -> Iterator
                 continue
             explained |= {(diagnosis.rank, name) for name in found}
             key = (verdict.sentence, verdict.evidence, tuple(parts), tuple(found))
-            told.setdefault(key, []).append(diagnosis.rank)
-    for (sentence, evidence, parts_of_all, found_of_all), ranks in told.items():
+            ranks_by_cause.setdefault(key, []).append(diagnosis.rank)
+    for (sentence, evidence, parts_of_all, found_of_all), ranks in ranks_by_cause.items():
         keys = [(rank, name) for rank in ranks for name in found_of_all]
         yield Problem(
             f"after sync {sync.number}, {count(len(found_of_all), 'tensor differs', 'tensors differ')} from a cold load of the"

@@ -48,7 +48,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
     changed_by_scramble = modified_buffers(trace)
     for sync in trace.syncs:
         wrong = {key for key in _wrong_buffers(trace, sync) if key not in changed_by_scramble}
-        # a cold load of other weights made it otherwise: it depends on what is sent
+        # cold loads of two sets of weights differ in it: it depends on the weights
         dependent = {
             key for key in wrong if key in sync.reference and not _equals(sync.reference, key, trace.cold_manifest)
         }

@@ -88,7 +88,7 @@ def _is_explained_by_kernels(trace: RefitTrace, sync: Sync, diffs: ScoringDiffs)
 
 
 def _describe_module(trace: RefitTrace, sync: Sync) -> str:
-    """Say in which module the engine first computes otherwise, where the trial looked for it."""
+    """Name the first module whose output differs from the cold load, if the trial looked for it."""
     found = trace.module_differences.get(sync.number)
     if found is None:
         return ""

@@ -59,9 +59,9 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 f"after {sync_label}, the logprobs of trainer and engine differ by up to {diffs.forced.most:.3g} nats when the"
                 f" engine decodes, {diffs.forced.mean:.3g} on average; {noise}, and by prefill they differ by"
                 f" {diffs.trainer.most:.2g}" + (f"; {place}" if place is not None else ""),
-                hint="find what this side computes otherwise there: decoding and prefill share the module"
+                hint="find what is wrong in this module on this side: decoding and prefill share it"
                 if place is not None
-                else "the engine decodes otherwise than it prefills: ckptcheck parity probe --only decode says more",
+                else "the engine's decoding differs from its prefill: ckptcheck parity probe --only decode says more",
             )
             return
         explanation, hint = "", "see the findings about weights"
@@ -77,9 +77,9 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
 
 
 def _explain_cold_load(trace: RefitTrace, was_sound: bool) -> tuple[str, str]:
-    """Return why a cold load, which is made from the trainer's own export, is as far from the trainer, and what to do.
+    """Return why a cold load, which reads the trainer's own export, is as far from the trainer; and a hint.
 
-    was_sound: whether the cold load before the first step was not.
+    was_sound: whether the cold load before the first step agreed with the trainer.
     """
     export = "; a cold load of what the trainer exports is as far off"
     if wrong := misexported_weights(trace):
@@ -91,7 +91,7 @@ def _explain_cold_load(trace: RefitTrace, was_sound: bool) -> tuple[str, str]:
     if (place := describe_off_module(trace)) is not None:
         return (
             f"; a cold load of the same weights is as far off, so the sync is not to blame: {place}",
-            "find what this side computes otherwise there: its configuration, or its implementation of the module",
+            "look at this module on this side: its configuration, or its implementation",
         )
     if was_sound and trace.export_comparisons:
         return (

@@ -1,23 +1,22 @@
 """The server did not load the whole checkpoint from its disk.
 
 ## What it checks
-- With `--allow-write`, ckptcheck has the server overwrite its weights with its own checker (random numbers in SGLang,
-  zeros in vLLM) and then load SOURCE from its disk.
-- Every tensor then has the checksum that the same engine has when it starts from SOURCE. If no such engine could be
-  started, every tensor has another checksum than while it was overwritten.
+- With `--allow-write`, ckptcheck makes the server overwrite its weights (with random numbers in SGLang, zeros in vLLM)
+  and then load SOURCE from its disk.
+- Every tensor then has the checksum that the same engine has when it starts from SOURCE. If ckptcheck could start no
+  such engine, every tensor has another checksum than after the overwrite.
 - The server reports the weight version that the update set.
 - The rule reports an update that failed or was interrupted.
 
 ## Why it matters
-- An update that skips tensors leaves old ones in place. Nobody sees it while they are nearly the same; after
-  overwriting they are not.
+- An update that skips tensors leaves old ones in place. While they are nearly the same, outputs do not show it.
 
 ## How to fix
 - Restart the server, because its weights are not those of any checkpoint. Then look at the tensors in the message.
 
 ## When it can be wrong
-- Without a reference, ckptcheck does not know the right value of a tensor. It cannot see a tensor that was loaded
-  wrongly, and it reports a tensor for which SOURCE has the very numbers it was overwritten with (zeros).
+- Without a reference, ckptcheck does not know the right value of a tensor. It does not see a wrong value, and it reports
+  a tensor for which SOURCE has the same numbers as the overwrite (zeros).
 
 ## Seen in
 sgl-project/sglang#15398 (a head that is not loaded), sgl-project/sglang#27718 (draft weights that no update reaches)

@@ -1,23 +1,23 @@
 """The trainer's step changed nothing, so the syncs after it prove nothing.
 
 ## What it checks
-- The trainer takes an optimizer step between two syncs. What it exports afterwards is compared with what it exported before.
-- Nothing changed: an error. Some matrices did not change: a warning that names them.
+- The trainer takes an optimizer step between two syncs. The rule compares its exports before and after the step.
+- It reports an error if nothing changed, and a warning that names the matrices if some of them did not change.
 
 ## Why it matters
-- A sync that does nothing is told from one that works by the new values. If there are none, every check after the step is
+- Only new values distinguish a sync that works from one that does nothing. Without them every check after the step is
   empty: stale weights look right.
 - In a job it is worse: the optimizer updates float32 masters, and a step that does not copy them into the model trains
   nothing, while the loss is still computed and logged.
 
 ## How to fix
-- Find where masters are copied into the model's parameters, and call it after every step (Megatron's distributed optimizer
+- Find the function that copies masters into the model's parameters, and call it after every step (Megatron's distributed optimizer
   does it in `step_with_ready_grads`; with overlapped parameter gathering it happens in the next forward pass).
 - See that the exporter reads the parameters, and not a copy from the start.
 
 ## When it can be wrong
-- A matrix of zeros without a gradient stays as it is. Quantized weights can round to the same codes; then only a step that
-  changes nothing at all is told.
+- A matrix of zeros without a gradient stays as it is. Quantized weights can round to the same codes; there the rule reports
+  only a step that changes nothing at all.
 
 ## Seen in
 NVIDIA-NeMo/RL#3312 (saved weights that no step changed), volcengine/verl#7495

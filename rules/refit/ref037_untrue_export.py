@@ -2,15 +2,14 @@
 
 ## What it checks
 - Before the first step, every tensor that the trainer exports has the bytes of the same tensor of SOURCE, cast to the
-  trainer's dtype. Of a Megatron run, SOURCE is read by ckptcheck's own conversion.
+  trainer's dtype. ckptcheck reads a SOURCE that is a Megatron run with its own conversion.
 - A tensor of SOURCE that the trainer does not export, under this or another name, is a warning.
 - For each group of tensors that differ, the rule looks for the cause: layers exchanged, a tensor-parallel part that is lost or
   in another place, gate and up swapped, a rounding.
 
 ## Why it matters
-- The cold load of a trial comes from the trainer's own export, and so does every checkpoint of a job. What the exporter does
-  wrong is in both, so no comparison of a sync with a cold load shows it. The engine then samples from a model that nobody
-  trained.
+- The cold load of a trial comes from the trainer's own export, and so does every checkpoint of a job. A fault of the exporter is
+  in both, so no comparison of a sync with a cold load shows it. The engine then samples from another model than the policy.
 
 ## How to fix
 - Compare the exporter's map of names and its gathering over ranks with a known good one: `ckptcheck diff SOURCE EXPORT`.
@@ -79,7 +78,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
 
 
 def _name_party(trace: RefitTrace) -> str:
-    """Name what of the trainer is at fault: its exporter, if it exports otherwise than its ranks hold, else its loader."""
+    """Name the part of the trainer at fault: its exporter, if the export differs from what its ranks hold, else its loader."""
     first = next((each for each in trace.export_comparisons if not each.step), None)
     if first is None:
         return "; the trainer's loader or its exporter is at fault"

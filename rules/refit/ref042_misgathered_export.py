@@ -2,13 +2,13 @@
 
 ## What it checks
 - After the load and after every step, each rank of the trainer digests its own parameters where they lie, without gathering them.
-  What the trainer exports has the same bytes in the rows or columns that this rank was loaded with.
-- Where the engine is not what it should be, the checkpoint that the trainer saved is also compared with what it exports: the
-  cold load of the trial comes from it.
+  The trainer's export has the same bytes in the rows or columns of this rank.
+- If the engine's weights are wrong, the rule also compares the trainer's saved checkpoint with the export, because the cold load
+  of the trial comes from that checkpoint.
 
 ## Why it matters
-- The cold load comes from the same exporter as the sync. What it gets wrong is in both, so the engine equals the cold load and
-  still is not the policy that is trained. Checkpoints of the job have the same fault.
+- The cold load comes from the same exporter as the sync. A fault of the exporter is in both, so the engine equals the cold load
+  and still is not the policy in training. Checkpoints of the job have the same fault.
 - The message names the weight, the rank that holds the part, and what the export has there instead: another rank's part, another
   layer, what the rank held at an earlier step, zeros, or nothing.
 
@@ -18,7 +18,7 @@
 - An earlier step: the exporter reads a copy that the step does not update.
 
 ## When it can be wrong
-- Two parts of a weight that hold equal bytes cannot be told from each other; the message then may name the wrong origin.
+- If two parts of a weight hold equal bytes, the message may name the wrong one as the origin.
 
 ## Seen in
 NVIDIA-NeMo/Megatron-Bridge#1329, NVIDIA-NeMo/RL#3259 (half of the layers under pipeline parallelism), radixark/miles#1289
@@ -44,13 +44,13 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         for parts in group_misexported(new):
             names = sorted({part.shard.name for part in parts})
             yield Problem(
-                f"{moment}, the trainer exports {count(len(names), 'weight')} otherwise than its ranks hold"
-                f" {'it' if len(names) == 1 else 'them'}: {describe_misexport(parts, layout)}",
+                f"{moment}, the trainer's export of {count(len(names), 'weight')} differs from what its ranks hold:"
+                f" {describe_misexport(parts, layout)}",
                 key=names[0],
                 hint="find it in the trainer's exporter, not in the sync or the engine",
                 names=tuple(names),
             )
-        if others := sorted(set(comparison.saved_otherwise) - saved):
+        if others := sorted(set(comparison.saved_differently) - saved):
             saved.update(others)
             yield Problem(
                 f"{moment}, the checkpoint that the trainer saves has other values than it exports in"

@@ -1,20 +1,19 @@
-"""One side computes a module otherwise than float32 does, and the other side does not.
+"""One side computes a module with an error against float32 that the other side does not have.
 
 ## What it checks
-- In a trial below float32, and in one whose two sides differ although the weights are right, transformers runs the same weights
-  in float32 over one prompt. For every module the rule compares how far the outputs of engine and trainer are from that.
-- Two sound sides round about equally. A side is off where the median token is three times as far as on the other side, and as far
-  as rounding to the dtype explains.
+- transformers runs the same weights in float32 over one prompt, if the trial computes below float32, or if its two sides differ
+  although the weights are right. For every module the rule measures the error of the engine's and of the trainer's output.
+- Two sound sides have about the same error. A side is off if its error, for the median token, is three times that of the other
+  side, and three times what rounding to the dtype explains.
 
 ## Why it matters
 - In bf16 the logprobs of two sound sides differ by hundredths of a nat. A head in a narrower dtype, a lost logit scale or another
   epsilon hides below that, and is in the cold load too, so no comparison with a cold load shows it.
-- The message names the side that is off, so nobody searches the other.
+- The message names the side that is off, so you need not search the other.
 
 ## How to fix
-- Compare the configuration of that side with the model's config.json for the module that is named: scales, epsilons, the
-  rotary base.
-- If the module is only rounded further, see in which dtype that side computes it.
+- Compare that side's configuration of the named module with the model's config.json: scales, epsilons, the rotary base.
+- If only rounding differs, find out in which dtype that side computes the module.
 
 ## When it can be wrong
 - An engine that computes a module in fewer bits on purpose (an FP8 cache, quantized activations) is farther from float32.

@@ -7,13 +7,13 @@
   tolerance is ten times that for the largest difference and three times on average, at least 1e-5 and 2e-6 nats.
 
 ## Why it matters
-- The engine serves the base model, or scales the adapter otherwise than the trainer does. Rollouts come from another
-  policy than the one that is trained, and no call reports an error.
+- The engine serves the base model, or scales the adapter differently from the trainer. Rollouts come from another
+  policy than the one in training, and no call reports an error.
 
 ## How to fix
-- If the logprobs are those of the base model, none of the adapter's modules matched: compare the names in
+- If the engine returns the base model's logprobs, no module of the adapter matched: compare the names in
   adapter_model.safetensors with the modules for which the engine has LoRA.
-- Otherwise compare the scale: lora_alpha, r, use_rslora, alpha_pattern.
+- If it returns others, compare the scale: lora_alpha, r, use_rslora, alpha_pattern.
 
 ## When it can be wrong
 - An engine that computes the adapter in a narrower dtype than the base model rounds more than the merged copy.

@@ -3,24 +3,24 @@
 ## What it checks
 - An engine with redundant experts (`--switch redundant_experts=N`; EPLB) has more slots than experts. After every sync,
   every slot holds what a cold load has for the expert that the engine's own map names, on every rank.
-- Before the first step the trial has the engine move its experts to other slots, as its balancer does while it serves.
+- Before the first step the trial makes the engine move its experts to other slots, as its balancer does while it serves.
   Afterwards every slot still holds the expert of the map, and the logprobs are the same to rounding.
-- So the syncs after a step go to moved experts: a loader that writes to the places of the start is found.
+- So the syncs after a step go to moved experts, which exposes a loader that writes to the initial slots.
 
 ## Why it matters
 - Requests take turns among the copies. One wrong copy spoils some tokens of some requests, which a mean of logprobs or
   a single request does not show.
-- A loader that writes to the places of the start exchanges experts, and every name, shape and checksum of what was sent
-  is right.
+- A loader that writes to the initial slots exchanges experts, although every name, shape and checksum that the trainer
+  sent is right.
 
 ## How to fix
-- Write each expert to all of its slots, by the map of now (SGLang: `logical_to_all_physical`).
-- Where the engine's loader does not: turn balancing and redundant experts off, or put the experts back to the places of
-  the start before an update.
+- Write each expert to all of its slots, by the current map (SGLang: `logical_to_all_physical`).
+- If the engine's loader does not: turn balancing and redundant experts off, or move the experts back to their initial
+  slots before an update.
 
 ## When it can be wrong
-- Never for a slot: bits are compared. Logprobs after a move may differ by more than the tolerance if an expert's sums
-  depend much on the tokens beside it.
+- Never for a slot: the rule compares bits. Logprobs after a move may differ by more than the tolerance if an expert's
+  sums depend much on the other tokens of the batch.
 
 ## Seen in
 vllm-project/vllm#55228 (a rebalance to [0, 2, 1, 3], then a reload: experts 1 and 2 are exchanged; an asynchronous
@@ -46,9 +46,9 @@ from ckptcheck.text.formatting import count, join_truncated
 def check(trace: RefitTrace) -> Iterator[Problem]:
     if not any(sync.slots for sync in trace.syncs):
         raise Skip("the engine does not say where its experts lie")
-    told: set[tuple[str, int]] = set()
+    reported: set[tuple[str, int]] = set()
     for number, sync in enumerate(trace.syncs):
-        new = [each for each in sync.wrong_slots if (each.key[1], each.slot) not in told]
+        new = [each for each in sync.wrong_slots if (each.key[1], each.slot) not in reported]
         if new:
             yield _describe(
                 trace,
@@ -57,12 +57,12 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
                 sync.slots,
                 "write each expert to all of its slots, by the engine's map of now; or turn its balancing of experts off",
             )
-            told |= {(each.key[1], each.slot) for each in new}
+            reported |= {(each.key[1], each.slot) for each in new}
         if not number and trace.expert_move is not None:
-            yield from _check_move(trace, told)
+            yield from _check_move(trace, reported)
 
 
-def _check_move(trace: RefitTrace, told: set[tuple[str, int]]) -> Iterator[Problem]:
+def _check_move(trace: RefitTrace, reported: set[tuple[str, int]]) -> Iterator[Problem]:
     move = trace.expert_move
     assert move is not None
     if move.wrong:
@@ -73,7 +73,7 @@ def _check_move(trace: RefitTrace, told: set[tuple[str, int]]) -> Iterator[Probl
             move.slots,
             "turn the engine's balancing of experts off, or report it there: its map and its weights disagree",
         )
-        told |= {(each.key[1], each.slot) for each in move.wrong}
+        reported |= {(each.key[1], each.slot) for each in move.wrong}
     elif move.logprobs is not None and not move.logprobs.within(trace.noise_floor.trainer_tolerance):
         yield Problem(
             f"every slot is right after the engine moved its experts, and its logprobs are off by up to"

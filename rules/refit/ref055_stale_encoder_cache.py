@@ -1,11 +1,11 @@
 """After the sync, the engine uses what the old vision tower made of an image, or fails on the image.
 
 ## What it checks
-- The engine scores text after an image before the sync and after it, and the same image again once it was made to drop what it
-  keeps of images. Both give the logprobs of a cold load of the same weights.
-- The prefix cache is empty each time, so that nothing but the encoder's outputs can be old.
-- An engine that fails on the image after the sync is told too: its workers dropped what its scheduler counts on.
-- Where the drop does not help, the rule says nothing: other rules say which weights are wrong.
+- The engine scores text after an image before the sync, after it, and after a reset of its encoder cache. The last two scores
+  equal the logprobs of a cold load of the same weights.
+- The prefix cache is empty each time, so that only the encoder's outputs can be old.
+- The rule also reports an engine that fails on the image after the sync: its workers dropped what its scheduler counts on.
+- If the reset does not help, the rule is silent: other rules say which weights are wrong.
 
 ## Why it matters
 - Engines keep the outputs of the vision tower under a hash of the image. Images repeat in RL: every prompt is answered several
@@ -13,14 +13,14 @@
   with a mixture of two models, until the engine needs the memory for another image.
 
 ## How to fix
-- Drop the outputs with every update: vLLM `reset_encoder_cache()` beside `reset_prefix_cache()`. An update by
-  the weight-transfer API does not, and `reload_weights` does it in the workers only (vLLM 0.32): the scheduler believes that they
-  still keep the image, and the next request with it ends in "Encoder cache miss".
-- SGLang 0.5.23 drops them by no call, `flush_cache()` included: start it with `SGLANG_VLM_CACHE_SIZE_MB=0`, so that it keeps none.
-- Freeze the vision tower and its projector: then what is kept stays right.
+- Drop the outputs with every update: in vLLM, call `reset_encoder_cache()` and `reset_prefix_cache()`. An update by the
+  weight-transfer API drops nothing. `reload_weights` drops the outputs in the workers only (vLLM 0.32): the scheduler believes
+  that they still keep the image, and the next request with it ends in "Encoder cache miss".
+- No call of SGLang 0.5.23 drops them, not even `flush_cache()`: start it with `SGLANG_VLM_CACHE_SIZE_MB=0`, so that it keeps none.
+- Or freeze the vision tower and its projector: then the kept outputs stay right.
 
 ## When it can be wrong
-- This trial never drops the outputs by itself before it looks. If your job does, ignore the rule.
+- The trial does not drop the outputs before it scores. If your job does after every sync, ignore the rule.
 
 ## Seen in
 vllm-project/vllm#44910 (stale image embeddings after a native update)

@@ -3,11 +3,11 @@
 ## What it checks
 - After every fault `ckptcheck conformance` sends the old weights by a sound update, over marks, and compares what the
   receiver then holds with what it held before the fault.
-- An error where that update reported success and the weights are wrong; a warning where it was refused, so that only a restart
-  helped, or ending the open update by hand.
+- It is an error if that update reports success and the weights are wrong. It is a warning if the receiver refuses the update, so
+  that only a restart helps, or the end of the open update by hand.
 
 ## Why it matters
-- One lost bucket then spoils every later update of the run, and where success is reported nobody restarts anything.
+- One lost bucket then spoils every later update of the run, and a job that sees success does not restart the receiver.
 
 ## How to fix
 - End the session of an update that failed, on both sides, before the error leaves the call: free its buffers, leave its group,
@@ -15,7 +15,7 @@
 - Let the beginning of an update reset what an unfinished one has left.
 
 ## When it can be wrong
-- A receiver that asks for a restart after a failed update is safe, if it also stops serving. The warning says so much.
+- A receiver that asks for a restart after a failed update is safe if it also stops serving.
 
 ## Seen in
 vllm-project/vllm 0.32.0 (the first request after a failed reload_weights on a CPU), FlashRT#205

@@ -3,14 +3,14 @@
 ## What it checks
 - After every sync, each parameter of the draft model (layers for multi-token prediction, or a model of its own) equals that of a
   cold load of the same weights.
-- Before the first sync these parameters are filled with marks, unless nothing is sent for them. `--set send-draft=on` has the trial
-  send them, in a session of their own.
+- Before the first sync the trial fills these parameters with marks, unless it sends nothing for them. With `--set send-draft=on` it
+  sends them, in a session of their own.
 - Memory that the draft shares with the served model is the served model's: REF001 to REF004 judge it.
 
 ## Why it matters
-- No sample gets wrong: with exact rejection sampling, the engine keeps only what the policy would have said. Who is hurt is who
-  pays for the rollouts: few of the draft's tokens are accepted, so decoding takes as long as without it, or longer.
-- Nothing else shows it. REF052 is an error where the trial measured that the engine accepts fewer tokens.
+- Rollouts get slower: the engine accepts few of the draft's tokens, so decoding takes as long as without a draft, or longer. The
+  samples stay right, because exact rejection sampling keeps only tokens of the policy.
+- Nothing else shows it. REF052 is an error if the trial measured that the engine accepts fewer tokens.
 
 ## How to fix
 - vLLM (since 0.28) updates a draft in a session of its own: `start_draft_weight_update`, `update_weights`,

@@ -2,20 +2,20 @@
 
 ## What it checks
 - `iteration` in Megatron's iter_N and `global_step` in transformers' checkpoint-N are N. Other folders may count anything.
-  Where every save differs by the same number, the run counts from elsewhere, and the rule is quiet.
-- The files of several ranks count the same.
-- Iterations, steps, samples and the steps of the scheduler and of the optimizer rise with the step in the folder's name. A
-  counter that has never moved is not used, and is left out, unless it is the one that says the step.
+  If every save differs by the same number, the run starts its count elsewhere, and the rule is silent.
+- The files of several ranks have the same counts.
+- Iterations, steps, samples and the steps of the scheduler and of the optimizer rise with the step in the folder's name. The rule
+  leaves out a counter that has never moved, unless it is the counter of the step itself.
 
 ## Why it matters
-- A trainer resumes at the step that the counter says: it repeats data and schedule, or skips them. If the counter is that of an
-  earlier save, then so may be everything beside it.
-- Where the counter of the scheduler, the data or the optimizer stands still, the learning rate, the data or the optimizer's
+- A trainer resumes at the step that the counter says: it repeats data and schedule, or skips them. If the counter belongs to an
+  earlier save, so may everything beside it.
+- If the counter of the scheduler, the data or the optimizer stands still, the learning rate, the data or the optimizer's
   correction of its moments go back when the trainer resumes.
 
 ## How to fix
-- Compare the weights too: SER001 says whether they are of the earlier save. Save again. If it is the scheduler's counter alone,
-  look whether the scheduler is stepped at all.
+- Compare the weights too: SER001 says whether they are of the earlier save. Save again. If only the scheduler's counter is wrong,
+  check that the job steps the scheduler.
 
 ## When it can be wrong
 - Somebody renamed the folder. The optimizer or the schedule was started anew on purpose in the middle of a run: `--ignore
@@ -81,7 +81,7 @@ def _find_standstill(path: str, saves: list[Save]) -> Iterator[Problem]:
         if after.number <= before.number or later > earlier or not (is_used or (step is not None and step[0] == path)):
             continue
         if step is not None and step[0] == path and step[1] != after.number:
-            continue  # that it is not the folder's step is said above
+            continue  # the comparison with the folder's step has this counter
         what = "stands still" if later == earlier else "falls"
         numbers = f"at {later:.0f}" if later == earlier else f"from {earlier:.0f} to {later:.0f}"
         yield Problem(

@@ -1,16 +1,16 @@
 """A save is not whole.
 
 ## What it checks
-- Each folder that is called like a save of the run holds one.
+- Each folder that has the name of a save holds a checkpoint.
 - All files that hold the weights are there and can be read: shards, the table of contents, the files of ranks. So are the files
   beside them that hold the optimizer and the counters. A link out of the save is not followed, unless `--follow-links` says so.
 
 ## Why it matters
-- A trainer cannot resume from the last save, or resumes without a part of it. An earlier save that is not whole cannot be compared,
-  so nothing is known of the steps around it.
+- A trainer cannot resume from the last save, or resumes without a part of it. ckptcheck cannot compare an incomplete earlier save,
+  so the steps around it stay unchecked.
 
 ## How to fix
-- `ckptcheck scan` on the folder says what is missing. If the job still writes the save, wait. Else resume from the save before.
+- `ckptcheck scan` on the folder says what is missing. If the job still writes the save, wait. If not, resume from the save before.
 
 ## When it can be wrong
 - The last save is still being written.
@@ -29,7 +29,7 @@ from ckptcheck.text.formatting import join_truncated
 @rule("SER009", "unfinished-save", severity="error", on="saves")
 def check(series: SaveSeries) -> Iterator[Problem]:
     last_step = max(save.number for save in series.saves)
-    for folder, number in series.hollow.items():
+    for folder, number in series.empty_folders.items():
         yield Problem(
             f"{folder} holds no checkpoint",
             file=folder,

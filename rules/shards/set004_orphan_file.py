@@ -11,7 +11,7 @@ prediction in a separate file are lost; loaders that glob (MLX) merge them into 
 merge them too.
 
 ## How to fix
-If the file belongs to the model, list it in the index; otherwise move it to a folder of its own.
+If the file belongs to the model, list it in the index; if not, move it to a folder of its own.
 
 ## When it can be wrong
 A file may be there for another tool: a draft head, a projector, an optimizer state, a copy that transformers loads by its
@@ -48,5 +48,5 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         yield Problem(
             f"{who} {what}",
             file=name,
-            hint="list it in the index if it belongs to the model, otherwise move it to another folder",
+            hint="list it in the index if it belongs to the model; if not, move it to another folder",
         )

@@ -49,9 +49,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
     file = INDEX if INDEX in ckpt.files else SINGLE
     missing = {name for name in _names(ckpt, file) - ckpt.tensors.keys() if not BUFFERS.search(name)}
-    if (
-        ckpt.components.is_tied is not False and ckpt.components.embedding
-    ):  # transformers ties where nothing says otherwise
+    if ckpt.components.is_tied is not False and ckpt.components.embedding:  # transformers ties by default
         missing = {name for name in missing if not HEAD.fullmatch(name)}
     if ckpt.components.embedding and SHARED.fullmatch(ckpt.components.embedding):
         missing = {name for name in missing if not COPIES.fullmatch(name)}

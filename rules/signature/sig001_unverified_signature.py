@@ -1,18 +1,17 @@
-"""Nobody who is trusted vouches for the weights: there is no signature, or not the one that is due.
+"""The weights have no signature, or none by the key or signer that you trust.
 
 ## What it checks
 - The model has a signature: a Sigstore bundle as OpenSSF model signing writes it.
 - The signature was made with the key, the certificate or the identity that `--public-key`, `--certificate-chain` or `--signer`
-  names, over what the bundle states. The package model-signing decides that. Until this is so, nothing that the bundle states is
-  believed, and all other rules on the signature are skipped.
+  names, over what the bundle states. The package model-signing decides that. If it refuses, ckptcheck believes nothing that the
+  bundle states, and skips all other rules on the signature.
 - The signer's certificate, and those in the signature that lead to its root, are valid today.
-- Where `verify` is given a manifest too, and the signature covers one: both list the same tensors and state the same origin.
+- If you give `verify` a manifest, and the signature covers one too, both list the same tensors and state the same origin.
 
 ## Why it matters
-Whoever can exchange weights can also exchange a list of their digests. Only a signature says who vouches for them. A key is
-trusted for as long as its certificate is valid: nothing in such a signature shows when it was made, so whoever found the key
-after that time could have made it. The command `model_signing verify` takes the day on which the certificate began for the day of
-the signature.
+Whoever can exchange weights can also exchange a list of their digests. Only a signature says who vouches for them. A key counts
+only while its certificate is valid: the signature does not show when it was made, so a thief of an old key could have made it.
+The command `model_signing verify` takes the first day of the certificate for the day of the signature.
 
 ## How to fix
 Fetch weights and signature again from whoever released them, and take the key from another place than the weights. If you
@@ -20,7 +19,7 @@ released them yourself: `ckptcheck sign`. Of two manifests, use the signed one, 
 model.
 
 ## When it can be wrong
-- The signer changed the key and told you elsewhere: verify with the new key.
+- The signer announced a new key: verify with that one.
 - You know that the signature is older than the certificate's end: `--allow-expired`. A keyless signature is never reported: its
   certificate lives for minutes, and a log shows when it was used.
 - You wrote a newer manifest on purpose, with `--made-from`: sign the model again.
@@ -46,7 +45,7 @@ USE_SIGNED = f"use the signed one, {MANIFEST_NAME} in the folder of the model"
 def check(signature: SignatureCheck) -> Iterator[Problem]:
     file = signature.signature.name
     if signature.check.refusal:
-        yield Problem(f"nobody vouches for these weights: {signature.check.refusal}", file=file, hint=FETCH)
+        yield Problem(f"no trusted signature: {signature.check.refusal}", file=file, hint=FETCH)
         return
     if signature.check.expired and not signature.allow_expired:
         why = f"{signature.check.expired}, and nothing shows that the signature was made while it was valid"

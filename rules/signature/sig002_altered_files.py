@@ -21,10 +21,10 @@ Fetch the files again, and remove what does not belong to the model. If the chan
 
 ## When it can be wrong
 - A tool that only rewrites a header or a config, such as a new transformers on `save_pretrained`, changes files without changing
-  weights; the finding says so, and the signature is broken all the same. So it is where a README that nobody needs was removed.
-- You added a note of your own to a folder that somebody else signed. `--ignore-unsigned-files` leaves such files out, as it does
-  in `model_signing verify`.
-- Every file was rewritten: a cast of a whole model is another model to its signer too.
+  weights. The finding says so, but the signature is broken. The same holds for a README that you removed.
+- You added a note of your own to a folder that somebody else signed. `--ignore-unsigned-files` leaves such files out, as the same
+  option of `model_signing verify` does.
+- You rewrote every file: a cast of a whole model is another model to its signer too.
 
 ## Seen in
 sigstore/model-transparency: `Hash mismatch for` names the file, and no tensor; `Missing files in model`; `Extra files found in

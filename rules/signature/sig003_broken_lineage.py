@@ -1,16 +1,16 @@
-"""Weights were not made from what they are said to be made from, or nothing shows that they were.
+"""The manifest states an origin of the weights that is wrong, or that no other manifest confirms.
 
 ## What it checks
 - The manifest of the weights states what they were made from (`ckptcheck manifest --made-from`). The manifest of that input,
   which `verify --made-from` names, has the weights that the statement means, and so on through the whole chain.
-- What a manifest states about its origin is stated of its own weights, and can be read.
-- Every input that a manifest of the chain states is the weights of some manifest that `verify --made-from` names, and every
-  manifest that is named belongs to the chain; else a warning.
+- The statement of a manifest about its origin is about its own weights, and readable.
+- For every input that a manifest of the chain states, `verify --made-from` names the manifest; and every manifest that it names
+  belongs to the chain. If not, it is a warning.
 
 ## Why it matters
-A release is trusted because of the training that it comes from. If a link does not hold, an input was trained on or exchanged
-after the next step had read it, or a manifest was put in the place of another. A chain that ends at an input without a manifest
-proves nothing about what came before it; a manifest that belongs to nothing is probably that of another run.
+You trust a release because of the training that it comes from. A broken link means that an input changed after the next step had
+read it, or that somebody exchanged a manifest. A chain that ends at an input without a manifest proves nothing about what came
+before it; a manifest outside of the chain is probably that of another run.
 
 ## How to fix
 Find the input as it was when the step ran, or run the step again on the input as it is, and write the manifest again. Add the

@@ -1,21 +1,21 @@
-"""A server was not shown to serve the signed weights: only its logprobs were compared.
+"""ckptcheck could compare only the logprobs of a server with the signed weights.
 
 ## What it checks
-`verify --attach` compares a server with the signed weights, if these are as they were signed. REF030 names the tensors that the
-server has otherwise, and REF031 says that it computes something else. This rule reports a server whose weights could not be
-compared at all, while its logprobs were.
+`verify --attach` compares a server with the signed weights, if these are as they were signed. REF030 names the tensors that
+differ in the server, and REF031 says that its logprobs do. This rule reports a server of which ckptcheck could compare the
+logprobs and not the weights.
 
 ## Why it matters
-Logprobs of a few sequences agree within a tolerance. Other weights can pass: an expert that no token reached, a small step of a
-training.
+Logprobs of a few sequences agree within a tolerance. Other weights can pass: another expert that no token reached, or the weights
+before a small training step.
 
 ## How to fix
-Give the server means to tell its weights: SGLang has them, vLLM with `VLLM_SERVER_DEV_MODE=1`; and install the same engine here
-(`ckptcheck engine install`, or `--set engine-python`). A vLLM with ckptcheck's extension tells its identity, and needs no engine
-here.
+Let the server report checksums of its weights (SGLang does; vLLM does with `VLLM_SERVER_DEV_MODE=1`), and install the same engine
+here (`ckptcheck engine install`, or `--set engine-python`). A vLLM with ckptcheck's extension reports the identity of its weights, and
+needs no engine here.
 
 ## When it can be wrong
-The engine quantizes the weights while it loads them, or its layout cannot be started here: then logprobs are all that there is.
+The engine quantizes the weights while it loads them, or this machine cannot start its layout: then only logprobs are comparable.
 
 ## Seen in
 The limits of the check are in docs/attach.md.

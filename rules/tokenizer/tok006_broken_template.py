@@ -16,10 +16,10 @@ exceeds them.
 - `apply_chat_template` of transformers raises an error, and vLLM and SGLang answer every chat with one.
 - A file that is not text, or an entry without its template, keeps the tokenizer from loading.
 - A template that drops what the user says fails nowhere: the model answers prompts that it never received.
-- A prompt that asks for another speaker than the answers of the training had (`message['role']` lost, or a word mistyped) makes
-  every answer worse, and no loader sees it.
-- transformers, vLLM and SGLang take a byte order mark for text and start every prompt with it: one to three tokens that nobody
-  sees, and that the model was not trained on.
+- A prompt that names another speaker than the answers in training (`message['role']` lost, or a word mistyped) makes every answer
+  worse, and no loader sees it.
+- transformers, vLLM and SGLang take a byte order mark for text and start every prompt with it: one to three invisible tokens that
+  the model has not seen in training.
 - One that takes endless time or memory does so inside the server.
 
 ## How to fix
@@ -29,7 +29,7 @@ without a mark.
 ## When it can be wrong
 - A template may need a variable of its own to render anything, and fail with an error of jinja. One that refuses in its own
   words (`raise_exception`) is not reported, nor is a named one such as `rag` that parses.
-- A template for other roles (`query`, `document`) writes what is asked in a role that it compares with, and is left out.
+- The rule leaves out a template for other roles (`query`, `document`), which compares the role with these names.
 - A model that was trained with a marked template has learned the mark.
 - An older or newer jinja than the installed one may parse differently.
 

@@ -1,19 +1,19 @@
-"""The chat template writes an answer otherwise once the conversation goes on.
+"""The chat template rewrites an earlier answer once the conversation goes on.
 
 ## What it checks
 The default template (and the one for tools, where there is one) renders conversations up to an answer, and beyond it: with a
 further question, or with the result of a tool that the answer calls; without thinking, with thinking in <think> tags, and with
-thinking in `reasoning_content`. The first text, up to the end of the answer, is to be the beginning of the second, and the
-thinking is to be in both. Conversations that the template refuses are left out.
+thinking in `reasoning_content`. The second text begins with the first one up to the end of the answer, and both have the thinking.
+The rule leaves out conversations that the template refuses.
 
 ## Why it matters
-Served models may well want that: Qwen3 and DeepSeek-R1 are to see earlier answers without their thinking. But in training over
-several turns, the sequence that was generated is then not the one that a later rendering gives: trainers that join turns refuse it
-or duplicate text, masks that are made of the lengths of prefixes cover other tokens, and a prefix cache begins anew at each turn.
+That is right for serving: Qwen3 and DeepSeek-R1 expect earlier answers without their thinking. But in training over several turns,
+a later rendering then differs from the generated sequence: trainers that join turns refuse it or duplicate text, masks computed
+from the lengths of prefixes cover other tokens, and the prefix cache starts again at each turn.
 
 ## How to fix
-Keep the tokens that were generated, turn by turn, and render only what is new; or train each turn as a sequence of its own; or
-take a template that keeps what it has written (TRL has such templates of many models).
+Keep the generated tokens, turn by turn, and render only the new messages; or train each turn as a sequence of its own; or take a
+template that keeps earlier answers (TRL has such templates for many models).
 
 ## When it can be wrong
 You train single turns, or only serve the model.
@@ -59,4 +59,4 @@ def _describe(turns: tuple[RewrittenTurn, ...]) -> str:
     if any(turn.drops_thinking for turn in turns):
         return "drops the thinking of earlier answers"
     first = turns[0]
-    return f"writes earlier answers otherwise ({first.after!r} where {first.before!r} stood)"
+    return f"rewrites earlier answers ({first.after!r} where {first.before!r} stood)"

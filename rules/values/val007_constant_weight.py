@@ -3,17 +3,17 @@
 ## What it checks
 - No matrix has the same value everywhere, except zero (VAL003, VAL004).
 - No packed or int8 weight repeats one word.
-- No projection of the language model's layers has a single magnitude (only the signs differ) in each of three places of 256
-  numbers, while in three times as many other layers, and at least three, the same matrix has 16 or more in one place.
-- Routers (VAL003), scales, and a checkpoint or a stack of layers in which every matrix is so (VAL016) are left out. So is a kind of
-  matrix that is constant in every layer of a checkpoint that looks freshly initialised as a whole.
+- No projection of the language model's layers has a single magnitude (only the signs differ) in three samples of 256 numbers, while
+  the same matrix has 16 or more magnitudes in one sample in three times as many other layers, and in at least three.
+- The rule leaves out routers (VAL003), scales, and a checkpoint or a stack of layers with no other matrices (VAL016). It also
+  leaves out a kind of matrix that is constant in every layer, if the whole checkpoint looks freshly initialised.
 
 ## Why it matters
-Such a matrix has rank one and carries nothing that was trained: somebody filled it instead of loading it. Packed words that are
+Such a matrix has rank one and carries nothing from training: a program filled it instead of loading it. Packed words that are
 all 0x88 are a matrix of zeros in most 4-bit formats.
 
-A matrix of which only the signs are left has the shape, the dtype and about the size of the trained one. A failed quantization, or
-a format for gradients that keeps signs, leaves it.
+A matrix that keeps only its signs has the shape, the dtype and about the size of the trained one. A failed quantization, or a
+format for gradients that keeps signs, leaves it.
 
 ## How to fix
 Export again from a checkpoint that has its values.
@@ -23,7 +23,7 @@ Export again from a checkpoint that has its values.
   decay tables, norms stored with a second dimension. If the model it was made from is constant there too, nothing is lost.
 - Binary and ternary models (BitNet) have one magnitude in most layers, and are not reported. One with a few binary layers is. (Of
   664 matrices of nine trained models, two of them dequantized from 4 bits, none has fewer than 67 in 256 numbers.)
-- A matrix with one magnitude for each row or block is not seen, nor is one of the experts.
+- The rule does not see a matrix with one magnitude for each row or block, nor one of the experts.
 - A matrix that was pruned as a whole before packing is constant too.
 - `--ignore VAL007`, or a reason under `[ignore]`, silences it.
 

@@ -12,9 +12,9 @@ Eight things, each only if the rest of the model is trained:
 - All norms of the layers are one number each, while the final norm is not and the matrices do not look drawn.
 - All norms of the layers are 1, in 32 bits, while the biases of at least half of them, and of at least four, are trained.
 - The final norm is one number, while at least half of the norms of the layers, and at least four, are not.
-- The rows of a table of learned positions are like each other by chance alone: training makes neighbours alike. In seven trained
-  models neighbours have a cosine of 0.2 and more, 75 times what chance leaves and more. A table that the config does not use
-  (`position_embedding_type`) is not judged.
+- Neighbouring rows of a table of learned positions are no more alike than chance makes them. Training makes neighbours alike: in
+  seven trained models they have a cosine of at least 0.2, 75 times that of chance. The rule leaves out a table that the config does
+  not use (`position_embedding_type`).
 - A reward, value or classification head is uniform exactly within ± 1 / sqrt(columns), as `torch.nn.Linear` starts it.
 
 It reads 4 KiB of every matrix of at least 32 × 32 (of at most 256 siblings, those with the smallest largest magnitude), and
@@ -44,10 +44,10 @@ weight from that checkpoint, under the name that the loader expects, and save ag
   are left out; the rule does not know others.
 - Nothing ever used it: an expert that the router never chose, a projection whose output is dropped. That is worth knowing, but it
   is not an error of saving.
-- Norms could not move while the final one did: steps of training that are small beside the precision of BF16 leave a 1 as it is.
-  Where a method multiplies norms into the matrices that follow (QuaRot), all of them go, and the rule reports nothing. A tool that
-  multiplies only the final norm into the head leaves it one: that is sound. So it cannot be told whether all norms of a model
-  without biases were lost: `ckptcheck diff` against its source does.
+- The norms of the layers could not move while the final one did: a step that is small beside the precision of BF16 leaves a 1 as it
+  is. If a method multiplies all norms into the matrices that follow (QuaRot), the rule reports nothing. A tool that multiplies only
+  the final norm into the head leaves it one, which is sound. So the rule cannot see that a model without biases lost all its norms;
+  `ckptcheck diff` against its source does.
 - The model was trained briefly and unevenly: some kinds of matrices moved, others hardly did. If most have not moved, the rule
   reports nothing.
 - A matrix was made wider by new rows or columns, which will be trained.

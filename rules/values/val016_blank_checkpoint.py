@@ -1,28 +1,27 @@
 """Every weight of the checkpoint, or of a stack of its layers, is zero or one number.
 
 ## What it checks
-- In the whole checkpoint, at least one of two or more matrices holds different numbers. Where none does, the rule says so in one
-  sentence, also if norms or biases are not zero, and the other rules say nothing about these tensors.
-- The same for each stack of layers (`model.layers`, a vision tower) of two layers and two kinds of matrices or more, where other
+- In a checkpoint of two or more matrices, at least one holds different numbers. If none does, the rule says so in one sentence,
+  also if norms or biases are not zero, and the other rules say nothing about these tensors.
+- The same holds for each stack of layers (`model.layers`, a vision tower) of two layers and two kinds of matrices or more, if other
   parts of the checkpoint do hold different numbers.
 
-It leaves out scales, and what starts at zero by design (`lora_B` and the like). Packed and int8 weights count too.
+It leaves out scales, and matrices that start at zero by design (`lora_B` and the like). Packed and int8 weights count too.
 
 ## Why it matters
 Names, shapes, sizes and headers are right, so every loader takes it: transformers, vLLM and SGLang load it without a warning. With
 zeros everywhere all logits are equal; with zeros in the layers each token passes through unchanged.
 
-Such files come from a save of tensors that were allocated and never filled (`torch.empty`, meta tensors, FSDP before the gather,
-`--load-format dummy`), from a file that was preallocated and whose content was not written, and from a sparse copy that lost its
-blocks.
+Such files come from a save of allocated tensors that no loader filled (`torch.empty`, meta tensors, FSDP before the gather,
+`--load-format dummy`), from a preallocated file without its content, and from a sparse copy that lost its blocks.
 
 ## How to fix
 Save again from a process that holds the weights, or fetch the file again and compare its hash with the original's. `ckptcheck diff`
 with the checkpoint that it was made from shows what else was lost.
 
 ## When it can be wrong
-- The file holds placeholders on purpose: weights for a test of speed, or a stub of which only the names are used.
-- It holds differences to another checkpoint, and there are none.
+- The file holds placeholders on purpose: weights for a test of speed, or a stub for its names.
+- It holds the differences from an equal checkpoint.
 - A new tower or a stack of adapters starts at zero in two kinds of matrices, to be switched on by training.
 - `--ignore VAL016`, or a reason under `[ignore]`, silences it.
 

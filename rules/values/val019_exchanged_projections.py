@@ -4,13 +4,14 @@
 In the same layer, `k_proj` and `v_proj` of one shape, and `gate_proj` and `up_proj`, agree with their own partners and not with
 each other's (also under the names of BERT, DistilBERT, DeBERTa, T5 and Llama's first release).
 
-Training leaves the sides of a product alike. So the norms of up's rows follow the norms of down's columns, those of the values'
-rows the output projection's columns, and those of the keys' rows the queries' rows. The rule takes, over the channels, the
-correlation of each matrix with its own partner less that of the other matrix with it. A pair counts as exchanged if
+Training makes the two sides of a product alike. So the norms of up's rows correlate with the norms of down's columns, the values'
+rows with the output projection's columns, and the keys' rows with the queries' rows. For each partner (down, output, queries) the
+rule takes a difference: the correlation with the matrix that belongs to it, less the correlation with the other matrix of the pair.
+A pair counts as exchanged if
 
-- in the median of the layers (at least four) that is more than 0.4: in a model that was not trained it is 0;
-- in the pair it is negative, by 0.4 times as much or more, and for keys and values it is negative for both partners;
-- of gate and up, the gate follows down at least half as well as other ups do. So a matrix drawn anew is not reported.
+- the median of this difference over the layers (at least four) is more than 0.4; in an untrained model it is 0;
+- the difference of the pair is negative, by at least 0.4 times the median, and for keys and values with both partners;
+- for gate and up, the gate correlates with down at least half as well as the ups of other layers. This excludes a fresh matrix.
 
 If the median itself is as far below zero, most layers are exchanged, as by a converter that takes one name for the other.
 
@@ -18,8 +19,8 @@ It rests on 256 rows and columns of each of these matrices, which are sampled wh
 share a key head, it reads up to 1,024 rows of the queries again. The rule does not look for this on the Hub.
 
 ## Why it matters
-Offsets that were exchanged in a header, or a converter that maps one name to the other, leave every shape and size as it was. The
-layer computes nonsense in every consumer, and the model answers almost sensibly if it is one of many.
+Exchanged offsets in a header, or a converter that maps one name to the other, leave every shape and size as it was. The layer
+computes nonsense in every consumer, and the model answers almost sensibly if it is one layer of many.
 
 ## How to fix
 Compare with the checkpoint that this one was made from: `ckptcheck diff`, or `ckptcheck verify` with a manifest.
@@ -34,11 +35,11 @@ Measured on trained models, difference of correlations in sound layers (exchange
 | all-MiniLM-L6-v2 | keys and values | 1.02 | 2.28 | 6 of 6 |
 | three BERTs of rxnfp | keys and values | 0.94 | 2.06 | 36 of 36 |
 
-- These are few models. A family that names its matrices otherwise (up for what the activation is applied to) would be reported in
-  most layers, and a layer whose keys follow the output projection, and whose values follow the queries, in this one.
-- It cannot see an exchange of queries and keys, for their product is the same. If query and output projection are exchanged,
-  VAL021 reports both as transposed. Values of two layers
-  are VAL029's; an exchange of their queries or keys needs a reference: `ckptcheck diff`.
+- These are few models. The rule would report most layers of a family that exchanges the names (up for the matrix before the
+  activation), and a single layer whose keys correlate with the output projection and whose values with the queries.
+- It cannot see an exchange of queries and keys, because their product is the same. If query and output projection are exchanged,
+  VAL021 reports both as transposed. VAL029 finds values exchanged between two layers; only `ckptcheck diff` with a reference finds
+  exchanged queries or keys of two layers.
 - It does not judge experts, fused projections (`qkv_proj`, `gate_up_proj`), quantized weights, multi-head latent attention, biases,
   and matrices of fewer than 128 rows or columns. Methods that rotate the channels of heads (QuaRot) leave nothing to see.
 - `--ignore VAL019`, or a reason under `[ignore]`, silences it.

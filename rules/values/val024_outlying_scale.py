@@ -1,16 +1,18 @@
 """A matrix is many times as large, or as small, as the same matrix in the other layers.
 
 ## What it checks
-- The root mean square of a matrix is less than 8 times, and more than a 16th of, the median over the same matrix in other layers.
-  At most a quarter of the layers are out of line, and only where the others agree: the matrix is three times as far from the median
-  as any of them.
-- In a model of eight layers or more, in a layer that is none of the two first and two last, it is less than 4 times, and more than
-  a quarter of, that median and the median of the four nearest layers. At most an eighth of the layers are out of line in this way.
+- The root mean square of a matrix lies between a 16th of and 8 times the median over the same matrix in other layers. The rule
+  reports at most a quarter of the layers, and only if the others agree: the matrix is three times as far from the median as any of
+  them.
+- In a model of eight layers or more, without the two first and the two last, it lies between a quarter of and 4 times that median,
+  and between a quarter of and 4 times the median of the four nearest layers. The rule reports at most an eighth of the layers for
+  this.
 
-It looks at matrices with at least four siblings. Experts are left out, since one that is never chosen shrinks, and so is what
-looks freshly initialised (VAL012).
+It looks at matrices with at least four siblings. It leaves out experts, since one that the router never chooses shrinks, and
+matrices that look freshly initialised (VAL012).
 
-The largest magnitude, which is known of every tensor, says where to look; then 32 rows of the matrix and of 8 siblings are read.
+The scan knows the largest magnitude of every tensor, which shows where to look; the rule then reads 32 rows of the matrix and of 8
+siblings.
 
 ## Why it matters
 A scale was applied twice or not at all: an adapter merged with the wrong strength, an inverse scale of a dequantized weight, a
@@ -28,11 +30,11 @@ Convert the layer again. `ckptcheck diff REFERENCE THIS` names the factor.
   | all | 0.26 to 2.00 | | 8, 1/16 |
   | without the two first and last | 0.64 to 1.60 | 0.83 to 1.31 | 4, 1/4 |
 
-  Of 24 matrices between the ends of SmolLM2, each scaled by 6 or by 1/6, all are reported, and with 4.5 ten of twelve. A
-  model whose one layer was added later, or scaled on purpose, is reported: `--ignore VAL024`.
-- A factor of 2 or 1/2 on one layer, or on the part of it that one rank held, is too near to what training leaves (1.60, 0.64) to be
-  told: `ckptcheck diff` against the checkpoint before names it, and `verify` sees it. So it is with factors below 8 in the two
-  first and last layers, and with a factor that all layers share, or one on norms, biases and experts.
+  The rule reports all of 24 matrices between the ends of SmolLM2, each scaled by 6 or by 1/6, and ten of twelve scaled by 4.5. It
+  also reports a layer that was added later, or scaled on purpose: `--ignore VAL024`.
+- It does not see a factor of 2 or 1/2 on one layer, or on one rank's part of it, because training leaves ratios nearly as large
+  (1.60, 0.64). Nor does it see factors below 8 in the two first and last layers, a factor that all layers share, and one on norms,
+  biases and experts. `ckptcheck diff` against an earlier checkpoint names such a factor, and `verify` sees it.
 
 ## Seen in
 unslothai/unsloth#6200 (71 scales of fp8 weights were lost: their numbers are then about 1,000 times as large)

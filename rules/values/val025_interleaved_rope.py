@@ -15,9 +15,9 @@ Permute the rows of q_proj and k_proj of each head: `w.view(heads, half, 2, -1).
 names the permutation where you have a reference.
 
 ## When it can be wrong
-- SmolLM2-135M has 0.64 and 0.70 as it is, and 0.70 and -0.12 interleaved. A family of the list whose frequencies leave no trace in
-  the norms (untrained models, layers without rotary embeddings) is not reported, since its neighbours are not alike.
-- It says nothing about other families, about heads of which only a part turns, or about a few wrong layers among right ones.
+- SmolLM2-135M has 0.64 and 0.70 as it is, and 0.70 and -0.12 interleaved. The rule does not report models whose norms show no trace
+  of the frequencies (untrained models, layers without rotary embeddings), since their neighbours are not alike.
+- It says nothing about other families, about heads that rotate only in part, or about a few wrong layers among right ones.
 
 ## Seen in
 ggml-org/llama.cpp: convert_hf_to_gguf permutes both matrices, and a conversion back has to undo it; transformers:

@@ -1,7 +1,7 @@
 """Rows or columns of a matrix are in another order than those beside it, or of another layer.
 
 ## What it checks
-Training makes some channels large and others small, and the matrices that share a channel show it together. Five things follow:
+Training makes some channels large and others small, in all matrices that share a channel. The rule checks five consequences:
 
 - *Along the residual stream*, the norms of a matrix's channels follow the norms of its layer and the matrices of the layers beside
   it. The rule fits each to up to 24 of these (R², adjusted for their number). It reports a tensor with an R² of at most 0.1 where
@@ -9,9 +9,9 @@ Training makes some channels large and others small, and the matrices that share
 - *Inside a feed-forward block*, the norms of up's rows follow those of down's columns. It reports a block with a correlation of at
   most 0.25 where the median of the layers has at least 0.6. Then it looks for the reason: parts of two to eight ranks in another
   order, or matrices that belong to other layers.
-- *Between norms*, each is more like the norm in its own place in the two layers beside it than like another one there. It reports
-  two norms of a layer for which both are the other way round (sum of the differences of correlations at most -0.2), where the
-  median of the layers has at least 0.2.
+- *Between norms*, each norm is more like the same norm of the two layers beside it than like their other norm. The rule reports the
+  two norms of a layer if each is more like the other's (sum of the differences of correlations at most -0.2), and the median of the
+  layers has at least 0.2.
 - *Between values and outputs*, the norms of the values' rows follow those of the output projection's columns, head by head. It
   reports two layers (of at least four) whose values each follow the other's outputs (correlation of at least 0.35) and not their
   own (at most 0.2): one of the two projections is exchanged.
@@ -19,14 +19,14 @@ Training makes some channels large and others small, and the matrices that share
   puts their rows together as Megatron-LM, gpt-oss and GPT-NeoX join them (row by row, a piece for each rank, a group of heads),
   and reports the order in which they agree.
 
-It judges no first and no last layer, no stack of fewer than six layers, and nothing that follows nothing for a reason of its own:
-transposed (VAL021), drawn anew (VAL012), copied (VAL008, VAL014), of another dtype (VAL006), or of signs alone (VAL007). It rests
-on the 256 rows and columns of each matrix that are sampled while the values are read, and on the norms.
+It leaves out the first and the last layer, stacks of fewer than six layers, and matrices that another rule explains: transposed
+(VAL021), freshly drawn (VAL012), copied (VAL008, VAL014), of another dtype (VAL006), or of signs alone (VAL007). It uses the 256
+rows and columns of each matrix that the value pass samples, and the norms.
 
 ## Why it matters
-A reshape in place of a transpose, shards of ranks that were joined in the order of their names (`rank10` before `rank2`), a fused
-matrix that was cut into halves, or one matrix of another layer: names, shapes and statistics of every tensor are right, every
-engine loads it, and the layer computes nonsense.
+The cause is a reshape in place of a transpose, shards joined in the order of their names (`rank10` before `rank2`), a fused matrix
+cut into halves, or one matrix of another layer. Names, shapes and statistics of every tensor are right, every engine loads it, and
+the layer computes nonsense.
 
 ## How to fix
 Convert again. `ckptcheck diff` against the checkpoint that this one was made from shows each such matrix.
@@ -39,15 +39,15 @@ Measured on seven trained models that packages ship (SmolLM2-135M, Gemma 3 270M,
 | matrices and norms along the stream | 616 of 868 | R² 0.17 | 616 |
 | feed-forward blocks | 74 of 98 | correlation 0.34 | 74 |
 
-The two norms of a layer, exchanged: found in 19 of 28 layers of SmolLM2 and 10 of 10 of each BERT of rxnfp. As trained, no sum is
-below -0.02. Gemma's norms differ too little, and nothing is said.
+The rule finds an exchange of the two norms of a layer in 19 of 28 layers of SmolLM2 and 10 of 10 of each BERT of rxnfp. As trained,
+no sum is below -0.02. Gemma's norms differ too little, and the rule is silent.
 
-Values of two layers, exchanged in every pair of layers: 206 of 435 pairs of SmolLM2 are found and 66 of 66 of each BERT of rxnfp,
-but none of MiniLM, whose values hardly follow. As trained, no two layers follow each other by more than 0.2.
+It finds an exchange of the values of two layers in 206 of 435 pairs of SmolLM2 and 66 of 66 of each BERT of rxnfp, but in none of
+MiniLM, whose values hardly correlate with the outputs. As trained, no two layers follow each other by more than 0.2.
 
-- What is usual has to be clear: the gates of SmolLM2 hardly follow the stream, MiniLM's blocks do not agree, and nothing is said.
-- These are few models, and small ones. A layer that was made in another way than those around it (merged from a model with another
-  origin) follows nothing, and is reported.
+- The usual state has to be clear. The rule is silent where it is not, as for SmolLM2's gates along the stream and MiniLM's blocks.
+- These are few models, and small ones. The rule reports a layer of another origin (merged from another model), which correlates
+  with no other.
 - A method that rotates the stream (QuaRot, SpinQuant) makes its channels alike, and the rule reports nothing there. It does not see
   exchanged layers, exchanged queries or keys, rows of these in another order, and experts, packed weights and streams of fewer than
   192 channels.

@@ -6,18 +6,18 @@ its largest magnitude (within a thousandth), while there are at least 24 differe
 kind, and does not look on the Hub.
 
 ## Why it matters
-The bell curve of a trained matrix ends in a few outliers. A cast that saturates (65,504 in F16, 448 in FP8), a scale that was
-computed from other values than these, or a clamp that was meant for gradients leaves a wall there. The largest weights are the ones
-that matter most, and they are wrong: outputs drift, and nothing says why.
+The bell curve of a trained matrix ends in a few outliers. A cast that saturates (65,504 in F16, 448 in FP8), a scale computed from
+other values, or a clamp meant for gradients leaves a wall there. The largest weights matter most, and they are wrong: outputs drift
+without a warning.
 
 ## How to fix
 Convert again from the unquantized weights, with a scale for the largest of them. `ckptcheck diff` against the source counts how
 many differ.
 
 ## When it can be wrong
-- Weights that are clipped on purpose while they are trained, or packed in a few levels. With fewer than 24 levels nothing is said.
-- It does not see numbers cut off in a part of a matrix, at another bound for each row or block, or so far out that fewer than one
-  in a hundred was: at 2.6 deviations and more of a normal distribution.
+- Some methods clip weights on purpose in training, or pack them in a few levels. The rule is silent below 24 levels.
+- It does not see a cut in a part of a matrix, at another bound for each row or block, or so far out that it affects fewer than one
+  number in a hundred: beyond 2.6 deviations of a normal distribution.
 - Measured on nine trained models that packages ship (SmolLM2-135M, Gemma 3 270M, all-MiniLM-L6-v2, AntiBERTy, two of IgLM, three of
   rxnfp; 690 matrices): at most one in 6,000 numbers lies there.
 - `--ignore VAL030`, or a reason under `[ignore]`, silences it.

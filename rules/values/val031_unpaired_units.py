@@ -1,23 +1,23 @@
 """Two matrices of a layer that compute together do not belong together.
 
 ## What it checks
-Training turns the two sides of a unit along each other in the residual stream: row j of up, and of the gate, and column j of down;
-row j of the values and column j of the output projection; row j of the queries and of the keys. The rule measures the mean |cosine|
-of such pairs, divided by that of units that do not match. It is 1 for matrices that have nothing to do with each other. It reports
+Training aligns the two sides of a unit in the residual stream: row j of up, and of the gate, with column j of down; row j of the
+values with column j of the output projection; row j of the queries with row j of the keys. The rule divides the mean |cosine| of
+such pairs by that of units that do not match. The ratio is 1 for unrelated matrices. It reports
 
 - a pair with at most 1.2 (queries and keys 1.12), where the median of the layers has at least 3 (queries and keys 2), and every
   other layer but the first and the last clearly more than 1: at least 1.8 for feed-forward blocks, 1.5 for attention;
 - eighths of a feed-forward block with at most 1.25 each, where the other eighths and the median of the layers have at least 4.
 
-At first 64 units of each pair are compared, in 256 channels of the stream (512 for queries and keys). Where these have at most 2.0,
-or an eighth of them 2.2, it is 256 units in 512 channels (2,048), and before anything is reported this is so in all layers. The
-first and the last layer of a stack are not judged, nor a stack of fewer than six. What VAL010, VAL012, VAL014, VAL019, VAL021 or
-VAL029 explains is left to them.
+The rule first compares 64 units of each pair, in 256 channels of the stream (512 for queries and keys). If the ratio is at most
+2.0, or 2.2 in an eighth, it compares 256 units in 512 channels (2,048), and before it reports a pair it does so in all layers. It
+leaves out the first and the last layer of a stack, stacks of fewer than six layers, and what VAL010, VAL012, VAL014, VAL019,
+VAL021 or VAL029 explains.
 
 ## Why it matters
-The rows of a gate in the order of another tensor-parallel size, heads in another order in the queries than in the keys, one rank's
-part of a matrix that was not loaded, a matrix of another step or layer: names, shapes and statistics of each tensor are right,
-every engine loads it, and the layer computes nonsense. Norms (VAL029) tell how large a unit is; this tells where it points.
+The cause is a gate with rows in the order of another tensor-parallel size, queries with another order of heads than the keys, a
+matrix that lacks one rank's part, or a matrix of another step or layer. Names, shapes and statistics of each tensor are right,
+every engine loads it, and the layer computes nonsense. VAL029 compares how large units are; this rule compares their directions.
 
 ## How to fix
 Convert again. `ckptcheck diff` against the checkpoint that this one was made from shows each such matrix.
@@ -32,13 +32,13 @@ Measured on six trained models that packages ship; the layers between the first 
 | all-MiniLM-L6-v2 | 7.5 to 7.9 | | 3.4 to 5.1 | 2.1 to 3.6 |
 | three BERTs of rxnfp | 2.5 to 4.4 | | 1.0 to 4.8, not judged | 1.7 to 3.7 |
 
-Matrices that were shuffled have 0.9 to 1.1, and at the first look at most 1.5, their eighths 1.7.
+Shuffled matrices have 0.9 to 1.1; in the first comparison at most 1.5, and their eighths 1.7.
 
-- A layer that was made in another way than those around it, or of which one matrix was trained anew with the others frozen.
-- These are few models, and small ones. Where the median layer is not clear, nothing is said.
-- A method that rotates heads or units (QuaRot in the values) leaves no pairs, and the rule is silent. So it is about packed
-  weights, experts, fused matrices, and what is consistent: a whole feed-forward block or attention of another layer, units or
-  heads that changed places in all matrices, an exchange in every layer.
+- A layer of another origin than its neighbours, or one in which a single matrix was trained again with the others frozen.
+- These are few models, and small ones. The rule is silent if the median layer has no clear ratio.
+- A method that rotates heads or units (QuaRot in the values) leaves no pairs, and the rule is silent. It is also silent about
+  packed weights, experts, fused matrices, and consistent changes: a whole feed-forward block or attention of another layer, units
+  or heads in another order in all matrices, an exchange in every layer.
 - `--ignore VAL031`, or a reason under `[ignore]`, silences it.
 
 ## Seen in

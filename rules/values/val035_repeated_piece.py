@@ -1,20 +1,20 @@
-"""A piece of a file stands in it twice, cut where no row of a tensor begins or ends.
+"""A file holds the same piece twice, cut where no row of a tensor begins or ends.
 
 ## What it checks
-The value pass notes eight bytes at the start of each block of 64 KiB of a file. Where three blocks in a row have the bytes of three
-others, it reads both pieces. The rule reports those that are equal byte by byte, if one of their four ends is not the end of a row:
-copies that are meant, of heads, experts, layers or tied matrices, are whole rows.
+The value pass notes eight bytes at the start of each block of 64 KiB of a file. If three blocks in a row have the bytes of three
+others, it reads both pieces. The rule reports them if they are equal byte by byte and one of their four ends is not the end of a
+row, because intended copies of heads, experts, layers or tied matrices are whole rows.
 
 ## Why it matters
-A block that was written to the wrong place, uploaded twice, or copied by a faulty disk leaves a file of the right size with a sound
-header. Every loader takes it, and a part of one matrix, often of two, holds the numbers of another one.
+A block written to the wrong place, uploaded twice, or copied by a faulty disk leaves a file of the right size with a sound header.
+Every loader takes it, and a part of one matrix, often of two, holds the numbers of another one.
 
 ## How to fix
 Fetch or write the file again, and compare its hash with the original's.
 
 ## When it can be wrong
-- Two pieces of rows that a model holds twice on purpose, without the rest of these rows: nobody is known to do so. Two rows that
-  begin with the same 192 KiB and end differently would be reported.
+- A model that repeats pieces of rows on purpose, without the rest of these rows; we know none. The rule would report two rows that
+  begin with the same 192 KiB and end differently.
 - It does not see pieces shorter than 192 KiB, pieces that moved by no multiple of 64 KiB, and copies from another file.
 - Constant pieces, and those with fewer than 1,024 different words in 64 KiB (masks, tables), are left out.
 - `--ignore VAL035`, or a reason under `[ignore]`, silences it.

@@ -77,7 +77,7 @@ class SeriesCase(CaseTable, kw_only=True):
     watched: dict[str, int] = {}
     """Step of a sync → step of the save whose weights it sent; -1 for others."""
     trackers: dict[str, str] = {}
-    hollow: dict[str, int] = {}
+    empty_folders: dict[str, int] = {}
 
 
 def build_series(table: Mapping[str, Any]) -> SaveSeries:
@@ -99,7 +99,7 @@ def build_series(table: Mapping[str, Any]) -> SaveSeries:
     return SaveSeries(
         "run",
         tuple(Strand(name, tuple(of_strand)) for name, of_strand in strands.items()),
-        hollow=case.hollow,
+        empty_folders=case.empty_folders,
         trackers=case.trackers,
         watched=watched,
         resumed=tuple(resumed),

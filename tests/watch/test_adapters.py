@@ -238,7 +238,7 @@ def test_verl_whose_engine_only_keeps_the_weights_goes_on_and_is_told() -> None:
     trainer = Trainer()
     watch = Watch()
     naive = adapters.verl(Colocated(), watch)
-    with pytest.warns(SyncWarning, match="nobody asked for it yet; watch where it is taken"):
+    with pytest.warns(SyncWarning, match="ended before the engine read the weights; watch the call that reads them"):
         assert naive.send_weights(trainer.export()) is None
     assert [name for name, _ in naive.receive_weights()] == NAMES
     assert watch.last[0].sent == {}

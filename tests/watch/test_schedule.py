@@ -200,7 +200,7 @@ def test_an_engine_that_does_more_than_a_cast_is_quiet_and_a_lost_tensor_is_name
     found: list[str] = []
     engine.to(torch.bfloat16)
     watch, weights = start(engine, found)
-    watch.otherwise |= set(NAMES)
+    watch.not_as_cast |= set(NAMES)
     watch.casts.clear()
     chosen = []
     monkeypatch.setattr(watch.schedule, "choose_rows_of_cast", keep_results(watch.schedule.choose_rows_of_cast, chosen))
@@ -247,7 +247,7 @@ def test_an_engine_that_holds_other_rows_is_not_held_to_a_cast(engine: Engine, m
     watch, weights = start(engine, found)
     run_syncs(engine, watch, 2, 20, weights)
     assert found == []
-    assert (watch.otherwise, watch.casts) == (set(NAMES), {})
+    assert (watch.not_as_cast, watch.casts) == (set(NAMES), {})
 
 
 def test_modules_that_were_exchanged_are_not_taken_for_stale_ones(engine: Engine) -> None:

@@ -281,7 +281,7 @@ def test_what_is_no_series_of_weights_is_passed_on_and_said_once() -> None:
 
 def test_weights_that_are_taken_after_the_sync_are_passed_on_and_not_recorded() -> None:
     watch = Watch()
-    with pytest.warns(SyncWarning, match="nobody asked for it yet"), watch(step=0) as sync:
+    with pytest.warns(SyncWarning, match="before the engine read the weights"), watch(step=0) as sync:
         kept = sync.sent(Trainer().export())
     assert [name for name, _ in kept] == NAMES
     assert watch.last[0].sent == {}

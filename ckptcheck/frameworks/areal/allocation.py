@@ -25,7 +25,7 @@ class Part:
     backend: str
     """sglang, vllm, fsdp, megatron or archon; "" for bare sizes."""
     sizes: dict[str, int] = field(default_factory=dict)
-    """Letter → size: data d, pipeline p, tensor t, context c, expert e; those of attention where experts have others."""
+    """Letter → size: data d, pipeline p, tensor t, context c, expert e. If experts have their own sizes, these are attention's."""
 
     @property
     def world(self) -> int:
@@ -42,7 +42,7 @@ class Part:
 
 
 def parse_part(text: str) -> Part | None:
-    """Read one part; None for text that is none.
+    """Read one part; None for any other text.
 
     >>> parse_part("fsdp:d4t2"), parse_part("sglang.d4p1t1"), parse_part("four")
     (Part(backend='fsdp', sizes={'d': 4, 't': 2}), Part(backend='sglang', sizes={'d': 4, 'p': 1, 't': 1}), None)

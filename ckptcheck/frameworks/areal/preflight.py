@@ -6,7 +6,7 @@ Keys and defaults, release by release: ``areal_keys.json``, learned from ``areal
 What the settings do, at 4aef98d8d:
 
 - The engine samples with gconfig (``build_generation_request``), and the trainer divides its logits by actor.temperature, which
-  is 1 unless the job says otherwise: one does not follow the other. The trainer applies no top-p and no top-k.
+  is 1 by default: one does not follow the other. The trainer applies no top-p and no top-k.
 - vLLM is started without a logprobs_mode, so that it returns raw logprobs; SGLang returns processed ones.
 - Options that are false are not passed to the engine (``get_py_cmd``): no_enable_prefix_caching: false means a prefix cache.
 - A weight update pauses generation: requests are aborted, the cache is cleared, and the client sends them again.

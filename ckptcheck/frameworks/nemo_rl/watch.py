@@ -24,7 +24,7 @@ INTERFACE = Interface(
 def nemo_rl(send: Callable[..., T], watch: Watch) -> Callable[..., T]:
     """Wrap one of the two functions by which NeMo-RL's policy workers send all weights to vLLM; return the wrapper.
 
-    send: `stream_weights_via_ipc_zmq_impl` (colocated) or `packed_broadcast_producer` (otherwise). It gets no step, so the
+    send: `stream_weights_via_ipc_zmq_impl` (colocated) or `packed_broadcast_producer` (not colocated). It gets no step, so the
     watch counts syncs. With nccl_reshard only a part of the weights passes the second one, which the record then says.
     The watch cannot see the engine's side, because its HTTP server has no checksums; CKPTCHECK_WATCH shows it from inside vLLM.
     """

@@ -41,7 +41,7 @@ TOKENS = {
 """Kind of a token → its form. The longest token counts, of equally long ones the first kind."""
 PATTERNS = [(kind, re.compile(pattern, re.ASCII | re.DOTALL)) for kind, pattern in TOKENS.items()]
 PLAIN = frozenset(("name", "null", "int", "float", "bool", "interpolation", "sign", "colon", "escape", "blank"))
-"""Kinds of which a value without quotes consists."""
+"""Kinds of tokens that a value without quotes consists of."""
 
 
 class GrammarError(ValueError):

@@ -120,7 +120,7 @@ class Evaluator(Calls):
         return self.either(self.condition_of(node.test), (node.body, node.orelse), frame)
 
     def either(self, reason: str, bodies: Sequence[Sequence[ast.stmt]], frame: Frame) -> Outcome:
-        """Follow blocks of which one runs, nobody knows which."""
+        """Follow alternative blocks: one of them runs, and ckptcheck cannot decide which."""
         self.conditions.append(reason)
         try:
             return self.heap.branch(reason, [lambda body=body: self.block(body, frame) for body in bodies])  # type: ignore[misc]

@@ -35,7 +35,7 @@ class Frame(Slots):
     """The names that ``global`` and ``nonlocal`` declare."""
 
     def find(self, name: str) -> Frame | None:
-        """Return the frame that has a name, None where none has."""
+        """Return the frame that has a name; None if no frame has it."""
         frame: Frame | None = self
         while frame is not None and name not in frame.slots:
             frame = frame.parent
@@ -118,9 +118,10 @@ class Heap:
             target.slots[key] = value
 
     def branch(self, reason: str, bodies: Sequence[Callable[[], Outcome]]) -> Outcome:
-        """Run bodies of which one runs, nobody knows which. reason: why. Merge what those that do not raise write.
+        """Run alternative bodies, and merge what they write: a value that differs between them becomes unknown.
 
-        Returns how they end: None where one of them goes on.
+        Bodies that raise do not count. reason: why ckptcheck cannot decide which body runs. Returns how the bodies end: None if one
+        of them continues.
         """
         ends: list[tuple[Outcome, dict[tuple[int, Hashable], tuple[Slots, Value]]]] = []
         for body in bodies:

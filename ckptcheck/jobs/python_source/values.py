@@ -127,7 +127,7 @@ def weigh(value: Value) -> int:
 
 
 def unknown_if(value: Value, reason: str) -> Value:
-    """Return a value as it is where the branch of a condition that nobody can tell sets it: the value with this reason."""
+    """Return a value that only an undecided branch sets: still visible, but unknown for this reason."""
     if isinstance(value, Text):
         return Text(tuple(replace(piece, reason=piece.reason or reason) for piece in value.pieces))
     if isinstance(value, Items):
@@ -177,7 +177,7 @@ def to_plain(value: Value) -> tuple[object, str]:
 
 
 def spend_on_each(items: Sequence[T]) -> Sequence[T]:
-    """Return items of which each is looked at by itself, which takes a step for three of them."""
+    """Return the items, and charge the budget for a loop over them: one step for three items."""
     current_budget().spend(len(items) // 3, "a Python script")
     return items
 

@@ -13,11 +13,11 @@ NUMBERS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt, "-ge": operator.ge,
 }  # fmt: skip
 LONGEST = 500
-"""Largest length of a pattern: a longer one could take long."""
+"""Largest length of a pattern, in characters: fnmatch turns it into a regular expression, which can backtrack."""
 
 
 def decide_test(words: Sequence[Word], is_set: Callable[[str], bool]) -> bool | None:
-    """Return whether a command is true, None where nobody can tell.
+    """Return whether a command is true, None if that depends on something outside of the script.
 
     Args:
         words: A command such as ``[ A = B ]``. A variable that nothing sets is empty in it.

@@ -42,7 +42,7 @@ class _Block:
 
     kind: Kind
     runs: bool | None = True
-    """Whether the commands that follow run; None where nobody can tell."""
+    """Whether the commands inside run; None if that depends on something outside of the script."""
     was_taken: bool | None = False
     """Whether an earlier branch of the condition runs."""
     subject: Word | None = None
@@ -91,7 +91,7 @@ class _Reader(Expansion):
         self.lines: list[str] = []
         self.first_line = 1
         self.blocks: list[_Block] = []
-        # Whether the previous command was true; None where nobody can tell. `is_test` says that it was a test.
+        # Whether the previous command was true; None if unknown. `is_test` says that it was a test.
         self.status: bool | None = True
         self.is_test = False
         # Whether the next command runs, after && or ||.
@@ -170,7 +170,7 @@ class _Reader(Expansion):
 
     @property
     def runs(self) -> bool | None:
-        """Whether the command that is read runs; None where nobody can tell."""
+        """Whether the current command runs; None if unknown."""
         states = [block.runs for block in self.blocks] + [self.gate]
         return False if False in states else None if None in states else True
 

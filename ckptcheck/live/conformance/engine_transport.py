@@ -337,7 +337,7 @@ def _engine_must_answer() -> Iterator[None]:
 
 
 def _announce(events: Sequence[Event], buckets: int) -> list[Event]:
-    """Return what the engine is told of an update: all that the sender meant to send, and what happens at the engine."""
+    """Return the engine's instructions for an update: all that the sender means to send, and the faults at the engine."""
     died = any(isinstance(event, Interruption) and event.kind == "sender-dies" for event in events)
     if died:
         return list(send_all(buckets))

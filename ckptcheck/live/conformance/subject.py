@@ -1,4 +1,4 @@
-"""What the kit asks of a transport together with its receiver; the engines and a user's own class answer it."""
+"""The interface of a transport under test, with its receiver; the engines and a user's own class implement it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class Reply:
     ok: bool
     """Whether it reported success."""
     message: str = ""
-    """What it said: the text of its error."""
+    """The text of its error."""
     is_heard: bool = True
-    """Whether somebody was left to hear an answer: nobody is after the sender's death."""
+    """Whether the sender lives to hear an answer."""
     has_ended: bool = True
     """Whether it answered in time."""
     has_died: bool = False
     """Whether the receiver's process ended."""
     refusal: str = ""
-    """How it refused a second update or a sleep in the midst of the update, which went on."""
+    """How it refused a second update, or a sleep, during an update that then went on."""
     note: str = ""
-    """What else was seen, for the table."""
+    """A further observation, for the table."""
     undetectable: str = ""
-    """Why nobody could have seen the fault, "" where somebody could."""
+    """Why the receiver could not detect the fault; "" if it could."""
     misreport: str = ""
-    """What only ckptcheck's checks beside the weights show, such as tokens without the version of their weights."""
+    """A fault that does not show in the weights, such as tokens without the version of their weights."""
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,20 @@ class Subject(Protocol):
 
     @property
     def has_wire(self) -> bool:
-        """Whether a bucket can be announced and lost: it is announced apart from its bytes."""
+        """Whether a bucket can be announced and then lost, because its bytes travel apart from the announcement."""
         ...
 
     @property
     def pause_modes(self) -> Sequence[str]:
-        """What the receiver can do with running requests during an update; ("",) where there is no choice."""
+        """The receiver's ways to treat running requests during an update; ("",) if it has only one."""
         ...
 
     def find_obstacle(self, fault: Fault) -> str:
-        """Return why this fault cannot be put on this transport, "" where it can."""
+        """Return why this transport cannot have this fault, "" if it can."""
         ...
 
     def update(self, fault: Fault | None, events: Sequence[Event], version: str) -> Reply:
-        """Send one update. fault: None for a sound one. version: a new one, except where the fault is that it stands still.
+        """Send one update. fault: None for a sound one. version: a new one, unless the fault is a version that stands still.
 
         Never raises for what the transport or its receiver does.
         """
@@ -84,11 +84,11 @@ class Subject(Protocol):
         ...
 
     def expected_state(self, values: int) -> Mapping[str, str]:
-        """Return the digests that do not come from an update by this transport: of a cold load, or of what is sent; {} if none."""
+        """Return reference digests, independent of this transport: of a cold load, or of the sent tensors; {} without either."""
         ...
 
     def write_marks(self) -> int:
-        """Write marks over the weights that the receiver holds; return over how many tensors, 0 where none can be written."""
+        """Write marks over the receiver's weights; return the number of marked tensors, 0 if it cannot."""
         ...
 
     def find_marks(self) -> Sequence[str]:
@@ -100,7 +100,7 @@ class Subject(Protocol):
         ...
 
     def end_update(self) -> bool:
-        """End an update that a fault left open; return whether the receiver has a call for that, and took it."""
+        """End an update that a fault left open; return False if the receiver has no call for that, or refuses it."""
         ...
 
     def restart(self) -> None:

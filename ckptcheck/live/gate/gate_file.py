@@ -1,4 +1,4 @@
-"""Reads a gate file: the job, how long the gate may take, and what it checks otherwise than the job says."""
+"""Reads a gate file: the job, how long the gate may take, and the settings in which its checks depart from the job."""
 
 from __future__ import annotations
 

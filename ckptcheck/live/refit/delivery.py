@@ -155,7 +155,7 @@ def _explain(trace: Observations, sync: Sync, changed: Sequence[str], arrived: S
     digests = next(each[name] for each in arrived if each[name][-1] != sync.sent[name])
     which = "" if len(changed) == 1 else f" (of {name})"
     if len(digests) > 1 and sync.sent[name] in digests:
-        return f": it arrived {len(digests)} times{which}, the last time otherwise"
+        return f": it arrived {len(digests)} times{which}, the last time with other bytes"
     earlier = next((each for each in trace.syncs[: sync.number - 1] if each.sent.get(name) == digests[-1]), None)
     if earlier is not None:
         return f": those that sync {earlier.number} sent{which}"
@@ -164,9 +164,9 @@ def _explain(trace: Observations, sync: Sync, changed: Sequence[str], arrived: S
 
 
 def find_misplaced(sync: Sync, keys: Collection[Key]) -> dict[Key, str]:
-    """Return those of these tensors that hold exactly what a cold load holds in one other tensor of the rank, with its name.
+    """Return tensor → the one other tensor of the rank whose values, as a cold load has them, it holds.
 
-    Where several hold the same (norms of ones), nothing is found: a digest says nothing then.
+    If several tensors of the cold load are equal (norms of ones), a digest cannot name the origin: the result lacks the tensor.
     """
     held: dict[tuple[int, str], set[str]] = {}
     for (rank, name), entry in sync.reference.items():

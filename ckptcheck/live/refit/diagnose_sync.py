@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ckptcheck.live.runtime.trainers.base import Weight
 
 MAX_TENSORS = 32
-"""Number of differing tensors of one rank to fetch and diagnose."""
+"""Differing tensors of one rank to fetch and diagnose: one cause shows in a few, and each costs a read of the checkpoint."""
 MAX_TENSORS_OF_ALL = 4 * MAX_TENSORS
-"""Number of those of all ranks."""
+"""Differing tensors of all ranks together."""
 MAX_TENSOR_BYTES = 1 << 28
 """Size limit of one tensor: the diagnosis holds it whole, twice."""
 MAX_TOTAL_BYTES = 1 << 30
@@ -207,7 +207,7 @@ def _fetch(engine: Inspectable, rank: int, names: Sequence[str], path: Path) -> 
 
 
 def _read_earlier(name: str, expected: TensorBits, now: Checkpoint, earlier: Checkpoint) -> TensorBits | None:
-    """Return what a part would be with the weights of an earlier step; None where that cannot be told.
+    """Return what a part would be with the weights of an earlier step; None if no shard of the tensor is equal to it.
 
     name: the checkpoint's tensor. expected: the part as it has to be. now, earlier: the checkpoints of the two steps. The shard
     that the rank holds is found by its values: all, some rows, or some columns.

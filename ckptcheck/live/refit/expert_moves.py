@@ -16,13 +16,13 @@ from ckptcheck.live.runtime.engines.capabilities import find_able
 
 
 def move_experts(trial: TrialState, engine: Engine) -> None:
-    """Have the engine move its experts, and compare every slot with the first cold load, and logprobs with those before."""
+    """Make the engine move its experts; compare every slot with the first cold load, and logprobs with the last scoring."""
     balancing, observed, phases = find_able(engine, "expert copies"), trial.observed, trial.phases
     if balancing is None:
         return
     with phases.run("sync", "move experts between their slots"):
         before = balancing.digest_expert_slots()
-        # what the sync left wrong is told there
+        # the finding on the sync itself has the slots that were wrong before the move
         known = {(each.key[1], each.expert) for each in find_wrong_slots(before, trial.cold_slots, {})}
         balancing.rebalance_experts()
         after = balancing.digest_expert_slots()
@@ -40,7 +40,7 @@ def move_experts(trial: TrialState, engine: Engine) -> None:
 
 
 def follow_moves(trial: TrialState, reference: Engine) -> None:
-    """Move the experts of a cold load as those of the engine were moved."""
+    """Repeat in a cold load the move of experts that the engine made."""
     balancing = find_able(reference, "expert copies")
     if trial.observed.expert_move is not None and balancing is not None:
         balancing.rebalance_experts()

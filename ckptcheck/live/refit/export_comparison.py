@@ -27,16 +27,17 @@ if TYPE_CHECKING:
     from ckptcheck.compare.diagnosis import TensorBits, Verdict
 
 MAX_DIAGNOSED = 64
-"""Number of tensors that differ from the source to explain."""
+"""Tensors to explain of those that differ from the source: one cause shows in a few."""
 Reason = Literal["stale", "part", "tensor", "zero", "absent", "unknown"]
-"""What an export has in place of what a rank holds: what the rank held at an earlier step, another part of the same weight, a part
-of another weight, zeros, nothing, or something else."""
+"""The content of a wrong part of an export: the rank's values of an earlier step, another part of the same weight, a part of
+another weight, zeros, nothing, or other values."""
 BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 LAYER = re.compile(r"\.layers\.(\d+)\.")
 NUMBERED = {"layer": LAYER, "expert": re.compile(r"\.experts\.(\d+)\.")}
 RANKS = re.compile(r"\b(TP|PP|EP) ranks? [\d-]+(?:,[\d-]+)*")
 MOST_PAIRS = 6
+"""Pairs of layers or experts that a message lists."""
 AXES = ("row", "column")
 Place = tuple[str, int, int, int]
 """Weight, axis, begin, end."""
@@ -51,9 +52,9 @@ class MisexportedPart:
     """All ranks that hold this part."""
     reason: Reason
     origin: ShardDigest | None = None
-    """Who holds what the export has here: of the reasons "part" and "tensor"."""
+    """For "part" and "tensor": the shard whose values the export has."""
     step: int | None = None
-    """The step after which the rank held what the export has: of the reason "stale"."""
+    """For "stale": the step after which the rank held these values."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +63,17 @@ class ExportComparison:
 
     step: int
     compared: int
-    """Parts of weights of which the digests were compared."""
+    """Number of compared parts of weights."""
     wrong: tuple[MisexportedPart, ...] = ()
-    saved_otherwise: tuple[str, ...] = ()
-    """Weights of which the saved checkpoint has other bytes than the export; looked for only where the trial found a fault."""
+    saved_differently: tuple[str, ...] = ()
+    """Weights whose bytes in the saved checkpoint differ from the export; the trial compares them only if it found a fault."""
     held: Mapping[Place, frozenset[str]] | None = None
-    """Part → the digests that its holders have."""
+    """Part → the digests of the ranks that hold it."""
 
     @property
     def is_sound(self) -> bool:
         """Whether the export is what the ranks hold, and what is saved is the export."""
-        return not self.wrong and not self.saved_otherwise
+        return not self.wrong and not self.saved_differently
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class SourceComparison:
     """The trainer's export at step 0 beside the source of the trial."""
 
     compared: int = 0
-    """Tensors of which the digests were compared."""
+    """Number of compared tensors."""
     differing: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     """Tensors of the source that the trainer does not export, under this or another name."""
@@ -95,7 +96,7 @@ def compare_export(
 ) -> ExportComparison:
     """Compare the export of a step with what the ranks hold.
 
-    shards: what every rank holds, beside the export. earlier: the comparisons of the steps before, which tell what is stale.
+    shards: digests of what every rank holds and of the export. earlier: comparisons of earlier steps, to recognise stale values.
     """
     holders: dict[Place, list[ShardDigest]] = {}
     by_digest: dict[str, list[ShardDigest]] = {}
@@ -141,7 +142,7 @@ def _explain(
     return MisexportedPart(shard, ranks, "unknown")
 
 
-def find_saved_otherwise(weights: Sequence[Weight], sent: Mapping[str, str], saved: Path) -> tuple[str, ...]:
+def find_saved_differently(weights: Sequence[Weight], sent: Mapping[str, str], saved: Path) -> tuple[str, ...]:
     """Return the weights that a checkpoint of the trainer has with other bytes than were exported. What it lacks is not compared.
 
     sent: name → digest of what is exported. This reads the whole checkpoint.
@@ -274,7 +275,7 @@ def _describe_content(parts: Sequence[MisexportedPart], first: MisexportedPart, 
 
 
 def _describe_moves(parts: Sequence[MisexportedPart], layout: str) -> str:
-    """Say which weights stand in the place of which others: by the number of the layer or the expert, where only that differs."""
+    """List the weights that the export swaps, as ``layer 1 is layer 2`` if only the number of the layer or expert differs."""
     moves = [(part.shard.name, part.origin.name) for part in parts if part.origin is not None]
     for noun, pattern in NUMBERED.items():
         if all(pattern.sub("*", to) == pattern.sub("*", source) for to, source in moves):

@@ -1,7 +1,7 @@
-"""Finds the module that computes otherwise: an engine than the same engine started cold, or one of the sides than float32 does.
+"""Finds the first module whose output is wrong: it differs from the engine's cold load, or is too far from float32.
 
 Trainer and engine over the same weights differ by rounding, and a fault can hide below that. A third forward pass of the same
-weights in float32, by transformers, tells for every module how far each side is from it: two sound sides are about as far.
+weights in float32, by transformers, measures the error of every module on each side: two sound sides have about the same error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOM = 1.5
 """Memory that has to be free for the float32 pass, in sizes of its weights."""
 HEAD, NORM, LAST_NORM = "lm_head", "model.norm", "model.norm of the last token"
 RATIO = 3.0
-"""How many times as far from float32 as the other side a module is, if it does not just round."""
+"""Ratio of the two sides' errors beyond which a module does more than round: two sound sides have about the same error."""
 
 
 StartOracle = Callable[[Path], ActivationSource]
@@ -37,7 +37,7 @@ StartOracle = Callable[[Path], ActivationSource]
 
 @dataclass(frozen=True)
 class ModuleDifference:
-    """The first module whose output differs; `module` is "" where none does."""
+    """The first module whose output differs; `module` is "" if all outputs are equal."""
 
     module: str
     """Its name in the Hugging Face model, ``model.layers.3.self_attn.q_proj``."""
@@ -109,7 +109,7 @@ def measure_module_errors(
     sides = {"engine": engine, "trainer": trainer}
     errors = {side: _measure_side(found, oracle) for side, found in sides.items()}
     last_norms = {side: found.pop(LAST_NORM, 0.0) for side, found in errors.items()}
-    # sides of two dtypes round otherwise, so only what no rounding explains is told
+    # two dtypes round differently: then only an error beyond the limit of the wider rounding counts
     share = 16 if dtypes[0] == dtypes[1] else 1
     known = [dtype if dtype in EPSILON else "bfloat16" for dtype in dtypes]
     limits = {side: rounding_limit(dtype) / share for side, dtype in zip(sides, known, strict=True)}
@@ -153,8 +153,8 @@ def describe_module(errors: ModuleErrors, names: Mapping[str, str]) -> str:
         return f"{subject} computes {errors.module} to numbers that are not finite, and the {other} ({names[other]}) does not"
     relation = f": its output is {errors.relation}" if errors.relation else ""
     return (
-        f"{subject} computes {errors.module} otherwise than float32 does, by {own:.2g} of its norm, and the {other}"
-        f" ({names[other]}) by {others:.2g}{relation}"
+        f"{subject} computes {errors.module} with a relative error of {own:.2g} against float32, and the {other}"
+        f" ({names[other]}) with one of {others:.2g}{relation}"
     )
 
 

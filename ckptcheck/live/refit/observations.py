@@ -57,7 +57,7 @@ class RankDiagnosis:
 
 @dataclass(frozen=True)
 class Sync:
-    """One weight sync of a trial, and what the engine held afterwards."""
+    """One weight sync of a trial, and the weights of the engine after it."""
 
     number: int
     step: int
@@ -73,36 +73,35 @@ class Sync:
     reference: TensorDigests
     """Manifest of the same engine, started cold from the same weights."""
     draft_answer: UpdateResult | None = None
-    """The engine's answer to the update of its draft model, None where none was sent."""
+    """The engine's answer to the update of its draft model; None if the trial sent none."""
     scalars: HostScalars = field(default_factory=dict)
     """Numbers that the engine keeps on the host after the sync, and after its first forward passes if there were any."""
     reference_scalars: HostScalars = field(default_factory=dict)
-    """Those of the same engine, started cold from the same weights."""
+    """The same numbers of the same engine, started cold from the same weights."""
     bucket_names: tuple[tuple[str, ...], ...] = ()
     """Names of the tensors in each bucket, in the order in which they were sent."""
     unwritten_parts: Mapping[Key, UnwrittenElements] = field(default_factory=dict)
-    """Marks that were written before this sync and are still in the engine."""
+    """Tensor → the marks that the trial wrote before this sync and that are still in it."""
     arrived: tuple[Arrival, ...] | None = None
-    """What reached the loader of each rank, in order; None where it was not noted: in a sync that is timed, or by an engine that
-    cannot."""
+    """What reached the loader of each rank, in order; None in a timed sync, and for an engine that cannot record it."""
     wrong_slots: tuple[WrongSlot, ...] = ()
-    """Copies of experts that are not those of a cold load, where the engine holds copies."""
+    """Copies of experts that differ from a cold load, if the engine holds copies."""
     slots: int = 0
     """How many slots for experts were compared."""
     loaded: Mapping[Key, LoadedParameter] = field(default_factory=dict)
-    """The parameters at the moment when the loader had loaded all that was sent; {} where that was not noted."""
+    """The parameters at the moment when the loader had loaded everything; {} if the engine cannot record it."""
     was_marked: bool = False
-    """Whether marks were written before it, so that `unwritten_parts` shows all that it did not write."""
+    """Whether the trial wrote marks before it, so that `unwritten_parts` has all that it did not write."""
     time: str = ""
     """When the sync ended, UTC."""
     seconds: float = 0.0
-    """Export and update, as a job has them; the engine's own share is in `answer`."""
+    """Time of export and update, as a job has them; the engine's own share is in `answer`."""
     check_seconds: float = 0.0
-    """Digests of all that the engine holds afterwards, and their comparison with the reference."""
+    """Time to digest all that the engine holds afterwards, and to compare it with the reference."""
     sent_seconds: float = 0.0
-    """Digests of what the trainer exports."""
+    """Time to digest what the trainer exports."""
     diagnoses: tuple[RankDiagnosis, ...] = ()
-    """Causes of what differs, for each rank of the engine on which something does."""
+    """The causes, for each rank of the engine that differs."""
     no_diagnosis_reason: str = ""
     """Why the trial did not look for causes, or not for all of them."""
     inflight_request: InflightRequest | None = None
@@ -160,7 +159,7 @@ class Sync:
 
 @dataclass(frozen=True)
 class CacheProbe:
-    """One sequence that was in the prefix cache before a sync, scored three times over the weights that the sync brought."""
+    """Three scores, with the weights of a sync, of one sequence that was in the prefix cache before it."""
 
     cached: SequenceScores
     """Right after the sync."""
@@ -213,17 +212,17 @@ class Scoring:
 
 @dataclass(frozen=True)
 class ImageProbe:
-    """Logprobs of the same text after the same image, over the weights that a sync brought."""
+    """Logprobs of the same text after the same image, with the weights of a sync."""
 
     after_sync: int
     kept: tuple[float, ...]
-    """With what the engine keeps of images, as the sync left it."""
+    """With the engine's cache of images as the sync left it."""
     after_reset: tuple[float, ...]
-    """After it was made to drop that; () where it fails then too."""
+    """After a reset of that cache; () if the engine fails on the image even then."""
     cold: tuple[float, ...]
     """By the same engine, started cold from the same weights."""
     failure: str = ""
-    """How it failed on the image before that, "" where it did not; `kept` is () then."""
+    """How the engine failed on the image before the reset, with `kept` (); "" if it did not fail."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +259,7 @@ class SleepCheck:
 
 @dataclass
 class Observations:
-    """What one trial has observed so far, from the cold load to the last sync. It grows while the trial runs, and then no more."""
+    """What one trial has observed so far, from the cold load to the last sync. Only the running trial adds to it."""
 
     target: str
     engine: EngineInfo | None = None
@@ -268,13 +267,13 @@ class Observations:
     weights: tuple[Weight, ...] = ()
     """What the trainer exports."""
     stream_transport: str = ""
-    """The transport, if it joins all buckets into one stream, otherwise ""."""
+    """The transport, if it joins all buckets into one stream; else ""."""
     ignored_options: Mapping[str, str] = field(default_factory=dict)
     """Switch that the engine did not apply → why."""
     source_comparison: SourceComparison | None = None
     """The trainer's export at step 0 beside the source; None where that was not compared."""
     export_comparisons: list[ExportComparison] = field(default_factory=list)
-    """The trainer's export after each step, 0 first, beside what its ranks hold; [] where it cannot tell."""
+    """The trainer's export after each step, 0 first, beside what its ranks hold; [] for a trainer that cannot digest its ranks."""
     cold_manifest: TensorDigests = field(default_factory=dict)
     """Manifest after the cold load."""
     cold_scalars: HostScalars = field(default_factory=dict)
@@ -287,28 +286,28 @@ class Observations:
     syncs: list[Sync] = field(default_factory=list)
     scorings: list[Scoring] = field(default_factory=list)
     module_differences: dict[int, ModuleDifference] = field(default_factory=dict)
-    """Number of a sync after which logprobs are off although weights are right → where the engine computes otherwise."""
+    """Number of a sync after which logprobs are off although weights are right → the module whose output is wrong."""
     module_errors: ModuleErrors | None = None
     """How far the modules of both sides are from float32; None where that was not measured."""
     module_errors_skipped: str = ""
-    """Why it was not measured although it was called for, "" otherwise."""
+    """Why the trial could not measure `module_errors` when it had to; else ""."""
     steps: list[OptimizerStep] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
     """Bytes that the engine holds after the cold load and after every sync."""
     replica_mismatch: dict[int, tuple[UnlikeReplicas, ...]] = field(default_factory=dict)
-    """Step → weights of which the trainer's ranks hold different copies; empty if the trainer has one rank."""
+    """Step → weights whose copies differ between the trainer's ranks; empty if the trainer has one rank."""
     untrained: tuple[str, ...] = ()
     """Tensors of the source that the trainer does not export and a draft model needs; every cold load gets them from the source."""
     sent_draft: tuple[str, ...] = ()
-    """Tensors that the engine drafts with and that are sent too, in a session of their own; () where nothing is."""
+    """Tensors of the draft model that each sync sends in a session of their own; () if it sends none."""
     acceptances: list[Acceptance] = field(default_factory=list)
     """Acceptance lengths of a draft model, after the cold load and after every sync that was scored; [] without one."""
     image_probes: list[ImageProbe] = field(default_factory=list)
-    """What the engine made of an image after every sync that brought other weights; [] for a model that takes none."""
+    """Logprobs after an image, for every sync that changed weights; [] for a model without images."""
     images_skipped: str = ""
-    """Why the engine was given no image although the model takes images, "" otherwise."""
+    """Why the trial gave the engine no image although the model takes images; else ""."""
     expert_move: ExpertMove | None = None
-    """How the engine moved its experts between the first two syncs; None where it holds no copies of experts."""
+    """How the engine moved its experts between the first two syncs; None if it holds no copies of experts."""
     sleep_check: SleepCheck | None = None
     """What the engine held before and after a sleep."""
     is_fast: bool = False
@@ -316,7 +315,7 @@ class Observations:
     sleep_skipped: str = ""
     """Why the engine did not sleep."""
     unsynced_changes: dict[int, Mapping[Key, bool]] = field(default_factory=dict)
-    """Step → tensors of the engine that changed after it, before anything was sent → whether they became what was to be sent."""
+    """Step → tensors of the engine that changed after the step and before its sync → whether they became the new weights."""
     trainer_identities: dict[int, str] = field(default_factory=dict)
     """Step → identity of the weights that the trainer's ranks hold after it."""
     engine_identities: dict[int, str] = field(default_factory=dict)

@@ -247,7 +247,7 @@ def measurement_sections(trace: Observations) -> Iterator[Section]:
 
 
 def _hidden_by_floor(trace: Observations) -> tuple[str, ...]:
-    """Return what a difference between trainer and engine could be without passing the floor; () where the floor is low."""
+    """Return what faults a high noise floor can hide between trainer and engine; () if the floor is low."""
     allowed = trace.noise_floor.trainer_tolerance
     if allowed.mean <= HIDING_MEAN:
         return ()
@@ -279,7 +279,7 @@ def _greedy_text_lines(trace: Observations) -> Iterator[str]:
 
 
 LEFT_OUT = (
-    "nothing was decoded: that the engine decodes otherwise than it prefills (a decode kernel, a captured graph) is not seen",
+    "the engine decoded nothing: a fault of decoding alone (a decode kernel, a captured graph) does not show",
     "REF010 and REF012 compare logprobs by prefill only; REF017, which compares greedy text, does not run",
 )
 

@@ -35,8 +35,8 @@ def open_source(
 
     config_folder: folder with the model's config.json and tokenizer, for a run whose arguments do not say enough.
     tolerated: collects the errors of the scan if the trial is to continue despite them.
-    Raises CkptcheckError for a source with errors otherwise (the trial would only find those), for a critic, and for a run
-    from which no model can be built; EvidenceError if it cannot be read.
+    Raises CkptcheckError for a critic, for a run that no model can be built from, and, without `tolerated`, for a source with
+    errors (the trial would find those and nothing else). Raises EvidenceError if the source cannot be read.
     """
     source = open_target(target, value_reader=UnreadValues("only headers are read before a trial"))
     if isinstance(source, Checkpoint):

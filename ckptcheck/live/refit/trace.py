@@ -19,7 +19,7 @@ from ckptcheck.live.runtime.engines.known_issues import EngineIdentity, detect_t
 
 
 class RefitTrace(Observations, EvidenceDefaults):
-    """The evidence of a trial: rules read the observations themselves, and the report reads what is said of them here."""
+    """The evidence of a trial: rules read the observations, and the report reads the summaries of this class."""
 
     kind = "refit"
     failed_to = "finish"

@@ -33,7 +33,7 @@ def stale_parameters(trace: Observations, sync: Sync) -> set[Key]:
 
 
 def still_wrong_parameters(trace: Observations, sync: Sync) -> set[Key]:
-    """Return the parameters that were wrong before the last step and have not changed: what was wrong then was told then."""
+    """Return the parameters that were wrong before the last step and have not changed: an earlier finding has them."""
     before = _sync_before_step(trace, sync)
     if before is None:
         return set()
@@ -50,9 +50,9 @@ def _unchanged_parameters(before: Sync, sync: Sync) -> set[Key]:
 
 
 def iter_unwritten_parts(trace: Observations) -> Iterator[tuple[Sync, dict[Key, UnwrittenElements]]]:
-    """Yield each sync before which marks were written, with what it did not write whole of the served model.
+    """Yield each sync with the tensors of the served model in which it left marks.
 
-    A tensor is told once: not again in a later sync, and not where it was wrong before, or stale (REF003, REF004).
+    A tensor comes once: no later sync has it again, and none at all if an earlier sync left it wrong or stale (REF003, REF004).
     """
     known: set[Key] = set()
     for sync in trace.syncs:
@@ -180,7 +180,7 @@ def compare_scoring(scoring: Scoring) -> ScoringDiffs:
 
 
 def suspect_steps(syncs: Sequence[Sync], scorings: Sequence[Scoring], tolerance: LogprobDiff) -> set[int]:
-    """Return the steps after which an engine holds other weights than a cold load, or computes otherwise than the trainer."""
+    """Return the steps after which the engine's weights differ from a cold load, or its logprobs from the trainer's."""
     steps = {sync.step for sync in syncs if sync.has_wrong_parameter}
     for scoring in scorings:
         if scoring.after_sync and not compare_scoring(scoring).trainer.within(tolerance):
@@ -189,10 +189,10 @@ def suspect_steps(syncs: Sequence[Sync], scorings: Sequence[Scoring], tolerance:
 
 
 def misexported_weights(trace: Observations) -> set[str]:
-    """Return the weights that the trainer exports or saves otherwise than its ranks hold them, or than SOURCE has them."""
+    """Return the weights whose export or saved file differs from what the trainer's ranks hold, or from SOURCE."""
     source = trace.source_comparison
     wrong = {part.shard.name for each in trace.export_comparisons for part in each.wrong}
-    saved = {name for each in trace.export_comparisons for name in each.saved_otherwise}
+    saved = {name for each in trace.export_comparisons for name in each.saved_differently}
     return wrong | saved | set(source.differing if source is not None else ())
 
 
@@ -200,8 +200,8 @@ HIDING = 1e-3
 """Nats below which two float32 sides differ by rounding alone."""
 
 
-def may_compute_otherwise(trace: Observations) -> bool:
-    """Whether the weights of the last sync are right, and trainer and engine differ, or could without passing the noise floor."""
+def may_hide_difference(trace: Observations) -> bool:
+    """Whether the last sync is right, but trainer and engine differ, or could differ by less than the noise floor."""
     sync, engine, trainer = trace.syncs[-1] if trace.syncs else None, trace.engine, trace.trainer
     if sync is None or engine is None or trainer is None or sync.has_wrong_parameter or sync.has_unwritten_parameter:
         return False
@@ -213,7 +213,7 @@ def may_compute_otherwise(trace: Observations) -> bool:
 
 
 def describe_off_module(trace: Observations) -> str | None:
-    """Say which side computes otherwise than float32 does, and in which module first; None where neither is known to."""
+    """Say which side is off from float32, and in which module first; None if the trial found neither side off."""
     errors = trace.module_errors
     if errors is None or not errors.module or trace.engine is None or trace.trainer is None:
         return None
@@ -221,8 +221,8 @@ def describe_off_module(trace: Observations) -> str | None:
 
 
 def wrong_references(trace: Observations, sync: Sync) -> set[Key]:
-    """Return the engine's tensors that a cold load got from a checkpoint with other values than the trainer exports."""
-    saved = {name for each in trace.export_comparisons if each.step == sync.step for name in each.saved_otherwise}
+    """Return the engine's tensors whose reference is wrong: the cold load read them from a file that differs from the export."""
+    saved = {name for each in trace.export_comparisons if each.step == sync.step for name in each.saved_differently}
     weights = {weight.name: weight for weight in trace.weights}
     return {
         key for key in sync.manifest if saved and saved & {source.name for source in trainer_weights(key[1], weights)}

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ckptcheck.errors import EvidenceError
 from ckptcheck.live.refit import weight_identity
-from ckptcheck.live.refit.export_comparison import compare_export, compare_with_source, find_saved_otherwise
+from ckptcheck.live.refit.export_comparison import compare_export, compare_with_source, find_saved_differently
 from ckptcheck.live.refit.joined_weights import split_joined_weights
 from ckptcheck.live.refit.trace_queries import suspect_steps
 from ckptcheck.live.refit.trial_state import TrialState
@@ -64,8 +64,8 @@ def compare_saved(trial: TrialState) -> None:
         for number, each in enumerate(observed.export_comparisons):
             if each.step in steps:
                 sent = next(sync.sent for sync in observed.syncs if sync.step == each.step)
-                names = find_saved_otherwise(observed.weights, sent, trial.folder / f"step{each.step}")
-                observed.export_comparisons[number] = replace(each, saved_otherwise=names)
+                names = find_saved_differently(observed.weights, sent, trial.folder / f"step{each.step}")
+                observed.export_comparisons[number] = replace(each, saved_differently=names)
 
 
 def identify_trainer(trial: TrialState, shards: Sequence[ShardDigest], step: int) -> None:
@@ -79,7 +79,7 @@ def identify_trainer(trial: TrialState, shards: Sequence[ShardDigest], step: int
     observed.trainer_identities[step] = named.identity
     cold = observed.engine_identities.get(0)
     if step == 0 and cold is not None and cold != named.identity:
-        observed.identity_gaps["engine"] = "its cold load stores weights otherwise than the trainer exports them"
+        observed.identity_gaps["engine"] = "its cold load stores weights in another form than the trainer exports"
 
 
 def identify_engine(trial: TrialState, engine: Engine, number: int) -> None:

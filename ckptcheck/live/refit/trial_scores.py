@@ -16,7 +16,7 @@ from ckptcheck.live.refit.module_errors import (
 )
 from ckptcheck.live.refit.noise_floor import measure_noise_floor, measure_rounding
 from ckptcheck.live.refit.observations import Sync
-from ckptcheck.live.refit.trace_queries import compare_scoring, may_compute_otherwise
+from ckptcheck.live.refit.trace_queries import compare_scoring, may_hide_difference
 from ckptcheck.live.refit.trial_state import TrialState
 from ckptcheck.live.runtime.engines.activations import ActivationSource
 from ckptcheck.live.runtime.engines.base import Engine
@@ -80,11 +80,11 @@ def measure_rounding_last(trial: TrialState, trainer: Trainer) -> None:
 
 
 def _find_module(trial: TrialState, engine: Engine, sync: Sync) -> None:
-    """Note the module that computes otherwise than in a cold load, if every weight is right. A failure only costs the answer."""
+    """Note the first module whose output differs from a cold load's, if every weight is right. A failure only costs the answer."""
     able = find_able(engine, "activations")
     if able is None or not sync.manifest or sync.has_wrong_parameter:
         return
-    with trial.phases.run("start", f"look for the module that computes otherwise after sync {sync.number}"):
+    with trial.phases.run("start", f"look for the module whose output is wrong after sync {sync.number}"):
         start_cold = partial(start_again, trial, sync.step)
         try:
             found = find_first_difference(able, start_cold, trial.inputs.sequences[0], trial.folder)
@@ -101,7 +101,7 @@ def compare_with_float32(trial: TrialState, engine: Engine, trainer: Trainer, st
     start_oracle: starts transformers in float32 with a checkpoint; None if nothing does.
     """
     observed = trial.observed
-    if start_oracle is None or not observed.scorings or not may_compute_otherwise(observed):
+    if start_oracle is None or not observed.scorings or not may_hide_difference(observed):
         return
     if not isinstance(trainer, ActivationSource) or not isinstance(engine, ActivationSource):
         return

@@ -196,19 +196,19 @@ class TrialState:
     source: Checkpoint | None = None
     """What the trainer loaded, None if its export cannot be compared with it."""
     draft: DraftWeights | None = None
-    """What the engine drafts with and the trainer does not hold; None without it."""
+    """The draft model's weights that the trainer does not hold; None without a draft model."""
     image: tuple[int, ...] = ()
     """Tokens of an image and of the text after it; () for a model that takes none."""
     cold_slots: Slots = field(default_factory=dict)
     """What lay in the slots for experts after the first cold load."""
     moved_tensors: TensorDigests = field(default_factory=dict)
-    """What the engine held after its experts were moved; {} before that, and without it."""
+    """The engine's tensors after it moved its experts; {} before, and for an engine that moves none."""
     weight_parts: Sequence[WeightPart] = ()
-    """Which part of which weight each parameter of the engine holds, where its cold load tells it."""
+    """The weight and the part of it that each parameter of the engine holds, as far as the cold load shows it."""
     cold_acceptance: float | None = None
     """The acceptance length of the last cold load; None without a draft model."""
     scratch: frozenset[Key] = frozenset()
-    """Tensors that a forward pass changes: those are no weights."""
+    """Derived tensors that a forward pass changes: they are no weights."""
     moving_scalars: frozenset[Key] = frozenset()
     """Numbers on the host that a forward pass changes."""
 
@@ -228,7 +228,7 @@ class TrialState:
         sequence, observed = self.inputs.sequences[0], self.observed
         engine.score([sequence], decode=1)
         manifest, scalars = engine.digest_tensors(), engine.read_scalars()
-        # of another length, so that a number that belongs to a request moves too
+        # another length, so that a number of the request changes too
         engine.score([sequence[: len(sequence) // 2 + 1]], decode=1)
         self.moving_scalars = find_moving(scalars, engine.read_scalars())
         observed.cold_scalars = self.read_scalars(engine)

@@ -23,7 +23,7 @@ from ckptcheck.runs.history.record import utc_now
 
 
 def scramble(trial: TrialState, engine: Engine) -> ScrambleResult:
-    """Overwrite the weights with marks, but for a draft model of which nothing is sent."""
+    """Overwrite the weights with marks, except those of a draft model that no sync sends."""
     observed = trial.observed
     if observed.sent_draft or observed.untrained:
         return engine.scramble_weights(keep_draft=not observed.sent_draft)
@@ -80,7 +80,7 @@ def sync_weights(
 ) -> None:
     """Sync once, compare the engine with the reference, and look for the causes of what differs.
 
-    is_marked: marks were written before.
+    is_marked: whether the trial wrote marks before this sync.
     """
     observed, settings = trial.observed, trial.settings
     start_time = time.monotonic()

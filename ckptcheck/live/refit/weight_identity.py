@@ -89,10 +89,10 @@ def identify_engine(
 def list_weight_parts(
     held: TensorDigests, weights: Sequence[Weight], source: Checkpoint | None, ranks: int
 ) -> list[WeightPart]:
-    """Return which part of which plain weight each parameter of an engine holds on each rank.
+    """Return, for each parameter of each rank of an engine, the plain weight and the part of it that it holds.
 
-    held: what the engine holds. source: as for `identify_trainer`. ranks: how many the engine has. A parameter that is packed, cast
-    or arranged otherwise is left out. Raises EvidenceError for weights that are joined so that an engine may arrange them anew.
+    held: what the engine holds. source: as for `identify_trainer`. ranks: how many the engine has. The result lacks parameters that
+    the engine packs, casts or rearranges. Raises EvidenceError for joined weights, because an engine may arrange them anew.
     """
     plain = split_joined_weights(weights, source)
     if plain.rearranged:

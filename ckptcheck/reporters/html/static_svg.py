@@ -34,7 +34,7 @@ PATTERNS = {
     "bad": '<path d="M0 8L8 0M0 0L8 8" stroke="#fff" stroke-width="1.4"/>',
     "gone": '<path d="M0 0H8V8H0Z" fill="none" stroke="#6a1b9a" stroke-dasharray="3 2"/>',
 }
-"""Tone → what is drawn over its colour, so that nobody has to tell colours apart."""
+"""Tone → the pattern over its colour, for readers who cannot distinguish the colours."""
 
 
 def draw_svg(picture: Picture) -> str | None:

@@ -68,7 +68,7 @@ def draw_sides(job: Job, title: str) -> Picture:
 
 
 def draw_rest(job: Job, title: str) -> TextTable | None:
-    """Draw the settings that belong to neither side; None where none is known."""
+    """Draw the settings that belong to neither side; None without a known one."""
     rows = tuple(
         (TextCell(name, note=FIELDS[name][1]), _describe_setting(job, name))
         for name in FIELDS

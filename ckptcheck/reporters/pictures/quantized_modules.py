@@ -18,7 +18,7 @@ STATES = (
     State("plain", "quiet", "stored or built as numbers"),
     State("quantized", "good", "stored or built quantized"),
     State("not known", "notice", "ckptcheck cannot tell"),
-    State("otherwise", "warn", "built otherwise than stored"),
+    State("unlike", "warn", "built in another form than stored"),
     State("refused", "bad", "the consumer stops at it"),
 )
 STORED = "stored"
@@ -70,7 +70,7 @@ def _draw_decision(modules: Mapping[str, bool], module: str, evaluation: Evaluat
         state = "refused" if decision.error else "not known"
         return HeatCell(state=state, note=decision.error or decision.reason or "", name=module)
     if decision.quantized != modules[module]:
-        return HeatCell(state="otherwise", note=f"built {_name_state(decision.quantized)}", name=module)
+        return HeatCell(state="unlike", note=f"built {_name_state(decision.quantized)}", name=module)
     return HeatCell(state=_name_state(decision.quantized), name=module)
 
 

@@ -31,7 +31,7 @@ class PaddedBatch:
     rewards: NDArray[Any] | None = None
     """One for each sequence."""
     versions: NDArray[Any] | None = None
-    """Weight version of each token; negative where none is known."""
+    """Weight version of each token; negative if unknown."""
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Names of fields of `Rollout` → values [B, S, …]."""
 

@@ -6,7 +6,7 @@
   src/prime_rl/inference/vllm/routed_experts.py at 559b447).
 - NeMo Gym: ``nrlre1:<dtype>:<tokens>x<layers>x<k>:<base64>`` (NVIDIA-NeMo/RL nemo_rl/utils/routed_experts_codec.py at 7ea279a).
 
-SGLang sends base64 of int32 without a shape, which cannot be told apart into layers and choices; it is not read.
+SGLang sends base64 of int32 without a shape. ckptcheck does not read it: the numbers of layers and choices are unknown.
 """
 
 from __future__ import annotations

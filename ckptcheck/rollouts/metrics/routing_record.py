@@ -1,7 +1,7 @@
-"""Measures a record of expert routing by itself: what is missing, impossible, or stands for more tokens than its own.
+"""Measures a record of expert routing by itself: missing rows, impossible ones, and rows that repeat those of other tokens.
 
-A router replay feeds these rows to the trainer, which cannot know better. Row t holds the experts of token t, one set for each
-layer. A sequence's last token has no row, because nothing was computed from it.
+A router replay feeds these rows to the trainer, which cannot check them. Row t holds the experts of token t, one set for each
+layer. A sequence's last token has no row, because the engine computes nothing from it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CHANCE = 1e-6
 """Largest probability at which equal rows in a run still count as chance."""
 SHORTEST, SHORTEST_COPY = 3, 8
-"""Fewest equal rows after one another, and fewest rows of a copied stretch, that are a finding."""
+"""Fewest equal rows in a row, and fewest rows of a copied stretch, to report: shorter ones occur by chance."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RepeatedRows:
     last: int
     """The tokens of the stretch, both included."""
     distance: int
-    """How many tokens earlier the same rows stand, counted over the file."""
+    """How many tokens earlier in the file the same rows are."""
     source_sequence: int
     source: int
     """Sequence and token of the row that the stretch begins to repeat."""
@@ -203,8 +203,8 @@ class RoutingRecord:
     def repeated(self) -> tuple[RepeatedRows, ...]:
         """The stretches of rows that repeat earlier ones for other tokens, where chance cannot explain it, longest first.
 
-        How often rows are equal by chance depends on the model, so the file itself tells: a stretch counts where stretches
-        shorter than it are too rare to make one of its length.
+        The rate of equal rows by chance depends on the model, so the file itself gives it: a stretch counts if shorter stretches
+        are too rare to explain one of its length.
         """
         import numpy as np
 
@@ -259,10 +259,9 @@ def _hash(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def _find_repeats(hashes: NDArray[Any], usable: NDArray[np.bool_], block: Block) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the stretches [begin, end) of a block whose rows are those `distance` tokens earlier, and how many tokens differ.
+    """Yield (begin, end, distance, differing tokens) of each stretch of a block whose rows equal those `distance` tokens earlier.
 
-    Only stretches in which at least half of the tokens are others than those that the rows stood for first. A row is compared
-    with the latest earlier one that is equal.
+    In a stretch at least half of the tokens differ from the earlier ones. The source of a row is the latest earlier equal row.
     """
     import numpy as np
 

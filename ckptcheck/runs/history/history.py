@@ -49,7 +49,7 @@ class SyncPair:
 
     @cached_property
     def sent_unchanged_once_cast(self) -> frozenset[str]:
-        """Names of which what was looked at is the same both times, once it is cast to what the engine holds."""
+        """Names whose digested rows are equal both times once they are cast to the engine's dtype."""
         return frozenset(name for name, value in self.after.cast.items() if self.before.cast.get(name) == value)
 
     @cached_property
@@ -59,9 +59,10 @@ class SyncPair:
 
     @cached_property
     def unchanged_side(self) -> tuple[str, int] | None:
-        """The side of which no tensor changed (sent or held), with its number of tensors; None if something changed.
+        """The side without a changed tensor (sent or held), with its number of tensors; None if something changed.
 
-        If the record has both sides, the trainer's counts. A part of what was sent, and a group without a matrix, tell nothing.
+        If the record has both sides, the trainer's counts. The result is None too if the sync sent a part, or a group without a
+        matrix: norms and biases may stay as they are for a step.
         """
         if self.after.group and not any(trainable_matrices({*self.after.sent, *self.after.held})):
             return None
@@ -75,9 +76,9 @@ class SyncPair:
 
 
 def _pair_syncs(syncs: Iterable[tuple[int, SyncRecord]]) -> tuple[SyncPair, ...]:
-    """Return each sync with the last one before it that looked at the same tensors, if the same process recorded both.
+    """Return each sync with the last one before it that digested the same tensors, if the same process recorded both.
 
-    syncs: their places in the record, and they.
+    syncs: pairs of a sync's position in the record and the sync.
     """
     pairs: list[SyncPair] = []
     last: dict[tuple[str, str], tuple[int, SyncRecord]] = {}
@@ -103,14 +104,14 @@ class History(EvidenceDefaults):
     damaged_lines: Mapping[int, str] = field(default_factory=dict)
     """Line number → why the line is not a sync."""
     saved: SavedWeights | None = None
-    """A checkpoint of the job, None where none was named."""
+    """A checkpoint of the job; None if the user named none."""
     responses: ResponseVersions | None = None
-    """The weight versions of the job's responses, None where none were named."""
+    """The weight versions of the job's responses; None if the user named none."""
     kind: str = "history"
 
     @property
     def identities(self) -> Mapping[str, str]:
-        """The identity of what the last sync that has one sent, that of what the engine then held, and that of the checkpoint."""
+        """The identities of what the last sync with an identity sent, of what the engine then held, and of the checkpoint."""
         last = next((sync for sync in reversed(self.syncs) if sync.identity is not None), SyncRecord())
         found = {"last sync that was named": last.identity, "engine after it": last.held_identity}
         found["saved checkpoint"] = self.saved.identity if self.saved is not None else None
@@ -149,9 +150,9 @@ class History(EvidenceDefaults):
 
     @cached_property
     def pairs(self) -> tuple[SyncPair, ...]:
-        """Each successful sync whose weights were digested with the one before it, if the same process recorded both.
+        """Each successful digested sync with the digested sync before it, if the same process recorded both.
 
-        A watch may digest the weights at every n-th sync only: those in between tell nothing of them.
+        A watch may digest the weights at every n-th sync only; the pairs skip the syncs in between.
         """
         return _pair_syncs((index, sync) for index, sync in enumerate(self.syncs) if sync.ok and sync.is_digested)
 
@@ -167,7 +168,7 @@ class History(EvidenceDefaults):
 
     @cached_property
     def step_pairs(self) -> tuple[SyncPair, ...]:
-        """The pairs with a step in between, of which both say what was sent, or both what the engine holds."""
+        """The pairs with a step in between that can be compared: both have digests of what was sent, or both of the engine."""
         return tuple(
             pair
             for pair in self.pairs
@@ -175,10 +176,10 @@ class History(EvidenceDefaults):
         )
 
     def find_unchanged_side(self, pair: SyncPair) -> tuple[str, int] | None:
-        """Return the side of which no tensor changed, with its number of tensors; None if something may have changed.
+        """Return the side without a changed tensor, with its number of tensors; None if something may have changed.
 
-        A job may train a few tensors, or change a few elements at a step: what it did not change in one group of tensors, or in
-        some rows, tells nothing of the others. So a part counts only where the other steps changed nearly all matrices in it.
+        A job may train a few tensors, or change a few elements at a step. An unchanged group of tensors, or unchanged rows, then do
+        not show that the rest is unchanged. So a part counts only if the other steps changed nearly all matrices in it.
         """
         if not pair.after.group:
             return pair.unchanged_side
@@ -188,7 +189,7 @@ class History(EvidenceDefaults):
 
     @cached_property
     def _changed_matrices(self) -> list[tuple[int, int, bool]]:
-        """Of each step that changed a matrix: how many of those sent, how many were sent, and whether they were looked at whole."""
+        """For each step that changed a matrix: changed matrices, sent matrices, and whether the watch digested them whole."""
         counts = [
             (len(pair.sent_changed.intersection(matrices)), len(matrices), pair.after.has_whole_tensors)
             for pair in self.step_pairs
@@ -205,7 +206,7 @@ class History(EvidenceDefaults):
         return tuple(name for name in self.syncs[-1].sent if name not in changed)
 
     def count_comparisons(self, name: str) -> int:
-        """Return at how many steps a whole tensor was compared with what was sent before."""
+        """Return the number of steps at which the record can compare a whole tensor with the sync before."""
         return sum(
             name in pair.before.sent and name in pair.after.sent and pair.after.has_whole_tensors
             for pair in self.step_pairs
@@ -213,7 +214,7 @@ class History(EvidenceDefaults):
 
     @cached_property
     def names_sent(self) -> frozenset[str]:
-        """The names that the trainer sends at every sync that looks at them; none where they change, as those of deltas do."""
+        """The names that the trainer sends at every digested sync; none if they change from sync to sync, as in deltas."""
         of_group: dict[str, frozenset[str]] = {}
         for sync in self.syncs:
             if sync.ok and sync.sent:

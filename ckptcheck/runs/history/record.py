@@ -1,8 +1,8 @@
 """The record of syncs: JSON Lines, one sync per line, appended so that a crash loses at most the line being written.
 
 Every line stands alone, so a damaged line costs only that sync. The file is bounded: at twice the number of syncs to keep, it
-is rewritten with the last ones, completely or not at all. A file that is not a record is never changed, and lines of a record
-that are not syncs are kept, because somebody else wrote them.
+is rewritten with the last ones, completely or not at all. `Record` never changes a file that is not a record, and keeps
+lines that are not syncs, because another program wrote them.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ KEEP = 100
 LONGEST = 1 << 27
 """Bytes of the longest line that is read: a sync of 500,000 tensors, both sides, has 90 MB."""
 PIECE, MOST_PIECES = 1 << 20, 512
-"""Bytes and number of the pieces in which the end of a longer line is looked for."""
+"""Bytes and number of the pieces to read in search of the end of a longer line."""
 NO_BYTES = frozenset({"0" * 32, hashlib.sha256(b"").hexdigest()})
-"""Digests of a tensor without bytes, ckptcheck's own and that of vLLM's servers: they do not tell what the engine computes with."""
+"""Digests of a tensor without bytes, ckptcheck's and that of vLLM's servers: the engine computes with something else."""
 RUN_ID = uuid.uuid4().hex[:12]
 """Identifies the process that imported this module; see `run_id`."""
 _IMPORTED_BY = os.getpid()
 LOCK_PATIENCE = 1.0
-"""Seconds to wait for another process that writes to the same file: a job must not wait for one that was stopped."""
+"""Seconds to wait for another process that writes to the same file: a job must not wait for a suspended one."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""What file systems without locks answer, such as some network file systems."""
+"""Errors of file systems without locks, such as some network file systems."""
 
 
 def run_id() -> str:
-    """Return what identifies this process: in another one, versions and steps may start again, also in one that was forked."""
+    """Return an id of this process. Another process, also a forked one, may restart versions and steps."""
     return RUN_ID if os.getpid() == _IMPORTED_BY else f"{RUN_ID}-{os.getpid()}"
 
 
@@ -62,7 +62,7 @@ class ProbeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     tokens: int
     """Number of tokens."""
     floor: float | None = None
-    """Mean |Δ| of equal weights on both sides, as it was calibrated for this model; None if it was not."""
+    """Mean |Δ| of equal weights on both sides, from a calibration of this model; None without one."""
     file: str = ""
     """The file that has the logprobs, "" if they were not kept."""
 
@@ -85,7 +85,7 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     seconds: float = 0.0
     """Duration of the sync."""
     checked: float = 0.0
-    """Seconds for digests and for questions to the engine, for which the job waited."""
+    """Seconds that the job waited for digests and for answers of the engine."""
     background: float = 0.0
     """Seconds for digests beside the job, 0 if it waited for all of them."""
     nbytes: int = 0
@@ -93,29 +93,29 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     ok: bool = True
     """Whether the update call reported success."""
     message: str = ""
-    """What the update call answered."""
+    """The answer of the update call."""
     trainer: str = ""
     engine: str = ""
     sent: dict[str, str] = {}
     """The trainer's name of a tensor → digest of what it exported."""
     cast: dict[str, str] = {}
-    """The trainer's name of a tensor that the engine casts → digest of the rows that were looked at, cast in the same way."""
+    """The trainer's name of a tensor that the engine casts → digest of the same rows after the same cast."""
     held: dict[str, str] = {}
     """``rank/name`` → digest of what the engine holds afterwards. A part of a fused tensor has the trainer's name."""
     identity: str | None = None
-    """Identity of the set of weights that was sent, as ``ckptcheck identity`` prints that of a checkpoint; None where it was not
-    computed."""
+    """Identity of the set of weights that the trainer sent, as ``ckptcheck identity`` prints it for a checkpoint; None if the watch
+    did not compute it."""
     held_identity: str | None = None
-    """That of the weights which the engine holds afterwards."""
+    """Identity of the weights that the engine holds afterwards."""
     payload: dict[str, str] = {}
-    """Place in a payload that does not tell which tensors it changes, such as a delta → digest of what lay there."""
+    """Place in a payload that does not name the tensors that it changes, such as a delta → digest of the tensor there."""
     payload_bytes: int = 0
     unseen: list[str] = []
-    """``rank/name`` of the engine's tensors that could not be read: whether they changed is not known."""
+    """``rank/name`` of the engine's tensors that the watch could not read: they may have changed or not."""
     group: str = ""
-    """The group of tensors that was looked at, ``2/5``, or the rows of its tensors, ``2/5, part 3/20``; "" if all were."""
+    """The digested group of tensors, ``2/5``, or the rows of its tensors, ``2/5, part 3/20``; "" for all tensors."""
     partial: str = ""
-    """Why only a part of what was sent passed the watch, "" if all did."""
+    """Why only a part of the weights passed the watch, "" if all did."""
     alike: bool = False
     """Whether both digests come from the same function, so that equal bytes give equal digests."""
     probe: ProbeRecord | None = None
@@ -123,7 +123,7 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
 
     @property
     def has_whole_tensors(self) -> bool:
-        """Whether the tensors were looked at whole, and not only some rows of them."""
+        """Whether the digests are of whole tensors, and not of some rows."""
         return "part" not in self.group
 
     @property
@@ -216,9 +216,9 @@ def _write_whole(file: io.FileIO, line: bytes, size: int) -> None:
 
 
 def _flush_to_disk(path: Path) -> None:
-    """Have the system write a file to its disk, while the caller goes on.
+    """Let the system write a file to its disk, while the caller goes on.
 
-    Only a machine that loses its power needs that: what a process has written stays when the process is killed.
+    Only a power failure needs that: the file keeps what a killed process has written.
     """
 
     def flush() -> None:
@@ -278,7 +278,7 @@ def read_record(path: Path | str) -> tuple[tuple[SyncRecord, ...], dict[int, str
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield number and content of every line that is not blank. A line that is too long comes cut, so it counts as damaged.
 
-    Raises OSError, also for a pipe, a device, and a line that has no end as far as it is followed.
+    Raises OSError, also for a pipe, a device, and a line without an end in `MOST_PIECES` pieces.
     """
     with open_regular_stream(path) as file:
         number = 0

@@ -69,7 +69,7 @@ def history_sections(history: History) -> tuple[Section, ...]:
 
 
 def _identity_sections(history: History) -> tuple[Section, ...]:
-    """Return the table of the sets of weights that were sent, by their identities; none where none was named."""
+    """Return the table of the sets of weights that were sent, by their identities; none if no sync has an identity."""
     rows = [
         (index + 1, sync.step, sync.version, sync.identity, sync.held_identity)
         for index, sync in enumerate(history.syncs)

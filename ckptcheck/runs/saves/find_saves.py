@@ -42,10 +42,11 @@ TRACKERS = (
 TENSORS = (".safetensors", ".safetensors.index.json")
 PICKLES = (".pt", ".pth", ".bin")
 DEEPEST = 6
-"""Levels of folders below a run that are searched."""
+"""Levels of folders to search: ``global_step_10/actor/huggingface`` has three, and the user may name a folder above the run."""
 MOST_FOLDERS = 20_000
+"""Folders to search: a target with more is most likely a whole disk, and each folder is a request to an object store."""
 MOST_PARENTS = 3
-"""How many folders above a target may carry the step, where the target is a part of one save: ``global_step_10/actor``."""
+"""Folders above a target in which to look for the step, if the target is a part of one save: ``global_step_10/actor``."""
 
 
 @dataclass(frozen=True)
@@ -66,21 +67,21 @@ class FoundSave:
 
 @dataclass
 class FoundRun:
-    """What was found in the folders that the user named."""
+    """The saves below the folders that the user named, and what stands beside them."""
 
     saves: list[FoundSave] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     """Folder → why it is no save of the series."""
-    hollow: dict[str, int] = field(default_factory=dict)
-    """Folder that is called like a save of the run, and holds none → its step."""
+    empty_folders: dict[str, int] = field(default_factory=dict)
+    """Folder that has the name of a save but no weights → its step."""
     trackers: dict[str, str] = field(default_factory=dict)
     """File → its text, which names the save that a trainer resumes from."""
 
 
 def find_saves(targets: list[str]) -> FoundRun:
-    """Find the saves below one or several folders, each a run or a save. Raises CkptcheckError where there is none.
+    """Find the saves below one or several folders, each a run or a save. Raises CkptcheckError if there is none.
 
-    A folder that holds a checkpoint and whose path has no step is left out, and said.
+    `left_out` names each folder that holds a checkpoint and whose path has no step.
     """
     found = FoundRun()
     for target in targets:
@@ -112,7 +113,7 @@ def open_tree(target: str, *, follow_links: bool = False) -> Tree:
 
 
 def read_step(parts: list[str]) -> tuple[int, str, int] | None:
-    """Return the place of the deepest folder whose name has a step, what it calls it, and the step; None where none has one.
+    """Return the deepest folder whose name has a step: its position, its word for the step, and the step. None without such a name.
 
     >>> read_step(["outputs", "global_step_10", "actor"]), read_step(["run_3", "best"]), read_step(["0000250"])
     ((1, 'global_step', 10), None, (0, '', 250))
@@ -153,11 +154,11 @@ def _search(target: str, found: FoundRun) -> None:
             )
             waiting.extend((f"{folder}/{name}" if folder else name, depth + 1) for name in deeper)
     strands = {save.strand for save in found.saves}
-    # The folders of all saves and those above them: a run can have as many saves as folders without one.
+    # Sets, not a loop over the saves: a run can have thousands of saves and as many folders without one.
     like_saves, of_saves = _add_parents(strands), _add_parents(save.name for save in found.saves)
     for folder, number in steps.items():
         if folder not in of_saves and _replace_steps(folder.split("/")) in like_saves:
-            found.hollow[folder] = number
+            found.empty_folders[folder] = number
 
 
 def _add_parents(paths: Iterable[str]) -> set[str]:

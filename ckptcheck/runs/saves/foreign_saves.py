@@ -1,4 +1,4 @@
-"""Finds saves that are not between their neighbours: those of another run, or of a branch that was given up."""
+"""Finds saves of another run, or of an abandoned branch: they are far from both neighbours, which are near each other."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ckptcheck.runs.saves.save import Save
 from ckptcheck.runs.saves.update_sizes import measure_updates, take_median
 
 FAR = 0.05
-"""Distance to its neighbours from which on a save may be foreign."""
+"""Least distance of a foreign save from its neighbours, relative to the size of the weights."""
 NEAR = 0.2
-"""Share of that distance that the neighbours have from each other at most. A walk that goes on has 1 and more."""
+"""Largest distance of the neighbours, as a share of that. In an ordinary run it is 1 or more: they are two intervals apart."""
 
 
 class ForeignSave(NamedTuple):

@@ -12,7 +12,7 @@ from ckptcheck.text.file_io import read_whole_file, replace_file
 
 SCHEMA = "ckptcheck-saves/1"
 LARGEST = 1 << 30
-"""Bytes of the largest file that is read."""
+"""Bytes of the largest file to read: 10,000 saves of 500 tensors have about as many."""
 
 
 class KeptSave(msgspec.Struct):

@@ -58,18 +58,18 @@ OPTIMIZER = ("optim", "exp_avg", "momentum", "zero_pp_rank", "fp32_param", "opt_
 NO_WEIGHT = ("rng", "random", "scheduler", "scaler", "sampler", "training_args", "dataloader")
 """What stands in the path of a tensor that belongs to neither."""
 NO_STATE = ("rng", "random_states", "training_args", "scaler")
-"""Beginnings of the names of files that are not looked into."""
+"""Beginnings of the names of files that hold no counter of the run."""
 LEGACY = "model_optim_rng.pt"
-"""Megatron's file of a rank, whose name says nothing of what it holds."""
+"""Megatron's file of a rank, which holds the model and the optimizer."""
 STATE_KEY = ("step", "iteration", "sched", "train_state", "param_groups", "progress", "trainer")
 """Words in the keys of serialized objects that may hold a counter."""
 MOST_OBJECT = 1 << 20
-"""Bytes of a serialized object that is looked into."""
+"""Largest serialized object to search for a counter, in bytes: schedulers and trainer states take a few kilobytes."""
 VOLATILE = re.compile(
     r"transformers_version|_.*|use_cache|architectures|auto_map|(torch_)?dtype|(pad|bos|eos|unk|sep)_token_id|.*dropout|"
     r"initializer_range|output_.*|return_dict.*|id2label|label2id|problem_type|.*attn_implementation.*|gradient_checkpointing"
 )
-"""Settings of config.json that change nothing in the weights, or that the tensors show by themselves."""
+"""Settings of config.json that do not change the weights, or that the tensors show by themselves."""
 MODEL_ARGUMENTS = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "num_experts",
     "moe_router_topk", "rotary_base", "rotary_percent", "normalization", "norm_epsilon", "padded_vocab_size",
@@ -88,7 +88,7 @@ class SaveContents:
     weights: Mapping[str, TensorLayout] = field(default_factory=dict)
     states: dict[str, TensorLayout] = field(default_factory=dict)
     beside: dict[str, TensorLayout] = field(default_factory=dict)
-    """Tensors that are neither, of which only is noted what their files hold."""
+    """Tensors that are neither: the save only records in which files they lie."""
     weight_copies: Sequence[Mapping[str, TensorLayout]] = ()
     """The weights as further ranks have them, for each copy of the model."""
     state_copies: list[dict[str, TensorLayout]] = field(default_factory=list)
@@ -102,7 +102,7 @@ def read_save(
     follow_links: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Save:
-    """Read a save completely. What is wrong with it is in `Save.defects`.
+    """Read a save completely. `Save.defects` lists what is wrong with it.
 
     reference: a Hugging Face checkpoint that says what Megatron's tensors are called there. progress: called with the bytes
     digested so far and the bytes in all. Raises CkptcheckError where its folder cannot be listed.
@@ -325,7 +325,7 @@ def _take_weights(found: list[FoundTensor], contents: SaveContents, save: Save) 
 
 
 def _take_zero_ranges(found: list[FoundTensor], contents: SaveContents, save: Save) -> bool:
-    """Take the fp32 weights of which DeepSpeed's ranks have flat ranges; return whether these make the model."""
+    """Join the flat ranges of fp32 weights that DeepSpeed's ranks have; return whether they make the whole model."""
     try:
         held = join_zero_ranges(contents.source)
     except BrokenRanges as error:
@@ -335,7 +335,7 @@ def _take_zero_ranges(found: list[FoundTensor], contents: SaveContents, save: Sa
     if contents.plan is None:
         return False
     contents.weights, save.naming = contents.plan.layouts, contents.plan.names
-    # what is trained in fp32 stands in 16 bits in the file of the model as well
+    # the model's file has the same weights in 16 bits
     contents.beside |= {each.name: each.layout for each in found}
     return True
 

@@ -26,7 +26,7 @@ class TensorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     file: str = ""
     """The file that holds it, or the first of them."""
     sample: bytes = b""
-    """Some of its elements as float32 in little-endian order; b"" where none were taken."""
+    """A sample of its elements as float32 in little-endian order; b"" without a sample."""
     zero: bool = False
     """Whether every byte is zero."""
 
@@ -40,17 +40,17 @@ class TensorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def content(self) -> tuple[str, tuple[int, ...], str]:
-        """What is equal for equal tensors."""
+        """A key that is equal for equal tensors: dtype, shape, digest."""
         return self.dtype, self.shape, self.digest
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """What a file of a save holds of the tensors."""
+    """The content of one file of a save."""
 
     digest: str
-    """Of the parts of tensors in it, wherever they lie in the file."""
+    """Digest of the parts of tensors in it, independent of their order in the file."""
     tensors: int
-    """Number of tensors of which it holds all or a part."""
+    """Number of tensors that it holds, whole or in part."""
 
 
 class UnlikeCopy(msgspec.Struct, frozen=True):
@@ -69,13 +69,13 @@ class Save(msgspec.Struct, kw_only=True, omit_defaults=True):
     address: str
     """The folder, or its address in an object store."""
     name: str
-    """As a report calls it."""
+    """Its name in a report."""
     strand: str
     """Saves with the same strand are compared with each other."""
     number: Annotated[int, msgspec.Meta(ge=0, le=LAST_STEP)]
     """The step in the folder's name."""
     word: str = ""
-    """What the folder's name calls the step."""
+    """The word for the step in the folder's name."""
     form: str = ""
     """How it is stored."""
     files: dict[str, int] = {}
@@ -83,7 +83,7 @@ class Save(msgspec.Struct, kw_only=True, omit_defaults=True):
     identity: str = ""
     """The name of the set of weights (`ckptcheck identity`); "" where it has none."""
     naming: str = ""
-    """Whose names the weights have: Hugging Face's, Megatron's, or those of the files."""
+    """The naming scheme of the weights: Hugging Face's, Megatron's, or that of the files."""
     weights: dict[str, TensorRecord] = {}
     states: dict[str, TensorRecord] = {}
     """The optimizer's tensors: moments, and master weights."""
@@ -110,12 +110,12 @@ class Save(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def moments(self) -> dict[str, TensorRecord]:
-        """Those of the optimizer's tensors that are moments, by name."""
+        """Name → tensor of the optimizer, for its moments."""
         return {name: state for name, state in self.states.items() if MOMENT.search(name)}
 
 
 def digest_records(records: Mapping[str, TensorRecord]) -> str:
-    """Return what is equal for equal sets of tensors."""
+    """Return a digest that is equal for equal sets of tensors."""
     state = hashlib.blake2b(digest_size=16)
     for name, record in sorted(records.items()):
         state.update(json.dumps([name, *record.content]).encode())

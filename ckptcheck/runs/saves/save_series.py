@@ -21,16 +21,16 @@ class SaveSeries(EvidenceDefaults):
     strands: tuple[Strand, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Folder → why it is no save of the series."""
-    hollow: Mapping[str, int] = field(default_factory=dict)
-    """Folder that is called like a save of the run, and holds none → its step."""
+    empty_folders: Mapping[str, int] = field(default_factory=dict)
+    """Folder that has the name of a save but no weights → its step."""
     trackers: Mapping[str, str] = field(default_factory=dict)
     """File → its text, which names the save that a trainer resumes from."""
     watched: Mapping[int, str] | None = None
     """Step → the identity of the weights that the live trainer sent then; None where no record was named."""
     resumed: tuple[Save, ...] = ()
-    """What was saved right after the run was resumed, elsewhere."""
+    """The first saves of the resumed run, which it wrote to another folder."""
     reused: int = 0
-    """Saves that were not read again, as they were read before and have not changed."""
+    """Saves that have not changed since an earlier reading, which `series` kept."""
     kind: str = "saves"
 
     @property
@@ -40,7 +40,7 @@ class SaveSeries(EvidenceDefaults):
 
     @property
     def subject(self) -> str:
-        """How many saves, over which steps, of which parts."""
+        """The number of saves, their steps, and their parts."""
         numbers = sorted({save.number for save in self.saves})
         steps = f"{self.strands[0].unit} {numbers[0]}" + (f"–{numbers[-1]}" if len(numbers) > 1 else "")
         parts = [count(len(numbers), "save"), steps, ", ".join(strand.name for strand in self.strands)]

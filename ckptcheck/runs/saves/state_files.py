@@ -37,14 +37,17 @@ NO_COUNTER = re.compile(
 RANK_NUMBER = re.compile(r"(rank)_\d+(_\d+)*")
 JSON_FILES = frozenset(("trainer_state.json", "training_info.json", "train_state.json", "scheduler.json", "state.json"))
 MOST_JSON = 1 << 27
+"""Bytes of the largest JSON file to read: a trainer_state.json with a log of a million steps has about as many."""
 DEEP = 64
+"""Nesting depth to search for counters: trainers keep them near the top, and a pickle may contain itself."""
 MOST_SCALARS = 8
-"""Tensors of one element under one key that are read: each parameter of an optimizer counts its steps."""
+"""Tensors of one element to read under one key: every parameter of an optimizer has its own count of the same steps."""
 MOST_NUMBER = 1 << 60
-"""Above any count of steps."""
+"""Larger than any count of steps."""
 LONGEST_LIST = 1 << 14
+"""Items of a list to search for counters; longer ones hold data or logs."""
 LONGEST_PATH = 1000
-"""Characters of the keys that lead to a value: each value below has a path of its own."""
+"""Characters of the path of keys to a value: long keys in deep tables would take quadratic memory."""
 
 
 class StateFile(NamedTuple):

@@ -12,7 +12,7 @@ from ckptcheck.runs.saves.save import Save, TensorRecord
 from ckptcheck.runs.saves.update_sizes import measure_changed_share, measure_updates, take_median
 
 LEAST_MATRIX = 1024
-"""Elements of a matrix of which an optimizer's step changes some, even where the weights are rounded to 16 bits."""
+"""Least elements of a matrix: an optimizer's step changes some of so many, even if weights are rounded to 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class Interval:
 
     @cached_property
     def changed_share(self) -> float:
-        """The share of their elements that changed in the matrices that moved, as the samples show it.
+        """The share of changed elements in the matrices that moved, estimated from the samples.
 
-        Where weights are rounded to 16 bits, a step of training may change one element in a thousand.
+        If weights are rounded to 16 bits, a step of training may change one element in a thousand.
         """
         names = [name for name in self.moved if len(self.after.weights[name].shape) >= 2]
         return measure_changed_share(self.before, self.after, names)
 
     @cached_property
     def distance(self) -> float | None:
-        """The median update of the matrices; None where none was measured."""
+        """The median update of the matrices; None without a measured matrix."""
         return take_median(self.updates, self.after)
 
 

@@ -8,13 +8,14 @@ from statistics import median
 from ckptcheck.runs.saves.save import Save
 
 LEAST_ELEMENTS = 64
-"""Elements below which a sample says too little of a tensor."""
+"""Least elements of a tensor: a smaller sample is too noisy."""
 
 
 def measure_updates(before: Save, after: Save) -> dict[str, float]:
     """Return weight → root mean square of its change, divided by that of the larger weight: 0 for none, √2 for another weight.
 
-    Left out is a weight without a sample, one that is small, one whose sample is not finite, and one that is zero in both.
+    The result lacks weights without a sample, small weights, weights with a sample that is not finite, and weights that are zero in
+    both.
     """
     import numpy as np
 
@@ -42,13 +43,13 @@ def measure_updates(before: Save, after: Save) -> dict[str, float]:
 
 
 def take_median(updates: Mapping[str, float], save: Save) -> float | None:
-    """Return the median update of the matrices: how far apart two saves are. None where none was measured."""
+    """Return the median update of the matrices, the distance of two saves. None without a measured matrix."""
     sizes = [size for name, size in updates.items() if len(save.weights[name].shape) >= 2]
     return median(sizes) if sizes else None
 
 
 def measure_changed_share(before: Save, after: Save, names: Iterable[str]) -> float:
-    """Return the share of the sampled elements of these weights that differ; 0 where none was sampled."""
+    """Return the share of the sampled elements of these weights that differ; 0 without samples."""
     import numpy as np
 
     sampled = [

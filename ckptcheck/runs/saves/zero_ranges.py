@@ -1,9 +1,9 @@
 """Joins the flat ranges that the ranks of DeepSpeed's ZeRO keep of the fp32 weights into the tensors of the model.
 
-Under ZeRO 1 and 2 the parameters of a group of the optimizer follow each other in one vector, of which each rank has a share of
-equal length: a tensor may begin on one rank and end on the next. Under ZeRO 3 each rank has a share of every parameter, one after
-the other. Which parameters these are, and their shapes, stands in the file of the model. Nothing is gathered. Read from the files
-that DeepSpeed 0.19 writes; deepspeed/utils/zero_to_fp32.py says what the keys mean.
+Under ZeRO 1 and 2 the parameters of a group of the optimizer follow each other in one vector, and the ranks share it in equal
+lengths: a tensor may begin on one rank and end on the next. Under ZeRO 3 each rank has a share of every parameter, one after the
+other. The file of the model has the names and shapes of the parameters. Written from the files of DeepSpeed 0.19;
+deepspeed/utils/zero_to_fp32.py says what the keys mean.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def _join_vector(
             raise BrokenRanges(f"its ranks hold {total:,} elements, and {name} would end at {end:,}")
         found[name] = _build(name, shape, vector.cut(begin, end))
         begin = end + (behind[number] if number < len(behind) and type(behind[number]) is int else 0)
-    unit = 2 * len(ranges)  # to a multiple of which the vector is padded
+    unit = 2 * len(ranges)  # DeepSpeed pads the vector to a multiple of this
     if -(-begin // unit) != -(-total // unit):
         raise BrokenRanges(f"its ranks hold {total:,} elements, and its parameters have {begin:,}")
     return found
@@ -262,7 +262,7 @@ def _join_shares(shapes: Mapping[str, tuple[int, ...]], ranks: list[_Vector]) ->
 
 
 def _join_frozen(files: list[_StateFile], stage: int) -> dict[str, TensorLayout]:
-    """Return the parameters that are not trained, of which each rank has a share under ZeRO 3."""
+    """Return the frozen parameters; under ZeRO 3 each rank has a share of every one."""
     shapes, fragments = files[0].value.get("frozen_param_shapes"), files[0].value.get("frozen_param_fragments")
     if not isinstance(shapes, dict) or not isinstance(fragments, dict) or not shapes:
         return {}

@@ -189,6 +189,6 @@ def test_an_engine_whose_cold_load_is_another_set_is_not_asked_again() -> None:
     trial_exports.identify_engine(trial, engine, 0)
     shards = [ShardDigest(name, 0, 0, len(each), 0, name, "", "", sum_shard(each)) for name, each in tensors.items()]
     trial_exports.identify_trainer(trial, shards, 0)
-    assert observed.identity_gaps == {"engine": "its cold load stores weights otherwise than the trainer exports them"}
+    assert observed.identity_gaps == {"engine": "its cold load stores weights in another form than the trainer exports"}
     trial_exports.identify_engine(trial, engine, 1)
     assert observed.engine_identities.keys() == {0}

@@ -161,7 +161,7 @@ def test_a_quantized_checkpoint_shows_what_is_stored_and_what_is_built(name: str
 @pytest.mark.parametrize(
     ("ignored", "state", "note"),
     [
-        ("model.layers.0.mlp.down_proj", "otherwise", "built plain"),
+        ("model.layers.0.mlp.down_proj", "unlike", "built plain"),
         ("model.layers.0.self_attn.q_proj", "refused", "the list matches q_proj of model.layers.0.self_attn.qkv_proj"),
     ],
 )

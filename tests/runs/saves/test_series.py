@@ -382,7 +382,7 @@ def test_many_saves_and_many_folders_without_one_are_found_in_time(monkeypatch: 
             return [] if folder else [f"checkpoint-{number}" for number in range(1, 18_000)]
 
     monkeypatch.setattr(finding, "open_tree", lambda _: Run())
-    outcome = run_limited(lambda: str(len(find_saves(["/run"]).hollow)))
+    outcome = run_limited(lambda: str(len(find_saves(["/run"]).empty_folders)))
     assert (outcome.fault, outcome.answer) == ("", "8999"), outcome
 
 

@@ -1,6 +1,6 @@
-"""What experiments on a gap ask: recorded rollouts answer some of it, a running trainer and engine (live_backend.py) more.
+"""The interface of experiments on a gap: recorded rollouts answer some of them, a running trainer and engine more.
 
-A change describes how a side scores otherwise than in the user's job; all else stays.
+A change is one difference from the user's job in how a side scores.
 """
 
 from __future__ import annotations

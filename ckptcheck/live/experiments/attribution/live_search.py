@@ -124,7 +124,7 @@ def search_live(
 def _prepare_engine(
     live: LiveSession, engine: SearchEngine, dtype: str, context_len: int
 ) -> tuple[engine_side.Start, CheckpointRef] | None:
-    """Return how the engine is started, and which checkpoint it loads; None where none runs."""
+    """Return the engine's options and checkpoint; None without a running engine."""
     from ckptcheck.checkpoint.open import open_checkpoint
     from ckptcheck.live.experiments.attribution.live_backend import CheckpointRef
     from ckptcheck.live.runtime.engines import registry
@@ -153,7 +153,7 @@ def _prepare_engine(
 
 
 def _describe_change(dtype: str | None, head_fp32: bool, folder: Path | None = None) -> str:
-    """Return the options that differ from the job as text for the log, "" where none does."""
+    """Return the options that differ from the job, as text for the log; "" if all are equal."""
     parts = [f"in {dtype}"] if dtype else []
     parts += ["with a float32 head"] if head_fp32 else []
     parts += [f"({folder.name})"] if folder else []

@@ -32,7 +32,7 @@ class Attribution(EvidenceDefaults):
     sides: tuple[str, str] = ("engine", "trainer")
     """What the report calls the engine and the trainer."""
     has_measured_floor: bool = False
-    """Whether the floor was measured; otherwise it is assumed from the dtypes."""
+    """Whether the floor was measured; if not, it is assumed from the dtypes."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """Files that could not be read → why."""
     kind: str = "attribution"

@@ -169,7 +169,7 @@ def parse_pairs(texts: Sequence[str], engines: Sequence[str]) -> tuple[tuple[str
 
 
 def parse_layouts(texts: Sequence[str]) -> tuple[str, ...]:
-    """Parse parallel layouts, and return them in one spelling. Raises CkptcheckError for a text that is none.
+    """Parse parallel layouts, and return them in one spelling. Raises CkptcheckError for any other text.
 
     >>> parse_layouts(["tp1", "PP2TP2", "tp2·pp2"])
     ('tp1', 'tp2pp2')

@@ -88,7 +88,7 @@ def measure_matrix(
         pairs_of = drop_unsplit_pairs(plan.pairs, plan.layouts)
         plans = [replace(plan, layouts=(layout,), pairs=pairs) for layout, pairs in pairs_of.items() if pairs]
         left_out |= {
-            f"{':'.join(pair)} {layout}": "neither side is split otherwise than in a layout before"
+            f"{':'.join(pair)} {layout}": "both sides are split as in an earlier layout"
             for layout, pairs in pairs_of.items()
             for pair in plan.pairs
             if pair not in pairs

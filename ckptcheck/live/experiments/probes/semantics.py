@@ -110,7 +110,7 @@ class SemanticsResult:
 
     @property
     def rounds(self) -> tuple[SemanticsRound, ...]:
-        """The different rounds: one where the job truncates, otherwise two."""
+        """The different rounds: one if the job truncates, else two."""
         return (self.own,) if self.cut is self.own else (self.own, self.cut)
 
     @property
@@ -124,7 +124,7 @@ def probe(environment: ProbeEnvironment) -> ProbeRun:
     """Sample as the job does, and with top-k and top-p, on an engine that reports its default kind of logprobs."""
     engine = yield environment.setup
     default_mode = engine.info.facts.get("stock_logprobs", "raw")
-    # ckptcheck starts an engine with raw logprobs unless a set-up says otherwise
+    # ckptcheck starts an engine with raw logprobs by default
     if environment.setup.switches.logprobs is None and default_mode != "raw":
         engine = yield environment.setup.with_switches(logprobs=default_mode)
     sampling = environment.sampling

@@ -1,7 +1,7 @@
 """Finds, for each token of one side, the same token of the other: on another rank, in another place, beside padding.
 
-Tokens are told apart by their ids, and where a dump has none, by what the embedding makes of them. ckptcheck looks for the longest
-run of tokens that both sides have, then for the longest of what is left, so that sequences may stand in any order.
+Token ids identify tokens; in a dump without ids, the output of the embedding does. ckptcheck looks for the longest run of tokens
+that both sides have, then for the longest run of the rest, so that sequences may stand in any order.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ckptcheck.compare.activations.points import execution_order
 from ckptcheck.live.localize.dumps.rank import Replica
 
 LONGEST = 1 << 16
-"""Tokens of a side that ckptcheck puts into another order at most."""
+"""Most tokens of a side to align: the search for runs takes quadratic time in the worst case."""
 MOST_RUNS = 256
-"""Runs that are matched at most."""
+"""Most runs to match: the search for each reads all tokens again."""
 SAME = 0.999
-"""Cosine of the embeddings of one token on both sides, at least."""
+"""Least cosine of the two sides' embeddings of one token: rounding to 16 bits leaves more."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def align_replicas(reference: Sequence[Replica], other: Sequence[Replica], sides
 
 
 def _number_tokens(reference: Sequence[Replica], other: Sequence[Replica]) -> tuple[list[Any], list[Any]] | None:
-    """Return, for the replicas of both sides, numbers of their tokens, the same for the same token; None where none can be told."""
+    """Number the tokens of the replicas of both sides, with equal numbers for equal tokens; None without ids and embeddings."""
     replicas = [*reference, *other]
     if all(replica.tokens is not None for replica in replicas):
         numbers = [replica.tokens for replica in replicas]

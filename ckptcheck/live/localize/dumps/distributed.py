@@ -1,6 +1,6 @@
 """Puts arrays in the place of DTensors: the part of the rank, or what all ranks of a partial sum have together.
 
-The parts of a shard stay as they are: shards.py joins them, as it does those of ranks that wrote plain tensors.
+The parts of a shard stay as they are: shards.py joins them like the plain tensors of ranks.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def _read_tokens(tensors: Mapping[str, Any]) -> Any:
 
 
 def _read_positions(tensors: Mapping[str, Any], rows: int) -> Any:
-    """Return the position ids [tokens], or [tokens, 3] of a multimodal rotary embedding; None where none has this many rows.
+    """Return the position ids [tokens], or [tokens, 3] of a multimodal rotary embedding; None if no array has this many rows.
 
     The axes come first in transformers ([3, batch, tokens]), Megatron and vLLM ([3, tokens]), and second in verl's batch
     ([batch, 3, tokens]; with 4 of them, the first is the position in the text).

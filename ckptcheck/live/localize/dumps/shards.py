@@ -15,9 +15,9 @@ from ckptcheck.live.localize.dumps.rank import RankPoints, Replica
 from ckptcheck.live.localize.dumps.stages import split_into_stages
 
 COLUMNS = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "core", "gate_proj", "up_proj", "act", "lm_head")
-"""Suffixes of points of which each tensor-parallel rank has its own columns."""
+"""Suffixes of points whose columns are spread over the tensor-parallel ranks."""
 OWN_COLUMNS = ("q_proj", "core", "gate_proj", "up_proj", "act")
-"""Those of which no two ranks have the same: a rank may have a copy of another's keys and values."""
+"""The points among them without copies: a rank may have a copy of another's keys and values."""
 RELATED = 0.5
 """Correlation, from which on two matrices are the same but for a fault. That of two ranks' columns is near 0."""
 

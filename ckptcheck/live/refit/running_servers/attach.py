@@ -69,7 +69,7 @@ def attach_to_servers(source: Checkpoint | None, options: AttachOptions, log: Ca
     """Probe the servers, and start the engine and the trainer that they are compared with.
 
     After an interruption the evidence holds what was measured before it, and says what was not compared. Raises CkptcheckError
-    if too few servers are left to compare because nobody listens at an address, and for options that contradict each other.
+    if too few servers are left to compare because no program listens at an address, and for options that contradict each other.
     """
     from ckptcheck.live.refit.running_servers import probe
     from ckptcheck.live.refit.scoring_inputs import scoring_sequences
@@ -166,7 +166,7 @@ def _ask_for_identities(
     source_identity = identify_checkpoint(source).identity if asked else ""
     for index in asked:
         if states[index].identity not in ("", source_identity):
-            gap = "it holds other weights, or stores them otherwise than the checkpoint: the checksums tell"
+            gap = "it holds other weights than the checkpoint, or stores them in another form: the checksums say which"
             states[index] = replace(states[index], identity_gap=gap)
     return source_identity
 

@@ -1,7 +1,7 @@
 """Probes servers that somebody else started: what they are, their checksums and their logprobs.
 
 Nothing is written unless the caller allows it. A server that refuses, hangs, dies or answers nonsense is evidence, not an
-error; only an address where nobody listens from the start is an error.
+error; only an address where no program listens from the start is an error.
 """
 
 from __future__ import annotations

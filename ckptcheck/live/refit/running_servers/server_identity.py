@@ -26,7 +26,7 @@ def has_extension(state: ServerState) -> bool:
 def identify_server(server: Server, state: ServerState, source: Checkpoint, *, seconds: float) -> str:
     """Return the identity of what a server holds under the names of a checkpoint.
 
-    Raises EvidenceError where it holds weights otherwise than the checkpoint stores them, or does not answer.
+    Raises EvidenceError if it stores weights in another form than the checkpoint, or does not answer.
     """
     layout = state.info.layout
     if layout.pp > 1 or layout.copies > 1:

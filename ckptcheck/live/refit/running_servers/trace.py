@@ -131,7 +131,7 @@ class ServerEvidence(EvidenceDefaults):
 
     @property
     def identities(self) -> Mapping[str, str]:
-        """The identity of the checkpoint, and those of the servers that hold it; of others it is not known how they store it."""
+        """The identities of the checkpoint and of the servers that hold it; another identity may be another form of storage."""
         if not self.source_identity:
             return {}
         holders = {state.url: state.identity for state in self.servers if state.identity == self.source_identity}

@@ -78,7 +78,7 @@ class ExpertSlots:
     """What lies in the slots of one tensor of experts, on one rank: copies of experts, where the engine has redundant ones."""
 
     experts: tuple[int, ...]
-    """The expert whose weights each slot is said to hold."""
+    """The expert whose weights each slot holds, by the engine's own map."""
     part: int
     """Which part of each expert this rank holds: 0 where experts are not cut."""
     digests: tuple[str, ...]

@@ -135,7 +135,7 @@ class AdapterEngine(Protocol):
 
 @dataclass(frozen=True)
 class _Row:
-    """One ability: what an engine has to have for it, and what is said of one that lacks it."""
+    """One ability: the methods that an engine needs for it, and the message for an engine that lacks them."""
 
     methods: tuple[str, ...]
     lacks: str

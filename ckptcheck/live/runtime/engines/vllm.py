@@ -81,7 +81,7 @@ class VllmEngine(RemoteEngine[VllmOptions]):
         return self.info.facts.get("device") == "cpu"
 
     def time_updates(self, on: bool) -> None:
-        """Let the next updates run as in a job, or end that: otherwise new memory is filled with NaN, which costs time."""
+        """Let the next updates run as in a job, or end that: in a trial, NaN fills new memory, which costs time."""
         self._call_ranks("time_updates", on)
 
     def wake(self, tags: Sequence[str] | None = None) -> None:

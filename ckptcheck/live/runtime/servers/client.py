@@ -88,7 +88,7 @@ class ServerClient:
         return self._read(path, self._ask("POST", path, msgspec.json.encode(body), timeout), kind)
 
     def send(self, method: str, path: str, *, timeout: float = ASK) -> None:
-        """Send a request of which only success counts, not the content of the response. Raises ServerError."""
+        """Send a request and ignore the content of its response. Raises ServerError without success."""
         self._ask(method, path, b"" if method == "POST" else None, timeout)
 
     def _read(self, path: str, raw: bytes, kind: type[T]) -> T:

@@ -14,7 +14,7 @@ NOT_THERE = (404, 405)
 
 
 def detect_engine(client: ServerClient, *, seconds: float) -> Server:
-    """Return the server behind a client. Raises ServerError if nobody answers, CkptcheckError for another program."""
+    """Return the server behind a client. Raises ServerError without an answer, CkptcheckError for another program."""
     sglang, vllm = SglangServer(client), VllmServer(client)
     errors: list[ServerError] = []
     try:

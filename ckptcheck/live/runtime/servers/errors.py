@@ -25,7 +25,7 @@ class RequestTimeout(ServerError):
 
 
 class Unreachable(ServerError):
-    """Nobody listens at the address, or the connection was cut."""
+    """No program listens at the address, or the connection broke."""
 
 
 class BadResponse(ServerError):

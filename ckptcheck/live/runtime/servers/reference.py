@@ -179,9 +179,9 @@ def _command(
     limits = ["--tp-size", str(layout.tp or 1), "--pp-size", str(layout.pp), "--ep-size", str(layout.ep)]
     limits += ["--attn-dp-size", str(layout.attention_groups)] if layout.attention_groups > 1 else []
     limits += ["--context-length", str(length), "--disable-cuda-graph", "--skip-server-warmup"]
-    # otherwise it takes all remaining memory of a GPU
+    # without this it takes all remaining memory of a GPU
     limits += ["--max-total-tokens", "4096"]
-    # otherwise its scheduler spins on a core while it waits
+    # without this its scheduler spins on a core while it waits
     limits.append("--sleep-on-idle")
     if device != "cpu":
         return [*entry_point, *limits]

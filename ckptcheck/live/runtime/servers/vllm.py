@@ -272,7 +272,7 @@ class VllmServer:
             "logprobs": 0,
             "prompt_logprobs": 0,
             "return_token_ids": True,
-            # otherwise vLLM looks up their text, and the server may have no tokenizer
+            # without this vLLM looks up their text, and the server may have no tokenizer
             "return_tokens_as_token_ids": True,
         }
         choices = self._client.post("/v1/completions", request, Completion, timeout=seconds).choices

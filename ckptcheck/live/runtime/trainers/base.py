@@ -1,4 +1,4 @@
-"""The protocol of a trainer: what a check asks, and how the trainer answers. Weight names are Hugging Face's."""
+"""The interface of a trainer that a check uses. Weight names are Hugging Face's."""
 
 from __future__ import annotations
 
@@ -73,23 +73,23 @@ class ShardDigest:
     held: str
     """The digest of what the rank holds."""
     exported: str
-    """The digest of the same rows or columns of the export, "" where it has none."""
+    """The digest of the same rows or columns of the export, "" if the export lacks them."""
     sums: tuple[int, int] | None = None
-    """What they add to the two sums of the weight's shard digest, None where that was not computed."""
+    """Their contribution to the two sums of the weight's shard digest; None if the trainer did not compute it."""
     pieces: tuple[tuple[int, int], ...] = ()
-    """The sums of the pieces of a joined weight, in the order in which they were asked for; () for any other weight."""
+    """The sums of the pieces of a joined weight, in the order of the request; () for any other weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnlikeReplicas:
-    """A parameter of which the trainer's ranks hold different copies."""
+    """A parameter whose copies differ between the trainer's ranks."""
 
     name: str
     """The trainer's."""
     copies: tuple[tuple[int, ...], ...]
     """The ranks that hold each copy."""
     stale: tuple[int, ...] = ()
-    """Those that hold what they held before the last step, although others do not."""
+    """The ranks whose copy did not change in the last step, although others did."""
 
 
 class Trainer(Protocol):
@@ -162,7 +162,7 @@ class Trainer(Protocol):
         ...
 
     def mismatched_replicas(self) -> tuple[UnlikeReplicas, ...]:
-        """Return the parameters of which the trainer's ranks hold different copies; () if there are none."""
+        """Return the parameters whose copies differ between the trainer's ranks; () if there are none."""
         ...
 
     def save(self, folder: Path) -> None:

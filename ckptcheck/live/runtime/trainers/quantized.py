@@ -164,7 +164,7 @@ class QuantizedTrainer:
         return self._inner.shard_digests(pieces) if isinstance(self._inner, ShardedTrainer) else []
 
     def mismatched_replicas(self) -> tuple[UnlikeReplicas, ...]:
-        """Return the parameters of which the trainer's ranks hold different copies; () if there are none."""
+        """Return the parameters whose copies differ between the trainer's ranks; () if there are none."""
         return self._inner.mismatched_replicas()
 
     def save(self, folder: Path) -> None:

@@ -204,7 +204,7 @@ class RemoteTrainer:
         ]
 
     def mismatched_replicas(self) -> tuple[UnlikeReplicas, ...]:
-        """Return the parameters of which the trainer's ranks hold different copies; () if there are none."""
+        """Return the parameters whose copies differ between the trainer's ranks; () if there are none."""
         return tuple(
             UnlikeReplicas(row["name"], tuple(map(tuple, row["copies"])), tuple(row["stale"]))
             for row in self._ask("mismatched_replicas")

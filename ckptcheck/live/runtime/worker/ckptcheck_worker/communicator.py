@@ -5,7 +5,7 @@ nccl      SGLang: torch.distributed's NCCL with a store (weight_updater.py init_
 nccl-id   vLLM: a bare communicator whose unique id both sides know (`nccl_unique_id_b64` in nccl_common.py of vLLM 0.32).
           So the trainer's Python needs no vLLM: over a store, vLLM sends a pickle of one of its own classes.
 
-Over NCCL every weight is one broadcast of its own, as an engine receives weights that nobody declared as packed.
+Over NCCL every weight is one broadcast of its own: engines receive weights so unless the update declares them as packed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a dry load answers, and how a refusal is told from what this environment lacks."""
+"""The answer of a dry load, which distinguishes a refusal from a module that this environment lacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unittest.mock import MagicMock
 from .outside_files import OutsideRead
 
 MOST_NAMES = 10_000
-"""Names of one kind that are sent back."""
+"""Names of one kind to send back: the message shows a few, and a file may have millions."""
 MOST_TEXT = 400
 ENVIRONMENT = re.compile(
     r"cuda|gpu|triton|xpu|failed to find a kernel|failed to be inspected|no \S+ moe backend|compute capability|pip install"

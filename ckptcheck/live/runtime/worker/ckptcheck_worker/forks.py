@@ -29,7 +29,7 @@ def fork_worker(
     Args:
         descriptors: the new worker's control, lifeline and log, which are closed here.
         work_folder: its working directory.
-        variables: of its environment, which is this one's otherwise.
+        variables: to add to the environment of this process.
         scratch: see `supervisor.supervise`.
         serve: answers the requests that come through a socket, and returns an exit code.
 

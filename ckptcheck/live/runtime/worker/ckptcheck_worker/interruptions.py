@@ -21,7 +21,7 @@ from . import tensor_files
 
 
 class SenderDied(Exception):
-    """The sender calls nothing any more; so nobody hears an answer."""
+    """The sender makes no further call, so it gets no answer."""
 
 
 def find_kind(bucket: dict[str, Any]) -> str:

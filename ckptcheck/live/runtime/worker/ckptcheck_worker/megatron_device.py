@@ -33,7 +33,7 @@ def should_use_gpus(device: str, ranks: int) -> bool:
 def join_process_group(rank: int, world: int, store_file: str, use_gpus: bool) -> Any:
     """Join the trainer's process group and return this rank's device. store_file: the file through which the ranks connect.
 
-    use_gpus: NCCL with one GPU for each rank; otherwise the CPU and gloo, over the loopback interface only.
+    use_gpus: NCCL with one GPU for each rank; if False, the CPU and gloo, over the loopback interface only.
     """
     import torch
     import torch.distributed as dist

@@ -32,7 +32,7 @@ class RankHalf:
         raise NotImplementedError
 
     def ckptcheck_keeps_draft(self) -> bool:
-        """Return whether the draft model keeps its weights where nothing else is said."""
+        """Return whether the draft model keeps its weights by default."""
         return False
 
     def ckptcheck_expert_layers(self) -> Any:

@@ -17,7 +17,7 @@ PRELOADED_MODULES = [
     "sglang.srt.models.registry",
 ]
 GPU_DEFAULTS = {"disable_cuda_graph": True, "disable_overlap_schedule": True}
-"""Eager, and no overlap of scheduling and computing, as on a CPU, unless switches say otherwise."""
+"""Eager, and no overlap of scheduling and computing, as on a CPU; switches replace these."""
 
 
 def arguments(
@@ -81,7 +81,7 @@ def _cpu_arguments() -> dict[str, Any]:
 
 
 def import_modules() -> None:
-    """Import what SGLang's processes need on a CPU. One that is missing is told when SGLang itself imports it."""
+    """Import what SGLang's processes need on a CPU. If a module is missing, SGLang's own import reports it."""
     for module in PRELOADED_MODULES[1:]:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)

@@ -17,6 +17,7 @@ TORCH = {name: torch_name for torch_name, name in DTYPES.items()}
 INSPECTED_PACKAGES = ("vllm.model_executor", "vllm.v1.attention", "vllm._custom_ops", "sglang.srt.layers")
 """The walk searches objects of these packages: kernels and quantization methods keep tensors of their own."""
 MAX_DEPTH = 4
+"""Levels of objects and containers to search: kernels hang a few below a module, and objects may refer to each other."""
 TRANSIENT = ("kv_cache", "workspace")
 """Attributes that hold activations and scratch memory, not loaded weights."""
 MODULE_ATTRIBUTES = frozenset({"_parameters", "_buffers", "_modules"})
