@@ -1,4 +1,4 @@
-"""The base model does not have what the adapter changes, or has it in another shape.
+"""The base model lacks a layer or module that the adapter changes, or has it in another shape.
 
 ## What it checks
 With the base model at hand (`--base FOLDER`, or a folder beside the adapter that adapter_config.json names):
@@ -6,8 +6,8 @@ With the base model at hand (`--base FOLDER`, or a folder beside the adapter tha
 - lora_A and lora_B fit the shape of the base model's weight, and tensors that the adapter holds as a whole have its
   shape. Trained tokens have its width.
 
-Only headers of the base model are read. The rule compares no number of rows of a vocabulary: adapters are trained on models whose
-vocabulary was resized.
+ckptcheck reads only headers of the base model. The rule does not compare the number of rows of a vocabulary, because jobs train
+adapters on models with a resized vocabulary.
 
 ## Why it matters
 PEFT refuses to load matrices of another shape, and ignores those of a module that it does not find, with a warning. vLLM and SGLang
@@ -17,8 +17,8 @@ refuse the request that names the adapter. The adapter was trained on another mo
 Name the model that the adapter was trained on, in `base_model_name_or_path`.
 
 ## When it can be wrong
-A quantized or a fused weight has no shape to compare, so only its module is looked for; experts are left out, since transformers
-fuses them when it loads. Where several modules have the same place in a layer (text and vision), one that fits is enough.
+A quantized or fused weight has no shape to compare, so the rule only looks for its module. It leaves out experts, since
+transformers fuses them when it loads. If several modules have the same place in a layer (text and vision), one that fits is enough.
 
 ## Seen in
 huggingface/autotrain-advanced#487 (an adapter of 18,944 numbers, loaded into a model of 14,336)

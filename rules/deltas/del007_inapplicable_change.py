@@ -17,7 +17,7 @@ of overwrite wraps around without a word. A tensor whose change cannot be applie
 
 ## How to fix
 Take the base and the deltas from one run: after a conversion (other names, another dtype, a padded vocabulary, fused
-projections) the deltas of before no longer fit. Compare the names that the trainer exports with those of the base: `ckptcheck
+projections) earlier deltas no longer fit. Compare the names that the trainer exports with those of the base: `ckptcheck
 diff` of a whole save with the base shows both. Publish or download a damaged delta again.
 
 ## When it can be wrong

@@ -6,8 +6,8 @@ those of rows of one random draw, and a gap of half their size to all other rows
 tokens (EMB005) are left out. Where a tenth of all rows look drawn, EMB009 reports them.
 
 ## Why it matters
-Nothing happens until somebody gives one of the tokens a meaning: a new template, a tool format, an added token. The token then
-starts from noise that is far smaller than its neighbours.
+Nothing happens until you give one of the tokens a meaning: a new template, a tool format, an added token. The token then starts
+from noise that is far smaller than its neighbours.
 
 ## How to fix
 Nothing, as long as the tokens stay unused. Initialise their rows like trained ones before you use them.

@@ -1,4 +1,4 @@
-"""The rows of the head, or of the embedding, belong to other tokens than those of the other.
+"""The rows of the head belong to other tokens than those of the embedding.
 
 ## What it checks
 The model has a separate output head. By TOK014's comparison of related tokens (a word, after a space, with a capital letter, in the
@@ -6,8 +6,8 @@ plural), one of the two matrices fits the tokenizer and the other does not: its 
 them, or they belong to other tokens.
 
 TOK014's page has the measured margins. The heads of a small untied Llama have a mean cosine of 0.14 after 100 steps of training
-and 0.24 after 300, within 0.03 of other pairs of nearby ids under other tokenizers. The cosine of a token's row in the embedding
-with its row in the head is not used: it is 0.01 in this model.
+and 0.24 after 300, within 0.03 of other pairs of nearby ids under other tokenizers. The rule does not compare a token's row in the
+embedding with its row in the head: their cosine is 0.01 in this model.
 
 ## Why it matters
 The model reads the right words and scores the wrong ones, or the other way round. Loss and reward look like those of an untrained

@@ -4,16 +4,16 @@
 - Every tensor of the engine that never changed, over two steps or more that changed others of its layer, is one that the
   trainer sends at some sync.
 - A part of a fused tensor counts as a tensor: `k_proj` in `qkv_proj`, where the record has the parts.
-- If no tensor of the kind is sent, or nothing of its layer is sent, the rule does not report it: that is how a job freezes a
-  part of the model on purpose. Nor does it where the names change from sync to sync, as those of deltas do.
+- The rule does not report a tensor if the trainer sends no tensor of its kind, or none of its layer: that is how a job
+  freezes a part of the model on purpose. Nor does it if the names change from sync to sync, as in deltas.
 
 ## Why it matters
-- The engine goes on computing with the values that it was started with. No update fails, and the fused tensor changes with
-  its other parts.
+- The engine computes for ever with the values of its start. No update fails, and the fused tensor changes with its other
+  parts.
 
 ## How to fix
-- Compare the names that are exported with those of the checkpoint. The usual cause is a name that is mapped wrongly for one
-  kind of layer, or a rank that left out its share.
+- Compare the exported names with those of the checkpoint. The usual cause is a wrong name for one kind of layer, or a rank
+  that left out its share.
 
 ## When it can be wrong
 - A job that trains and sends some matrices of a layer, and freezes others of it.

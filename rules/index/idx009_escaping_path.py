@@ -15,7 +15,7 @@ transformers opens a shard in a subfolder, so such a model works if only transfo
 file and checks nothing in it: put the shards beside the index, or scan the subfolder, before you use `--ignore IDX009`.
 
 ## Seen in
-The attack is described with CVE-2007-4559 for archives; an index is the same door.
+CVE-2007-4559 describes the attack for archives; an index opens the same way.
 """
 
 from collections import Counter

@@ -7,13 +7,13 @@
 - Tensors with unchanged bytes are still in the same file (an info).
 
 ## Why it matters
-Whoever loads a checkpoint that lost a tensor initializes it with random numbers, or fails. A new one was added since: a merged
-adapter, leftovers of another save; loaders that glob files load it too. Where tensors lie in other files, the checkpoint was
-sharded again: the values are the same, but an old index or a cache of file names is wrong.
+A loader initializes a lost tensor with random numbers, or fails. A new tensor comes from a merged adapter, or remains from another
+save; loaders that glob files load it too. Tensors in other files mean that the checkpoint was sharded again: the values are the
+same, but an old index or a cache of file names is wrong.
 
 ## How to fix
-Fetch what is missing, remove what is new, or write a new manifest if the change is intended. Of a move nothing, if the index
-was written again as well; IDX002 reports one that was not.
+Fetch missing tensors, remove new ones, or write a new manifest if the change is intended. A move needs nothing, if the index moved
+along; IDX002 reports an index that did not.
 
 ## When it can be wrong
 - A tensor may be removed on purpose: a tied head that is no longer stored, layers of multi-token prediction, an optimizer that

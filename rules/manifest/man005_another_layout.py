@@ -1,21 +1,21 @@
 """The weights of the manifest are stored in another layout: the same bit for bit, or not.
 
 ## What it checks
-Tensors of the manifest are gone by name, and their weights are there: a Megatron run was exported, projections or experts were
-joined or split. Each weight is compared under its plain name: dtype, shape and digest. If all are equal, an info says so, with
-the identity of the set (`ckptcheck identity`). Weights that changed, are missing or are new have one error each.
+The checkpoint lacks names of the manifest and has their weights in another layout: an export of a Megatron run, joined or split
+projections or experts. The rule compares dtype, shape and digest of each weight under its plain name. If all are equal, an info
+says so, with the identity of the set (`ckptcheck identity`). Changed, missing and new weights have one error each.
 
 ## Why it matters
-It is the proof that a conversion lost nothing. One that drops a layer, mixes up queries and keys or casts a tensor yields a
-checkpoint that loads everywhere and computes something else. What is no weight, such as the state of the optimizer, is not part
-of it: an export cannot resume a training.
+The rule proves that a conversion lost nothing. A conversion that drops a layer, mixes up queries and keys or casts a tensor yields
+a checkpoint that loads everywhere and computes something else. The comparison leaves out everything but weights, such as the state
+of the optimizer: an export cannot resume a training.
 
 ## How to fix
 Nothing, if the conversion was intended and all are equal: write a new manifest, so that the files of the new layout are
 verified byte for byte. Else `ckptcheck diff` compares the two checkpoints and names the cause.
 
 ## When it can be wrong
-An export in another dtype or a quantized one holds other weights than the run that it was made of: write a manifest of it. Two
+An export in another dtype or a quantized one holds other weights than its run: write a manifest of it. Two
 different sets of weights have one identity with a probability of about 2^-62. The manifest is not signed: who can write the
 checkpoint can often write the manifest too.
 

@@ -3,13 +3,13 @@
 ## What it checks
 - Every token but the last of its sequence has experts in every layer that has any. -1 for all choices means that none were
   recorded: a warning.
-- No stretch of rows equals the rows before it, or those of an earlier stretch, in all layers, while its tokens differ. How many
-  equal rows are chance depends on the model; the rule takes the file's own shorter stretches as the measure, and wants 3 rows after
-  one another or 8 of a copied stretch.
+- No stretch of rows equals the rows before it, or those of an earlier stretch, in all layers, while its tokens differ. The rate of
+  equal rows by chance depends on the model; the rule estimates it from the file's shorter stretches, and needs 3 equal rows in
+  succession, or 8 of a copied stretch.
 - Expert ids are 0 to the number of experts minus 1. The number of experts comes from `--checkpoint`, else from the file; without it
   only negative ids are found.
-- The choices of a token in one layer are different experts. Rows of zeros in all layers are reported by themselves: nothing was
-  written to them. The last row of a sequence does not count, because frameworks pad it.
+- The choices of a token in one layer are different experts. The rule reports rows of zeros in all layers separately: the engine
+  wrote nothing to them. The last row of a sequence does not count, because frameworks pad it.
 
 ## Why it matters
 - A router replay has nothing to replay in a missing row. NeMo-RL lets Megatron's router choose for such tokens, and miles sends
@@ -24,9 +24,9 @@
 ## How to fix
 - Missing rows: ask for the routing with every request of a sequence, those after a tool call, an abort or a preemption included,
   and join the parts at the right token. An engine that gets a request again has to compute its prompt again, or keep the rows of
-  what it has cached.
-- Repeated rows: update the engine, or switch off what the stretch begins at: a chunk of the prefill, a preemption, a change of
-  weights, a cached prefix. Cut the rows of a continued request at the token where it continues.
+  the cached part.
+- Repeated rows: update the engine, or switch off the feature at which the stretch begins: chunked prefill, preemption, an update of
+  weights, the prefix cache. Cut the rows of a continued request at the token where it continues.
 - Impossible ids: store ids in a dtype that holds the number of experts (int8 up to 127, uint8 up to 255, else int16). An id that
   equals the number of experts is a shared expert that the engine fused into its routed ones: leave it out.
 - Rows of zeros: find out where the record of these tokens is lost, for example on the prefill side of a disaggregated engine,

@@ -1,12 +1,13 @@
 """A record of expert routing has other layers or tokens than the model or the other side.
 
 ## What it checks
-- Some layer holds experts at all: a record of zeros is none.
+- At least one layer names an expert other than 0.
 - With `--checkpoint`: the record has one row for each layer of the model, or one for each layer with experts; and as many choices
-  as config.json says. Of the layers with experts, each names experts other than 0, and dense layers name none.
-- Without it: after the first layer that names experts, no layers at the end hold only zeros: else a warning.
-- Where both sides recorded routing: the share of equal sets of experts as recorded, and with the trainer's rows moved by up to 3
-  layers or by one token. The rule reports a shift with which half of the sets are equal, and three times as many as without it.
+  as config.json says. Each layer with experts names experts other than 0, and dense layers name none.
+- Without it: the last layers do not hold only zeros, if an earlier layer names experts. If they do, it is a warning.
+- If both sides recorded routing, the rule compares the share of equal sets of experts as recorded with the share after a shift of
+  the trainer's rows by up to 3 layers or by one token. It reports a shift that makes half of the sets equal, and three times as
+  many as without it.
 
 ## Why it matters
 Trainers take row l for layer l. A row too many (a layer of multi-token prediction), one too few (the dense first layers left

@@ -1,9 +1,9 @@
 """Sparse attention of the trainer sees other positions than that of the engine.
 
 ## What it checks
-Where both sides recorded the positions that the indexers of sparse attention chose: the sets, layer by layer. A token differs
-where the trainer has less than 80 % of the engine's positions in some layer; the rule reports more than 1 % of such tokens. Both
-numbers are those of miles' check of a replay.
+If both sides recorded the positions that the indexers of sparse attention chose, the rule compares the sets layer by layer. A token
+differs if the trainer has less than 80 % of the engine's positions in some layer; the rule reports more than 1 % of such tokens.
+Both numbers are from miles' check of a replay.
 
 ## Why it matters
 A token that attends to other positions has another logprob. The positions at the edge of the top k change with the last bits of

@@ -1,21 +1,21 @@
 """Rendering the conversation again gives other tokens than the recorded ones.
 
 ## What it checks
-With `--checkpoint`: the text of each sequence is read back into turns, by what the chat template writes between them, and
-rendered again up to the last answer. The recorded text has to begin with that. Sequences that do not read as a conversation of
-this template are left out; the first 256 sequences are looked at.
+With `--checkpoint`: the rule splits the text of each sequence into turns, at the texts that the chat template writes between them,
+and renders the turns again up to the last answer. The recorded text has to begin with the result. The rule looks at the first 256
+sequences, and leaves out those that are no conversation of this template.
 
 ## Why it matters
 A trainer, a scorer or a reward model that renders the messages again sees another context than the engine did: the thinking of
 earlier answers is gone, or an empty one was added. Its logprobs are of other tokens, and masks lie beside the answers.
 
 ## How to fix
-Keep the tokens of all turns as they were generated (token in, token out). Or render anew for each turn, as the served model does,
-and train each turn as a sequence of its own. TOK016 says of a template whether it rewrites turns at all.
+Keep the generated tokens of all turns (token in, token out). Or render the conversation again for each turn, as a server does, and
+train each turn as a sequence of its own. TOK016 reports a template that rewrites turns.
 
 ## When it can be wrong
 - The job rendered with another template, or with variables of its own (`enable_thinking`).
-- Where a turn has the texts that stand between turns, it is read as two.
+- A turn whose text contains the template's separators counts as two.
 
 ## Seen in
 verl-project/verl#6854, NVIDIA-NeMo/RL#2821, OpenPipe/ART#726

@@ -5,10 +5,11 @@ Where the engine speculates with a draft model or the model's MTP layers, the tr
 along. A draft of its own, in an engine that starts with dummy weights, has to be loaded.
 
 ## Why it matters
-- A draft that stays while the policy moves is accepted less and less often. Samples stay right (rejected tokens are drawn
-  anew), and the speedup is lost: an info.
+- If a draft stays while the policy moves, the engine accepts its tokens less and less often. Samples stay right (the engine draws
+  rejected tokens anew), and the speedup is lost: an info.
 - An engine that starts with `load_format: dummy` has random weights until the first update. A draft that no update sends keeps
-  them: nothing is ever accepted, and every step costs more than without speculation: a warning. verl and ROLL start vLLM so.
+  them: the engine accepts none of its tokens, and every step costs more than without speculation: a warning. verl and ROLL start
+  vLLM so.
 
 ## How to fix
 - slime, miles: `--mtp-num-layers 1 --enable-mtp-training`.

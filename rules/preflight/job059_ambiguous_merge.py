@@ -1,14 +1,14 @@
-"""A value depends on the version of PyYAML, since what a mapping merges (<<) has its key twice.
+"""A value depends on the version of PyYAML, because a merge (<<) has its key twice.
 
 ## What it checks
 A mapping of the job's configuration merges others, `<<: [*a, *b]`, and these give one key different values: two of them have it, or
-one of them has it and merges a third that has it too. Where the mapping has the key itself, or a later file or an argument sets it,
-nothing is ambiguous.
+one of them has it and merges a third that has it too. A key is not ambiguous if the mapping itself, a later file or an argument
+sets it.
 
 ## Why it matters
-YAML takes the value of the first mapping, and so did PyYAML up to 6.0.3. PyYAML 6.0.4 takes that of the last one, for keys of two
-letters or more; of a key of one letter, such as `n`, it takes what a merged mapping merged itself, and not its own. So a job
-computes with other settings after an update of PyYAML, and nothing in its configuration shows it.
+YAML takes the value of the first mapping, and so did PyYAML up to 6.0.3. PyYAML 6.0.4 takes the value of the last mapping for keys
+of two letters or more. For a key of one letter, such as `n`, it prefers a value that a merged mapping merges itself to that
+mapping's own. So a job computes with other settings after an update of PyYAML, and nothing in its configuration shows it.
 
 ## How to fix
 Write the key into the mapping itself, or merge one mapping only.

@@ -12,7 +12,7 @@ under the old and the new weights alone shows from which token on the new weight
 
 ## Why it matters
 - A job chooses the mode for its meaning. Under `wait`, a response that passes to the new weights is a mixture that the job treats
-  as on-policy. Under `keep`, an aborted response is lost work, and it is the long answers that are lost.
+  as on-policy. Under `keep`, an aborted response is lost work, and the lost answers are the long ones.
 - A truncated answer that is reported as finished gets a reward as if the policy had chosen to stop there.
 - A trainer that believes a false failure sends the weights again, or continues with versions that do not exist.
 - Staleness filters, and importance weights of partly old rollouts, use the versions. An engine that stamps the version at the end
@@ -26,16 +26,16 @@ under the old and the new weights alone shows from which token on the new weight
 ## When it can be wrong
 - An engine that refuses an update while requests run, and says so, is honest; a job that drains requests first is not affected.
 - A response that is over before the engine receives the update shows nothing, and passes.
-- Within one process vLLM has no `wait`, and does not tell a request that it was aborted. ckptcheck does both there as a server
-  would, so the probe tests only vLLM's scheduler.
+- Within one process vLLM has no `wait`, and does not answer an aborted request. ckptcheck does both in place of the server, so the
+  probe tests only vLLM's scheduler.
 - If old and new weights are so close that a token's logprob does not change, that token looks old, and a wrong answer of the
   engine goes unnoticed.
 - The probe asks for no stop string and goes on past stop tokens, so it does not test responses that end there.
 
 ## Seen in
 volcengine/verl#5721, weights updated before the rollout was finished; vllm-project/vllm#54443, one response of two versions;
-rllm#622, the version stamped when a response is complete; radixark/miles#2244; vLLM 0.32 in one process, where abort drops what is
-running without a word; in_place of SGLang 0.5.23, which applies the update and answers False, for the cache was not flushed
+rllm#622, the version stamped when a response is complete; radixark/miles#2244; vLLM 0.32 in one process, whose abort silently drops
+running requests; in_place of SGLang 0.5.23, which applies the update and answers False, because it did not flush the cache
 """
 
 from collections.abc import Iterator

@@ -6,11 +6,11 @@
 
 ## Why it matters
 - vLLM stops at a tensor for which its module has no place (`There is no module or parameter named …`).
-- If vLLM built the module quantized, it multiplies a weight by a scale that the weight was never divided by.
-- A scale without any weight is left over from a weight that an export lost or stored under another name.
+- If vLLM builds the module quantized, it multiplies the weight by a scale that is not the weight's.
+- A scale without any weight remains from a weight that an export lost or stored under another name.
 
 ## How to fix
-Remove the tensor if the weight is right as it is. Otherwise store the weight that the scale was computed for.
+Remove the tensor if the weight is right as it is. If not, store the weight of this scale.
 
 ## When it can be wrong
 transformers and a few of vLLM's models ignore tensors that they do not know.

@@ -5,19 +5,18 @@
 - No two saves hold the same moments, bit for bit, where their weights differ. Moments that are zero altogether say nothing.
 
 ## Why it matters
-- An asynchronous save copies the weights while the trainer goes on. Where it copies from memory that was moved or reused, it
-  writes the bytes of an earlier save again and reports success. Who resumes from it, evaluates it or ships it has the older
-  model.
+- An asynchronous save copies the weights while the trainer continues. If it copies from memory that was moved or reused, it
+  writes the bytes of an earlier save again and reports success. You then resume from, evaluate or ship the older model.
 - Adam's moments change with every step, also without a gradient. Equal moments are those of an earlier step: the trainer
   resumes with new weights and an old direction and scale for each of them, and nothing reports it.
 
 ## How to fix
-- Switch off asynchronous saving, or the offloading of weights or optimizer during a save, and save again. What was trained
-  since the first of these saves is in none of the others: resume from the first, and not from the last.
+- Switch off asynchronous saving, or the offloading of weights or optimizer during a save, and save again. The later of these
+  saves lack the training since the first: resume from the first, and not from the last.
 
 ## When it can be wrong
 - The learning rate was zero, or a critic was warmed up while the actor rested. Where the saves say so (a scheduler, the
-  trainer's log, or moments that are still all zero) the finding is only information. Otherwise: `--ignore SER001`.
+  trainer's log, or moments that are still all zero) the finding is only information. If they do not, use `--ignore SER001`.
 - The weights were replaced between two saves without training, by a merge or an average.
 
 ## Seen in

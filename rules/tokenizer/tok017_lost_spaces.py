@@ -1,4 +1,4 @@
-"""The tokenizer has lost the step that writes spaces as tokens do, or the one that reads them.
+"""The tokenizer has lost the step that turns spaces into its sign for them, or the reverse step.
 
 ## What it checks
 Where a twentieth of the tokens of tokenizer.json, and at least 20, begin with Ġ (byte-level) or with ▁ (SentencePiece): a step of
@@ -6,8 +6,8 @@ Where a twentieth of the tokens of tokenizer.json, and at least 20, begin with �
 of `decoder` turns it back, where the model writes text.
 
 ## Why it matters
-- Without the first step, no text has these tokens: `Hello there world` becomes five pieces without a space in place of three, and
-  the model reads what it was never trained on.
+- Without the first step, no text has these tokens: `Hello there world` becomes five pieces without a space in place of three, which
+  the model has never seen in training.
 - Without the second, answers come out as `Hello Ġthere Ġworld`, and a reward that compares texts is wrong.
 
 The library `tokenizers` computes so, and with it transformers, vLLM and SGLang. For a class that builds these steps itself

@@ -1,4 +1,4 @@
-"""The model of tokenizer.json splits text in a way in which none was trained.
+"""The model of tokenizer.json splits text in a way that no model was trained with.
 
 ## What it checks
 Three things of `model` in tokenizer.json:
@@ -11,7 +11,7 @@ Three things of `model` in tokenizer.json:
 The library `tokenizers` loads all three without a word.
 
 - Of two tokens with one id, one reads and writes the row of the other, and the row of its own id is never used.
-- With dropout, which is for training, a merge is left out by chance: the same prompt becomes 14 tokens, or 20 (with 0.5).
+- With dropout, which is for training, the tokenizer skips merges by chance: the same prompt becomes 14 tokens, or 20 (with 0.5).
 - With a suffix that no token has, the last letter of each word is unknown and lost: `Hello there` is read as `Hell ther`.
 
 ## How to fix

@@ -6,8 +6,8 @@
 - In a matrix that joins several projections it compares each by itself: gate and up (`gate_up_proj`, Megatron's `linear_fc1`), the
   queries of `qkv_proj`, `query_key_value` and `linear_qkv`, stacked plainly or by group, and the two halves of Mamba's `in_proj`.
   Quarters and eighths are compared in gate and up, where these lie one after the other.
-- No two heads of keys or values are equal in at most a quarter of the layers, where those of the others differ (a warning).
-- Where one tensor holds the experts of a layer it compares up to 16 of them, each by itself.
+- No two heads of keys or values are equal, unless heads repeat in more than a quarter of the layers (a warning).
+- If one tensor holds the experts of a layer, the rule compares up to 16 of them, each by itself.
 - Constant matrices are left out, and state-space tables such as `A_log`, which start with equal rows.
 
 ## Why it matters
@@ -20,9 +20,9 @@ Merge again from all tensor-parallel ranks.
 ## When it can be wrong
 - A model with a single key and value head (MQA) that was repeated to serve it on two ranks has equal halves in `k_proj` and
   `v_proj`. In fused matrices the rule leaves out keys and values for that reason.
-- Keys and values whose quarters or eighths all have twins are left out, for such heads were repeated to serve them on more ranks.
-- Keys and values whose heads repeat in more than a quarter of the layers are left out for the same reason. A model in which single
-  layers have fewer heads, repeated to make all layers alike, is reported.
+- The rule leaves out keys and values whose quarters or eighths all have twins, because models repeat heads to serve them on more
+  ranks. For the same reason it leaves out keys and values whose heads repeat in more than a quarter of the layers. It reports a
+  model in which single layers have fewer heads, repeated to make all layers alike.
 - A layer that was widened by copying its neurons has equal halves until it is trained further.
 - It misses a matrix that repeats in other shares, such as thirds, or whose shares differ in a single byte; gate or up alone where
   their columns alternate (gpt-oss); the single members of the joined inputs of linear attention and Mamba-2; quarters of the

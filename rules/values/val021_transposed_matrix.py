@@ -2,24 +2,23 @@
 
 ## What it checks
 Training makes some channels of the residual stream large and others small. Every matrix that reads the stream (queries, keys,
-values) or writes it (the output of attention) shows that along one of its axes, and along the other, which counts heads, it does
-not. For each square matrix of a layer the rule computes the norms of 256 rows and of 256 columns, fits both to those of the
-norms and of the matrices beside it whose shape says which axis is the stream, and compares how much of the variance each fit
-explains (R², adjusted for the number of neighbours).
+values) or writes it (the output of attention) shows that along one of its axes, but not along the other, which counts heads. For
+each square matrix of a layer the rule computes the norms of 256 rows and of 256 columns. It fits both to the sizes of the channels
+in the layer's norms and in neighbouring matrices that are not square, and compares how much of the variance each fit explains (R²,
+adjusted for the number of neighbours).
 
 It reports a matrix whose wrong axis has an R² of at least 0.2 while its right axis has at most a third of that, and at most 0.15.
-Where both matrices of one attention have the wrong axis, they may also hold each other's values, and the message says so.
-The right axis is the one that its name says (`q_proj` reads, `o_proj` writes), as the feed-forward matrices of the same layer are
-stored; where the name says nothing, the one of at least three in four layers.
+If both matrices of one attention have the wrong axis, they may also hold each other's values, and the message says so.
+The right axis follows from the name (`q_proj` reads, `o_proj` writes) and from how the layer's feed-forward matrices are stored. If
+the name does not tell, it is the axis of at least three in four layers.
 
 Measured on five trained models that packages ship (SmolLM2-135M, all-MiniLM-L6-v2, AntiBERTy, two of rxnfp; 212 square
 matrices): as they are, the wrong axis has at most 0.07, and none is reported. The right axis has 0.03 to 0.97. If each is
 transposed by itself, 196 are reported: all 60 of SmolLM2, 23 of 24 of MiniLM, 46 of 48 twice of rxnfp, 21 of 32 of AntiBERTy.
 
 ## Why it matters
-Where rows and columns are equally many, no shape check can see an exchange. Converters that transpose by shape, or forget to
-(GPT-2's Conv1D, Megatron, JAX), leave it. Every engine and trainer loads the matrix without a word, and the layer computes
-something else.
+No shape check sees a transposed square matrix. Converters that transpose by shape, or forget to (GPT-2's Conv1D, Megatron, JAX),
+write one. Every engine and trainer loads it silently, and the layer computes something else.
 
 ## How to fix
 Transpose the matrix, or convert again. `ckptcheck diff` against the checkpoint that it was converted from shows each such matrix.
