@@ -15,11 +15,6 @@ ENGINES = ("vLLM", "SGLang")
 """Consumers whose parameters hold what the memory held, where nothing fills them; transformers starts them from random numbers."""
 
 
-def has_dry_loader(ckpt: Checkpoint, name: str) -> bool:
-    """Whether the user asked for this consumer."""
-    return any(loader.name == name for loader in ckpt.options.dry_loaders)
-
-
 @remembered
 def dry_load(ckpt: Checkpoint, name: str) -> DryLoad:
     """Return what a consumer makes of a checkpoint. Raises Skip where it cannot be asked about this one."""

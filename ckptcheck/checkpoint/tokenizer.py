@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ckptcheck.checkpoint.chat_template import ChatTemplate, leading_marker
+from ckptcheck.checkpoint.chat_template import ChatTemplate
 from ckptcheck.checkpoint.chat_turns import Turns
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.document import Defect
@@ -295,13 +295,6 @@ class Tokenizer:
     def turn_end_tokens(self) -> tuple[str, ...]:
         """All control tokens at the end of an assistant's turn: an engine that stops at any of them stops in time."""
         return self._turns.ends if self._turns is not None else ()
-
-    @cached_property
-    def generation_start(self) -> str | None:
-        """The control token with which the generation prompt begins; None where it begins with other text."""
-        return (
-            leading_marker(self.template.generation_prompt, self._special_search) if self.template is not None else None
-        )
 
     @cached_property
     def template_tokens(self) -> dict[str, str]:

@@ -38,21 +38,12 @@ class Evaluation:
     """The checkpoint's modules that were asked about."""
     rename: Callable[[str], str] = field(default=str, repr=False)
     """Turns a name of the checkpoint into the consumer's."""
-    match_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
-    """Key of each list → how many modules each entry matched."""
-
-    def unmatched_entries(self, key: str) -> list[str]:
-        """Return the entries of a list that match no module that the consumer asks about, as the config has them."""
-        counts = zip(self.lists[key].originals, self.match_counts[key], strict=True)
-        matched = {text for text, count in counts if count}
-        return [text for text in dict.fromkeys(self.lists[key].originals) if text not in matched]
 
     def unused_entries(self, key: str) -> list[str]:
         """Return the entries of a list that match nothing at all, as the config has them.
 
-        `unmatched_entries` looks at the modules that the consumer asks about. This one also tries the names of the
-        checkpoint's modules and of all their parents: an entry for a module that is never quantized has no effect, but it
-        is no mistake.
+        Beside the modules that the consumer asks about, the names of the checkpoint's modules and of all their parents are
+        tried: an entry for a module that is never quantized has no effect, but it is no mistake.
         """
         entries = self.lists[key]
         for name in () if all(use.count for use in entries.usages) else self._known_names:
@@ -126,7 +117,6 @@ def evaluate_consumer(
         lists=policy.lists,
         module_names=names,
         rename=structure.rename,
-        match_counts={key: tuple(use.count for use in entries.usages) for key, entries in policy.lists.items()},
     )
 
 

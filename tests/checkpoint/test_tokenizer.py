@@ -188,7 +188,7 @@ def test_roles() -> None:
         ("pad_token", "<|pad|>", 3),
         ("unk_token", "<|endoftext|>", 0),
     ]
-    assert (read.turn_end, read.generation_start) == ("<|im_end|>", "<|im_start|>")
+    assert read.turn_end == "<|im_end|>"
     assert read.turn_end_tokens == ("<|im_end|>",)
     assert dict(read.template_tokens) == dict.fromkeys(["<|im_start|>", "<|im_end|>"], "the chat template emits it")
     assert read.why_used(2) == "it is eos_token_id of generation_config.json"

@@ -99,7 +99,6 @@ def test_mixtral_is_called_otherwise_in_sglang() -> None:
     for entry, quantized in (("model.layers.1.self_attn.o_proj", True), ("layers.1.self_attn.o_proj", False)):
         judged = evaluate_consumer("sglang", "MixtralForCausalLM", names, {**PACKED, "ignore": [entry]})
         assert judged.decisions[names[0]][1].quantized is quantized
-        assert judged.unmatched_entries("ignore") == ([entry] if quantized else [])
 
 
 def test_an_unknown_architecture_is_guessed_and_says_so() -> None:

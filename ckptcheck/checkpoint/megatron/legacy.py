@@ -46,8 +46,6 @@ class LegacyRank:
     arguments: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The arguments of the training script, plain values only."""
     iteration: Any = None
-    has_rng: bool = False
-    """Whether the file holds the state of the random generators."""
     foreign: tuple[str, ...] = ()
     """Globals that the pickle names and that a checkpoint does not need."""
 
@@ -79,7 +77,6 @@ def describe_rank(folder: str, file: str, size: int, value: Any, foreign: tuple[
         tuple(_flat(state[name], budget) for _, name in names),
         plain_arguments(state.get("args")),
         state.get("iteration") if type(state.get("iteration")) is int else None,
-        "rng_state" in state,
         foreign,
     )
 
