@@ -18,8 +18,7 @@ import pytest
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.deltas.chain import DeltaChain
-from ckptcheck.checkpoint.megatron.megatron import Megatron
-from ckptcheck.checkpoint.megatron.views import DcpCheckpoint
+from ckptcheck.checkpoint.megatron.megatron import DcpCheckpoint, Megatron
 from ckptcheck.checkpoint.open import open_checkpoint, open_target
 from ckptcheck.checkpoint.scan_options import ScanOptions
 from ckptcheck.checkpoint.views import (

@@ -1,4 +1,8 @@
-"""What transformers writes for each architecture it knows: a table that fixtures/learn_architectures.py generates from it."""
+"""What transformers writes for each architecture it knows: a table that fixtures/learn_architectures.py generates from it.
+
+A second table, of fixtures/learn_written_keys.py, has the keys that two versions of transformers always write into the
+config.json of a class, though no tensor shows their values: what both write was written by all between.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,9 @@ from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.packing import PACKED
 from ckptcheck.checkpoint.parameters_table import find_served
+
+VERSION_PARTS = 2
+"""Parts of a version that are compared with the newer one: its patches write what it writes."""
 
 
 @cache
@@ -71,3 +78,21 @@ def _known(architecture: str) -> KnownModules | None:
         return None
     modules = frozenset(facts["modules"])
     return KnownModules(architecture, modules, frozenset(module.partition(".")[0] for module in modules))
+
+
+def list_written_keys(model_type: str, version: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the keys that a version of transformers (major, minor, patch) writes for a model type; () where that is not known."""
+    table = _table()
+    since, until = _parse(table["since"]), _parse(table["until"])
+    if not (since <= version and version[:VERSION_PARTS] <= until[:VERSION_PARTS]):
+        return ()
+    return tuple(table["classes"].get(model_type, ()))
+
+
+def _parse(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+@cache
+def _table() -> Any:
+    return json.loads((Path(__file__).parent / "written_keys.json").read_bytes())

@@ -106,7 +106,7 @@ class Checkpoint(EvidenceDefaults):
         """What each delta of the chain changed, where this is the result of one and its values are read."""
         if not self.deltas or self.value_reader.unavailable_reason(self.source) is not None:
             return ()
-        from ckptcheck.checkpoint.deltas.summary import tabulate_chain
+        from ckptcheck.checkpoint.deltas.chain import tabulate_chain
 
         return tuple(tabulate_chain(chain) for chain in self.deltas)
 

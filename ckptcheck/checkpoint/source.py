@@ -9,13 +9,41 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from ckptcheck.checkpoint.file_state import FileState, describe_state, is_rewritten
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.file_io import open_regular_file, real_path
 
 SHA256 = re.compile("[0-9a-f]{64}")
+
+
+class FileState(NamedTuple):
+    """What was known of a file at one moment.
+
+    The time of its last change is no part of it: linked copies of a model (``cp -l``) that come and go change that, and no byte.
+    """
+
+    size: int
+    """Bytes."""
+    written: int
+    """When its bytes were written last, in nanoseconds. Whoever writes may set it back (``cp -p``, ``rsync --times``)."""
+    node: tuple[int, int]
+    """Its device and its number there: another file under its name has another one, mostly."""
+
+
+def describe_state(status: os.stat_result) -> FileState:
+    """Return the state of a file."""
+    return FileState(status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
+
+
+def is_rewritten(before: FileState, after: FileState) -> bool:
+    """Whether the bytes of a file may be others than before.
+
+    >>> listed = FileState(8, 100, (1, 7))
+    >>> [is_rewritten(listed, other) for other in (listed, listed._replace(written=200), listed._replace(node=(1, 8)))]
+    [False, True, True]
+    """
+    return before != after
 
 
 @dataclass(frozen=True)

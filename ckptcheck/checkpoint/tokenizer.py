@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ckptcheck.checkpoint.chat_template import ChatTemplate
-from ckptcheck.checkpoint.chat_turns import Turns
+from ckptcheck.checkpoint.chat_template import ChatTemplate, Turns
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.document import Defect
-from ckptcheck.checkpoint.implicit_added_tokens import find_implicit_added_tokens
 from ckptcheck.checkpoint.source import Source
-from ckptcheck.checkpoint.special_tokens import TokenRole, read_id_roles, read_token_roles
+from ckptcheck.checkpoint.special_tokens import TokenRole, find_implicit_added_tokens, read_id_roles, read_token_roles
 from ckptcheck.checkpoint.template_files import Templates, read_templates
 from ckptcheck.checkpoint.token_file import TokenFile, read_token_files
 from ckptcheck.checkpoint.token_search import LONGEST_TOKEN, TokenSearch

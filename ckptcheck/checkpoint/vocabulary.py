@@ -1,7 +1,8 @@
 """Reads the tokens of a tokenizer and numbers them as the library `tokenizers` does.
 
 Formats: tokenizers 0.23 (models BPE, WordPiece, WordLevel, Unigram; `added_vocabulary.rs`); vocab.json of GPT-2 and
-vocab.txt of BERT as their slow tokenizers in transformers read them.
+vocab.txt of BERT as their slow tokenizers in transformers read them; the post-processors `TemplateProcessing`,
+`BertProcessing`, `RobertaProcessing` and a `Sequence` of them, which put tokens around every text.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 from ckptcheck.checkpoint.document import Defect, clip, parse_object
-from ckptcheck.checkpoint.framing import FramingToken, list_framing_tokens
 from ckptcheck.checkpoint.sandbox import run_sandboxed
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.text.formatting import count
@@ -304,3 +304,58 @@ def encode_text(source: Source, text: str) -> frozenset[int] | None:
     raw = source.read("tokenizer.json", 0, min(source.files["tokenizer.json"].size, MOST_BYTES))
     answer = run_sandboxed("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY, encode=text)
     return next((frozenset(line["ids"]) for line in answer.lines if "ids" in line), None)
+
+
+@dataclass(frozen=True)
+class FramingToken:
+    """A token that comes before or after texts."""
+
+    token: str
+    ids: tuple[int, ...] | None
+    """What is written for it; None where the post-processor names the token and describes it nowhere."""
+    key: str
+    """Where tokenizer.json says so."""
+
+
+def list_framing_tokens(post_processor: Any, key: str = "post_processor") -> Iterator[FramingToken]:
+    """Yield the framing tokens of a post-processor, each of them once; nothing for what is of another form.
+
+    The library writes the ids that stand here, and never looks a token up: an id without a token goes to the model as it is.
+    """
+    if not isinstance(post_processor, dict):
+        return
+    kind = post_processor.get("type")
+    if kind == "Sequence":
+        listed = post_processor.get("processors")
+        # a sequence holds no other sequence in any release; one level keeps a hostile file from being followed for long
+        for number, part in enumerate(listed if isinstance(listed, list) else ()):
+            if isinstance(part, dict) and part.get("type") != "Sequence":
+                yield from list_framing_tokens(part, f"{key}.processors.{number}")
+    elif kind in ("BertProcessing", "RobertaProcessing"):
+        for side in ("cls", "sep"):
+            pair = post_processor.get(side)
+            if isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) and type(pair[1]) is int:
+                yield FramingToken(pair[0], (pair[1],), f"{key}.{side}")
+    elif kind == "TemplateProcessing":
+        yield from _list_template_tokens(post_processor, key)
+
+
+def _list_template_tokens(template: dict[str, Any], key: str) -> Iterator[FramingToken]:
+    described = template.get("special_tokens")
+    described = described if isinstance(described, dict) else {}
+    seen: set[str] = set()
+    for side in ("single", "pair"):
+        pieces = template.get(side)
+        for number, piece in enumerate(pieces if isinstance(pieces, list) else ()):
+            special = piece.get("SpecialToken") if isinstance(piece, dict) else None
+            name = special.get("id") if isinstance(special, dict) else None
+            if not isinstance(name, str) or name in seen:
+                continue
+            seen.add(name)
+            if name not in described:
+                yield FramingToken(name, None, f"{key}.{side}.{number}")
+                continue
+            entry = described[name]
+            ids = entry.get("ids") if isinstance(entry, dict) else None
+            if isinstance(ids, list) and all(type(each) is int for each in ids):
+                yield FramingToken(name, tuple(ids), f"{key}.special_tokens.{name}")

@@ -22,11 +22,10 @@ from ckptcheck.compare.bridge.family_table import find_original, split_tensor
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
 from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout
 from ckptcheck.compare.completeness import describe_absent
-from ckptcheck.compare.layout_sums import Sums, iterate_sums
+from ckptcheck.compare.layout_sums import Sums, find_unlike_copies, iterate_sums
 from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import ComparisonSide, build_checkpoint_side
 from ckptcheck.compare.matching.tensor_files import UnreadableFile
-from ckptcheck.compare.rank_copies import find_unlike_copies
 from ckptcheck.errors import EvidenceError
 from ckptcheck.text.formatting import join_truncated
 

@@ -167,3 +167,26 @@ def cut_slabs(layout: TensorLayout) -> Iterator[FileChunk]:
                 chunk.offset + row * chunk.strides[0],
                 chunk.strides,
             )
+
+
+def find_unlike_copies(
+    whole: Mapping[str, TensorLayout],
+    copy: Mapping[str, TensorLayout],
+    sums: Mapping[str, Mapping[tuple[str, str], Sums]],
+    kinds: tuple[str, str],
+) -> dict[tuple[str, str], list[str]]:
+    """Return (file, the file of which it should hold a copy) → the tensors whose parts differ between the two.
+
+    On a mesh that replicates (HSDP), the file of each rank has its own copy.
+
+    whole: name → tensor, joined from the parts of the ranks that come first. copy: the same of the ranks that have these parts as
+    well. sums: file → what it adds to the sums of each tensor, by (kind, name). kinds: what both sets are called there.
+    """
+    unlike: dict[tuple[str, str], list[str]] = {}
+    for name, layout in copy.items():
+        owners = {chunk.origin: chunk.file for chunk in whole[name].chunks}
+        for file, owner in sorted({(chunk.file, owners[chunk.origin]) for chunk in layout.chunks}):
+            held = [sums.get(at, {}).get((kind, name), (0, 0)) for at, kind in ((owner, kinds[0]), (file, kinds[1]))]
+            if held[0] != held[1]:
+                unlike.setdefault((file, owner), []).append(name)
+    return unlike

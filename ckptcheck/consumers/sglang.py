@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ckptcheck.consumers import modelopt_sglang
+from ckptcheck.consumers import modelopt
 from ckptcheck.consumers.base import (
     EXPERTS,
     HEAD,
@@ -50,7 +50,7 @@ def read_config(request: ConsumerInput) -> QuantizationPolicy:
         "fp8": _read_fp8,
         "gptq": _read_gptq,
         "awq": _read_awq,
-        "modelopt": modelopt_sglang.read_config,
+        "modelopt": modelopt.read_by_sglang,
         "quark": _read_quark,
         "mxfp4": _read_mxfp4,
         "bitsandbytes": _read_bitsandbytes,

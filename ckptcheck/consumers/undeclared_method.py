@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptcheck.consumers.base import UndeclaredOutcome
-from ckptcheck.consumers.modelopt_vllm import ALGORITHMS
+from ckptcheck.consumers.modelopt import VLLM_ALGORITHMS
 
 BLOCK = "quantization_config"
 """The key of the config in config.json; the other one is ``compression_config``."""
@@ -64,13 +64,14 @@ def is_fixed_by_naming_method(settings: Mapping[str, Any]) -> bool:
     """Whether vLLM would accept the algorithm if the config named the method."""
     algo = str(get_algorithm(settings)).upper()
     if algo != "MIXED_PRECISION":
-        return algo in ALGORITHMS
+        return algo in VLLM_ALGORITHMS
     inner = settings.get("quantization")
     layers = (inner if isinstance(inner, dict) else settings).get("quantized_layers")
     return (
         isinstance(layers, dict)
         and bool(layers)
         and all(
-            isinstance(layer, dict) and str(layer.get("quant_algo")).upper() in ALGORITHMS for layer in layers.values()
+            isinstance(layer, dict) and str(layer.get("quant_algo")).upper() in VLLM_ALGORITHMS
+            for layer in layers.values()
         )
     )

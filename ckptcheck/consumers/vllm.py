@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ckptcheck.consumers import modelopt_vllm
+from ckptcheck.consumers import modelopt
 from ckptcheck.consumers.base import (
     EMBEDDING,
     EXPERTS,
@@ -48,7 +48,7 @@ def read_config(request: ConsumerInput) -> QuantizationPolicy:
         "fp8": _read_fp8,
         "gptq": _read_gptq,
         "awq": _read_awq,
-        "modelopt": modelopt_vllm.read_config,
+        "modelopt": modelopt.read_by_vllm,
         "quark": _read_quark,
         "mxfp4": _read_mxfp4,
     }

@@ -28,12 +28,12 @@ import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.architecture import list_written_keys
 from ckptcheck.checkpoint.config import NORM_EPSILON
 from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.resolved_config import ResolvedPart, Setting
 from ckptcheck.checkpoint.setting_text import write_value
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
-from ckptcheck.checkpoint.written_keys import list_written_keys
 
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
 BASE = re.compile(r"theta|(rotary|rope|freq)\w*_base")

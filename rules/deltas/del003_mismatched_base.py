@@ -23,8 +23,7 @@ NovaSky-AI/SkyRL#1902 (a pruned chain replayed on version 0)
 from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.checkpoint.deltas.chain import DeltaChain
-from ckptcheck.checkpoint.deltas.outcomes import are_applied
+from ckptcheck.checkpoint.deltas.chain import DeltaChain, are_applied
 from ckptcheck.text.formatting import count
 
 

@@ -35,8 +35,7 @@ verl/checkpoint_engine/delta_checkpoint_engine.py (`exceeds the int32 position e
 from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.deltas.chain import DeltaChain
-from ckptcheck.checkpoint.deltas.outcomes import require_packages, select_outcomes
+from ckptcheck.checkpoint.deltas.chain import DeltaChain, require_packages, select_outcomes
 from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.text.formatting import count
 

@@ -26,8 +26,7 @@ nondeterministically")
 from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.deltas.chain import DeltaChain, Outcome
-from ckptcheck.checkpoint.deltas.outcomes import are_applied, select_outcomes
+from ckptcheck.checkpoint.deltas.chain import DeltaChain, Outcome, are_applied, select_outcomes
 from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.text.formatting import count
 

@@ -28,9 +28,8 @@ verl-project/verl verl/workers/rollout/sglang_rollout/delta_loader.py (`delta st
 from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.checkpoint.deltas.chain import DeltaChain
+from ckptcheck.checkpoint.deltas.chain import DeltaChain, are_applied, require_packages, select_outcomes
 from ckptcheck.checkpoint.deltas.flush_checksum import list_torn_flushes
-from ckptcheck.checkpoint.deltas.outcomes import are_applied, require_packages, select_outcomes
 from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.text.formatting import count, join_truncated
 

@@ -29,8 +29,7 @@ NovaSky-AI/SkyRL#2142 (a delta engine with stale weights)
 from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.deltas.chain import DeltaChain
-from ckptcheck.checkpoint.deltas.outcomes import are_applied, select_outcomes
+from ckptcheck.checkpoint.deltas.chain import DeltaChain, are_applied, select_outcomes
 from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.text.formatting import count
 

@@ -24,7 +24,7 @@ huggingface/accelerate#3010, NVIDIA/Megatron-LM#1530; faults injected into real 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.views import DcpCheckpoint
+from ckptcheck.checkpoint.megatron.megatron import DcpCheckpoint
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -20,7 +20,7 @@ Two saves of different world sizes by megatron-core 0.16.1
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.views import DcpCheckpoint
+from ckptcheck.checkpoint.megatron.megatron import DcpCheckpoint
 from ckptcheck.text.formatting import count, join_truncated
 
 

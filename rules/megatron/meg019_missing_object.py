@@ -21,8 +21,8 @@ NVIDIA-NeMo/Megatron-Bridge#1210
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.megatron.megatron import DcpCheckpoint
 from ckptcheck.checkpoint.megatron.structure import missing_objects
-from ckptcheck.checkpoint.megatron.views import DcpCheckpoint
 from ckptcheck.text.formatting import count, join_truncated
 
 

@@ -25,9 +25,8 @@ NVIDIA-NeMo/Megatron-Bridge#1871 (every rank's part written over one tensor), vl
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.chunk_bytes import is_constant, is_same_bytes, read_first_bytes
 from ckptcheck.checkpoint.megatron.megatron import Megatron
-from ckptcheck.checkpoint.megatron.tensor_reader import ChunkLocation
+from ckptcheck.checkpoint.megatron.tensor_reader import ChunkLocation, is_constant, is_same_bytes, read_first_bytes
 from ckptcheck.text.formatting import count, join_truncated
 
 

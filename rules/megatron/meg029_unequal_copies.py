@@ -21,9 +21,8 @@ NVIDIA/Megatron-LM#1584 (offsets of stages), reports of norms that drift under s
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.megatron.chunk_bytes import is_same_bytes
 from ckptcheck.checkpoint.megatron.megatron import Megatron
-from ckptcheck.checkpoint.megatron.tensor_reader import locate_chunk
+from ckptcheck.checkpoint.megatron.tensor_reader import is_same_bytes, locate_chunk
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.text.formatting import count
 

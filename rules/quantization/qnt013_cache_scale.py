@@ -34,7 +34,7 @@ vllm-project/vllm#46264, vllm-project/vllm#54623, sgl-project/sglang#39942
 from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.quantization.cache_scales import cache_scales, scale_owner
+from ckptcheck.checkpoint.quantization.scales import cache_scales, scale_owner
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
 from ckptcheck.text.formatting import count, format_layers
 

@@ -27,8 +27,7 @@ NVIDIA-NeMo/RL#3312 (steps 90, 110 and 120 bit for bit the same, asynchronous sa
 from collections.abc import Iterable, Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.runs.saves.learning_rate import is_rate_zero
-from ckptcheck.runs.saves.save import Save, digest_records
+from ckptcheck.runs.saves.save import Save, digest_records, is_rate_zero
 from ckptcheck.runs.saves.save_series import SaveSeries
 from ckptcheck.text.formatting import count, join_words
 

@@ -29,8 +29,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from ckptcheck import Problem, rule
-from ckptcheck.runs.saves.counters import find_step_counter
-from ckptcheck.runs.saves.save import Save
+from ckptcheck.runs.saves.save import Save, find_step_counter
 from ckptcheck.runs.saves.save_series import SaveSeries
 from ckptcheck.runs.saves.state_files import share_name
 

@@ -47,7 +47,7 @@ def list_targets(scratch: Path) -> dict[str, Target]:
     from ckptcheck.compare.signatures.bundle import MalformedSignature, parse_bundle
     from ckptcheck.errors import CkptcheckError
     from ckptcheck.runners.parts import _decode_part
-    from ckptcheck.runs.saves.kept_saves import open_kept_saves
+    from ckptcheck.runs.saves.open_series import open_kept_saves
     from ckptcheck.runs.saves.state_files import read_json_numbers
     from tests.factories.checkpoint_cases import MEGATRON
     from tests.factories.torch_archives import open_bytes

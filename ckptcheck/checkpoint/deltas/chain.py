@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.checkpoint.deltas.checksums import ALGORITHMS
 from ckptcheck.checkpoint.deltas.delta import Delta, Span
 from ckptcheck.checkpoint.source import Source
+from ckptcheck.linter.report import Section
+from ckptcheck.linter.rule import Skip
 
 if TYPE_CHECKING:
     import numpy as np
@@ -226,3 +228,38 @@ def _compute_checksum(algorithm: str, data: Any) -> str:
     hasher = ALGORITHMS[algorithm]()
     hasher.update(data)
     return hasher.hexdigest()
+
+
+def tabulate_chain(chain: DeltaChain) -> Section:
+    """Return a table with a row for each delta. Applies the chain where it can be applied."""
+    rows = []
+    for at, delta in enumerate(chain.deltas):
+        effects = [outcome.effect for outcome in chain.list_outcomes(at).values() if outcome.effect is not None]
+        changed = sum(effect.elements for effect in effects) if effects else None
+        rows.append(
+            (delta.name, delta.writer, delta.base_version, delta.version, len(delta.changes), changed, delta.nbytes)
+        )
+    columns = ("delta", "format of", "from", "to", "tensors", "changed elements", "bytes")
+    return Section(f"Deltas on {chain.base_target or 'no base'}", columns, tuple(rows), chain.notes)
+
+
+def are_applied(chains: Sequence[DeltaChain]) -> bool:
+    """Whether a chain has a base and known formats, so that it says what became of its tensors."""
+    return any(chain.can_be_applied for chain in chains)
+
+
+def select_outcomes(
+    chains: Sequence[DeltaChain], accepts: Callable[[Outcome], object]
+) -> Iterator[tuple[Delta, dict[str, Outcome]]]:
+    """Yield each delta with the tensors of it, one or more, whose outcome is accepted."""
+    for chain in chains:
+        for at, delta in enumerate(chain.deltas):
+            found = {name: outcome for name, outcome in chain.list_outcomes(at).items() if accepts(outcome)}
+            if found:
+                yield delta, found
+
+
+def require_packages(chains: Sequence[DeltaChain]) -> None:
+    """Skip a rule that has looked at all changes there are, where some needed a package that is not installed."""
+    for _, found in select_outcomes(chains, lambda outcome: outcome.broken == "package"):
+        raise Skip(next(iter(found.values())).reason)

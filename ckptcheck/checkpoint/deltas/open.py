@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from ckptcheck.checkpoint.deltas.chain import DeltaChain
+from ckptcheck.checkpoint.deltas.chain import DeltaChain, tabulate_chain
 from ckptcheck.checkpoint.deltas.delta import UNKNOWN, Delta, normalize_version
 from ckptcheck.checkpoint.deltas.disk_delta import read_disk_delta
 from ckptcheck.checkpoint.deltas.flush import is_flush, read_flushes
-from ckptcheck.checkpoint.deltas.lone_deltas import LoneDeltas
 from ckptcheck.checkpoint.deltas.patched_source import PatchedSource, list_tensors
 from ckptcheck.checkpoint.deltas.target import CHAINS, FULL, exists, is_disk_delta
 from ckptcheck.checkpoint.document import Defect
@@ -19,8 +19,11 @@ from ckptcheck.checkpoint.header import read_shard
 from ckptcheck.checkpoint.source import Folder, Source
 from ckptcheck.checkpoint.targets import natural_order
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.evidence import EvidenceDefaults
+from ckptcheck.linter.report import Section
 from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.file_io import expand_home, read_regular_file
+from ckptcheck.text.formatting import count, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,3 +163,48 @@ def _find_version(base: Checkpoint) -> str | None:
     except (OSError, ValueError, RecursionError):
         return None
     return normalize_version(state.get("version")) if isinstance(state, dict) else None
+
+
+class LoneDeltas(EvidenceDefaults):
+    """One delta or several, without the base that they are for: their form can be checked, and nothing can be applied."""
+
+    kind = "deltas"
+
+    def __init__(self, chain: DeltaChain) -> None:
+        self._chain = chain
+
+    def view_for(self, kind: str) -> tuple[DeltaChain, ...] | None:
+        """Return the chain for the rules on deltas."""
+        return (self._chain,) if kind == self.kind else None
+
+    @property
+    def target(self) -> str:
+        """What the user named."""
+        return self._chain.target
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """File → why it could not be read: the rules say it."""
+        return {}
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Numbers of files, tensors and bytes."""
+        deltas = self._chain.deltas
+        files = [name for delta in deltas for name in delta.source.files if name.endswith(".safetensors")]
+        tensors = sum(len(delta.changes) for delta in deltas)
+        return {"files": len(files), "tensors": tensors, "bytes": sum(delta.nbytes for delta in deltas)}
+
+    @property
+    def subject(self) -> str:
+        """How many deltas there are, and of what size."""
+        counts = self.counts
+        deltas = count(len(self._chain.deltas), "delta")
+        return f"{deltas} without a base · {count(counts['tensors'], 'tensor')} · {format_bytes(counts['bytes'])}"
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """What the deltas say of themselves, and how to have them applied."""
+        table = tabulate_chain(self._chain)
+        hint = f"nothing was applied: ckptcheck scan BASE+{self.target}, or ckptcheck diff BASE+{self.target} FULL, does it"
+        return (Section(table.title, table.columns, table.rows, (hint,)),)

@@ -306,3 +306,10 @@ class Megatron(MegatronFiles, EvidenceDefaults):
         numbers = self.counts
         parts += [count(numbers["files"], "file"), count(numbers["tensors"], "tensor"), format_bytes(numbers["bytes"])]
         return " · ".join(parts)
+
+
+class DcpCheckpoint(Megatron):
+    """A torch_dist checkpoint with a table of contents (`.metadata`): ``on="dcp"``. A view for rules, as in `checkpoint.views`."""
+
+    if TYPE_CHECKING:
+        contents: Contents

@@ -16,10 +16,16 @@ from ckptcheck.errors import EvidenceError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ckptcheck.checkpoint.megatron.megatron import Megatron
+
 BLOCK = 1 << 24
 """Bytes that are read at a time."""
 ARCHIVES = 64
 """Archives kept open: directories only, no data."""
+STEP = 1 << 22
+"""Bytes of two chunks that are compared at a time."""
+FIRST = 64
+"""Bytes of a chunk that are looked at first."""
 
 
 def open_item_archive(source: Source, item: Item, folder: str) -> Archive:
@@ -187,3 +193,30 @@ def _exactly(source: Source, name: str, start: int, length: int) -> bytes:
     if len(raw) != length:
         raise OSError(f"{name} ends before it")
     return raw
+
+
+def read_first_bytes(run: Megatron, place: ChunkLocation) -> bytes:
+    """Return the first bytes of a chunk."""
+    return run.source.read(place.name, place.begin, min(FIRST, place.nbytes))
+
+
+def is_same_bytes(run: Megatron, first: ChunkLocation, second: ChunkLocation) -> bool:
+    """Whether two chunks hold the same bytes; stops at the first difference. Raises OSError from reading."""
+    if first.nbytes != second.nbytes or first.dtype != second.dtype:
+        return False
+    at, step = 0, FIRST
+    while at < first.nbytes:
+        step = min(step, first.nbytes - at)
+        if run.source.read(first.name, first.begin + at, step) != run.source.read(second.name, second.begin + at, step):
+            return False
+        at, step = at + step, STEP
+    return True
+
+
+def is_constant(run: Megatron, place: ChunkLocation) -> bool:
+    """Whether the first bytes of a chunk repeat one element."""
+    from ckptcheck.checkpoint.megatron.tensor import itemsize
+
+    raw = read_first_bytes(run, place)
+    element = raw[: itemsize(place.dtype)]
+    return raw == element * (len(raw) // max(len(element), 1))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ckptcheck.compare.diagnosis import contents, rearrangements
+from ckptcheck.compare.diagnosis.contents import find_partial_write
 from ckptcheck.compare.diagnosis.difference import DifferenceExtent, describe_difference, locate_difference
 from ckptcheck.compare.diagnosis.elementwise import ElementwiseChange, elementwise_changes, find_norm_offset
 from ckptcheck.compare.diagnosis.inputs import DiagnosisInput, TensorKey
@@ -22,9 +23,8 @@ from ckptcheck.compare.diagnosis.matrix_view import (
     view_equals,
 )
 from ckptcheck.compare.diagnosis.moved_rows import find_reordering, find_row_shift
-from ckptcheck.compare.diagnosis.partial_write import find_partial_write
 from ckptcheck.compare.diagnosis.quantization_grid import find_different_grid, find_quantization
-from ckptcheck.compare.diagnosis.rank_shards import propose_shard_orders
+from ckptcheck.compare.diagnosis.rearrangements import propose_shard_orders
 from ckptcheck.compare.diagnosis.scale_factors import find_group_scales, find_scale
 from ckptcheck.compare.diagnosis.shapes import explain_shape
 from ckptcheck.compare.diagnosis.siblings import STALE, SiblingIndex

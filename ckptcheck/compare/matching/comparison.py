@@ -118,7 +118,7 @@ class Comparison(EvidenceDefaults):
     @property
     def sections(self) -> tuple[Section, ...]:
         """What each delta of a chain changed."""
-        from ckptcheck.checkpoint.deltas.summary import tabulate_chain
+        from ckptcheck.checkpoint.deltas.chain import tabulate_chain
 
         return tuple(tabulate_chain(chain) for chain in self.deltas)
 

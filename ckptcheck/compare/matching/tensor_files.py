@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptcheck.checkpoint.file_state import FileState, describe_state, is_rewritten
-from ckptcheck.checkpoint.source import Source, describe_version, find_nodes
+from ckptcheck.checkpoint.source import FileState, Source, describe_state, describe_version, find_nodes, is_rewritten
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.text.file_io import open_regular_file
 

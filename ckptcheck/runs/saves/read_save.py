@@ -25,11 +25,10 @@ from ckptcheck.checkpoint.unpickle import UnreadablePickle, WalkBudget
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
 from ckptcheck.compare.completeness import describe_absent
 from ckptcheck.compare.identity import IdentityPlan, plan_identity
-from ckptcheck.compare.layout_sums import Sums, iterate_sums
+from ckptcheck.compare.layout_sums import Sums, find_unlike_copies, iterate_sums
 from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import build_checkpoint_side
 from ckptcheck.compare.matching.tensor_files import UnreadableFile
-from ckptcheck.compare.rank_copies import find_unlike_copies
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runs.saves.find_saves import PICKLES, FoundSave, open_tree
 from ckptcheck.runs.saves.rank_shards import OF_RANKS, FoundTensor, join_ranks, plan_joined_weights, plan_with_copies

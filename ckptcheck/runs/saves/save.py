@@ -14,6 +14,11 @@ LAST_STEP = 10**15 - 1
 """The largest step that a folder's name can say (`find_saves.STEP`)."""
 MOMENT = re.compile(r"(^|[._/])((max_)?exp_avg(_sq)?|momentum_buffer|exp_inf)([._/]|$)")
 """The name of an optimizer's moment: Adam, AMSGrad, SGD with momentum."""
+STEP_COUNTERS = {
+    "iter": re.compile(r"(^|/)(common\.pt|model_optim_rng\.pt): iteration$"),
+    "checkpoint": re.compile(r"(^|/)trainer_state\.json: global_step$"),
+}
+"""What a folder's name calls its step → the counter that is the same number, as the trainers with such folders write it."""
 
 
 class TensorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -120,3 +125,20 @@ def digest_records(records: Mapping[str, TensorRecord]) -> str:
     for name, record in sorted(records.items()):
         state.update(json.dumps([name, *record.content]).encode())
     return state.hexdigest()
+
+
+def find_step_counter(save: Save) -> tuple[str, float] | None:
+    """Return the counter that a trainer takes for the step of a save, and its number; None where it has none."""
+    pattern = STEP_COUNTERS.get(save.word)
+    if pattern is None:
+        return None
+    return next(((path, value) for path, value in save.counters.items() if pattern.search(path)), None)
+
+
+def is_rate_zero(before: Save, after: Save) -> bool:
+    """Whether the learning rate is known to have been zero from one save to the other."""
+    logged = [rate for step, rate in after.logged_rates.items() if before.number < int(step) <= after.number]
+    if logged:
+        return not any(logged)
+    rates = [*before.rates.values(), *after.rates.values()]
+    return bool(before.rates and after.rates) and not any(rates)

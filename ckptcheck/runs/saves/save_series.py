@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptcheck.linter.evidence import EvidenceDefaults
-from ckptcheck.linter.report import Reading, Section
+from ckptcheck.linter.report import Cell, Reading, Section
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runs.saves.save import Save
 from ckptcheck.runs.saves.strand import Strand
 from ckptcheck.text.formatting import count
+
+COLUMNS = ("save", "step", "form", "weights", "moved", "moments", "moved there", "update", "identity")
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,6 @@ class SaveSeries(EvidenceDefaults):
     @property
     def sections(self) -> tuple[Section, ...]:
         """The table of the saves."""
-        from ckptcheck.runs.saves.tables import list_sections
-
         return list_sections(self.strands)
 
     @property
@@ -110,3 +110,26 @@ class SaveSeries(EvidenceDefaults):
         """Skip a rule that compares saves where no two can be compared. Raises Skip."""
         if not any(strand.intervals for strand in self.strands):
             raise Skip("there are no two saves that can be compared")
+
+
+def list_sections(strands: Sequence[Strand]) -> tuple[Section, ...]:
+    """Return the table of the saves."""
+    rows: list[tuple[Cell, ...]] = []
+    for strand in strands:
+        before = {interval.after.name: interval for interval in strand.intervals}
+        for save in strand.saves:
+            interval = before.get(save.name)
+            rows.append(
+                (
+                    save.name,
+                    save.number,
+                    save.form or None,
+                    len(save.weights),
+                    len(interval.moved) if interval else None,
+                    len(save.moments),
+                    len(interval.moved_states & save.moments.keys()) if interval else None,
+                    interval.distance if interval else None,
+                    save.identity[:12] or None,
+                )
+            )
+    return (Section("saves", COLUMNS, tuple(rows)),)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
-from ckptcheck.runs.saves.foreign_saves import ForeignSave, find_foreign_saves
 from ckptcheck.runs.saves.save import Save, TensorRecord
 from ckptcheck.runs.saves.update_sizes import measure_changed_share, measure_updates, take_median
 
 LEAST_MATRIX = 1024
 """Least elements of a matrix: an optimizer's step changes some of so many, even if weights are rounded to 16 bits."""
+FAR = 0.05
+"""Distance to its neighbours from which on a save may be foreign."""
+NEAR = 0.2
+"""Share of that distance that the neighbours have from each other at most. A walk that goes on has 1 and more."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,32 @@ class Strand:
     def unit(self) -> str:
         """What the folders count: ``step``, or ``epoch``."""
         return "epoch" if self.saves[0].word == "epoch" else "step"
+
+
+class ForeignSave(NamedTuple):
+    """A save that is far from both its neighbours, which are near each other."""
+
+    save: Save
+    before: Save
+    after: Save
+    distance: float
+    """To the nearer neighbour, relative to the size of the weights."""
+    between: float
+    """Distance of the neighbours."""
+
+
+def find_foreign_saves(saves: Sequence[Save], distances: Sequence[float | None]) -> list[ForeignSave]:
+    """Return the saves that are foreign to a series. distances: of each save to the one after it."""
+    found = []
+    for place in range(1, len(saves) - 1):
+        first, second = distances[place - 1], distances[place]
+        if first is None or second is None or min(first, second) < FAR:
+            continue
+        before, save, after = saves[place - 1 : place + 2]
+        near = take_median(measure_updates(before, after), after)
+        if near is not None and near < NEAR * min(first, second):
+            found.append(ForeignSave(save, before, after, min(first, second), near))
+    return found
 
 
 def is_large_matrix(record: TensorRecord) -> bool:

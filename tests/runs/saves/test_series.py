@@ -19,8 +19,7 @@ from ckptcheck.linter.report import Report
 from ckptcheck.runs.history.record import Record, SyncRecord
 from ckptcheck.runs.saves import find_saves as finding
 from ckptcheck.runs.saves.find_saves import find_saves
-from ckptcheck.runs.saves.kept_saves import open_kept_saves
-from ckptcheck.runs.saves.open_series import open_series
+from ckptcheck.runs.saves.open_series import open_kept_saves, open_series
 from ckptcheck.runs.saves.state_files import read_json_numbers, read_state_file
 from tests.doubles.object_server import ObjectServer
 from tests.factories.saved_runs import draw_weights, write_rank_files, write_torch_file, write_trainer_save
