@@ -82,8 +82,10 @@ def test_every_mismatch_has_a_sentence(consumer: Consumer) -> None:
         assert "{" not in sentence
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("names", [*CONSUMERS, ",".join(CONSUMERS)])
+@pytest.mark.parametrize(
+    ("names", "case"),
+    [*((",".join(CONSUMERS), case) for case in CASES), *((name, "a fused module is split") for name in CONSUMERS)],
+)
 def test_every_case_is_reported(names: str, case: str, tmp_path: Path) -> None:
     """No rule crashes, and the table has a row with an answer for each consumer."""
     folder = write(case, tmp_path / "ckpt")
