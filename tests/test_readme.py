@@ -13,7 +13,6 @@ import pytest
 
 from ckptcheck.linter import rule_loader, settings
 from ckptcheck.linter.selection import match_rules
-from ckptcheck.verbs import VERBS
 from tests.factories.checkpoint_cases import ROOT
 
 pytestmark = pytest.mark.slow

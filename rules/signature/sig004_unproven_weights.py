@@ -11,8 +11,8 @@ before a small training step.
 
 ## How to fix
 Let the server report checksums of its weights (SGLang does; vLLM does with `VLLM_SERVER_DEV_MODE=1`), and install the same engine
-here (`ckptcheck engine install`, or `--set engine-python`). A vLLM with ckptcheck's extension reports the identity of its weights, and
-needs no engine here.
+here (`ckptcheck engine install`, or `--set engine-python`). A vLLM with ckptcheck's extension reports the identity of its weights,
+and needs no engine here.
 
 ## When it can be wrong
 The engine quantizes the weights while it loads them, or this machine cannot start its layout: then only logprobs are comparable.

@@ -14,9 +14,9 @@ from ckptcheck.runs.saves.update_sizes import measure_changed_share, measure_upd
 LEAST_MATRIX = 1024
 """Least elements of a matrix: an optimizer's step changes some of so many, even if weights are rounded to 16 bits."""
 FAR = 0.05
-"""Distance to its neighbours from which on a save may be foreign."""
+"""Least distance of a foreign save from its neighbours, relative to the size of the weights."""
 NEAR = 0.2
-"""Share of that distance that the neighbours have from each other at most. A walk that goes on has 1 and more."""
+"""Largest distance of the neighbours, as a share of that. In an ordinary run it is 1 or more: they are two intervals apart."""
 
 
 @dataclass(frozen=True)
