@@ -349,8 +349,8 @@ def test_two_trainers_are_compared_without_an_engine(here: Path, starts: list[tu
     assert ("megatron", "TP2") in starts
     assert report["verdict"] == "clean"
     table = report["sections"][0]
-    assert table["columns"][4] == "transformers:megatron"
-    assert all(row[4] == pytest.approx(1, abs=1e-6) for row in table["rows"])
+    assert table["columns"][5] == "transformers:megatron"
+    assert all(row[5] == pytest.approx(1, abs=1e-6) for row in table["rows"])
 
 
 def test_an_interrupted_matrix_shows_the_cells_that_it_has(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
