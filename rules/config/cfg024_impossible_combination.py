@@ -8,7 +8,7 @@ Where transformers knows the `model_type`, in the config and its nested configs:
 - lists of layer kinds (`layer_types`, `mlp_layer_types`) have an entry for each layer, and each is a kind that transformers has
 - `pad_token_id` is a row of the embedding, where the language model gives it to its embedding
 
-CFG014 compares key-value heads with heads, and both with the tensors.
+CFG012 compares key-value heads with heads, and both with the tensors.
 
 ## Why it matters
 transformers stops when it builds or runs the model, and so do vLLM and SGLang, which read the config through it.

@@ -15,7 +15,7 @@ converter failed for a while.
 Remove an empty file, or check the code that saved it. Write a misaligned one again with safetensors' `save_file`.
 
 ## When it can be wrong
-A shard may be empty by design, for example on ranks that own nothing; if weights are missing, CFG003, CFG005 or IDX002 names
+A shard may be empty by design, for example on ranks that own nothing; if weights are missing, CFG003 or IDX002 names
 them. Loaders that copy every tensor, to a GPU for example, read misaligned data as well. The rule requires the alignment of the
 tensor's own dtype; a reader that needs 64 bytes or a page may still be unable to map it.
 

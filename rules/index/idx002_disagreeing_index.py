@@ -19,7 +19,7 @@ another one (transformers, Megatron-Bridge) stop with a KeyError.
 
 ## When it can be wrong
 - An entry may belong to a tensor that no loader needs: a rotary buffer (`inv_freq`) of an older version, or a tied head that is
-  no longer stored. Then write the index again. CFG003, CFG005 and CFG009 report tensors that are neither in the index nor in a
+  no longer stored. Then write the index again. CFG003 reports tensors that are neither in the index nor in a
   shard.
 - If only vLLM or SGLang loads the model, every tensor of a named shard is loaded whatever the index says: use `--ignore
   IDX002`. SET004 reports files that the index does not name, IDX005 a tensor with two copies.
