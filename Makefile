@@ -6,7 +6,7 @@
 # make docs    the pages in site/, with one for every rule
 # make check   ruff, mypy, import contracts
 # make matrix  every trainer layout against every engine layout, live, and SGLang killed (an hour on two cores, after make engines);
-#              then every fault of docs/fault-matrix.md on both engines (another hour): make faults, by itself
+#              then every fault on both engines (another hour): make faults, by itself. Both write tables into build/
 # make parity  the guide's table of lengths, data, decoding and batches on SmolLM2, ten runs each (hours; MATRIX=… for others)
 # make gpu     live refits on GPUs, and a table of what they cost (SIZE=4 GB of random experts); see tests/gpu.py for what it needs
 # make package what is published, in dist/: the sdist, this platform's wheel and the pure one, checked as an index checks them
@@ -86,7 +86,7 @@ bench: .venv/torch.done .venv/tools.done
 
 matrix: .venv/torch.done .venv/tools.done
 	CKPTCHECK_MATRIX=1 $(BIN)/python -m pytest -q -m matrix
-	@$(BIN)/python -m tests.matrix
+	@$(BIN)/python -m tests.matrix --keep
 	@$(BIN)/python -m tests.fault_matrix --keep
 
 faults: .venv/torch.done .venv/tools.done

@@ -1,18 +1,20 @@
 """Refits live, over trainer layouts, engine ranks, models, dtypes and transports: ``make matrix``.
 
-    python -m tests.matrix [--only WORD ...] [--but WORD ...] [--list]
+    python -m tests.matrix [--only WORD ...] [--but WORD ...] [--list] [--keep] [--page]
 
 Every cell is a whole trial (see docs/refit.md) on the real megatron-core and the real engine. Weights have to be
 those of a cold load to the last bit, logprobs within the floor that the cell measures: 1e-5 nats in float32. Processes are
-used again, so that a cold load costs seconds. Prints a table; exits 1 where a cell fails.
+used again, so that a cold load costs seconds. Prints a table; exits 1 where a cell fails. With --keep, each line replaces that
+of the same cell in tests/data/refit_matrix.json, and build/refit-matrix.md is written from all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tests.paths import ROOT
 
@@ -73,6 +75,49 @@ def quantized() -> Iterator[Cell]:
 
 
 HEAD = ("cell", "tensors", "differ", "cold", "trainer", "floor", "grad", "s", "verdict")
+RESULTS = ROOT / "tests" / "data" / "refit_matrix.json"
+PAGE = ROOT / "build" / "refit-matrix.md"
+TEXT = """\
+# The matrix of refits
+
+Every line is a whole trial on the real megatron-core and the real engine, on a CPU (`make matrix`). `tensors`: how many are compared
+with a cold load, over all syncs; `differ`: how many of them differ. `cold`, `trainer`: largest difference of logprobs from a cold
+load and from the trainer, in nats; `floor`: the largest that is allowed. `grad`: norm of the first step's gradient; with two engine
+ranks, noise replaces the step. SmolLM2 is SmolLM2-135M-Instruct, the others are tiny (`fixtures/live.py`).
+
+"""
+
+
+def read_results() -> dict[str, dict[str, str]]:
+    """Return what was kept: the name of a cell → the other columns of its line."""
+    found: dict[str, dict[str, str]] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return found
+
+
+def describe_totals(results: Mapping[str, Mapping[str, str]]) -> str:
+    """Return the sentence of docs/refit.md."""
+    passed = sum(each["verdict"] == "pass" for each in results.values())
+    return f"{passed} of {len(results)} trials pass"
+
+
+def write_page(results: Mapping[str, Mapping[str, str]]) -> None:
+    """Write build/refit-matrix.md."""
+    lines = [format_line(HEAD), "|" + "---|" * len(HEAD)]
+    lines += [format_line((name, *(each.get(column, "–") for column in HEAD[1:]))) for name, each in results.items()]
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(TEXT + "\n".join([*lines, "", f"{describe_totals(results)}.", ""]), encoding="utf-8")
+
+
+def format_line(cells: tuple[str, ...]) -> str:
+    """Return a line of a table in Markdown."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def keep(line: tuple[str, ...]) -> None:
+    """Keep the line of a cell, and write the page."""
+    results = read_results() | {line[0]: dict(zip(HEAD[1:], line[1:], strict=True))}
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_page(results)
 
 
 def row(cell: Cell, trace: RefitTrace, report: Report, seconds: float) -> tuple[str, ...]:
@@ -110,7 +155,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], help="cells whose name has all of these words")
     parser.add_argument("--but", nargs="*", default=[], help="and none of these")
     parser.add_argument("--list", action="store_true", help="name the cells")
+    parser.add_argument("--keep", action="store_true", help="keep the results, and write the page")
+    parser.add_argument(
+        "--page", action="store_true", help="write the page from the results of before, and run nothing"
+    )
     asked = parser.parse_args()
+    if asked.page:
+        write_page(read_results())
+        return
     chosen = [cell for cell in cells() if matches(str(cell).split(), asked.only, asked.but)]
     if asked.list:
         print(*chosen, sep="\n")
@@ -123,12 +175,15 @@ def main() -> None:
     if any(cell.model == "smollm2" for cell in chosen) and not (smollm2.default_folder() / smollm2.DONE).is_file():
         smollm2.build(smollm2.default_folder())
     failed, begin = 0, time.monotonic()
-    print("| " + " | ".join(HEAD) + " |\n|" + "---|" * len(HEAD), flush=True)
+    print(format_line(HEAD) + "\n|" + "---|" * len(HEAD), flush=True)
     with MatrixRunner() as bench:
         for cell in chosen:
             began = time.monotonic()
             trace, report = bench.run(cell)
-            print("| " + " | ".join(row(cell, trace, report, time.monotonic() - began)) + " |", flush=True)
+            cells_of_row = row(cell, trace, report, time.monotonic() - began)
+            print(format_line(cells_of_row), flush=True)
+            if asked.keep:  # after every cell: a run of an hour may be ended
+                keep(cells_of_row)
             failed += not passed(cell, report)
             for finding in report.findings:
                 print(f"  {finding.code} {finding.message}", file=sys.stderr, flush=True)

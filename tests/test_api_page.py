@@ -1,4 +1,4 @@
-"""The examples of docs/api.md run, one after the other as a reader would type them."""
+"""The examples of docs/reports.md run, one after the other as a reader would type them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.factories.rollout_cases import draw_rollouts
 from tests.paths import ROOT
 from tests.test_site import load_builder
 
-PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
 
 
@@ -34,7 +34,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert len(BLOCKS) >= 8
     names: dict[str, object] = {}
     for block in BLOCKS:
-        exec(compile(block, "docs/api.md", "exec"), names)
+        exec(compile(block, "docs/reports.md", "exec"), names)
     assert "model-00002-of-00003.safetensors is missing" in capsys.readouterr().out
 
 
@@ -50,5 +50,5 @@ def test_the_reference_has_every_name_and_every_argument() -> None:
 
 
 def test_its_links_lead_somewhere() -> None:
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", PAGE):
+    for link in re.findall(r"\]\((?!http)([^)#]+)", PAGE):
         assert (ROOT / "docs" / link).exists(), link

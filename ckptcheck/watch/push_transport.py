@@ -19,7 +19,7 @@ PATIENCE = 60.0
 
 
 def try_transport(push: Push, engine: WatchedEngine, weights: Mapping[str, Any]) -> Report:
-    """Put faults on a job's own sync, and report how each was answered; see docs/conformance.md.
+    """Put faults on a job's own sync, and report how each was answered; see docs/adding-a-transport.md.
 
     push: sends an iterable of (name, tensor). engine: what `Watch` takes; marks are written only into a module of this process.
     weights: the trainer's weights, which the engine holds afterwards again. It overwrites the engine's weights many times: call it

@@ -11,7 +11,7 @@
 
 ## How to fix
 - Look at the last lines of the server's log, and restart it. A weight update that failed half-way is a usual cause.
-- If the log says "illegal memory access", docs/illegal-memory-access.md says what to set so that the next crash names the kernel.
+- If the log says "illegal memory access", docs/refit.md says what to set so that the next crash names the kernel.
 
 ## When it can be wrong
 - The server may be busy with other requests for more than a minute. Check again when it is idle.
@@ -32,5 +32,5 @@ def check(evidence: ServerEvidence) -> Iterator[Problem]:
         if server.dead_reason:
             yield Problem(
                 f"{server.url} generates no tokens: {server.dead_reason}",
-                hint="look at the end of its log, and restart it; where that names a CUDA error, see docs/illegal-memory-access.md",
+                hint="look at the end of its log, and restart it; where that names a CUDA error, see the end of docs/refit.md",
             )

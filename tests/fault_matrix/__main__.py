@@ -3,7 +3,7 @@
     python -m tests.fault_matrix [--engine NAME] [--only WORD ...] [--part N/M] [--list] [--keep] [--merge FILE ...] [--verbose]
 
 Faults of one engine and model share processes (session.py). Prints one line a fault; with --keep, the results replace those of
-before in tests/data/fault_matrix.json, and docs/fault-matrix.md is written from them. Exits 1 where a sound trial is not quiet, and
+before in tests/data/fault_matrix.json, and build/fault-matrix.md is written from them. Exits 1 where a sound trial is not quiet, and
 where a fault that was detected before no longer is.
 """
 
@@ -77,6 +77,9 @@ def main() -> None:
     asked = parser.parse_args()
     faults = load_faults()
     before = read_results() if RESULTS.is_file() else {}
+    if asked.page:
+        _write_page(before, faults)
+        return
     if asked.merge is not None:
         for results in [read_results(Path(path)) for path in asked.merge] or [before]:
             _merge(before, results["sound"], results["grades"], faults, results["versions"], results.get("dates", {}))
@@ -136,7 +139,12 @@ def _merge(
     known = [(each, by_name.get((each["fault"], each["engine"]))) for each in merged["grades"]]
     merged["grades"] = [regrade(each, fault) for each, fault in known if fault is not None]
     RESULTS.write_text(json.dumps(merged, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    PAGE.write_text(format_page(merged, faults), encoding="utf-8")
+    _write_page(merged, faults)
+
+
+def _write_page(results: Mapping[str, Any], faults: Sequence[Fault]) -> None:
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(format_page(results, faults), encoding="utf-8")
 
 
 if __name__ == "__main__":

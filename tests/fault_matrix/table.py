@@ -1,4 +1,4 @@
-"""Writes docs/fault-matrix.md from the results of a run."""
+"""Writes build/fault-matrix.md from the results of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tests.fault_matrix.fault import Fault
 from tests.paths import ROOT
 
-PAGE = ROOT / "docs" / "fault-matrix.md"
+PAGE = ROOT / "build" / "fault-matrix.md"
 RESULTS = ROOT / "tests" / "data" / "fault_matrix.json"
 COLUMNS = ("fault", "what is done", "detected", "cause", "tensor", "part", "rank", "party", "rules")
 HEAD = """\
@@ -18,8 +18,7 @@ HEAD = """\
 
 Faults are put into real engines and a real trainer from outside, and a whole trial of `ckptcheck refit` runs over each. What each
 report should say was written down before the run (`tests/fault_matrix/faults/`; its words were widened where a report says
-the same in others). This page is made by `make matrix`
-(`python -m tests.fault_matrix`); nobody edits it.
+the same in others). `make faults` (`python -m tests.fault_matrix`) writes this page.
 
 - **detected**: an expected rule spoke: *yes* as an error, *warning* as a warning; *other*: only other rules did; *no*: nothing did.
 - **cause**: *right* if a finding names it; *vague* if none names a cause; *wrong* if findings name another one.
@@ -54,7 +53,8 @@ def format_page(results: Mapping[str, Any], faults: Sequence[Fault]) -> str:
     return HEAD + "\n".join((*_summary(results), "", *_sections(results["grades"], faults))) + "\n"
 
 
-def _summary(results: Mapping[str, Any]) -> Iterator[str]:
+def format_totals(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of totals, a line an engine, which docs/refit.md has too."""
     yield "| engine | faults | detected | cause right | vague | wrong | tensor | part | rank | party | seconds a fault |"
     yield "|---|---|---|---|---|---|---|---|---|---|---|"
     for engine in sorted({each["engine"] for each in results["grades"]}):
@@ -65,6 +65,10 @@ def _summary(results: Mapping[str, Any]) -> Iterator[str]:
         cells += [_share([each for each in grades if each[key] in ("yes", "no")], key, "yes") for key in PLACE]
         version = results["versions"].get(engine, "")
         yield f"| {engine} {version} | {len(grades)} | " + " | ".join(cells) + f" | {seconds:.0f} |"
+
+
+def _summary(results: Mapping[str, Any]) -> Iterator[str]:
+    yield from format_totals(results)
     yield ""
     dates = "; ".join(f"{engine}: last run on {day}" for engine, day in sorted(results.get("dates", {}).items()))
     yield f"Measured on a CPU: float32, a tiny Qwen3-MoE, trained by Megatron on two ranks. {dates}."

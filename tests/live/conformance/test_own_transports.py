@@ -23,7 +23,7 @@ from tests.conftest import needs
 from tests.paths import DOUBLES, ROOT
 
 pytestmark = pytest.mark.slow
-PAGE = (ROOT / "docs/conformance.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/adding-a-transport.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +182,10 @@ def test_the_example_of_the_page_is_what_the_command_prints(tmp_path: Path) -> N
     (tmp_path / "my_transport.py").write_text(text[1], encoding="utf-8")
     result = run_command(tmp_path, "--transport", "my_transport:MyTransport")
     assert result.returncode == 0
-    assert re.sub(r" +\n", "\n", result.stdout) == shown[1]
+    printed = re.sub(r" +\n", "\n", result.stdout)
+    for part in filter(None, shown[1].split("…\n")):  # the page shows some of the lines
+        before, found, printed = printed.partition(part)
+        assert found == part, before
 
 
 def test_json_markdown_and_exit_codes(tmp_path: Path) -> None:
