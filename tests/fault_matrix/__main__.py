@@ -3,8 +3,8 @@
     python -m tests.fault_matrix [--engine NAME] [--only WORD ...] [--part N/M] [--list] [--keep] [--merge FILE ...] [--verbose]
 
 Faults of one engine and model share processes (session.py). Prints one line a fault; with --keep, the results replace those of
-before in tests/data/fault_matrix.json, and build/fault-matrix.md is written from them. Exits 1 where a sound trial is not quiet, and
-where a fault that was detected before no longer is.
+before in tests/data/fault_matrix.json, and build/fault-matrix.md is written from them. Exits 1 where a sound trial is not quiet,
+and where a fault that was detected before no longer is.
 """
 
 from __future__ import annotations
