@@ -80,10 +80,13 @@ PAGE = ROOT / "build" / "refit-matrix.md"
 TEXT = """\
 # The matrix of refits
 
-Every line is a whole trial on the real megatron-core and the real engine, on a CPU (`make matrix`). `tensors`: how many are
-compared with a cold load, over all syncs; `differ`: how many of them differ. `cold`, `trainer`: largest difference of logprobs from a cold
-load and from the trainer, in nats; `floor`: the largest that is allowed. `grad`: norm of the first step's gradient; with two engine
-ranks, noise replaces the step. SmolLM2 is SmolLM2-135M-Instruct, the others are tiny (`fixtures/live.py`).
+Every line is a whole trial on the real megatron-core and the real engine, on a CPU (`make matrix`).
+
+- `tensors`: how many are compared with a cold load, over all syncs; `differ`: how many of them differ.
+- `cold`, `trainer`: the largest difference of logprobs from a cold load and from the trainer, in nats; `floor`: what is allowed.
+- `grad`: the norm of the first step's gradient. With two engine ranks, noise replaces the step.
+
+SmolLM2 is SmolLM2-135M-Instruct, the others are tiny (`fixtures/live.py`).
 
 """
 
