@@ -21,7 +21,7 @@ PRINTER = "model_args_utils.py"
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 SIBLING, RESULT = "load_sibling_model_args", "print_result"
 DEEPEST = 3
-"""Largest number of model files that build on each other."""
+"""Largest number of model files that build on each other; more are a loop."""
 
 
 class ReadsFiles(Protocol):

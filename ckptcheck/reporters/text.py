@@ -190,7 +190,7 @@ def _verdict(report: Report) -> Text:
             *([f" · {rest}"] if rest else []),
         )
     if report.verdict == "clean":
-        said = f" · {printable(report.headline)}" if report.headline else ""
-        return Text.assemble(("✓ clean", "bold green"), f"{said} · {rest}")
+        headline = f" · {printable(report.headline)}" if report.headline else ""
+        return Text.assemble(("✓ clean", "bold green"), f"{headline} · {rest}")
     sign = ("✗ ", "bold red") if report.count("error") else ("! ", "yellow")
     return Text.assemble(sign, (", ".join(numbers), "bold"), f" · {rest}")

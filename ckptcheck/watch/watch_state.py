@@ -1,4 +1,4 @@
-"""What a watch knows from one sync to the next: its settings, the last syncs, what was said; and the rules that judge them.
+"""What a watch knows from one sync to the next: its settings, the last syncs, its warnings; and the rules that judge them.
 
 A watch must not end a training run. Its own failures are warnings. It raises only findings about the weights, and only if the
 caller asks for that.

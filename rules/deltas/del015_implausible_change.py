@@ -8,18 +8,16 @@
 
 ## Why it matters
 A step of reinforcement learning changes 1 to 3 % of the elements of a model in BF16: the others move by less than half a unit
-in the last place. Half and more means that the delta was made against another base, that steps were left out, or that a
-learning rate is far too large; and a delta this dense is longer than the weights. Every writer leaves a tensor out that did not
-change: named and unchanged means that the base has the delta already, or that the sender compares with the wrong copy of the
-weights.
+in the last place. If half or more change, the delta is against another base, lacks steps, or comes from a learning rate that is
+far too large; and a delta this dense is longer than the weights. Every writer leaves out unchanged tensors: if a named tensor does
+not change, the base has the delta already, or the sender compares with the wrong copy of the weights.
 
 ## How to fix
-Look which version the base has, and whether the sender's copy moves on at each sync. If a dense step is as intended, send all
-weights.
+Check the version of the base, and that the sender updates its copy at each sync. If a dense step is intended, send all weights.
 
 ## When it can be wrong
-Pretraining, a first step after a warm-up of none, and supervised training at a learning rate of 1e-4 and more change most
-elements. A delta may be applied once more on purpose, which overwrite allows.
+Pretraining, a first step without a warm-up, and supervised training at a learning rate of 1e-4 and more change most elements. You
+may apply a delta once more on purpose, which overwrite allows.
 
 ## Seen in
 verl-project/verl docs/advance/delta_weight_sync.md (0.9 to 3 % of the bytes change), areal-project/AReaL#1125 (98 % stay),

@@ -61,17 +61,17 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         if order is None:
             continue
         if isinstance(order, MovedPart):
-            said = (
+            message = (
                 f"row {order.start:,} continues row {order.end:,} (cosine {order.cosine:.2f}, and at most {order.found:.2f} at the "
                 f"seams where they stand): of its {order.parts} equal parts, some stand in another place than they were trained for"
             )
         else:
-            said = (
+            message = (
                 f"of the {order.alike:,} of {order.rows:,} rows that are like another one, {order.in_order:,} are most alike a "
                 "neighbour, and training makes nearly all so: the rows are in another order than they were trained in"
             )
         yield Problem(
-            said,
+            message,
             file=ckpt.tensor_to_file[name],
             key=name,
             hint="take this table from the checkpoint that this one was made from",

@@ -20,7 +20,7 @@
 - A mixture of experts in bfloat16 may route a token of a short probe to other experts. Use more sequences.
 
 ## Seen in
-NovaSky-AI/SkyRL#1680 (rollouts of a mixture of experts were corrupted from the first sync on, and nothing said so)
+NovaSky-AI/SkyRL#1680 (rollouts of a mixture of experts were silently corrupted from the first sync on)
 """
 
 import shlex

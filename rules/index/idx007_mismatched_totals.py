@@ -49,9 +49,9 @@ def check(ckpt: IndexedCheckpoint) -> Iterator[Problem]:
     # A tensor that several shards hold is counted once by some writers; IDX005 speaks of that.
     sizes = (size, sum(tensor.nbytes for tensor in ckpt.tensors.values()))
     if "total_size" in metadata and declared not in sizes:
-        said = f"{declared:,} bytes" if type(declared) is int else repr(declared)
+        shown = f"{declared:,} bytes" if type(declared) is int else repr(declared)
         yield Problem(
-            f"total_size is {said}, but the tensors have {size:,} bytes",
+            f"total_size is {shown}, but the tensors have {size:,} bytes",
             file=file,
             key="metadata.total_size",
             hint="ckptcheck scan --fix corrects it",
@@ -61,9 +61,9 @@ def check(ckpt: IndexedCheckpoint) -> Iterator[Problem]:
     is_near = type(declared) is int and abs(declared - elements) <= elements // 10
     is_packed = ckpt.config is not None and ckpt.config.is_quantized
     if "total_parameters" in metadata and not is_near and not is_packed:
-        said = f"{declared:,}" if type(declared) is int else repr(declared)
+        shown = f"{declared:,}" if type(declared) is int else repr(declared)
         yield Problem(
-            f"total_parameters is {said}, but the tensors have {elements:,} elements",
+            f"total_parameters is {shown}, but the tensors have {elements:,} elements",
             file=file,
             key="metadata.total_parameters",
             hint="write the number of parameters the model has",

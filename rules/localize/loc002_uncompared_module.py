@@ -39,11 +39,11 @@ def check(evidence: Localization) -> Iterator[Problem]:
 
 
 def _find_unmatched(evidence: Localization) -> Iterator[Problem]:
-    said = set()
+    reported = set()
     for part in evidence.replicas:
         for problem in _check_ranks(part):
-            if (problem.key, problem.message) not in said:
-                said.add((problem.key, problem.message))
+            if (problem.key, problem.message) not in reported:
+                reported.add((problem.key, problem.message))
                 yield problem
 
 

@@ -20,8 +20,8 @@ of 0.001 for rounding), and a token that a side drew cannot have had probability
 ## When it can be wrong
 - A writer may fill places with NaN or -inf for which the engine gave nothing, such as the first token or the output of a tool, and
   mark them as part of the response. Then the mask is wrong and not the model: remove those tokens from it.
-- The rule does not count NaN outside of the mask, nor a NaN that somebody replaced with 0 before the file was written. A floor such
-  as -1e10 in place of -inf is finite and shows in PAR020 only.
+- The rule does not count NaN outside of the mask, nor a NaN that the job replaced with 0 before it wrote the file. A floor such as
+  -1e10 in place of -inf is finite and shows in PAR020 only.
 - The trainer drew the tokens: an engine that samples with top-k or a mask of allowed ids is right to report -inf for tokens that
   it never draws. The gap is infinite all the same, so use its raw logprobs.
 - An output head in bfloat16 that normalises its logits in bfloat16 can round a logprob to a little above 0.

@@ -1,15 +1,15 @@
-"""Not one token could be compared, or not with what the training run computed.
+"""No token could be compared, or none with the training run's own logprobs.
 
 ## What it checks
 - There are tokens under the response mask, and both sides have finite logprobs for some of them.
 - The training run wrote the trainer's logprobs itself. Frameworks that skip the forward pass write zeros, or nothing, in their
-  place; the conversion recognises these and leaves them out, and the rule names the reason. Where the file was scored later, it is
-  an info.
+  place; the conversion recognises these and leaves them out, and the rule names the reason. It is an info if a trainer scored the
+  file later.
 
 ## Why it matters
 - A comparison of nothing passes every threshold. Frameworks report 0 for it, which reads as perfect.
-- Zeros compare like numbers: against them the gap is the entropy of the model, and a curve that somebody computes from such a run
-  shows nothing about the engine. The run itself has no logprobs of the weights that sampled.
+- Zeros compare like numbers: against them the gap is the entropy of the model, and a curve of such a run shows nothing about the
+  engine. The run itself has no logprobs of the weights that sampled.
 
 ## How to fix
 - Score the file with a trainer (`ckptcheck parity score`), or find out why the mask is empty.

@@ -25,6 +25,7 @@ from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 LEAST = 64
+"""Tokens below which equality may be chance."""
 
 
 @rule("PAR014", "identical-logprobs", severity="info", on="rollouts", when=lambda evidence: evidence.has_both_sides)

@@ -13,7 +13,7 @@ With `--floor`, each may also be at most 5 times the floor (`--set max-floor-mul
 over 1. k3 grows with the square of the gap, so the rule compares its root.
 
 ## Why it matters
-- The loss treats the engine's samples as the trainer's own, so every gradient contains what the two disagree in. NeMo-RL gates new
+- The loss treats the engine's samples as the trainer's own, so every gradient contains the difference of the two. NeMo-RL gates new
   models by mult_prob_error.
 - Healthy syncs reach a KL of 1e-4 to 1e-3, broken ones 1e-2 and more, up to 5. Importance ratios are clipped, so training goes on
   and learns less.

@@ -28,7 +28,9 @@ from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 LEAST = 64
+"""Tokens of a bin of positions: fewer give a mean that single outliers decide."""
 SMALL = 0.02
+"""Nats: below this a bin is at rounding in bfloat16, whatever its ratio to the first."""
 FACTOR = 4.0
 
 

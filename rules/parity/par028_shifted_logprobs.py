@@ -29,6 +29,7 @@ from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 LEAST = 32
+"""Pairs below which a shift fits by chance."""
 SMALL = 0.05
 
 

@@ -27,6 +27,7 @@ from ckptcheck.rollouts.series import RolloutSeries
 from ckptcheck.text.formatting import count
 
 LEAST = 5
+"""Files below which a trend may be chance."""
 
 
 @rule("PAR040", "rising-gap", severity="warning", on="rollout-series", when=lambda series: len(series.gaps) >= LEAST)

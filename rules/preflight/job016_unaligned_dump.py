@@ -5,7 +5,7 @@ Where the script exports DUMP_ON, or Ray's runtime environment sets it:
 
 - one mini batch (train_batch_size / ppo_mini_batch_size is 1);
 - gradient accumulation of 1 (ppo_mini_batch_size · n / ppo_micro_batch_size_per_gpu / DP, where DP = GPUs / TP / PP / CP);
-- no micro batches that are cut by tokens (use_dynamic_bsz, log_prob_use_dynamic_bsz);
+- no micro batches by number of tokens (use_dynamic_bsz, log_prob_use_dynamic_bsz);
 - no padding (use_remove_padding);
 - no balancing between ranks (balance_batch);
 - prompts only (PROMPTS_ONLY).
@@ -15,7 +15,7 @@ msProbe compares module by module. With a split batch, padding, moved sequences 
 one side occurs on the other, and the comparison says nothing.
 
 ## How to fix
-Set what the message names. The formulae are those of the guide.
+Set the values in the message. The formulae are from the guide.
 
 ## When it can be wrong
 You compare the dump by other means than by shape.

@@ -1,14 +1,14 @@
-"""The batch of an optimizer step is not what the steps of a rollout leave for it.
+"""The global batch size does not fit the number of optimizer steps per rollout.
 
 ## What it checks
-In jobs of slime and miles that give `--num-steps-per-rollout`: `--global-batch-size`, where it is given too, is
-`rollout_batch_size × n_samples_per_prompt ÷ num_steps_per_rollout`, and the division leaves nothing.
+In jobs of slime and miles with `--num-steps-per-rollout`: `rollout_batch_size × n_samples_per_prompt ÷ num_steps_per_rollout` has
+no remainder, and equals `--global-batch-size` if the job sets that.
 
-With more than one step for a rollout an info says which step to look at: KL is 0 and the gradient norm small at the first
-optimizer step of the first rollout only, for the later ones train on responses of older weights.
+With more than one step per rollout an info says which step to look at: KL is 0 and the gradient norm small at the first optimizer
+step of the first rollout only, because later ones train on responses of older weights.
 
 ## Why it matters
-slime stops with an assertion where the two differ; what a division leaves is not trained on.
+slime stops with an assertion if the two differ; it does not train on the remainder of the division.
 
 ## How to fix
 Give one of the two flags. To check that trainer and engine agree, set `--num-steps-per-rollout 1`.

@@ -4,10 +4,10 @@
 Trainer and engine are both deterministic (batch-invariant), or neither is.
 
 ## Why it matters
-- Equal logprobs on both sides, and runs that can be repeated, need both. A deterministic engine is slower (SGLang: by a third),
-  and buys nothing where the trainer's kernels still differ from run to run.
-- A deterministic trainer trains on rollouts that are sampled anew every time: two runs differ from the first step on. That is
-  useful to debug the trainer alone, on recorded rollouts: an info.
+- Equal logprobs on both sides, and repeatable runs, need both. A deterministic engine is slower (SGLang: by a third), and gains
+  nothing if the trainer's kernels still differ from run to run.
+- A deterministic trainer with an engine that samples anew gives two runs that differ from the first step on. That is useful only to
+  debug the trainer alone, on recorded rollouts: an info.
 
 ## How to fix
 - slime, miles: `--deterministic-mode` and `--sglang-enable-deterministic-inference`, with `NVTE_ALLOW_NONDETERMINISTIC_ALGO=0`.
@@ -15,7 +15,7 @@ Trainer and engine are both deterministic (batch-invariant), or neither is.
 - vLLM: `VLLM_BATCH_INVARIANT=1`.
 
 ## When it can be wrong
-One side is meant to be repeated on its own. Where no setting says what the trainer does, the rule is skipped.
+You may want to repeat one side on its own. The rule is skipped if no setting says what the trainer does.
 
 ## Seen in
 slime docs/en/advanced/reproducibility.md, miles examples/infra_features/true_on_policy, verl-project/verl

@@ -26,6 +26,7 @@ from ckptcheck.checkpoint.views import QuantizedCheckpoint
 from ckptcheck.text.formatting import count
 
 MIN_SCALES = 8
+"""Weights below which equal scales may be chance, as in a model of one layer."""
 
 
 @rule("QNT012", "constant-scale", severity="warning", on="quantization")

@@ -69,7 +69,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 def _check_rounded(ckpt: Checkpoint) -> Iterator[Problem]:
     """Yield the modules that AutoRound's `extra_config` names as quantized and that are stored unquantized.
 
-    AutoRound 0.16 itself writes such a head where it rounds without tuning and is told to quantize it.
+    AutoRound 0.16 itself writes such a head if it rounds without tuning and should quantize it.
     """
     quantization = ckpt.quantization
     if quantization is None or quantization.main_declaration is None or quantization.method != "auto-round":

@@ -1,22 +1,22 @@
 """A sync cut a running request short, although the pause mode keeps it, or without saying so.
 
 ## What it checks
-- With `--pause MODE` a request runs during every sync. It goes on until it has the number of tokens it asked for.
+- With `--pause MODE` a request runs during every sync. It continues to the number of tokens that it asks for.
 - With `abort` it may end earlier, and the engine then reports it as aborted.
 
 ## Why it matters
 - A truncated answer that is reported as finished gets a reward as if the policy had meant to stop there.
-- If the job counts on all requests to go on, an aborted one is missing from its batch.
+- If the job expects all requests to continue, an aborted one is missing from its batch.
 
 ## How to fix
-- Count the tokens, and send requests again that were cut.
+- Count the tokens, and send truncated requests again.
 
 ## When it can be wrong
 - An end token does not end this request: it goes on past end tokens.
 - A request that finishes before the update begins is whole.
 
 ## Seen in
-vLLM's and SGLang's pause modes: abort drops what is running, and in one process vLLM 0.32 does so without a word
+vLLM's and SGLang's pause modes: abort drops running requests, and vLLM 0.32 in one process does so silently
 """
 
 from collections.abc import Iterator

@@ -1,19 +1,19 @@
 """Other adapters in the engine's slots change what a request computes.
 
 ## What it checks
-- The engine holds a few adapters at once. After more of them were asked for than there are slots, a request with the
-  first adapter computes what it computed before, and the slot holds the same bytes.
-- A request without an adapter computes what it computed before any was loaded.
+- The engine holds a few adapters at once. After requests for more adapters than it has slots, a request with the first
+  adapter gets the same logprobs as before, and the slot holds the same bytes.
+- A request without an adapter gets the same logprobs as before the engine loaded one.
 
 ## Why it matters
-- Under load every adapter is evicted and loaded again. If a slot keeps a part of another adapter, requests of one policy
-  are answered by a mixture of two.
+- Under load the engine evicts every adapter and loads it again. If a slot keeps a part of another adapter, the engine
+  answers requests of one policy with a mixture of two.
 
 ## How to fix
 - Give the engine as many slots as there are adapters, and update the engine.
 
 ## When it can be wrong
-- An engine on a GPU that chooses other kernels for another batch: the logprobs differ then, and no slot does.
+- An engine on a GPU may choose other kernels for another batch: then the logprobs differ, but no slot does.
 
 ## Seen in
 huggingface/trl#7017 (adapters evicted while requests use them)

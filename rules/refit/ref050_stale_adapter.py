@@ -3,16 +3,16 @@
 ## What it checks
 - A training step makes a new adapter, and the job loads it under the name of the old one. The trial does the same, in the way that
   `--update` names.
-- Afterwards the adapter's slot holds what it holds after a cold start of the engine with the new adapter, and requests get the
+- Afterwards the adapter's slot holds the same bytes as after a cold start of the engine with the new adapter, and requests get the
   same logprobs.
-- A sequence that is longer than a block of the prefix cache is asked for before and after the adapter is replaced. The logprobs of
-  its next tokens are those after a reset of the cache, and those of a cold load of the new adapter: else a warning.
+- The trial requests a sequence longer than a block of the prefix cache before and after the replacement. The logprobs of its next
+  tokens do not change with a reset of the cache, and equal those of a cold load of the new adapter. If not, it is a warning.
 
 ## Why it matters
-- vLLM keeps an adapter as long as its number is known. A request with the same name and number and a new path gets the old
-  adapter: every step after the first samples from the policy of step 1, and nothing reports it.
-- Engines keep cached prefixes by the adapter's name or number. A new adapter under the same name reads the keys and values that
-  the old one computed: rollouts begin with a prompt as another policy read it.
+- vLLM keeps an adapter under its number. A request with the same name and number and a new path gets the old adapter: every step
+  after the first samples from the policy of step 1, without an error.
+- Engines key cached prefixes by the adapter's name or number. A new adapter under the same name reads the keys and values of the
+  old one: rollouts begin with a prompt that another policy has encoded.
 
 ## How to fix
 - vLLM: `remove_lora(number)` before `add_lora`, or `LoRARequest(..., load_inplace=True)`, or a new number for every step.
@@ -20,8 +20,8 @@
 - Reset the prefix cache after each replacement, or give every step a name of its own.
 
 ## When it can be wrong
-- An engine on a GPU that chooses other kernels in another process: the logprobs differ then, and no slot does.
-- A job that keeps the cache on purpose, as in-flight updates do: the finding is only a warning.
+- An engine on a GPU may choose other kernels in another process: then the logprobs differ, but no slot does.
+- A job may keep the cache on purpose, as in-flight updates do: there the finding is only a warning.
 
 ## Seen in
 vllm-project/vllm#48297 (RFC: adapters in the weight update), verl-project/verl#7495; NVIDIA-NeMo/RL#4018 (17 refits without a

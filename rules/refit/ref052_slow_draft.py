@@ -11,22 +11,22 @@
 ## Why it matters
 - Speculative decoding returns right tokens whatever the draft model proposes. So nothing else shows that a sync broke the draft
   model: rollouts only become slow.
-- The policy's weights and the draft model's may each be right, and what they share (an embedding, a head, tensors repacked after
-  each update) not.
-- A draft model proposes what the policy would have said before training. Each step makes it worse, until rollouts take as long as
-  without it, or longer, since its proposals are computed for nothing.
+- The policy's weights and the draft model's may each be right, and still the tensors that they share (an embedding, a head, tensors
+  repacked after each update) be wrong.
+- A draft model proposes the tokens of the policy before training. Each step makes its proposals worse, until rollouts take as long
+  as without it, or longer, because the engine computes the proposals for nothing.
 
 ## How to fix
-- See whether the update reaches what the draft model shares with the policy.
+- Check that the update reaches the tensors that the draft model shares with the policy.
 - vLLM updates a draft model in a session of its own (`start_draft_weight_update`, since 0.28); SGLang by the selector of its
   update requests. A frozen draft model must not be processed again after the policy's update.
 - Train the layers for multi-token prediction with the policy and send them too, or distil the draft model again now and then.
 - Watch the engine's acceptance length in the job: vLLM's `vllm:spec_decode_num_accepted_tokens` and SGLang's `spec_accept_length`.
 
 ## When it can be wrong
-- On a GPU two starts may choose other kernels, and greedy text parts at a tie. The rule leaves a fifth of the gain to that.
-- A frozen draft model is a choice, and the trial's step is larger than one of a job: `--set perturb` with a small scale shows what
-  a job would see.
+- On a GPU two starts may choose other kernels, and greedy texts diverge at a tie. The rule allows a fifth of the gain for that.
+- A frozen draft model may be intended, and the trial's step is larger than a job's: `--set perturb` with a small scale shows the effect
+  of a job's step.
 
 ## Seen in
 radixark/miles#1926 (acceptance 2.71, then 1.00, no error), sgl-project/sglang#34495, vllm-project/vllm-ascend#13209;

@@ -5,29 +5,30 @@
 sent twice or cut short, a sender that dies, two updates at once, an update while a response is generated, and more. The rule names
 each fault that is
 
-- silent (an error): the transport reported success, and neither the digests of what the receiver holds nor versions can tell: the
-  tensors in question cannot be read, or tokens carry no version of the weights that computed them.
-- accepted (a warning): the transport reported success, or nothing at all, although the receiver holds other weights than the update
-  brought. ckptcheck sees this by digests; a job without them does not.
-- unanswered (a warning): within the limit of time neither success nor an error came back, so that the receiver had to be ended.
+- silent (an error): the transport reported success, and neither digests nor versions can show the fault, because the tensors are
+  unreadable, or tokens carry no version of the weights that computed them.
+- accepted (a warning): the transport reported success, or nothing at all, although the receiver's weights differ from the update.
+  ckptcheck sees this by digests; a job without them does not.
+- unanswered (a warning): the transport reported neither success nor an error within the limit of time, so that the kit ended the
+  receiver.
 - untried (an info), with the reason: the class has no method for it, the transport takes all buckets in one call, the receiver
   reports no version.
 
 ## Why it matters
-- A job that meets such a fault trains on: rollouts come from weights that no step of the trainer ever had, or are of mixed weights.
-  The loss still looks plausible, and of a silent fault no check can tell.
-- Both engines take partial updates on purpose, so nothing in them notices a lost bucket. The sender has to.
-- A job that hangs costs its GPUs until somebody looks, and the cause is gone by then: NCCL has no limit of its own.
-- Not tried is no pass. A table without the row would read like one.
+- A job that meets such a fault continues: rollouts come from weights that no step of the trainer had, or from mixed versions. The
+  loss still looks plausible, and no check can see a silent fault.
+- Both engines accept partial updates on purpose, so they do not notice a lost bucket. The sender has to.
+- A job that hangs wastes its GPUs until you look, and the cause is gone by then: NCCL has no limit of its own.
+- An untried fault is no pass, and a table without it would look like one.
 
 ## How to fix
 - Announce what will come (names or a number of bytes), count it on arrival, and refuse to end an update that is not whole.
 - Install new weights together at the end, not as they arrive, so that a dead sender leaves the old ones.
 - Report the version of the weights with every token (vLLM and SGLang can), or abort running requests at an update.
 - Let `tensors()` yield everything that the receiver computes with.
-- Give every wait a limit, on both sides, and end the update with an error when it has passed. Let each side notice that the other
-  has gone, such as by a heartbeat beside the group.
-- Where the framework cannot be changed, watch its syncs: `ckptcheck.watch`, or `ckptcheck refit` before a run.
+- Give every wait a limit, on both sides, and end the update with an error after it. Let each side notice the death of the other,
+  such as by a heartbeat beside the group.
+- If you cannot change the framework, watch its syncs: `ckptcheck.watch`, or `ckptcheck refit` before a run.
 - Untried: add the optional method that the reason names to your class (docs/conformance.md lists them), or test the fault where it
   exists: on GPUs, with several ranks.
 

@@ -1,20 +1,20 @@
-"""The engine's weights changed with the trainer's step, before anything was sent.
+"""The engine's weights changed with the trainer's step, before the sync.
 
 ## What it checks
 - After the trainer's step, and before the sync, the engine holds what the last sync brought. The rule compares the
   digests of its tensors with those after that sync.
-- A tensor that already is what the next sync has to bring lies in the trainer's memory. Another parameter that changed
-  was written by somebody else.
-- With `--set sleep-level=2` the engine has dropped its weights, and the rule is skipped. What changes in a sleep otherwise
-  belongs to REF018.
+- A tensor that already holds the values of the next sync lies in the trainer's memory. If another parameter changed,
+  something else wrote to it.
+- With `--set sleep-level=2` the engine has dropped its weights, and the rule is skipped. REF018 reports what a sleep at
+  level 1 changes.
 
 ## Why it matters
-- An update by CUDA IPC lends the engine the trainer's own memory. An engine that keeps a lent tensor without a copy
-  samples with weights that change under it: rollouts of one version are computed with parts of the next one, half-way
-  through an optimizer step, and every check after a sync is clean.
+- An update by CUDA IPC lends the engine the trainer's own memory. If the engine keeps a lent tensor without a copy, its
+  weights change during an optimizer step: it computes rollouts of one version with parts of the next, and every check
+  after a sync is clean.
 
 ## How to fix
-- Copy in the loader: `param.data.copy_(weight)`, never `param.data = weight`. Until then the trainer has to send copies.
+- Copy in the loader: `param.data.copy_(weight)`, not `param.data = weight`. If you cannot, let the trainer send copies.
 
 ## When it can be wrong
 - A job may share the weights of trainer and engine on purpose, and pause the engine while it steps.

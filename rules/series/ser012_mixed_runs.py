@@ -48,26 +48,28 @@ def _compare_forms(before: Save, after: Save) -> Iterator[Problem]:
     common = before.weights.keys() & after.weights.keys()
     reshaped = sorted(name for name in common if before.weights[name].shape != after.weights[name].shape)
     recast = sorted(name for name in common - set(reshaped) if before.weights[name].dtype != after.weights[name].dtype)
-    said = []
+    changes = []
     if gone:
-        said.append(
+        changes.append(
             f"{count(len(gone), 'tensor')} of {before.name} {'is' if len(gone) == 1 else 'are'} gone: {group_names(sorted(gone))}"
         )
     if new:
-        said.append(f"{count(len(new), 'tensor')} {'is' if len(new) == 1 else 'are'} new: {group_names(sorted(new))}")
+        changes.append(
+            f"{count(len(new), 'tensor')} {'is' if len(new) == 1 else 'are'} new: {group_names(sorted(new))}"
+        )
     if reshaped:
         name = reshaped[0]
-        said.append(
+        changes.append(
             f"{count(len(reshaped), 'tensor has', 'tensors have')} another shape: {name} was"
             f" {list(before.weights[name].shape)} in {before.name} and is {list(after.weights[name].shape)}"
         )
-    if said:
+    if changes:
         yield Problem(
-            f"{after.name}: {'; '.join(said)}",
+            f"{after.name}: {'; '.join(changes)}",
             file=after.name,
             hint="two runs wrote into this folder, or one was started with another configuration: keep them apart",
         )
-    if recast and not said:
+    if recast and not changes:
         name = recast[0]
         yield Problem(
             f"{after.name}: {count(len(recast), 'tensor has', 'tensors have')} another dtype: {name} was"

@@ -89,13 +89,13 @@ def judge(fault: Fault, reply: Reply, known: KnownStates, state: ReceiverState |
     def outcome(answer: Answer, *details: str) -> Outcome:
         return Outcome(fault.kind, fault.place, answer, "; ".join(filter(None, (*details, reply.note))))
 
-    said = f'it said "{_shorten(reply.message)}"' if reply.message else ""
+    quote = f'it said "{_shorten(reply.message)}"' if reply.message else ""
     if not reply.has_ended:
-        return outcome("unanswered", said)
+        return outcome("unanswered", quote)
     if state is None and reply.ok:
         return outcome("ckptcheck", "success was reported, and the receiver cannot be read any more")
     if reply.has_died or state is None:
-        return outcome("framework", "the receiver ended", said)
+        return outcome("framework", "the receiver ended", quote)
     holds, sentence = known.describe(state)
     if not reply.ok:
         if not reply.is_heard:
@@ -105,12 +105,12 @@ def judge(fault: Fault, reply: Reply, known: KnownStates, state: ReceiverState |
                 return outcome("harmless", "all weights had come, and it has no end that was missed")
             named = f" and calls them version {version}" if version else ""
             return outcome("ckptcheck", f"nothing was reported, and {sentence}{named}")
-        return outcome("refused" if holds == "old" else "framework", said, "" if holds == "old" else sentence)
+        return outcome("refused" if holds == "old" else "framework", quote, "" if holds == "old" else sentence)
     if reply.undetectable:
         return outcome("silent", reply.undetectable)
     if holds != "new" and not (holds == "old" and fault.kind == "two-updates"):
         refusal = f'it said "{_shorten(reply.refusal)}"' if reply.refusal else ""
-        return outcome("ckptcheck", refusal, f"success was reported, and {sentence}", said)
+        return outcome("ckptcheck", refusal, f"success was reported, and {sentence}", quote)
     if reply.refusal:
         return outcome("refused", f'it said "{_shorten(reply.refusal)}", and the update went on')
     if fault.loses_weights and known.unreadable:

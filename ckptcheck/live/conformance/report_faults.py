@@ -9,6 +9,7 @@ from ckptcheck.live.conformance.outcome import Outcome
 from ckptcheck.text.formatting import join_words
 
 MAX_PLACES = 3
+"""Places that a message names, so that it stays one line."""
 
 
 def group_by_kind(outcomes: Sequence[Outcome]) -> Iterator[tuple[FaultKind, str, list[Outcome]]]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ckptcheck.live.runtime.engines.activations import ActivationSource
 
 MIN_CONTEXT_LEN = 512
-"""Tokens of context that an engine is started with at least."""
+"""Least tokens of context to start an engine with."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Says where a tensor that a sync left wrong or unwritten was lost: among the buckets, on its way to the loader, or in the engine.
 
-Both sides digest: the trainer what it exports, the engine what its model's own load_weights is called with. That tells a transport
-from a loader.
+The trainer digests its export, and the engine digests what its model's load_weights receives. The comparison shows whether the
+transport or the loader is at fault.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ckptcheck.text.formatting import join_truncated
 
 
 def describe_delivery(trace: Observations, sync: Sync, engine_names: Collection[str]) -> str:
-    """Describe how these engine tensors were lost on their way, to end a message with; "" where nothing tells.
+    """Return the end of a message on where these engine tensors were lost; "" if unknown.
 
-    A tensor counts as lost if all that it is built from was sent and the engine did not write it.
+    A tensor counts as lost if the trainer sent all of its sources and the engine did not write it.
     """
     weights = {weight.name: weight for weight in trace.weights}
     # what the engine derives from parameters says nothing about them
@@ -37,7 +37,7 @@ def describe_delivery(trace: Observations, sync: Sync, engine_names: Collection[
 
 
 def describe_stop(sync: Sync, lost: Collection[str]) -> str:
-    """Describe the place among the buckets of several weights that the engine did not write, to end a message with."""
+    """Return the end of a message on the position of the unwritten weights among the buckets."""
     order = [name for names in sync.bucket_names for name in names]
     missing = set(lost) & set(order)
     return _describe_place(sync, missing, order) if len(missing) > 1 else ""
@@ -74,7 +74,7 @@ def _describe_place(sync: Sync, lost: Collection[str], order: list[str]) -> str:
 def describe_arrival(
     trace: Observations, sync: Sync, keys: Collection[Key], parts: Sequence[str] = (), *, was_skipped: bool = False
 ) -> str:
-    """Say whether what these wrong engine tensors are built from arrived as it was sent, to end a message with.
+    """Return the end of a message on whether the sources of these wrong engine tensors arrived as the trainer sent them.
 
     parts: the checkpoint's tensors that are wrong in them, where they are known. was_skipped: nothing of them was written.
     Returns "" where nothing tells.

@@ -84,7 +84,7 @@ class InflightUpdate:
     def refit(self, engine: Engine, parcels: Sequence[Bucket], transport: str) -> UpdateResult:
         """Update the weights by a transport once the request has a few tokens.
 
-        The same request runs to its end before, so that the response of the old weights is known.
+        The same request runs to its end first, for the response of the old weights.
         """
         sampling = Sampling(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
         (old,) = engine.generate([self.prompt], sampling, salt=f"before-{self.version}")
@@ -98,7 +98,7 @@ class InflightUpdate:
 
     def _locate_switch(self, engine: Engine, old: Generation, response: Generation, *, ok: bool) -> InflightRequest:
         """Find the token from which on the new weights computed the response, by its logprobs and as the engine reports."""
-        # with the old weights' own logprobs in place of the new ones, every token may be of either
+        # if the engine cannot decode given tokens, the old logprobs stand in for the new ones: any token may be of either
         new: Sequence[float] = old.logprobs
         if response.tokens and not why_not_forced(engine.info):
             new = engine.score_by_decode([(*self.prompt, *response.tokens)], len(self.prompt))[0]
@@ -135,11 +135,11 @@ def logprob_tolerance(engine: EngineInfo) -> float:
 def find_switch(
     response: Sequence[float], old: Sequence[float], new: Sequence[float], tolerance: float = UNLIKE
 ) -> tuple[int, int | None]:
-    """Return the first token that could be of the new weights, and the first that is not of the old ones (None if all are).
+    """Return the first token that the new weights may have computed, and the first that the old ones did not (None: no such token).
 
-    response, old, new: logprobs (nats) of the same tokens: in the response, and by the old and the new weights alone. Tokens
-    to which both weights give nearly the same logprob tell nothing, so the switch may be at any of those before the first
-    token that tells. After it, old keys may still be mixed in, so later tokens are not judged.
+    response, old, new: logprobs (nats) of the same tokens: in the response, by the old weights alone, and by the new ones alone.
+    If both weights give a token nearly the same logprob, it does not show which computed it; the switch may be at any such token
+    before the first that shows it. Later tokens do not count, because they may attend to keys of the old weights.
     """
     earliest = 0
     for place, (value, before, after) in enumerate(zip(response, old, new, strict=True)):

@@ -1,4 +1,4 @@
-"""The text and the tables of a trial's report: what it proved, what it measured, what it could not see, and what each sync cost."""
+"""The text and tables of a trial's report: its proof, its measurements, its gaps, and the cost of each sync."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ HIDING_MEAN = 1e-3
 
 
 def proof_sections(trace: Observations) -> Iterator[Section]:
-    """Yield what the trial proved, in one sentence, where nothing is wrong."""
+    """Yield what the trial proved, in one sentence, if nothing is wrong."""
     if proof := describe_proof(trace):
         yield Section("what this trial proved", lines=(proof,))
 
 
 def describe_proof(trace: Observations) -> str:
-    """Return what the trial proved as one sentence, "" where something is wrong, is unproved, or did not finish."""
+    """Return what the trial proved as one sentence; "" if anything is wrong, unproved or unfinished."""
     if trace.failed_phases or not trace.syncs:
         return ""
     source = trace.source_comparison
@@ -78,7 +78,7 @@ def _has_empty_step(trace: Observations) -> bool:
 
 
 def _describe_equality(syncs: list[Sync]) -> str:
-    """Say of how many tensors every sync left the bits of a cold load."""
+    """Say how many tensors are bit for bit those of a cold load after every sync."""
     read, total = _count_equal(syncs)
     after = "after the sync" if len(syncs) == 1 else f"after each of {count(len(syncs), 'sync')}"
     rest = "" if read == total else f" ({total - read:,} cannot be read)"
@@ -98,7 +98,7 @@ def _describe_experts(trace: Observations) -> list[str]:
 
 
 def _count_equal(syncs: list[Sync]) -> tuple[int, int]:
-    """Return of how many tensors both sides could be read after every sync, and how many there are."""
+    """Return how many tensors were readable on both sides after every sync, and how many there are."""
     read = min(
         sum(
             not entry.opaque and (own := sync.manifest.get(key)) is not None and not own.opaque
@@ -110,7 +110,7 @@ def _count_equal(syncs: list[Sync]) -> tuple[int, int]:
 
 
 def _describe_marks(trace: Observations, syncs: list[Sync]) -> list[str]:
-    """Say that marks show what was written; [] where no marks could."""
+    """Say that the syncs overwrote all marks; [] for a trial without marks."""
     marked = [sync.number for sync in syncs if sync.was_marked]
     if not marked or why_not_scrambled(trace):
         return []
@@ -128,7 +128,7 @@ def _is_within_floor(trace: Observations, number: int) -> bool:
 
 
 def identity_sections(trace: Observations) -> Iterator[Section]:
-    """Yield which set of weights the trainer and the engine held after each sync; nothing where neither was named."""
+    """Yield the identities of the weights of trainer and engine after each sync; nothing without identities."""
     if not trace.trainer_identities:
         return
     gap = trace.identity_gaps.get("engine", "")
@@ -144,12 +144,12 @@ def identity_sections(trace: Observations) -> Iterator[Section]:
     others = [number for number, _, trainer, engine in rows if trainer and engine and trainer != engine]
     equal = sum(trainer is not None and trainer == engine for _, _, trainer, engine in rows)
     if gap:
-        said = f"the engine's weights have no identity to compare: {gap}"
+        summary = f"the engine's weights have no identity to compare: {gap}"
     elif others:
-        said = f"after sync {', '.join(map(str, others))} the engine holds another set of weights than the trainer"
+        summary = f"after sync {', '.join(map(str, others))} the engine holds another set of weights than the trainer"
     else:
-        said = f"after {count(equal, 'sync')} the engine holds the trainer's set of weights, named by its content"
-    yield Section("identity of the weights", ("sync", "step", "trainer", "engine"), tuple(rows), brief=(said,))
+        summary = f"after {count(equal, 'sync')} the engine holds the trainer's set of weights, named by its content"
+    yield Section("identity of the weights", ("sync", "step", "trainer", "engine"), tuple(rows), brief=(summary,))
 
 
 def measurement_sections(trace: Observations) -> Iterator[Section]:
@@ -251,7 +251,7 @@ def _hidden_by_floor(trace: Observations) -> tuple[str, ...]:
     allowed = trace.noise_floor.trainer_tolerance
     if allowed.mean <= HIDING_MEAN:
         return ()
-    begin = f"trainer and engine may differ by {allowed.mean:.2g} nats on average before that is told from rounding"
+    begin = f"trainer and engine may differ by {allowed.mean:.2g} nats on average within the noise floor"
     if trace.module_errors is not None:
         shared = trace.module_errors.engine.keys() & trace.module_errors.trainer.keys()
         return (
@@ -285,9 +285,7 @@ LEFT_OUT = (
 
 
 def coverage_sections(trace: Observations) -> Iterator[Section]:
-    """Yield what the trial did not cover: what --fast leaves out, tensors that were not scrambled, by reason, and syncs without a
-    diagnosis.
-    """
+    """Yield what the trial did not cover: checks that --fast skips, tensors without marks, syncs without a diagnosis."""
     if trace.is_fast:
         yield Section("left out by --fast", lines=LEFT_OUT)
     reasons: dict[str, dict[str, None]] = {}
@@ -321,9 +319,9 @@ COST_COLUMNS = ("sync", "step", "sent", "buckets", "sync s", "update s", "check 
 def cost_sections(syncs: Sequence[Sync]) -> tuple[Section, ...]:
     """Return the table of what syncs and their checks cost, () if nothing was checked.
 
-    sync s: export and update, as a job has them; vLLM's other syncs than the first after a step are slower, because a trial fills
-    the memory that they allocate (trial_syncs.py). update s: the engine's share. check s: one pass of digests over what the
-    engine holds, and the comparison with the cold load. sent digests s: the same pass on the trainer.
+    sync s: export and update, as in a job. Only the first sync after a step runs at vLLM's own speed; in the others the trial fills
+    newly allocated memory (trial_syncs.py). update s: the engine's share. check s: one pass of digests over the engine's tensors,
+    and the comparison with the cold load. sent digests s: the same pass on the trainer.
     """
     rows = [
         (

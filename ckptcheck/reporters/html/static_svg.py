@@ -24,6 +24,7 @@ LETTER = 6.3
 """Pixels of a letter of 11 pixels height, about."""
 PLOT_HEIGHT = 280
 LONGEST_LABEL = 48
+"""Characters of a row's label that fit beside the drawing; a tensor's name is cut at its beginning."""
 SOFT, INK, GRID = "#55606e", "#1a1f26", "#dfe3e8"
 CALM = ("good", "quiet")
 """A cell in such a state, or in none, has the colour of its value, any other that of its state."""

@@ -67,12 +67,12 @@ def _list_cells(comparison: Comparison) -> Iterator[HeatCell]:
         if name in different:
             codes = causes.get(name, ())
             state = "stale" if "stale" in codes else "swapped" if SWAPPED & {*codes} else "different"
-            said = sentences.get(name, "") if "unknown" not in codes else ""
-            yield HeatCell(state=state, note=_join(_describe_difference(*different[name]), said, note), name=name)
+            cause = sentences.get(name, "") if "unknown" not in codes else ""
+            yield HeatCell(state=state, note=_join(_describe_difference(*different[name]), cause, note), name=name)
         elif name in beyond:
             swapped = find_swapped_weights(comparison).get(name)
-            said = f"holds {swapped}" if swapped else f"{beyond[name].rms:.2g} steps of the grid apart on average"
-            yield HeatCell(state="swapped" if swapped else "different", note=_join(said, note), name=name)
+            cause = f"holds {swapped}" if swapped else f"{beyond[name].rms:.2g} steps of the grid apart on average"
+            yield HeatCell(state="swapped" if swapped else "different", note=_join(cause, note), name=name)
         elif comparison.adapter is not None and comparison.adapter.changes(pair.names[0]):
             yield HeatCell(state="merged", note=note, name=name)
         elif name in quantized:

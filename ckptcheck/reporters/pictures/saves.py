@@ -27,6 +27,7 @@ MOST_SAVES = 200
 MOST_ROWS = 120
 """From more tensors on, those whose names differ only in numbers share a row."""
 MOST_CURVES = 8
+"""Curves that a reader can tell apart by colour."""
 Part = Literal["weights", "states"]
 RASTER_RULES: Mapping[Part, tuple[str, ...]] = {
     "weights": ("SER001", "SER003", "SER004", "SER014", "SER016"),

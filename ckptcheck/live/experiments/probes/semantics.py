@@ -218,12 +218,12 @@ def _summarize_kept_tokens(reported: Sequence[Sequence[float]], truncated: Seque
     )
 
 
-def compute_shifted_gap(said: Sequence[Sequence[float]], own: Sequence[Sequence[float]], by: int) -> float:
-    """Return the mean |Δ| between position i of `said` and position i + `by` of `own`."""
+def compute_shifted_gap(reported: Sequence[Sequence[float]], own: Sequence[Sequence[float]], by: int) -> float:
+    """Return the mean |Δ| between position i of `reported` and position i + `by` of `own`."""
     low, high = max(0, -by), max(0, by)
     pairs = [
         (engine_logprobs[low : len(engine_logprobs) - high], trainer_logprobs[high : len(trainer_logprobs) - low])
-        for engine_logprobs, trainer_logprobs in zip(said, own, strict=True)
+        for engine_logprobs, trainer_logprobs in zip(reported, own, strict=True)
     ]
     return summarize_gap(
         [engine_logprobs for engine_logprobs, _ in pairs], [trainer_logprobs for _, trainer_logprobs in pairs]
@@ -253,16 +253,16 @@ def _logprobs_of(
 
 
 def fit_best_temperature(
-    whole: Sequence[NDArray[Any]], tokens: Sequence[Sequence[int]], said: Sequence[Sequence[float]]
+    whole: Sequence[NDArray[Any]], tokens: Sequence[Sequence[int]], reported: Sequence[Sequence[float]]
 ) -> tuple[float, float]:
     """Return the temperature in [0.05, 20] whose logprobs are nearest, and the mean |Δ| that remains: golden section over log T.
 
-    whole: for each sequence, the trainer's raw logprobs [tokens, vocabulary]. tokens: the ids of each response. said: the
+    whole: for each sequence, the trainer's raw logprobs [tokens, vocabulary]. tokens: the ids of each response. reported: the
     engine's logprobs of each response.
     """
 
     def gap_at(point: float) -> float:
-        return summarize_gap(said, _logprobs_of(whole, tokens, exp(point))).mean
+        return summarize_gap(reported, _logprobs_of(whole, tokens, exp(point))).mean
 
     low, high = log(0.05), log(20)
     grid = [low + (high - low) * step / 12 for step in range(13)]

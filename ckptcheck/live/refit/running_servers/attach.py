@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 API_KEY_VARIABLE = "CKPTCHECK_API_KEY"
 """Environment variable with the API key of the servers. An option would show in the list of processes."""
 MOST_ASKED = 64
-"""Servers that are asked at a time. Each answer is a wait for the network and the server."""
+"""Servers to ask at a time. Each answer is a wait for the network and the server."""
 SMALLEST_VOCABULARY = 512
 """Token ids below this exist in every model; used where no checkpoint says how many rows the embedding has."""
 
@@ -150,21 +150,21 @@ def _ask_for_identities(
 ) -> str:
     """Ask the servers whose workers have our extension for the identity of their weights, and note it in their states.
 
-    Returns the identity of the checkpoint, "" where no server was asked.
+    Returns the identity of the checkpoint; "" if no server has the extension.
     """
     from ckptcheck.compare.identity import identify_checkpoint
     from ckptcheck.live.refit.running_servers.server_identity import has_extension, identify_server
 
-    asked = [index for index in range(len(servers)) if has_extension(states[index])]
-    for index in asked:
+    extended = [index for index in range(len(servers)) if has_extension(states[index])]
+    for index in extended:
         log(f"asking {servers[index].url} for the identity of its weights")
         try:
             named = identify_server(servers[index], states[index], source, seconds=options.seconds("score", source))
             states[index] = replace(states[index], identity=named)
         except EvidenceError as error:
             states[index] = replace(states[index], identity_gap=error.message)
-    source_identity = identify_checkpoint(source).identity if asked else ""
-    for index in asked:
+    source_identity = identify_checkpoint(source).identity if extended else ""
+    for index in extended:
         if states[index].identity not in ("", source_identity):
             gap = "it holds other weights than the checkpoint, or stores them in another form: the checksums say which"
             states[index] = replace(states[index], identity_gap=gap)

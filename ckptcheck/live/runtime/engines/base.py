@@ -75,14 +75,14 @@ def same_number(one: float, other: float | None) -> bool:
 
 @dataclass(frozen=True)
 class ExpertSlots:
-    """What lies in the slots of one tensor of experts, on one rank: copies of experts, where the engine has redundant ones."""
+    """The slots of one tensor of experts, on one rank. An engine with redundant experts has several slots for some experts."""
 
     experts: tuple[int, ...]
     """The expert whose weights each slot holds, by the engine's own map."""
     part: int
     """Which part of each expert this rank holds: 0 where experts are not cut."""
     digests: tuple[str, ...]
-    """Of each slot, as that of a `TensorDigest`."""
+    """The digest of each slot, like `TensorDigest.digest`."""
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,12 @@ class LoadedParameter:
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """What passed through the model's own load_weights in an update, on every rank."""
+    """What the model's own load_weights received in an update, on every rank."""
 
     arrived: tuple[Arrival, ...]
     """What it was called with, in order."""
     parameters: Mapping[tuple[int, str], LoadedParameter] = field(default_factory=dict)
-    """(rank, name) → the parameter at the moment when all that was sent had been loaded; {} if not all came."""
+    """(rank, name) → the parameter at the moment when load_weights had received everything; {} if it did not."""
     seconds: float = 0.0
     """Seconds that the update waited for the digests of the parameters."""
 
@@ -181,7 +181,7 @@ class UpdateResult:
     weight_version: str | None = None
     """The weight version that the engine reports afterwards."""
     refusal: str = ""
-    """How the engine refused what the conformance kit tried between two buckets, "" where it did not."""
+    """How the engine refused an action of the conformance kit between two buckets, "" if it did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class Running(Protocol):
 
     info: EngineInfo
     ignored_switches: Mapping[str, str]
-    """Switches (see engine_options.py) that the engine was started with and did not apply → why."""
+    """Requested switch (see engine_options.py) that the engine did not apply → why."""
 
     def close(self) -> None:
         """End the engine and every process it started; may be called twice."""

@@ -1,6 +1,6 @@
-"""What an engine may be able to do beyond `base.Engine`, and what says whether it can.
+"""Abilities that only some engines have beyond `base.Engine`, and whether an engine has one here.
 
-Every check asks here: the methods of an engine say what it has at all, and its `facts` what it can do as it was started.
+Every check asks this module: an engine needs the methods of an ability, and its `facts` must allow it with the current options.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class AbleEngine(Engine, Protocol):
         ...
 
     def record_arrivals(self, expected: Sequence[str], *, is_brief: bool = False) -> None:
-        """Note from now on what passes through the model's load_weights, and what it leaves when all of `expected` came.
+        """Record from now on what the model's load_weights receives, and the parameters once all of `expected` have come.
 
-        is_brief: not the bytes that come, only those that it leaves.
+        is_brief: digest only the parameters, not the arriving tensors.
         """
         ...
 
     def read_arrivals(self) -> LoadedWeights:
-        """Return what has passed through it since then, and note nothing any more."""
+        """Return what load_weights has received since `record_arrivals`, and stop recording."""
         ...
 
     def acceptance_length(self, prompts: Sequence[Sequence[int]], tokens: int) -> float:
@@ -69,11 +69,11 @@ class AbleEngine(Engine, Protocol):
         ...
 
     def reset_encoder_cache(self) -> None:
-        """Drop what the engine keeps of images."""
+        """Drop the outputs of the vision tower that the engine caches."""
         ...
 
     def sum_parts(self, parts: Sequence[WeightPart]) -> list[tuple[int, int]]:
-        """Return what each part adds to the two sums of its weight's shard digest, computed where the part lies."""
+        """Return the contribution of each part to the two sums of its weight's shard digest, computed where the part lies."""
         ...
 
     def sleep(self, level: int = 1) -> None:
@@ -81,7 +81,7 @@ class AbleEngine(Engine, Protocol):
         ...
 
     def used_memory(self) -> int:
-        """Return the bytes that are taken on its devices: what a sleep releases, torch's own numbers do not show."""
+        """Return the used bytes of its devices, by the driver: torch's own numbers do not show what a sleep releases."""
         ...
 
     def wake(self, tags: Sequence[str] | None = None) -> None:
@@ -139,9 +139,9 @@ class _Row:
 
     methods: tuple[str, ...]
     lacks: str
-    """Why not, after the engine's name."""
+    """The end of a sentence that begins with the engine's name: what it lacks."""
     refuse: Callable[[EngineInfo], str] = lambda _: ""
-    """Why an engine that has the methods cannot do it as it was started; "" where it can."""
+    """Why an engine with the methods cannot do it with its current options; "" if it can."""
 
 
 def why_sleep_frees_nothing(info: EngineInfo) -> str:
@@ -192,7 +192,7 @@ ABILITIES: Mapping[Ability, _Row] = {
     "text": _Row(("tokenize",), "is not asked for the tokens of a text here"),
     "timed updates": _Row(("time_updates",), "fills no memory in an update"),
 }
-"""Ability → what tells it. vLLM and SGLang have all methods but `time_updates`, which is vLLM's."""
+"""Ability → its conditions. vLLM and SGLang have all methods; only vLLM has `time_updates`."""
 
 
 def why_unable(engine: Running, ability: Ability) -> str:

@@ -123,8 +123,8 @@ def prepare_workers(
 ) -> PreparedWorkers:
     """Import an engine in the background, for so many calls of `start_engine` with the same arguments.
 
-    An engine for CPUs is imported once and then copied. What a process has asked of a GPU does not survive a copy, so one for GPUs
-    is imported for each start. Raises CkptcheckError for an engine that is not installed. The caller closes the workers.
+    For CPUs one process imports the engine, and each start forks it. A fork would lose the state of a GPU, so for GPUs each start
+    imports the engine anew. Raises CkptcheckError for an engine that is not installed. The caller closes the workers.
     """
     from ckptcheck.live.runtime.engines.prepared_worker import PreparedWorkers
     from ckptcheck.live.runtime.environments.interpreter import find_interpreter

@@ -43,6 +43,6 @@ class ForkedSupervisor:
         return code
 
     def kill(self) -> None:
-        """Kill it, if it runs and said which process it is."""
+        """Kill it, if it runs and has sent its process id."""
         if self.pid is not None and self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The protocol of a running server: what a check asks, and how the server answers. Weight names are the engine's own."""
+"""The interface of a running server that a check uses. Weight names are the engine's own."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ckptcheck.live.runtime.engines.base import SequenceScores, TensorDigests, W
 from ckptcheck.live.runtime.servers.layout import ServerLayout
 
 EMPTY_CHECKSUMS = ("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", "e3b0c44298fc1c14")
-"""SHA-256 of no bytes, whole and as SGLang cuts it: the checksum of a weight that was packed away."""
+"""SHA-256 of no bytes, whole and as SGLang cuts it: the checksum of a weight that the engine has packed elsewhere."""
 
 
 @dataclass(frozen=True)
 class ServerInfo:
-    """What a server says about itself; "" for what it does not say."""
+    """The server's description of itself; "" for a missing fact."""
 
     engine: str
     version: str = ""
@@ -57,11 +57,11 @@ class SummingServer(Protocol):
     """A server whose workers may have ckptcheck's extension, which sums the parts of weights where they lie."""
 
     def describe_tensors(self, *, seconds: float) -> TensorDigests:
-        """Return what its ranks hold, without digests. Raises ServerError where its workers do not have the extension."""
+        """Return the tensors of its ranks, without digests. Raises ServerError if its workers lack the extension."""
         ...
 
     def sum_parts(self, parts: Sequence[WeightPart], ranks: int, *, seconds: float) -> list[tuple[int, int]]:
-        """Return what each part adds to the two sums of its weight's shard digest. Raises ServerError."""
+        """Return the contribution of each part to the two sums of its weight's shard digest. Raises ServerError."""
         ...
 
 
@@ -72,7 +72,7 @@ class Server(Protocol):
     engine: str
 
     def info(self, *, seconds: float) -> ServerInfo:
-        """Return what it says about itself. What it does not say is left out, never guessed."""
+        """Return its description of itself, without guesses for missing facts."""
         ...
 
     def weight_version(self, *, seconds: float) -> str:
@@ -80,7 +80,7 @@ class Server(Protocol):
         ...
 
     def check_alive(self, *, seconds: float) -> None:
-        """Have it generate one token. Raises ServerError if it cannot, even if its port answers."""
+        """Make it generate one token. Raises ServerError if it cannot, even if its port answers."""
         ...
 
     def checksums(self, *, seconds: float) -> Mapping[str, str]:
@@ -92,9 +92,9 @@ class Server(Protocol):
         ...
 
     def scramble(self, *, seconds: float) -> None:
-        """Have its own checker overwrite its weights. They are lost then."""
+        """Make its own checker overwrite its weights, which are then lost."""
         ...
 
     def update(self, checkpoint: Path, version: str, *, seconds: float) -> ServerUpdateResult:
-        """Have it load a checkpoint from its disk into the running engine, and reset its caches."""
+        """Make it load a checkpoint from its disk into the running engine, and reset its caches."""
         ...

@@ -12,11 +12,11 @@ class ServerError(CkptcheckError):
 class Rejected(ServerError):
     """The server answered with an error status."""
 
-    def __init__(self, message: str, status: int, said: str, hint: str | None = None) -> None:
+    def __init__(self, message: str, status: int, error_text: str, hint: str | None = None) -> None:
         super().__init__(message, hint)
         self.status = status
         """The HTTP status."""
-        self.body = said
+        self.body = error_text
         """The beginning of the answer."""
 
 

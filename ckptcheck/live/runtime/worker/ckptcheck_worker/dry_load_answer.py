@@ -18,6 +18,7 @@ from .outside_files import OutsideRead
 MOST_NAMES = 10_000
 """Names of one kind to send back: the message shows a few, and a file may have millions."""
 MOST_TEXT = 400
+"""Characters of a refusal to send back: an error of a loader may repeat a whole config."""
 ENVIRONMENT = re.compile(
     r"cuda|gpu|triton|xpu|failed to find a kernel|failed to be inspected|no \S+ moe backend|compute capability|pip install"
     r"|current platform|allocate memory|out of memory|not supported (?:on|by|for) (?:the )?(?:current|this|cpu)"

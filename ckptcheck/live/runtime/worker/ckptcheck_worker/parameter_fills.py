@@ -76,7 +76,7 @@ def describe_fills(fills: ParameterFills, zeros: Collection[str] = ()) -> dict[s
     """Return how many parameters a model has, which of those that a checkpoint must have are not filled, and which in part.
 
     zeros: parameters that start at zero, which is right for a model that never had them. Those that in no layer are filled any
-    further are told apart, as `at_zero`: where another layer has more, something was lost.
+    further are separate, as `at_zero`: if another layer has more, this one lost something.
     """
     counts, optional = fills.count_written(), list_optional(fills.model)
     needed = [(name, written, size) for name, (written, size) in counts.items() if size and name not in optional]
