@@ -81,5 +81,5 @@ _CURRENT: ContextVar[WorkBudget | None] = ContextVar("budget", default=None)
 
 
 def current_budget() -> WorkBudget:
-    """Return the budget of the job that is being read, a new one where none is."""
+    """Return the budget of the job that ckptcheck is reading, or a new one."""
     return _CURRENT.get() or WorkBudget()

@@ -165,7 +165,7 @@ def derive_setting(found: ResolvedValue, value: object) -> Setting:
 
 
 def find_written(document: Document, *paths: str) -> ResolvedValue | None:
-    """Return the value of the first path that is written and not null; None where none is."""
+    """Return the value of the first path that is written and not null; None if there is none."""
     for path in paths:
         found = resolve(document, path)
         if found is not None and (found.value is not None or found.reason):
@@ -261,7 +261,7 @@ def split_names(text: str) -> frozenset[str]:
 
 
 def find_closest_name(name: str, known: frozenset[str], cutoff: float = 0.82) -> str:
-    """Return the known name most similar to a name, "" where none is.
+    """Return the known name most similar to a name, "" if none is similar.
 
     cutoff: least similarity by difflib, 0 to 1; the same words in another order are always similar enough.
 

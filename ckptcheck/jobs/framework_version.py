@@ -22,7 +22,7 @@ NUMBERED = re.compile(r"MAJOR = (\d+)\s+MINOR = (\d+)\s+PATCH = (\d+)")
 
 
 def find_framework_version(table: Table, files: Sequence[Path], folder: Path) -> FrameworkVersion:
-    """Return the version that the job's files pin, or a file of the folders around it; an unknown one where none does.
+    """Return the version that the job's files pin, or a file of the folders around it; an unknown one if none does.
 
     Args:
         table: The framework's table.

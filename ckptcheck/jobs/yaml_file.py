@@ -145,7 +145,7 @@ class _NodeFlattener:
         """Return the pairs of a mapping in the order of PyYAML 6.0.4: of those with one key the last counts.
 
         It leaves out a pair whose key it has, by the identity of the key's text (yaml/constructor.py, `flatten_mapping`). That
-        finds what two aliases share, and every key of one letter, of which Python keeps one text.
+        finds what two aliases share, and every key of one letter, because Python shares such texts.
         """
         self.spend(node, depth)
         merged: dict[object, tuple[yaml.ScalarNode, yaml.Node]] = {}

@@ -7,7 +7,7 @@
   (`--no-check-weight-update-equal`).
 
 ## Why it matters
-- Training code believes the answer. Nobody notices a false success. After a false failure the job sends the weights
+- Training code believes the answer. A false success stays unnoticed. After a false failure the job sends the weights
   again or throws the step away.
 
 ## How to fix

@@ -19,7 +19,7 @@ BUCKETS = ("_update_bucket_weights_from_distributed_async", "_update_bucket_weig
 def areal(engine: T, watch: Watch) -> T:
     """Watch the train engine of AReaL (FSDP, Megatron); call it on every rank, with a watch that is enabled on rank 0.
 
-    The step is the version of the update, where it has one; otherwise the watch counts syncs. The watch sees what rank 0 sends to
+    The step is the version of the update, if it has one; if not, the watch counts syncs. The watch sees what rank 0 sends to
     the engines. With pipeline parallelism every stage sends its own part, and through files nothing is sent: the watch says so.
     """
     owner: Any = engine

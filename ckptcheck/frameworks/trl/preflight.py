@@ -83,7 +83,7 @@ def _finish(job: Job, document: Document) -> None:
     trainer = _find_trainer(document)
     table = load_key_table(Path(__file__).with_name(f"{trainer}_keys.json"))
     _normalize(document, table)
-    # transformers' own keys, of which some releases of TRL change the default, say nothing of the release.
+    # Some releases of TRL change the defaults of transformers' own keys, so these say nothing of the release.
     number, behaviour = table.pick_release(job, document, TRAINING_ARGUMENTS)
     release = table.version(behaviour)
     of = f"{TRL} {table.describe(number).removeprefix('v')}"

@@ -55,7 +55,7 @@ class Entry:
 
     @property
     def name(self) -> str | None:
-        """The name of the configuration in its group; None where none is chosen. A list has no name."""
+        """The name of the configuration in its group; None without a choice. A list has no name."""
         if not isinstance(self.value, str):
             return None
         return self.value if self.group is not None else self.value.rpartition("/")[2]
@@ -144,7 +144,7 @@ def _parse_group(key: str, value: Any, defaults: Leaf) -> Entry:
 
 
 def read_package_header(text: str) -> str | None:
-    """Return the package that the first lines of a configuration set: ``# @package a.b``. None where none does."""
+    """Return the package that the first lines of a configuration set: ``# @package a.b``. None without such a line."""
     for line in text.splitlines():
         line = line.strip()
         if not line:

@@ -29,7 +29,7 @@ class Override:
     key: str
     """The dotted path of the key, or the config group."""
     package: str | None
-    """The package of a config group (``group@package=option``); None where none is written."""
+    """The package of a config group (``group@package=option``); None if the override names none."""
     value: object
     """A scalar, None, a list, a dict; None too for ``~key``."""
     has_value: bool = True

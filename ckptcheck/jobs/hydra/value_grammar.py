@@ -70,7 +70,7 @@ class ValueParser:
     """Parses elements: plain values, quoted ones, lists and dicts.
 
     read_interpolation takes (text, the position of a ``${``) and returns (the value that stands for it, its end); it raises
-    GrammarError. joins tells how a plain value of several tokens, of which one is an interpolation, is put together.
+    GrammarError. joins: how to join the tokens of a plain value with an interpolation among them.
     """
 
     def __init__(

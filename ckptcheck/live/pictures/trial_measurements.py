@@ -88,7 +88,7 @@ def _draw_lines(
     lines: Mapping[str, Sequence[float | None]],
     codes: tuple[str, ...],
 ) -> Curves | None:
-    """Return the curves that have a number; None where none has."""
+    """Return the curves that have a number; None if all are empty."""
     series = tuple(
         Series(name, tuple(map(keep_finite, values)))
         for name, values in lines.items()

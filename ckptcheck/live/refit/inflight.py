@@ -20,7 +20,7 @@ UNLIKE, NARROW = 1e-4, 0.05
 
 @dataclass(frozen=True)
 class InflightRequest:
-    """One response across an update. Tokens are counted from 0 unless a field says otherwise."""
+    """One response across an update. Fields count tokens from 0, unless their text says from 1."""
 
     pause: str
     """What the engine does with running requests during an update."""

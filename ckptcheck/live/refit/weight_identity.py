@@ -166,7 +166,7 @@ def _join_boxes(boxes: Iterable[tuple[str, Box, Sums]], weights: Sequence[Weight
 def name_weights(
     target: str, sums: Mapping[str, Sums], weights: Sequence[Weight], source: Checkpoint | None
 ) -> Identity:
-    """Return the identity of weights none of which joins several (`split_joined_weights`), under their plain names.
+    """Return the identity of weights under their plain names, joined ones already split (`split_joined_weights`).
 
     sums: of each by its name. source: as for `identify_trainer`. Raises EvidenceError for a dtype that is unknown.
     """

@@ -62,7 +62,7 @@ def draw_vocabulary_rows(ckpt: Checkpoint, title: str) -> Curves | None:
 
 
 def _measure(group: NDArray[Any], share: float) -> float | None:
-    """Return a quantile of the finite magnitudes, None where none is finite."""
+    """Return a quantile of the finite magnitudes, None without a finite one."""
     import numpy as np
 
     finite = group[np.isfinite(group)]

@@ -24,7 +24,7 @@ class RolloutFormat:
     matches: Callable[[Any], bool]
     convert: Callable[[Any], ConvertedRollouts]
     is_json: bool = False
-    """Whether the file is JSON; a pickle otherwise."""
+    """Whether the file is JSON; if not, it is a pickle."""
     step_of_name: Callable[[Path], int | None] | None = None
     """Returns the step, from 0, that the name of a file says."""
 

@@ -1,1 +1,1 @@
-"""Finds out why trainer and engine differ, by experiments, cheapest first, each of which removes one possible cause."""
+"""Finds out why trainer and engine differ. Each experiment removes one possible cause; the cheapest come first."""

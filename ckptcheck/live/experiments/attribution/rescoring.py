@@ -62,7 +62,7 @@ class Rescoring:
     ) -> NDArray[Any]:
         """Request full distributions, and return logprobs of the sampling distribution (see metrics/sampling_distribution.py).
 
-        Scores only as many sequences, from the first on, as fit into `FULL` bytes. Raises Skip where none fits.
+        Scores only as many sequences, from the first on, as fit into `FULL` bytes. Raises Skip if none fits.
         heat: the sampling temperature.
         """
         import numpy as np

@@ -54,7 +54,7 @@ class Switches:
         return {option.name: value for option in fields(self) if (value := getattr(self, option.name)) is not None}
 
     def __str__(self) -> str:
-        """Return the switches that are set as NAME=VALUE, "as it comes" where none is.
+        """Return the switches that are set as NAME=VALUE, "as it comes" without any.
 
         >>> str(Switches(prefix_cache=False, logprobs="raw")), str(Switches())
         ('prefix_cache=off logprobs=raw', 'as it comes')

@@ -243,7 +243,7 @@ class RemoteEngine(ABC, Generic[Options]):
         return msgspec.convert(reply, UpdateResult)
 
     def end_update(self) -> None:
-        """End an update that a failure left open. Raises RemoteError where none is open, or where the engine cannot."""
+        """End an update that a failure left open. Raises RemoteError if none is open, or if the engine cannot end it."""
         self._call("end_update")
 
     def update_inflight(

@@ -20,7 +20,7 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "checkpoint_engine": ("checkpoint-engine",),
     "verl": ("verl",),
 }
-"""Engine, trainer or framework → the packages any one of which provides it."""
+"""Engine, trainer or framework → packages that provide it; one is enough."""
 BESIDE = ("torch", "transformers", "safetensors", "compressed-tensors")
 """Other packages that affect how an engine reads a checkpoint."""
 

@@ -16,7 +16,7 @@ const ink = () => (isDark() ? "#e4e9ef" : "#1a1f26");
 const paper = () => (isDark() ? "#11151b" : "#ffffff");
 
 const colourCache = new Map();
-const DARKEST = 0.14; // on dark paper the ramp begins here: its first colours could not be told from the paper
+const DARKEST = 0.14; // on dark paper the ramp begins here: its first colours would look like the paper
 function rampColour(share) {
   const inside = Math.min(Math.max(share, 0), 1);
   const key = Math.round((isDark() ? DARKEST + (1 - DARKEST) * inside : inside) * 180);

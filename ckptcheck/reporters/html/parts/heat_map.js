@@ -225,9 +225,9 @@ function drawHeatMap(figure, picture, context) {
     if (gradient) fillRamp(setUpCanvas(gradient, 90, 10), 90, 10);
     place();
   }
-  const told = [...map.counts].map(([state, number]) => `${number.toLocaleString("en")} ${state}`).join(", ");
+  const counts = [...map.counts].map(([state, number]) => `${number.toLocaleString("en")} ${state}`).join(", ");
   figure.append(legend.list, plot, stage.readout);
-  if (told) stage.stage.setAttribute("aria-label", `${stage.stage.getAttribute("aria-label")} ${told}.`);
+  if (counts) stage.stage.setAttribute("aria-label", `${stage.stage.getAttribute("aria-label")} ${counts}.`);
   const tableColumns = [picture.labels[0], picture.labels[1], ...(picture.value ? [picture.value] : []), "state", "note", "tensor"];
   figure.append(makeTable(picture.title, tableColumns, function* () {
     for (const row of cells) for (const cell of row) {

@@ -152,7 +152,7 @@ def _torch_row_hasher(size: int, device: Any) -> Callable[[Any], Sequence[Any]]:
 
 @functools.cache
 def row_hash_kernel(device: Any) -> Callable[[Any], Sequence[Any]] | None:
-    """Return a kernel that hashes rows in one pass over memory, None where none runs and agrees with torch on a test table."""
+    """Return a kernel that hashes rows in one pass over memory; None if none agrees with torch on a test table."""
     import torch
 
     if device.type != "cuda":

@@ -172,7 +172,7 @@ def _sum_blocks(words: Any) -> Any:
 
 @functools.cache
 def block_sum_kernel(device: Any) -> Callable[[Any], Any] | None:
-    """Return a kernel that sums blocks in one pass over memory, None where none runs and agrees with torch on a test table."""
+    """Return a kernel that sums blocks in one pass over memory; None if none agrees with torch on a test table."""
     import torch
 
     if device.type != "cuda":

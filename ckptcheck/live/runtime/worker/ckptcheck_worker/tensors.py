@@ -44,7 +44,7 @@ def storage_id(tensor: Any) -> str:
 def walk(model: Any, prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
     """Yield (name, kind, tensor, why its numbers cannot be read or "") of all tensors of a model.
 
-    A packed copy is not a tensor but a oneDNN handler, of which only the storage is known.
+    A packed copy is not a tensor but a oneDNN handler, which reveals only the address of its storage.
 
     A name consists of the module's name and the attribute. Aliases of parameters have an entry each; a derived tensor that is
     exactly a parameter or buffer has none. A buffer in the memory of a parameter is derived from that.

@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 PROCESSORS = ("processor_config.json", "preprocessor_config.json")
-"""Files by one of which transformers knows how to prepare an image."""
+"""Files that tell transformers how to prepare an image: a model has one of them."""
 SIZE = 56
 """Pixels of each side of the image."""
 
