@@ -25,8 +25,8 @@
 
 ## When it can be wrong
 - On a GPU two starts may choose other kernels, and greedy texts diverge at a tie. The rule allows a fifth of the gain for that.
-- A frozen draft model may be intended, and the trial's step is larger than a job's: `--set perturb` with a small scale shows the effect
-  of a job's step.
+- A frozen draft model may be intended, and the trial's step is larger than a job's: `--set perturb` with a small scale shows the
+  effect of a job's step.
 
 ## Seen in
 radixark/miles#1926 (acceptance 2.71, then 1.00, no error), sgl-project/sglang#34495, vllm-project/vllm-ascend#13209;

@@ -169,7 +169,9 @@ def test_a_new_trainer_is_compared_with_a_new_engine(
 
 def test_the_help_names_every_consumer() -> None:
     """The command line starts without importing the consumers, so its help has their names as text."""
-    shown = " ".join(re.sub(r"[^\w,.:-]+", " ", scan("--help").output).split()).replace("- ", "-")  # a line may end there
+    shown = " ".join(re.sub(r"[^\w,.:-]+", " ", scan("--help").output).split()).replace(
+        "- ", "-"
+    )  # a line may end there
     assert ", ".join(CONSUMERS) in shown, "add the name to the help of --consumers in ckptcheck/verbs/scan.py"
 
 

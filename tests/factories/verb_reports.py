@@ -72,7 +72,7 @@ def report_every_verb(folder: Path) -> dict[str, Report]:
         "manifest": verify_manifest(sharded, build_manifest(sharded)),
     }
     rules = [rule for rule in rule_loader.load_rules() if rule.on in {each.kind for each in evidence.values()}]
-    return {"scan": ckptcheck.scan(CHECKPOINTS / "tiny-llama-sharded", pictures=True)} | {
+    return {"scan": ckptcheck.scan(CHECKPOINTS / "tiny-llama-sharded", pictures=True)[0]} | {
         name: replace(run_rules(each, [rule for rule in rules if rule.on == each.kind]), pictures=draw_pictures(each))
         for name, each in evidence.items()
     }
