@@ -12,8 +12,8 @@ from typing import Any
 import damage
 import pytest
 
-from ckptcheck.checkpoint.architecture import transformers_version
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.config_class import learned_version
 from ckptcheck.checkpoint.layout import parse_layout
 from ckptcheck.checkpoint.megatron.structure import structure_of
 from ckptcheck.checkpoint.megatron.tensor import GlobalTensor
@@ -40,7 +40,7 @@ def scan(folder: Path) -> Report:
 def test_the_zoo_is_the_one_the_names_were_learned_from(zoo: Path) -> None:
     built = json.loads((zoo / "zoo.json").read_text(encoding="utf-8"))
     assert len(built["built"]) >= 150
-    assert built["transformers"].split(".")[0] == transformers_version().split(".")[0]
+    assert built["transformers"].split(".")[0] == learned_version().split(".")[0]
 
 
 def test_sound_checkpoints_of_every_architecture(zoo: Path, zoo_architectures: list[str]) -> None:

@@ -27,11 +27,6 @@ def _facts() -> dict[str, Any]:
     return facts
 
 
-def transformers_version() -> str:
-    """Return the version of transformers that the table was generated from."""
-    return str(_facts()["transformers"])
-
-
 def tied_by_default(architecture: str | None) -> bool | None:
     """Whether an architecture ties its head when config.json does not say; None for an unknown architecture."""
     facts = _facts()["architectures"].get(architecture)

@@ -19,7 +19,7 @@ from ckptcheck.consumers.base import (
     Module,
     UnknownBehavior,
 )
-from ckptcheck.consumers.config_groups import reject_removed_actorder
+from ckptcheck.consumers.config_lists import reject_removed_actorder
 from ckptcheck.consumers.consumer import Consumer, QuantizationPolicy
 from ckptcheck.consumers.entries import EntryList, parse_exact_or_regex
 from ckptcheck.consumers.structures import StructureTable

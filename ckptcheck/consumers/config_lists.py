@@ -1,4 +1,4 @@
-"""Reads lists out of a quantization config, as the consumers' code does."""
+"""Reads lists out of a quantization config, and the targets of ``config_groups`` with their schemes, as consumers do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptcheck.consumers.base import ConsumerError, UnknownBehavior
+
+_DEFAULT_ARGS: dict[str, Any] = {
+    "num_bits": 8, "type": "int", "symmetric": True, "group_size": None, "strategy": None, "block_structure": None,
+    "dynamic": False, "actorder": None, "scale_dtype": None, "zp_dtype": None,
+}  # fmt: skip
+"""Defaults of `QuantizationArgs` in compressed-tensors 0.20.0, so that two groups that mean the same compare equal."""
+
+Scheme = tuple[Any, ...]
 
 
 def read_text_list(config: Mapping[str, Any], *keys: str) -> list[str]:
@@ -44,3 +52,60 @@ def read_ignore_list(config: Mapping[str, Any], key: str = "ignore") -> list[obj
     if isinstance(listed, dict):
         raise UnknownBehavior(f"{key} is an object")
     raise ConsumerError(f"{key} is not a list")
+
+
+def read_targets(config: Mapping[str, Any], *, vllm: bool = False) -> dict[str, Scheme]:
+    """Return target → scheme, in the order of the config; a later group replaces the scheme of an earlier one.
+
+    Args:
+        config: the quantization config.
+        vllm: whether to leave out groups whose only target ends in ``Attention``, and to refuse an actorder by group, as
+            vLLM 0.32.0 does.
+
+    Raises:
+        ConsumerError: where the engines raise on the config.
+    """
+    groups = config.get("config_groups", {})
+    if not isinstance(groups, dict):
+        raise ConsumerError("config_groups is not an object")
+    targets: dict[str, Scheme] = {}
+    for name, group in groups.items():
+        if not isinstance(group, dict):
+            raise ConsumerError(f"config_groups.{name} is not an object")
+        names = group.get("targets")
+        if not isinstance(names, list) or not all(isinstance(target, str) for target in names):
+            raise ConsumerError(f"config_groups.{name}.targets is not a list of strings")
+        if vllm and len(names) == 1 and names[0].endswith("Attention"):
+            continue
+        if names and not isinstance(group.get("weights"), dict):
+            raise ConsumerError(f"config_groups.{name} says nothing of weights")
+        if names and vllm:
+            reject_removed_actorder(name, group)
+        for target in names:
+            targets[target] = (
+                _normalize_args(group["weights"]),
+                _normalize_args(group.get("input_activations")),
+                group.get("format"),
+            )
+    return targets
+
+
+def reject_removed_actorder(name: str, group: Mapping[str, Any]) -> None:
+    """Raise ConsumerError for an ``actorder`` that compressed-tensors 0.20 and vLLM 0.32 have removed."""
+    weights = group.get("weights")
+    order = weights.get("actorder") if isinstance(weights, dict) else None
+    if order is True or (isinstance(order, str) and order.lower() in ("group", "dynamic")):
+        raise ConsumerError(f"config_groups.{name} has an actorder that is no longer supported")
+
+
+def _normalize_args(value: object) -> object:
+    if not isinstance(value, dict):
+        return None
+    full = {
+        **_DEFAULT_ARGS,
+        **{name: each for name, each in value.items() if name not in ("observer", "observer_kwargs")},
+    }
+    if full["strategy"] is None:
+        size = full["group_size"]
+        full["strategy"] = "tensor" if size is None else "channel" if size == -1 else "group"
+    return tuple(sorted((name, repr(each)) for name, each in full.items()))

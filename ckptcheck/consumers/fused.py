@@ -1,10 +1,11 @@
-"""Expands a fused module into the shards that are separate in the checkpoint."""
+"""Expands a fused module into the shards that are separate in the checkpoint, and looks modules up in lists of skipped ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 from ckptcheck.consumers.base import SplitModuleError
+from ckptcheck.consumers.entries import EntryList
 
 FusedModules = Mapping[str, Sequence[str]]
 """Fused module → its shards."""
@@ -41,3 +42,31 @@ def expand_by_suffix(name: str, fused: FusedModules) -> list[str] | None:
     """Return the names of the shards if the module's name ends in a fused name, at a dot or not: targets in both engines."""
     key = next((key for key in fused if name.endswith(key)), None)
     return [name.replace(key, shard) for shard in fused[key]] if key is not None else None
+
+
+def find_skipped_by_vllm(entries: EntryList, name: str, fused: FusedModules, *, exact: bool) -> int | None:
+    """Return the entry for which `is_layer_skipped` of vLLM says yes. exact: its mode for fp8 and ModelOpt, else AWQ's."""
+    direct = entries.first_match(name)
+    names = expand_fused(name, fused)
+    if names is not None:
+        return direct if direct is not None else require_agreement(name, names, entries.first_match)
+    if exact and "experts" in name:
+        return next((i for i, text in enumerate(entries.texts) if "experts" in text and name in text), None)
+    return direct
+
+
+def find_skipped_by_sglang(entries: EntryList, name: str, fused: FusedModules) -> int | None:
+    """Return the entry for which `is_layer_skipped` of SGLang says yes."""
+    last = name.rsplit(".", 1)[-1]
+    mapping = fused if last in fused else DENSE_MODULES
+    names = expand_fused(name, mapping)
+    if names is not None:
+        return require_agreement(name, names, entries.first_match)
+    hit = entries.first_match(name)
+    if "gate_up_proj" in name:
+        both = [name.replace("gate_up_proj", shard) for shard in ("gate_proj", "up_proj")]
+        if hit is None and all(each in entries.texts for each in both):
+            hit = entries.texts.index(both[0])
+    elif "experts" in name and hit is None:
+        hit = next((i for i, text in enumerate(entries.texts) if "experts" in text and name in text), None)
+    return hit

@@ -37,7 +37,7 @@ from ckptcheck.consumers.entries import (
     parse_path,
     split_component_runs,
 )
-from ckptcheck.consumers.fused import DENSE_MODULES, expand_fused, require_agreement
+from ckptcheck.consumers.fused import DENSE_MODULES, find_skipped_by_sglang, find_skipped_by_vllm
 
 VLLM_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8")
 SGLANG_ALGORITHMS = ("FP8", "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4")
@@ -159,12 +159,7 @@ class _VllmExcludeList:
     def entry(self, name: str) -> str | None:
         if not self.texts:
             return None
-        number = self.exact.first_match(name)
-        names = expand_fused(name, self.fused)
-        if names is not None:
-            number = number if number is not None else require_agreement(name, names, self.exact.first_match)
-        elif "experts" in name:
-            number = next((i for i, text in enumerate(self.texts) if "experts" in text and name in text), None)
+        number = find_skipped_by_vllm(self.exact, name, self.fused, exact=True)
         if number is None:
             number = self.inside.first_match(name)
         if number is None:
@@ -275,22 +270,10 @@ class _SglangExcludeList:
     def entry(self, module: Module) -> str | None:
         name, hit = module.name, None
         if module.role != EXPERTS:
-            hit = self._find_skipping(name)
+            hit = find_skipped_by_sglang(self.paths, name, self.fused)
         if hit is None:
             hit = self._find_excluding(name)
         return self.whole.original(hit)
-
-    def _find_skipping(self, name: str) -> int | None:
-        names = expand_fused(name, self.fused if name.rsplit(".", 1)[-1] in self.fused else DENSE_MODULES)
-        if names is not None:
-            return require_agreement(name, names, self.paths.first_match)
-        hit = self.paths.first_match(name)
-        if hit is None and "gate_up_proj" in name:
-            both = [name.replace("gate_up_proj", shard) for shard in ("gate_proj", "up_proj")]
-            hit = self.texts.index(both[0]) if all(each in self.texts for each in both) else None
-        elif hit is None and "experts" in name:
-            hit = next((i for i, text in enumerate(self.texts) if "experts" in text and name in text), None)
-        return hit
 
     def _find_excluding(self, name: str) -> int | None:
         names = [name, *([name.removeprefix(LANGUAGE)] if name.startswith(LANGUAGE) else [])]

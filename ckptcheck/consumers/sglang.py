@@ -22,8 +22,7 @@ from ckptcheck.consumers.base import (
     Module,
     UnknownBehavior,
 )
-from ckptcheck.consumers.config_groups import Scheme, read_targets
-from ckptcheck.consumers.config_lists import read_ignore_list, read_text_list
+from ckptcheck.consumers.config_lists import Scheme, read_ignore_list, read_targets, read_text_list
 from ckptcheck.consumers.consumer import Consumer, QuantizationPolicy
 from ckptcheck.consumers.entries import (
     EntryList,
@@ -35,7 +34,13 @@ from ckptcheck.consumers.entries import (
     split_component_runs,
     split_dotted_suffixes,
 )
-from ckptcheck.consumers.fused import DENSE_MODULES, FusedModules, expand_by_suffix, expand_fused, require_agreement
+from ckptcheck.consumers.fused import (
+    FusedModules,
+    expand_by_suffix,
+    expand_fused,
+    find_skipped_by_sglang,
+    require_agreement,
+)
 from ckptcheck.consumers.gptq import read_overrides
 from ckptcheck.consumers.structures import StructureTable
 from ckptcheck.consumers.undeclared_method import read_by_sglang
@@ -189,27 +194,10 @@ def _read_fp8(request: ConsumerInput) -> QuantizationPolicy:
     def decide(module: Module) -> Decision:
         if module.role not in (LINEAR, EXPERTS):
             return UNQUANTIZED
-        hit = _find_skipping_entry(entries, module.name, structure.fused_modules)
+        hit = find_skipped_by_sglang(entries, module.name, structure.fused_modules)
         return Decision(quantized=hit is None, entry=entries.original(hit))
 
     return QuantizationPolicy(decide, {key: entries})
-
-
-def _find_skipping_entry(entries: EntryList, name: str, fused: FusedModules) -> int | None:
-    """Return the entry for which `is_layer_skipped` says yes."""
-    last = name.rsplit(".", 1)[-1]
-    mapping = fused if last in fused else DENSE_MODULES
-    names = expand_fused(name, mapping)
-    if names is not None:
-        return require_agreement(name, names, entries.first_match)
-    hit = entries.first_match(name)
-    if "gate_up_proj" in name:
-        both = [name.replace("gate_up_proj", shard) for shard in ("gate_proj", "up_proj")]
-        if hit is None and all(each in entries.texts for each in both):
-            hit = entries.texts.index(both[0])
-    elif "experts" in name and hit is None:
-        hit = next((i for i, text in enumerate(entries.texts) if "experts" in text and name in text), None)
-    return hit
 
 
 def _read_gptq(request: ConsumerInput) -> QuantizationPolicy:

@@ -81,10 +81,6 @@ class StructureTable:
     renames_once: bool = False
     """Whether only the longest rule of a kind renames a name, see `make_rename`."""
 
-    def list_architectures(self) -> frozenset[str]:
-        """Return the architectures that are in the table."""
-        return frozenset(name for name in _load_table(self.path) if name)
-
     def load_structure(self, architecture: str | None) -> ModelStructure:
         """Return how the consumer fuses and renames the modules of an architecture; a guess if the table lacks it."""
         facts = _load_table(self.path).get(architecture)

@@ -23,8 +23,7 @@ from ckptcheck.consumers.base import (
     Module,
     UnknownBehavior,
 )
-from ckptcheck.consumers.config_groups import Scheme, read_targets
-from ckptcheck.consumers.config_lists import read_ignore_list, read_text_list
+from ckptcheck.consumers.config_lists import Scheme, read_ignore_list, read_targets, read_text_list
 from ckptcheck.consumers.consumer import Consumer, QuantizationPolicy
 from ckptcheck.consumers.entries import (
     EntryList,
@@ -33,7 +32,13 @@ from ckptcheck.consumers.entries import (
     parse_exact_or_regex,
     parse_regex_only,
 )
-from ckptcheck.consumers.fused import FusedModules, expand_by_suffix, expand_fused, require_agreement
+from ckptcheck.consumers.fused import (
+    FusedModules,
+    expand_by_suffix,
+    expand_fused,
+    find_skipped_by_vllm,
+    require_agreement,
+)
 from ckptcheck.consumers.gptq import read_overrides
 from ckptcheck.consumers.structures import StructureTable
 from ckptcheck.consumers.undeclared_method import read_by_vllm
@@ -163,17 +168,6 @@ def _find_ignoring_entry(ignore: EntryList, name: str, fused: FusedModules) -> i
     )
 
 
-def _find_skipping_entry(entries: EntryList, name: str, fused: FusedModules, *, exact: bool) -> int | None:
-    """Return the entry for which `is_layer_skipped` says yes. exact: its mode for fp8 and ModelOpt, else AWQ's."""
-    direct = entries.first_match(name)
-    names = expand_fused(name, fused)
-    if names is not None:
-        return direct if direct is not None else require_agreement(name, names, entries.first_match)
-    if exact and "experts" in name:
-        return next((i for i, text in enumerate(entries.texts) if "experts" in text and name in text), None)
-    return direct
-
-
 def _read_fp8(request: ConsumerInput) -> QuantizationPolicy:
     config, structure = request.config, request.structure
     scheme = config.get("activation_scheme")
@@ -188,7 +182,7 @@ def _read_fp8(request: ConsumerInput) -> QuantizationPolicy:
     def decide(module: Module) -> Decision:
         if module.role not in (LINEAR, EXPERTS):
             return UNQUANTIZED
-        hit = _find_skipping_entry(entries, module.name, structure.fused_modules, exact=True)
+        hit = find_skipped_by_vllm(entries, module.name, structure.fused_modules, exact=True)
         return Decision(quantized=hit is None, entry=entries.original(hit))
 
     return QuantizationPolicy(decide, {key: entries})
@@ -250,7 +244,7 @@ def _read_awq(request: ConsumerInput) -> QuantizationPolicy:
         if module.role == EXPERTS:
             hit = entries.first_match(module.name)
         elif module.role == LINEAR or (module.role == HEAD and config.get("lm_head")):
-            hit = _find_skipping_entry(entries, module.name, structure.fused_modules, exact=False)
+            hit = find_skipped_by_vllm(entries, module.name, structure.fused_modules, exact=False)
         else:
             return UNQUANTIZED
         return Decision(quantized=hit is None, entry=entries.original(hit))

@@ -43,10 +43,14 @@ def check(run: Megatron) -> Iterator[Problem]:
         groups: dict[tuple[tuple[int, ...], tuple[int, ...], bytes], list[ChunkLocation]] = {}
         for chunk, place in locations if name.endswith(("weight", "proj")) else ():
             if len(locations) > 1 and len(chunk.sizes) > 1 and chunk.elements >= 16:
-                groups.setdefault((chunk.sizes, chunk.offsets[:-2], read_first_bytes(run, place)), []).append(place)
+                groups.setdefault((chunk.sizes, chunk.offsets[:-2], read_first_bytes(run.source, place)), []).append(
+                    place
+                )
         for group in groups.values():
             duplicates = [
-                place for place in group[1:] if not is_constant(run, place) and is_same_bytes(run, group[0], place)
+                place
+                for place in group[1:]
+                if not is_constant(run.source, place) and is_same_bytes(run.source, group[0], place)
             ]
             if duplicates:
                 repeated.append((name, duplicates[0].name, len(duplicates) + 1, len(locations)))

@@ -47,7 +47,7 @@ def check(run: Megatron) -> Iterator[Problem]:
         except (UnreadableArchive, OSError):
             # MEG014 and MEG003 report it.
             continue
-        other = [place for place in locations[1:] if not is_same_bytes(run, locations[0], place)]
+        other = [place for place in locations[1:] if not is_same_bytes(run.source, locations[0], place)]
         if other:
             yield Problem(
                 f"{len(locations)} ranks hold a complete copy, "

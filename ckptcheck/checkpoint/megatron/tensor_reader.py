@@ -16,8 +16,6 @@ from ckptcheck.errors import EvidenceError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ckptcheck.checkpoint.megatron.megatron import Megatron
-
 BLOCK = 1 << 24
 """Bytes that are read at a time."""
 ARCHIVES = 64
@@ -195,28 +193,26 @@ def _exactly(source: Source, name: str, start: int, length: int) -> bytes:
     return raw
 
 
-def read_first_bytes(run: Megatron, place: ChunkLocation) -> bytes:
+def read_first_bytes(source: Source, place: ChunkLocation) -> bytes:
     """Return the first bytes of a chunk."""
-    return run.source.read(place.name, place.begin, min(FIRST, place.nbytes))
+    return source.read(place.name, place.begin, min(FIRST, place.nbytes))
 
 
-def is_same_bytes(run: Megatron, first: ChunkLocation, second: ChunkLocation) -> bool:
+def is_same_bytes(source: Source, first: ChunkLocation, second: ChunkLocation) -> bool:
     """Whether two chunks hold the same bytes; stops at the first difference. Raises OSError from reading."""
     if first.nbytes != second.nbytes or first.dtype != second.dtype:
         return False
     at, step = 0, FIRST
     while at < first.nbytes:
         step = min(step, first.nbytes - at)
-        if run.source.read(first.name, first.begin + at, step) != run.source.read(second.name, second.begin + at, step):
+        if source.read(first.name, first.begin + at, step) != source.read(second.name, second.begin + at, step):
             return False
         at, step = at + step, STEP
     return True
 
 
-def is_constant(run: Megatron, place: ChunkLocation) -> bool:
+def is_constant(source: Source, place: ChunkLocation) -> bool:
     """Whether the first bytes of a chunk repeat one element."""
-    from ckptcheck.checkpoint.megatron.tensor import itemsize
-
-    raw = read_first_bytes(run, place)
+    raw = read_first_bytes(source, place)
     element = raw[: itemsize(place.dtype)]
     return raw == element * (len(raw) // max(len(element), 1))

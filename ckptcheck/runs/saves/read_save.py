@@ -32,7 +32,6 @@ from ckptcheck.compare.matching.tensor_files import UnreadableFile
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runs.saves.find_saves import PICKLES, FoundSave, open_tree
 from ckptcheck.runs.saves.rank_shards import OF_RANKS, FoundTensor, join_ranks, plan_joined_weights, plan_with_copies
-from ckptcheck.runs.saves.sample import Sample
 from ckptcheck.runs.saves.save import FileRecord, Save, TensorRecord, UnlikeCopy
 from ckptcheck.runs.saves.state_files import (
     JSON_FILES,
@@ -45,6 +44,7 @@ from ckptcheck.runs.saves.state_files import (
     share_name,
     walk,
 )
+from ckptcheck.runs.saves.update_sizes import Sample
 from ckptcheck.runs.saves.zero_ranges import BrokenRanges, has_zero_ranges, join_zero_ranges
 from ckptcheck.text.formatting import count, join_truncated
 
