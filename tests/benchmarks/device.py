@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-FAR = Path(__file__).parents[2] / "ckptcheck" / "runtime" / "worker"
+FAR = Path(__file__).parents[2] / "ckptcheck/live/runtime/worker"
 ROUNDS = 10
 SHAPES = {"matrices of 134 MB": (8192, 8192), "experts of 3 MB": (768, 2048)}
 BYTES = 4 << 30

@@ -14,7 +14,7 @@ Facts, from modelscope/ms-swift (3602360a5, the releases named) and the package 
 - ``async_generate`` trains on rollouts of the weights before the last update.
 - ``router_replay_mode`` R3 turns the experts' record on in vLLM and its replay in Megatron; R2 replays the trainer's own.
 
-Keys and defaults of each release are in ``swift_keys.json`` and ``swift_megatron_keys.json``.
+Keys and defaults of each release are in ``keys.json`` and ``megatron_keys.json``.
 """
 
 from __future__ import annotations

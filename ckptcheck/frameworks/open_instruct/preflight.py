@@ -1,6 +1,6 @@
 """Reads open-instruct's GRPO jobs: ``python open_instruct/grpo_fast.py --flags``, alone or behind mason.py's ``--``.
 
-Flags and defaults, release by release: ``open_instruct_keys.json``, learned from the dataclasses that grpo_fast.py and grpo.py
+Flags and defaults, release by release: ``keys.json``, learned from the dataclasses that grpo_fast.py and grpo.py
 parse, in allenai/open-instruct up to e6c3044aa (August 2026). A job is read by the newest release that knows the most of its
 flags. argparse takes the beginning of a flag's name for the flag, and ``--no_x`` for ``--x false``.
 

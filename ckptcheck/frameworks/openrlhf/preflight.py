@@ -12,7 +12,7 @@ Facts, from OpenRLHF/OpenRLHF (3c3be6234, the releases named) and the package 0.
 - Asynchronous training holds ``async_queue_size`` batches back (``trainer/ppo_trainer_async.py``).
 - ``broadcast_to_vllm`` sends the parameters of an adapter under their own names, and vLLM serves no adapter.
 
-Flags and defaults of each release are in ``openrlhf_keys.json``.
+Flags and defaults of each release are in ``keys.json``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads SkyRL's jobs: ``python -m skyrl.train.entrypoints.main_base a.b=c``, a script of the user's with such keys, or their YAML.
 
-Keys and defaults, release by release: ``skyrl_keys.json``, learned from NovaSky-AI/SkyRL up to a9564572e (August 2026): from the
+Keys and defaults, release by release: ``keys.json``, learned from NovaSky-AI/SkyRL up to a9564572e (August 2026): from the
 dataclasses of ``skyrl/train/config/config.py``, and before March 2026 from ``skyrl_train/config/ppo_base_config.yaml``. A job is
 read by the newest release that knows the most of its keys.
 
