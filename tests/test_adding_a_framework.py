@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from ckptcheck.framework_folders import list_frameworks_with
+from ckptcheck.jobs.open_job import list_frameworks
+from ckptcheck.rollouts.convert import list_formats
+from ckptcheck.watch import adapters
 from tests.paths import ROOT
 
 PAGE = (ROOT / "docs/adding-a-framework.md").read_text(encoding="utf-8")
@@ -71,3 +75,15 @@ def test_a_framework_that_is_not_there_is_refused_with_those_that_are(package: P
     done = run(package, "preflight", "job.yaml", "--framework", "tinyrr")
     assert done.returncode == 2
     assert "tinyrl" in done.stderr
+
+
+def test_the_guides_have_a_row_for_every_framework_and_format() -> None:
+    jobs, rollouts, watch = (
+        (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("preflight", "rollouts", "watch")
+    )
+    assert [
+        each.title for each in list_frameworks().values() if not re.search(rf"^\| .*{each.title}", jobs, re.MULTILINE)
+    ] == []
+    assert [name for name in list_formats() if not re.search(rf"^\| `{name}` \|", rollouts, re.MULTILINE)] == []
+    assert [name for name in adapters.__all__ if f"adapters.{name}(" not in watch] == []
+    assert len(list_frameworks_with("preflight")) == len(list_frameworks())

@@ -30,6 +30,10 @@ class ReportCommand(typer.core.TyperCommand):
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
             row = parameter.get_help_record(ctx)
+            each = find_declared(self).get(parameter.name or "")
+            if row is not None and each is not None and each.declared is not None and each.declared.listed:
+                text = each.declared.help
+                row = row[0], row[1].replace(text, f"{text}: {', '.join(each.list_choices())}.", 1)
             if row is not None:
                 is_argument = parameter.param_type_name == "argument"
                 title = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"

@@ -191,8 +191,7 @@ def _show_parameter(parameter: Parameter, words: str) -> inspect.Parameter:
         default = list(default) if isinstance(default, tuple) else None
     elif not is_required and default is None and kind is not bool:
         kind |= None
-    listed = f": {', '.join(parameter.choices)}." if declared.listed else ""
-    keywords: dict[str, Any] = {"help": declared.help + listed, "rich_help_panel": declared.panel or None}
+    keywords: dict[str, Any] = {"help": declared.help, "rich_help_panel": declared.panel or None}
     if declared.metavar:
         keywords["metavar"] = declared.metavar
     if declared.shown or default is None or default == [] or default == "":

@@ -50,11 +50,15 @@ class Parameter:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values that it takes; () where it takes more than some words."""
-        if self.declared is not None and self.declared.listed:
-            return tuple(load(self.declared.listed)())
+        """The values that its type names; () where it takes more than some words."""
         literals = [kind for kind in (*self.kinds, *self.item) if get_origin(kind) is Literal]
         return get_args(literals[0]) if literals else ()
+
+    def list_choices(self) -> tuple[str, ...]:
+        """Return the values that it takes; () where it takes more than some words. Only now is imported what lists them."""
+        if self.declared is not None and self.declared.listed:
+            return tuple(load(self.declared.listed)())
+        return self.choices
 
     def flag(self, value: object = None) -> str:
         """Return its name on the command line: ``--output``, not ``-o``; and for False the name of what switches it off."""
@@ -77,8 +81,8 @@ class Parameter:
     def _check_one(self, value: object, kinds: tuple[Any, ...], verb: str, given: object) -> Any:
         if kinds and not any(_is_a(value, kind) for kind in kinds):
             raise TypeError(f"{verb} takes {self.describe()} as {self.name}, not {given!r}")
-        if self.choices and value not in self.choices:
-            raise UsageError(f"{self.flag()} is one of {', '.join(self.choices)}, not {value}")
+        if (choices := self.list_choices()) and value not in choices:
+            raise UsageError(f"{self.flag()} is one of {', '.join(choices)}, not {value}")
         if isinstance(value, Real) and not isinstance(value, bool):
             self._require_range(value)
         if self.declared is not None and self.declared.normalize:
