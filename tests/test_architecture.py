@@ -11,7 +11,7 @@ from tests.paths import ROOT
 
 EXPLAINED = {
     "evidence offers what another file works out, and imports it when it is first asked; that file names the evidence's type": [
-        ("checkpoint.megatron.inspection", "checkpoint.megatron.megatron", "checkpoint.megatron.tensor_reader"),
+        ("checkpoint.megatron.inspection", "checkpoint.megatron.megatron"),
         ("runs.history.history", "runs.history.tables"),
     ],
 }

@@ -36,7 +36,7 @@ def list_sound_jobs() -> list[Path]:
         path
         for folder in sorted(JOBS.iterdir())
         for path in sorted(folder.glob("*.*"))
-        if path.suffix not in (".toml", ".md")
+        if path.suffix != ".md" and path.name != "mutations.toml"
     ]
 
 
@@ -53,7 +53,7 @@ def list_mutations() -> list[Any]:
 def test_a_sound_job_is_clean(job: Path) -> None:
     report = preflight(job)
     assert list_findings(report) == []
-    assert sum(not row[2].startswith("default") for row in _settings(job)) > 5, "the job is read"
+    assert sum(not row[2].startswith("default") for row in _settings(job)) > 2, "the job is read"
 
 
 def _settings(job: Path) -> list[tuple[Any, ...]]:
