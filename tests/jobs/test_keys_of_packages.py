@@ -6,12 +6,12 @@ The wheels are downloaded without their dependencies and read as text; nothing o
 
 from __future__ import annotations
 
-import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import learn_framework_keys as learner
 import pytest
 
 from ckptcheck.frameworks.areal import preflight as areal
@@ -21,7 +21,6 @@ from ckptcheck.frameworks.skyrl import preflight as skyrl
 from ckptcheck.frameworks.trl import preflight as trl
 from ckptcheck.jobs.framework import FieldSource
 from ckptcheck.jobs.key_table import KeyTable, load_key_table
-from tests.factories.checkpoint_cases import ROOT
 from tests.factories.wheels import download_wheel
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("package index")]
@@ -54,18 +53,13 @@ NESTED: dict[str, Mapping[str, FieldSource]] = {
 
 def learn_newest(name: str, package: Path) -> dict[str, dict[str, Any]]:
     """Return section → key → default, learned from an unpacked package."""
-    sys.path.insert(0, str(ROOT / "fixtures"))
-    try:
-        import learn_framework_keys as learner
-    finally:
-        sys.path.pop(0)
     sections: dict[str, dict[str, Any]] = learner._Revision(package, str(package), learner._FRAMEWORKS[name]).sections
     return sections
 
 
 def find_moved(name: str, sections: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Return what is not as the table says: key → the default in the table and in the package."""
-    table = load_key_table(name)
+    table = load_key_table(learner._choose_file(name))
     moved = {}
     for path in (*(path for source in READ[name][1].values() for path in source.paths), *SWITCHES):
         section, _, key = path.rpartition(".")
@@ -109,7 +103,7 @@ def test_no_nested_key_has_moved(name: str, tmp_path: Path) -> None:
             file.write_bytes(wheel.read(member))
     sections = learn_newest(name, tmp_path / "package")
     version = Path(str(wheel.filename)).name.split("-")[1]
-    table = load_key_table(name)
+    table = load_key_table(learner._choose_file(name))
     release = table.find_release(version)
     spans = {section: {key: [(0, 0, entry)] for key, entry in keys.items()} for section, keys in sections.items()}
     package = KeyTable(table.repository, ((version, "", ""),), (table.roots[release],), spans)
