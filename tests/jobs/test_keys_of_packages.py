@@ -6,6 +6,7 @@ The wheels are downloaded without their dependencies and read as text; nothing o
 
 from __future__ import annotations
 
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
