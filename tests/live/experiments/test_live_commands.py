@@ -23,7 +23,10 @@ BAD = [
         ("record", "tiny", "-o", "r.safetensors", "--prompts", "none.jsonl"),
         "cannot read none.jsonl: No such file or directory\n",
     ),
-    (("record", "tiny", "-o", "r.safetensors", "--set", "engine-mode=fast"), "--set engine-mode is one of plain, stock, not fast"),
+    (
+        ("record", "tiny", "-o", "r.safetensors", "--set", "engine-mode=fast"),
+        "--set engine-mode is one of plain, stock, not fast",
+    ),
     (("probe", "tiny", "--engine", "tgi"), "there is no engine tgi"),
     (("calibrate", "tiny", "-o", "r.safetensors", "--engine", "tgi"), "there is no engine tgi"),
     (("record", "critic", "-o", "r.safetensors"), "is a critic or another scoring model"),

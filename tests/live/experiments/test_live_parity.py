@@ -260,7 +260,8 @@ def test_the_commands_on_the_real_engine(shared: Shared, tmp_path: Path, monkeyp
         return cast(Engine, Kept(shared._engine))
 
     def trainer(ckpt: Checkpoint, exchange: TensorExchange, *, host: object = None, **how: Any) -> Trainer:
-        shared._trainer = scorer(ckpt, exchange, **{**how, "host": shared._trainer and shared._trainer.host})
+        process = replace(how.pop("process", TrainerProcess()), host=shared._trainer and shared._trainer.host)
+        shared._trainer = scorer(ckpt, exchange, process=process, **how)
         return cast(Trainer, Kept(shared._trainer))
 
     def parity(*arguments: str, code: int = 0) -> str:
