@@ -228,7 +228,7 @@ def test_errors_of_the_source_end_the_trial_unless_it_is_told_to_go_on(place: Pa
 def test_an_answer_that_nobody_expects_is_a_report_too(place: Path) -> None:
     outcome = refit(place, "engine:update_weights:1:nonsense")
     assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
-    assert outcome.why.startswith("could not finish first sync: AttributeError: ")
+    assert outcome.why.startswith("could not finish first sync: ValidationError: ")
     assert "Traceback" in outcome.err
 
 
