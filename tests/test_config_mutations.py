@@ -38,7 +38,8 @@ MISSED = {
     ("DeepseekV3ForCausalLM", "head_dim"),  # these three stop in the first forward pass only, which no dry load sees
     ("Gemma2ForCausalLM", "sliding_window"),
     ("GptOssForCausalLM", "sliding_window"),
-    ("GPT2LMHeadModel", "attn_pdrop"),  # `--dry-load transformers` names these three
+    ("Qwen3MoeForCausalLM", "head_dim"),  # `--dry-load transformers` names these four
+    ("GPT2LMHeadModel", "attn_pdrop"),
     ("GPT2LMHeadModel", "resid_pdrop"),
     ("OPTForCausalLM", "word_embed_proj_dim"),  # an embedding narrower than the model adds projections
 }
