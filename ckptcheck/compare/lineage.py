@@ -23,7 +23,7 @@ from ckptcheck.text.formatting import count, natural_sort_key
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
-BUILD = "https://ckptcheck.github.io/ckptcheck/signatures/#what-weights-were-made-from"
+BUILD = "https://ckptcheck.github.io/ckptcheck/identity/#what-weights-were-made-from"
 IDENTITY, TENSORS = "ckptcheckIdentityV1", "ckptcheckTensorsV1"
 """Names of digests: the identity of a set of weights; and where it has none, the same root over its stored tensors."""
 MOST_INPUTS = 256

@@ -29,8 +29,8 @@ each fault that is
 - Give every wait a limit, on both sides, and end the update with an error after it. Let each side notice the death of the other,
   such as by a heartbeat beside the group.
 - If you cannot change the framework, watch its syncs: `ckptcheck.watch`, or `ckptcheck refit` before a run.
-- Untried: add the optional method that the reason names to your class (docs/adding-a-transport.md lists them), or test the fault where it
-  exists: on GPUs, with several ranks.
+- Untried: add the optional method that the reason names to your class (docs/adding-a-transport.md lists them), or test the fault
+  where it exists: on GPUs, with several ranks.
 
 ## When it can be wrong
 - The job never updates while it generates: leave `generate` out of your class. The fault is then listed as not tried.
