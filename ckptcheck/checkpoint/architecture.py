@@ -1,7 +1,7 @@
-"""What transformers writes for each architecture it knows: a table that fixtures/learn_architectures.py generates from it.
+"""What transformers writes for each architecture it knows: fixtures/learn_architectures.py generates the table from it.
 
-A second table, of fixtures/learn_written_keys.py, has the keys that two versions of transformers always write into the
-config.json of a class, though no tensor shows their values: what both write was written by all between.
+fixtures/learn_written_keys.py generates a second table: the keys that two versions of transformers always write into the
+config.json of a class, although no tensor shows their values. The versions between them are taken to write what both write.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ckptcheck.checkpoint.packing import PACKED
 from ckptcheck.checkpoint.parameters_table import find_served
 
 VERSION_PARTS = 2
-"""Parts of a version that are compared with the newer one: its patches write what it writes."""
+"""Parts of a version that count in the comparison (major, minor): a patch release writes the same keys."""
 
 
 @cache
@@ -28,7 +28,7 @@ def _facts() -> dict[str, Any]:
 
 
 def tied_by_default(architecture: str | None) -> bool | None:
-    """Whether an architecture ties its head when config.json does not say; None for an unknown architecture."""
+    """Whether an architecture ties its head if config.json does not say; None for an unknown architecture."""
     facts = _facts()["architectures"].get(architecture)
     return None if facts is None else bool(facts["tied_by_default"])
 
@@ -76,7 +76,7 @@ def _known(architecture: str) -> KnownModules | None:
 
 
 def list_written_keys(model_type: str, version: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the keys that a version of transformers (major, minor, patch) writes for a model type; () where that is not known."""
+    """Return the keys that a version of transformers (major, minor, patch) writes for a model type; () if unknown."""
     table = _table()
     since, until = _parse(table["since"]), _parse(table["until"])
     if not (since <= version and version[:VERSION_PARTS] <= until[:VERSION_PARTS]):

@@ -23,7 +23,7 @@ def iter_wrong_types(part: ResolvedPart) -> Iterator[Fault]:
     config_class = part.config_class
     for key, value in part.settings.items():
         path = f"{part.path}{key}"
-        # transformers does not check what another name of a field says; a model stops only where it counts with it.
+        # transformers does not check values under an alias of a field; a model fails only where it computes with them.
         is_checked = key in config_class.types or key in COUNTS
         if is_checked and not config_class.accepts(key, value):
             yield (
@@ -34,7 +34,7 @@ def iter_wrong_types(part: ResolvedPart) -> Iterator[Fault]:
             yield path, f"{path} is {write_value(value)}, but {config_class.name} takes only an object"
         elif key in config_class.bounds and isinstance(value, (int, float)):
             least, most = config_class.bounds[key]
-            # NaN, which JSON of Python may hold, is within no bounds
+            # NaN, which Python's JSON accepts, is within no bounds
             if (least is not None and not value >= least) or (most is not None and not value <= most):
                 limits = f"at least {least}" if most is None else f"from {least} to {most}"
                 yield path, f"{path} is {write_value(value)}, but {config_class.name} takes only numbers {limits}"

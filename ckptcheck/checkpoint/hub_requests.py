@@ -1,4 +1,4 @@
-"""Sends requests to the Hugging Face Hub, each with a limit of time and bytes as a whole, and repeats those that may still succeed.
+"""Sends requests to the Hugging Face Hub with a limit of time and bytes for each, and retries the ones that may still succeed.
 
 huggingface_hub provides the endpoint, the token, the HTTP client and the errors, so its proxies, certificates and offline
 mode apply here too. Retries are our own: its `http_backoff`, and so `HfApi.list_repo_tree`, has no time-out, waits as long as a
@@ -41,13 +41,13 @@ SLOWEST = 10_000
 WAITS = (1.0, 2.0)
 """Seconds before the second and before the third try, which is the last."""
 LONGEST_WAIT = 10.0
-"""The longest Retry-After, in seconds, after which a request is repeated; of a longer one the user is told."""
+"""Longest Retry-After, in seconds, for which a request is repeated; a longer one becomes an error message."""
 HEAD_SECONDS = 90.0
 """Seconds for a connection, all redirects and the head of the answer together: a server may send it letter by letter."""
 MAX_LOST_SECONDS = 600.0
-"""Seconds that all threads together wait for answers that are given up; then nothing more is asked of the repository."""
+"""Seconds that all threads together may lose to abandoned answers; then the client sends no further request."""
 UNPACKED = ("identity", "gzip", "deflate")
-"""How an answer may be packed, though none is asked to be. Others, and several at a time, make gigabytes of a kilobyte at once."""
+"""Content encodings that are accepted, though none is requested. Others, or several nested, can make gigabytes of a kilobyte."""
 
 CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(?:(\d{1,18})|\*)")
 
@@ -67,11 +67,11 @@ class HubClient:
     """Asks the Hub about one repository. Threads may share it."""
 
     def __init__(self, question: Question, headers: Mapping[str, str]) -> None:
-        """Describe what is asked.
+        """Prepare requests about one repository.
 
         Args:
-            question: the repository and its revision, for what a refusal means.
-            headers: what goes with every request, from `build_headers`.
+            question: the repository and its revision, to explain a refusal.
+            headers: the headers of every request, from `build_headers`.
         """
         self._question, self._headers = question, headers
         self._lost_seconds = 0.0
@@ -79,7 +79,7 @@ class HubClient:
     def get(self, url: str, most: int, start: int | None = None, *, end: float = inf) -> Answer:
         """Get up to `most` bytes, trying again where that may help. Raises RequestError.
 
-        start: the first byte; None: the whole resource. end: when all this has to end, by `time.monotonic`.
+        start: the first byte; None: the whole resource. end: the deadline for all tries, by `time.monotonic`.
         """
         for wait in WAITS:
             try:
@@ -91,10 +91,10 @@ class HubClient:
         return self._get_once(url, most, start, end)
 
     def _get_once(self, url: str, most: int, start: int | None, end: float) -> Answer:
-        """Get it in a thread of its own, which is left alone where the answer does not come in time.
+        """Get it in a thread of its own, which is abandoned if the answer does not come in time.
 
-        The client has limits of time for each part that arrives, and none for the whole: a head that comes letter by letter
-        keeps it for days. The thread ends with its connection, at the latest with the program.
+        The HTTP client limits the time for each part that arrives, but not for the whole: a head that comes letter by letter
+        would hold it for days. The abandoned thread ends with its connection, at the latest with the program.
         """
         if self._lost_seconds > MAX_LOST_SECONDS:
             raise RequestError(errno.EIO, f"{host_of(url)} answered too slowly too often, and is asked no more", LATER)
@@ -131,12 +131,12 @@ class HubClient:
             # A redirect to another origin takes the Range along and leaves the token behind: the client sees to both.
             with client.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response:
                 return self._receive(response, most, start, given_up)
-        # ValueError: a header has an address that is none
+        # ValueError: a header holds a malformed address
         except (http.HTTPError, http.InvalidURL, ValueError) as error:
             raise describe_broken_request(error, http, url, CONNECT_TIMEOUT, READ_TIMEOUT) from error
 
     def _receive(self, response: Any, most: int, start: int | None, given_up: Event) -> Answer:
-        """Read what was asked for of the answer and no more; leaving the stream early closes its connection."""
+        """Read the requested part of the answer and no more; leaving the stream early closes its connection."""
         host, total = host_of(response.url), None
         encoded = response.headers.get("Content-Encoding", "identity").lower() != "identity"
         if not encoded and "Content-Length" in response.headers:
@@ -155,14 +155,14 @@ class HubClient:
         elif start:
             raise RequestError(errno.EIO, f"{host} hands out only whole files, not parts of them")
         body = _read_body(response, most, due, given_up)
-        link = response.links.get("next", {}).get("url", "")  # a mirror's may name another host: only the query counts
+        link = response.links.get("next", {}).get("url", "")  # a mirror may name another host: keep only the query
         return Answer(host, body, None if start is None else total, urlsplit(link).query)
 
 
 def find_endpoint() -> str:
     """Return the Hub's address. Raises RequestError.
 
-    huggingface_hub reads HF_ENDPOINT on import; one that is set later counts too.
+    huggingface_hub reads HF_ENDPOINT once, on import; this reads it again, so that a later value counts.
     """
     from huggingface_hub import constants
 
@@ -173,9 +173,9 @@ def find_endpoint() -> str:
 
 
 def build_headers() -> dict[str, str]:
-    """Return what goes with every request. Raises RequestError.
+    """Return the headers of every request. Raises RequestError.
 
-    Servers that may compress ignore ranges, so that is declined.
+    They decline compression, because servers that compress ignore ranges.
     """
     from huggingface_hub import constants, get_token
 
@@ -190,7 +190,7 @@ def build_headers() -> dict[str, str]:
 
 
 def _open_session() -> tuple[Any, Any]:
-    """Return huggingface_hub's HTTP client, which threads share, and the library it is of: httpx, httpx2 since 2.0."""
+    """Return huggingface_hub's HTTP client, which threads share, and its library: httpx, or httpx2 since 2.0."""
     from huggingface_hub import constants, get_session
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -215,7 +215,7 @@ def _read_body(response: Any, most: int, due: int, given_up: Event) -> bytes:
         if given_up.is_set():
             break
         if count >= most and response.headers.get("Content-Length") != str(most):
-            break  # else the end is next, and after it the connection can be used again
+            break  # else read on to the end, so that the connection can be reused
         if monotonic() - begun > READ_TIMEOUT + count / SLOWEST:
             raise RequestError(errno.EIO, f"{host_of(response.url)} answers too slowly", LATER)
     if count < due:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 OUTSIDE = "–"
 """The column of tensors that belong to no layer."""
 MOST_ROWS, MOST_COLUMNS = 400, 1000
-"""A name is anybody's: more rows and columns than these are no model's, and nobody could read them."""
+"""A hostile file can name anything. No model has more modules or layers, and no reader could make out a larger picture."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class GridPlace:
     row: int
     column: int
     member: str = ""
-    """The expert; "" for a tensor that has its place for itself."""
+    """The expert; "" for a tensor that shares its place with no other."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class LayerGrid:
     rows: tuple[str, ...]
     """Names of modules within a layer, in the order of the tensors; `*` stands for the number of an expert."""
     columns: tuple[str, ...]
-    """Numbers of layers, ascending, behind one column for what belongs to none."""
+    """One column for tensors outside the layers, then the numbers of the layers, ascending."""
     places: dict[str, GridPlace]
     left_out: int = 0
-    """Tensors that have no place, for there are too many rows or columns."""
+    """Number of tensors without a place, because there are too many rows or columns."""
 
 
 @remembered
@@ -48,7 +48,7 @@ def place_tensors(ckpt: Checkpoint) -> LayerGrid:
 
 
 def build_layer_grid(names: Iterable[str]) -> LayerGrid:
-    """Place every name; those of a second stack of layers (an encoder of images) get rows of their own.
+    """Place every name; a second stack of layers, such as an image encoder, gets rows of its own.
 
     >>> grid = build_layer_grid(["embed.weight", "h.0.up.weight", "h.1.up.weight", "h.1.experts.3.up.weight"])
     >>> grid.rows, grid.columns, grid.places["h.1.experts.3.up.weight"]

@@ -1,7 +1,7 @@
 """Which parameters transformers fills from a checkpoint, and under which stored names it looks for them.
 
-A table that fixtures/learn_parameters.py generates from transformers; it has one line for each architecture. The parameters have
-the names that the built model has: transformers finds older names by renamings, and a scan applies the same ones.
+fixtures/learn_parameters.py generates the table from transformers, with one line for each architecture. Parameters have the names
+of the built model: transformers maps older names to them by renamings, and a scan applies the same ones.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ckptcheck.checkpoint.layout import INDEX, Layout
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig
 
 LONGEST_NAME = 400
-"""Longer names are no model's, and no renaming is tried on them."""
+"""Longest name on which renamings are tried: no model has longer ones."""
 MOST_LOOKED_AT, MOST_MEMBERS = 256, 12
-"""Among so many names of one template, so many with other numbers within their layer are renamed; the rest are like these."""
+"""Names of one template that are looked at, and how many of them with different numbers within a layer are renamed."""
 KNOWN_KINDS = (None, "GroupWeightRename")
 Places = dict[str, set[int] | None]
 """Parameter, with {} for each number → the layers that have it stored; None for one that lies beside the layers."""
@@ -34,17 +34,17 @@ class Renaming:
 
     pattern: re.Pattern[str]
     targets: tuple[str, ...]
-    """What stands for the matching part; one for each source where it is a group, and all of them where it converts."""
+    """Replacements for the matching part: one for each source in a group; all of them if the step converts."""
     scope: str | None
-    """Only names under this module are renamed; None for all."""
+    """The module whose names are renamed; None for all names."""
     base: str
     converts: bool
-    """Whether tensors are joined or split on the way: at most one such step is taken for a name."""
+    """Whether the step joins or splits tensors. transformers takes at most one such step for a name."""
     is_group: bool
-    """Whether the renamings of the group apply only where the first of them finds a name."""
+    """Whether the group applies only if its first renaming matches a name."""
 
     def rename(self, name: str) -> tuple[str, ...]:
-        """Return the names that a name becomes; () where the step does not concern it."""
+        """Return the names that a name becomes; () if the step does not match it."""
         prefix = ""
         if self.scope is not None:
             scope, base = (f"{part}." if part else "" for part in (self.scope, self.base))
@@ -66,7 +66,7 @@ class Renaming:
 
 @dataclass(frozen=True)
 class LayerTypes:
-    """What tells the layers of one type from all others, where a list in the config gives each layer its type."""
+    """The parameters by which layers of each type differ, where a list in the config gives each layer its type."""
 
     path: str
     """The JSON path of the list."""
@@ -86,7 +86,7 @@ class ParametersTable:
 
     @staticmethod
     def of(config: Config | None) -> ParametersTable | None:
-        """Return the table of a config's architecture; None if it was not learned, or if its own code decides."""
+        """Return the table of a config's architecture; None if it was not learned, or if the repository's own code builds it."""
         if config is None or config.resolved is None or "auto_map" in config.value:
             return None
         architecture = config.architecture
@@ -96,7 +96,7 @@ class ParametersTable:
         served = find_served(config)
         if table is not None and served is not None:
             table = ParametersTable(architecture, {**table.facts, "renames": served["renames"]})
-        if table is None:  # a classifier, of which only is known what its config class does to the layers
+        if table is None:  # a classifier: the tables know only what its config class does to the layers
             models = map(_find, config.resolved.top.config_class.models)
             adds = any(model is not None and model.adds_cross_attention for model in models)
             return ParametersTable(architecture, {"adds_cross_attention": True}) if adds else None
@@ -104,16 +104,16 @@ class ParametersTable:
 
     @property
     def can_rename(self) -> bool:
-        """Whether a scan knows how each renaming of the architecture works."""
+        """Whether a scan can apply every renaming of the architecture."""
         return all(found.get("kind") in KNOWN_KINDS for found in self.facts.get("renames", ()))
 
     @cached_property
     def needs(self) -> frozenset[str]:
-        """The parameters that every model of this architecture has: beside the layers, or in each layer of its stack."""
+        """The parameters that every model of this architecture has: outside the layers, or in each layer of a stack."""
         return frozenset(self.facts.get("needs", ()))
 
     def list_given(self, resolved: ResolvedConfig) -> frozenset[str]:
-        """Return the parameters that one setting adds, where the config has it so."""
+        """Return the parameters that a single setting of this config adds."""
         found: set[str] = set()
         for path, given in self.facts.get("given", {}).items():
             setting = resolved.at(path)
@@ -125,7 +125,7 @@ class ParametersTable:
 
     @cached_property
     def untied(self) -> frozenset[str]:
-        """The parameters that a model has beside those, where the config unties its embeddings."""
+        """The further parameters of a model whose config unties its embeddings."""
         return frozenset(self.facts.get("untied", ()))
 
     @property
@@ -135,7 +135,7 @@ class ParametersTable:
 
     @cached_property
     def layer_types(self) -> tuple[LayerTypes, ...]:
-        """What tells layers of different types apart."""
+        """The lists in the config that give layers types, with the parameters of each type."""
         return tuple(
             LayerTypes(path, found["prefix"], {kind: frozenset(names) for kind, names in found["own"].items()})
             for path, found in self.facts.get("kinds", {}).items()
@@ -143,14 +143,13 @@ class ParametersTable:
 
     @cached_property
     def renamings(self) -> tuple[Renaming, ...]:
-        """The steps of this architecture, then those of all."""
+        """The renamings of this architecture, then the ones that apply to all."""
         return tuple(_parse_renaming(found) for found in self.facts.get("renames", ())) + _legacy_renamings()
 
     def find_places(self, layout: Layout, stored: Iterable[str]) -> Places:
         """Return the parameters that the stored tensors fill.
 
-        stored: the names as an unquantized model has them, of one tensor for each template and other number within a layer, and
-        of all that lie beside the layers (`list_samples`).
+        stored: a sample of the names as an unquantized model has them, see `list_samples`.
         """
         places: Places = {}
         for name, layers in stored_layers(layout, stored):
@@ -184,10 +183,10 @@ class ParametersTable:
 
 
 def find_served(config: Config) -> dict[str, Any] | None:
-    """Return what transformers does with a model type that it serves with the class of another one and by renamings of its own.
+    """Return how transformers loads a model type with the class of another type and renamings for it; None for all others.
 
-    EXAONE is a Llama to it whose stored names are `transformer.h…`; what was learned of that class's names holds for no such
-    checkpoint. None for all others.
+    It loads EXAONE as a Llama whose stored names are `transformer.h…`, so what was learned of Llama's stored names does not
+    hold for such a checkpoint.
     """
     types: dict[str, dict[str, Any]] = _parse_line("served") or {}
     served = types.get(str(config.model_type))
@@ -195,7 +194,7 @@ def find_served(config: Config) -> dict[str, Any] | None:
 
 
 def stored_layers(layout: Layout, stored: Iterable[str]) -> Iterator[tuple[str, set[int]]]:
-    """Yield the sampled names with the layers that have such a tensor; an empty set beside the layers."""
+    """Yield the sampled names with the layers that have such a tensor; an empty set for tensors outside the layers."""
     of: dict[tuple[str, str], set[int]] = {}
     for prefix, stack in layout.stacks.items():
         for layer, names in stack.layers.items():
@@ -210,7 +209,7 @@ def stored_layers(layout: Layout, stored: Iterable[str]) -> Iterator[tuple[str, 
 
 
 def list_samples(layout: Layout) -> list[str]:
-    """Return the tensors beside the layers, and of each template one tensor for every other number within its layers."""
+    """Return the tensors outside the layers and, for each template, one tensor per distinct number within a layer."""
     samples = []
     for template, names in layout.names_by_template.items():
         if "{}" not in template:
@@ -229,7 +228,7 @@ def list_samples(layout: Layout) -> list[str]:
 
 
 def _parse_renaming(found: Mapping[str, Any]) -> Renaming:
-    """Compile the sources of a step as transformers does: the longest first, each to the end of a part of a name."""
+    """Compile the sources of a step as transformers does: longest first, each matching whole parts of a name."""
     branches = []
     for number, source in sorted(enumerate(found["from"]), key=lambda item: -len(item[1])):
         pattern = source.replace("*.", r".*\.")
@@ -274,14 +273,14 @@ def _find(architecture: str) -> ParametersTable | None:
 
 @cache
 def _relatives() -> dict[str, dict[str, Any]]:
-    """Return what classes without a line share with one that has it: its name, and what each has for itself."""
+    """Return, for classes without a line of their own, the class whose line they share, and their differences from it."""
     relatives: dict[str, dict[str, Any]] | None = _parse_line("relatives")
     return relatives or {}
 
 
 @cache
 def _find_relative(architecture: str) -> ParametersTable | None:
-    """Return the table of a base model, or of a model with another head: that of a class with the same layers, without its head."""
+    """Return the table of a class with the same layers, without its head: for a base model, or a model with another head."""
     own = _relatives().get(architecture)
     shared = _find(own["of"]) if own is not None else None
     if own is None or shared is None:

@@ -1,7 +1,7 @@
 """What a config means to transformers: each value from config.json or, where that lacks it, from the config class.
 
-``num_hidden_layers`` that is absent from a Llama's config is 32 to transformers, and ``n_layer`` there is nothing. The
-source of each value is kept, so that a finding can say which key is missing and what is filled in.
+Where a Llama's config lacks ``num_hidden_layers``, transformers takes 32, and it ignores ``n_layer``. Each value keeps its
+source, so that a finding can name the missing key and the default that transformers fills in.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ResolvedPart:
     """Its JSON path, with a dot at the end; empty for the top level."""
 
     def find(self, name: str) -> Setting | None:
-        """Return a setting by the name of its field or an alias of it; None where the class has nothing of that name."""
+        """Return a setting by the name of its field or by an alias; None if the class has neither."""
         found, other = self._find(name), self.config_class.nulls.get(name)
         if other is not None and (found is None or found.value is None):
             same = self._find(other)
@@ -63,7 +63,7 @@ class ResolvedPart:
                 return Setting(key, self.settings[key], "config", self.path)
         given = [key for key in spellings if key in self.settings]
         if given:
-            # A key that is no field is set after the fields, and wins.
+            # transformers sets keys that are no fields after the fields, so they win.
             key = min(given, key=lambda key: key in self.config_class.types)
             return Setting(key, self.settings[key], "config", self.path)
         undecided = self.config_class.list_undecided(self.settings)
@@ -73,7 +73,7 @@ class ResolvedPart:
         return None
 
     def _spellings(self, name: str, attribute: str) -> tuple[str, ...]:
-        """The keys that mean the same to the class."""
+        """The keys under which the class accepts this setting."""
         same = [alias for alias, target in self.config_class.aliases.items() if target == attribute]
         known = {*self.config_class.types, *self.config_class.aliases, *self.config_class.aliases.values()}
         return tuple(key for key in dict.fromkeys((name, attribute, *same)) if key in known)
@@ -132,7 +132,7 @@ class ResolvedConfig:
 
 
 def resolve_config(value: Mapping[str, Any]) -> ResolvedConfig | None:
-    """Return what transformers makes of a config.json; None where its own code decides, or the ``model_type`` is unknown."""
+    """Return the config as transformers resolves it; None if the repository's own code reads it, or the type is unknown."""
     auto_map, model_type = value.get("auto_map"), value.get("model_type")
     if isinstance(auto_map, dict) and "AutoConfig" in auto_map:
         return None
@@ -152,7 +152,7 @@ def resolve_config(value: Mapping[str, Any]) -> ResolvedConfig | None:
         if given is None and name not in text.config_class.flat and _is_of_another_class(value):
             return None
         if inner is None and given is not None:
-            break  # no class accepts it: what the top says is all there is
+            break  # no class accepts it: only the top level counts
         if inner is None:
             return None
         text = inner
@@ -160,10 +160,10 @@ def resolve_config(value: Mapping[str, Any]) -> ResolvedConfig | None:
 
 
 def _is_of_another_class(value: Mapping[str, Any]) -> bool:
-    """Whether code that is not transformers' reads a config: its class is unknown, and the sizes of its layers are not nested.
+    """Whether only code outside transformers reads a config: its class is unknown, and its layer sizes are not nested.
 
-    The first LLaVA, and all that build on its code, have `model_type` llava and the settings of a Llama beside those of the
-    images, where transformers has both nested.
+    The first LLaVA, and every model built on its code, has `model_type` llava with the Llama settings and the image settings
+    side by side at the top level; transformers' own LLaVA nests both.
     """
     architectures = value.get("architectures")
     named = architectures[0] if isinstance(architectures, list) and architectures else None
@@ -171,7 +171,7 @@ def _is_of_another_class(value: Mapping[str, Any]) -> bool:
 
 
 def _nested_part(part: ResolvedPart, name: str) -> ResolvedPart | None:
-    """Return a sub-config as its class understands it; None where it is left out, malformed or of an unknown class."""
+    """Return a sub-config as its class understands it; None if it is absent, malformed or of an unknown class."""
     nested, given = part.config_class.nested[name], part.settings.get(name)
     if given is None and name in part.config_class.flat:
         found = find_nested_class(nested, {})

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 TOO_LONG = 3
 """Exit code of a child whose answer is longer than MOST_OUTPUT."""
 MOST_TEXT = 1 << 18
-"""Longest rendered conversation that is written to the answer, in characters: what is asked renders to a few thousand."""
+"""Longest rendered conversation in the answer, in characters: the probes render to a few thousand."""
 MOST_OUTPUT = 1 << 25
 """Longest answer, in bytes: the system ends a child that writes more."""
 MOST_NAMES, MOST_NAME = 64, 100
@@ -36,7 +36,7 @@ DUNDER = re.compile(r"__\w+__")
 ROLE = re.compile(r"[A-Za-z][\w-]{0,30}")
 FORMAT_FIELD = re.compile(r"\{[^{}]*\}")
 ENCODINGS = ("unicode-escape", "raw-unicode-escape", "utf-16", "utf-32", "cp1252", "punycode", "base64")
-"""Codecs that Python loads when they are first used: jinja's lexer needs one, a template may ask for others."""
+"""Codecs to load beforehand, for Python loads each at its first use: jinja's lexer needs one, a template may ask for others."""
 TODAY = datetime.datetime(2025, 1, 1)
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 ALLOW, REFUSE = 0x7FFF0000, 0x00050001
@@ -52,7 +52,7 @@ _CALLS = {
         (63, 64, 57, 73, 62, 222, 226, 215, 214, 134, 135, 139, 124, 216, 233, 172, 93, 169, 165, 132, 98, 113, 94, 278),
     ),
 }  # fmt: skip
-"""Machine → its name in the audit of calls, and the numbers of the calls that remain."""
+"""Machine → its audit architecture, and the numbers of the system calls that stay allowed."""
 
 
 def say(**line: Any) -> None:
@@ -67,7 +67,7 @@ def say(**line: Any) -> None:
 def confine(seconds: int, memory: int, *, threads: bool) -> None:
     """Limit processor time (seconds), memory (bytes), disk and, unless `threads`, processes, irrevocably.
 
-    Where the kernel filters calls, nothing can be opened, connected or started from then on: libraries are loaded before.
+    Where the kernel filters calls, the process can open, connect and start nothing from then on, so load libraries before.
     """
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
@@ -84,7 +84,7 @@ def confine(seconds: int, memory: int, *, threads: bool) -> None:
 
 
 def filter_calls() -> None:
-    """Refuse every system call but those of `_CALLS` from now on. Where this kernel cannot, the limits remain."""
+    """Make the kernel refuse every system call outside `_CALLS`. Where this kernel cannot filter, the limits still hold."""
     if (known := _CALLS.get(os.uname().machine)) is None:
         return
     architecture, calls = known
@@ -190,7 +190,7 @@ def literals(tree: Any) -> Iterable[str]:
 
 
 def as_role(role: str, question: str) -> dict[str, Any]:
-    """Return a conversation in which somebody in a role of the template's own asks."""
+    """Return a conversation whose question comes from a role that only this template has."""
     messages = [{"role": role, "content": question}]
     return {"name": f"as {role}", "input": {"messages": messages, "add_generation_prompt": True, "tools": None}}
 
@@ -245,7 +245,7 @@ def templates(job: dict[str, Any]) -> None:
         say(template=name, literals=text[:MOST_TEXT])
         if names := list(dict.fromkeys(escapes(tree)))[:MOST_NAMES]:
             say(template=name, escapes=[part[:MOST_NAME] for part in names])
-        # only a check asks in further roles; parity renders its own prompts
+        # only a scan tries further roles; parity renders its own prompts
         roles = list_roles(tree, job["roles"]) if "roles" in job else []
         for talk in (*job["conversations"], *(as_role(role, job["question"]) for role in roles)):
             answer: dict[str, Any] = {"template": name, "conversation": talk["name"]}
@@ -306,7 +306,7 @@ def main() -> None:
     except ImportError as error:
         say(missing=error.name or str(error))
     say(done=True)
-    os._exit(0)  # the answer is written; nothing that a template left behind gets to run
+    os._exit(0)  # the answer is written; skip finalizers, which a template may have left behind
 
 
 if __name__ == "__main__":

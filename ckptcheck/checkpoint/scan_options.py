@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class ScanOptions:
     """Options of a scan that change what rules check.
 
-    The defaults of `near_zero` and `identical` are those of NeMo-RL's
+    The defaults of `near_zero` and `identical` come from NeMo-RL,
     ``tools/model_diagnostics/3.check_hf_model_embeddings_untrained.py``.
     """
 
@@ -24,13 +24,13 @@ class ScanOptions:
     identical: float = 1e-8
     """Standard deviation below which the elements of an embedding row count as one number."""
     base: str | None = None
-    """The base model of an adapter; None: the one that its config names, where that is a folder beside it."""
+    """The base model of an adapter; None: the folder beside it that its config names, if there is one."""
     consumers: tuple[str, ...] = ()
     """The consumers that a quantized checkpoint is evaluated for; () for the usual ones."""
     follow_links: bool = False
     """Follow links out of the checkpoint, to regular files."""
     dry_loaders: tuple[DryLoader, ...] = ()
-    """The consumers that are to load the checkpoint without its values."""
+    """The consumers that try to load the checkpoint without its values."""
 
 
 DEFAULT_OPTIONS = ScanOptions()

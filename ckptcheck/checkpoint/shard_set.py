@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 ORDINAL = re.compile(r"(?P<stem>.*?)-?(?P<number>\d{1,6})-of-(?P<total>\d{1,6})\.safetensors")
 """The name of a numbered shard."""
 VARIANT = re.compile(r"(?P<stem>[\w-]+)\.[A-Za-z]\w*(-\d{1,6}-of-\d{1,6})?\.safetensors")
-"""The name of a file that transformers and diffusers load where they are asked for a variant: ``model.fp16.safetensors``."""
+"""The name of a file that transformers and diffusers load if a variant is requested: ``model.fp16.safetensors``."""
 
 
 def is_variant_of(name: str, other: str) -> bool:
-    """Whether a file holds a variant of the model of which another file is, or is a shard.
+    """Whether one file is a variant of the model that another file holds, whole or as a shard.
 
     >>> is_variant_of("model.fp16.safetensors", "model.safetensors"), is_variant_of("model-4bit.safetensors", "model.safetensors")
     (True, False)
@@ -72,7 +72,7 @@ def select_files_without_index(files: Iterable[str], *, is_adapter: bool) -> tup
 
 
 def select_globbed_files(names: Iterable[str], shards: Mapping[str, Shard], loaded: Container[str]) -> tuple[str, ...]:
-    """Select the readable files of which vLLM and SGLang load every tensor: those of the index, or all of the folder.
+    """Select the readable files that vLLM and SGLang load whole: the ones that the index names, else all of the folder.
 
     Both engines drop Mistral's consolidated files where there are others, and load adapters separately.
     """

@@ -103,12 +103,12 @@ class Tokenizer:
 
     @property
     def has_own_code(self) -> bool:
-        """Whether the repository brings the tokenizer's class; nothing of it is run."""
+        """Whether the repository brings its own tokenizer class, which ckptcheck never runs."""
         return self.tokenizer_config is not None and "auto_map" in self.tokenizer_config.value
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """The tokens and their ids; None where no file has them in a form that ckptcheck reads."""
+        """The tokens and their ids; None if ckptcheck can read them from no file."""
         file = next((name for name in FILES if self._has(name)), None)
         if file is None:
             return self._read_pieces()
@@ -126,7 +126,7 @@ class Tokenizer:
 
     @cached_property
     def trial(self) -> TokenizerTrial | None:
-        """What the library `tokenizers` makes of tokenizer.json; None where there is none that can be read.
+        """The result of loading tokenizer.json with the library `tokenizers`; None if no tokenizer.json can be read.
 
         Raises Skip where the library is not installed or its child process cannot run.
         """
@@ -137,7 +137,7 @@ class Tokenizer:
         return try_tokenizer(self.source) if is_json else None
 
     def _read_pieces(self) -> Vocabulary | None:
-        """Return the tokens of a SentencePiece model that has the ids of the model, as Llama's tokenizer.model."""
+        """Return the tokens of a SentencePiece model whose ids are the model's own, such as Llama's tokenizer.model."""
         found = [each for each in self.token_files if each.form == "SentencePiece" and not each.defects]
         if self.has_own_code or len(found) != 1 or not found[0].file.startswith("tokenizer.model"):
             return None
@@ -212,7 +212,7 @@ class Tokenizer:
     def is_reserved(self, number: int) -> bool:
         """Whether the token with this id is a reserved placeholder, judging by its name."""
         token = self.token_for(number) or ""
-        # The time of the search grows with the square of the length.
+        # Bounded, because the search takes time quadratic in the length.
         return len(token) <= LONGEST_TOKEN and RESERVED.fullmatch(token) is not None
 
     @cached_property
@@ -296,11 +296,11 @@ class Tokenizer:
 
     @cached_property
     def template_tokens(self) -> dict[str, str]:
-        """Token → how a template that transformers uses by itself uses it: it emits the token, or only mentions it."""
+        """Token → whether a template that transformers picks by default emits it, or only mentions it."""
         if not self.templates:
             return {}
         reasons = {}
-        # A run of blanks, or a word that Gemma and Phi add, is in the text of many templates.
+        # Many templates contain runs of blanks, and plain words that Gemma and Phi add as tokens: neither shows a use.
         tokens = {token for token in self.added_tokens if token in self.special_tokens or BRACKETED.fullmatch(token)}
         search = TokenSearch(tokens | self.special_tokens)
         emitted = search.find_contained(self.template.rendered.values() if self.template is not None else ())

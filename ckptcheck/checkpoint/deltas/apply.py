@@ -1,7 +1,7 @@
 """Applies a change to the bytes of a tensor, and counts what it changes and what is wrong with it.
 
-Nothing is allocated for a number that a file only claims: positions and values are read from spans whose bytes are there, and a
-frame is decompressed to at most what the tensor can take.
+A number in a file never decides an allocation: positions and values come from spans whose bytes exist, and a frame is
+decompressed to at most what the tensor can hold.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Effect:
     nan: int = 0
     """Values that are NaN."""
     unequal: int = 0
-    """Elements that are not as a change of `verify` says."""
+    """Elements that differ from a change of `verify`."""
 
 
 def apply_change(delta: Delta, change: Change, state: NDArray[np.uint8], dtype: str, shape: tuple[int, ...]) -> Effect:

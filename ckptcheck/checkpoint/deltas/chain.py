@@ -32,7 +32,7 @@ class BaseTensor:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one tensor in one delta."""
+    """The result of one delta for one tensor."""
 
     effect: Effect | None = None
     """What the changes did; None where they could not be applied."""
@@ -41,9 +41,9 @@ class Outcome:
     reason: str = ""
     """Why they could not be applied, or why the checksum was not compared."""
     checksum: str = ""
-    """``equal``, ``different``, ``unread`` where none was computed; "" where the delta has none for the tensor."""
+    """``equal``, ``different``, ``unread`` if none was computed; "" if the delta carries none for the tensor."""
     was_there: bool = False
-    """Whether the tensor had this checksum before the delta, which it has not after it."""
+    """Whether the tensor has this checksum before the delta, but not after it."""
 
 
 class UnappliedDelta(OSError):
@@ -83,7 +83,7 @@ class DeltaChain:
             base: the checkpoint that they are applied to; None where only the deltas are there.
             base_target: what the user named as the base.
             base_version: the version of the base, where it says one.
-            tensors: those of the base, by name.
+            tensors: the base's tensors, by name.
             notes: what was decided on the way, as sentences.
             jobs: tensors that are applied at a time.
 
@@ -113,7 +113,7 @@ class DeltaChain:
 
     @cached_property
     def breaks(self) -> tuple[Break, ...]:
-        """The deltas whose base is another version than the one before them; those that name no version are none."""
+        """The deltas whose base version differs from the version before them. Deltas without versions never break."""
         found, version = [], self.base_version
         for at, delta in enumerate(self.deltas):
             if version is not None and delta.base_version is not None and delta.base_version != version:
@@ -123,7 +123,7 @@ class DeltaChain:
 
     @cached_property
     def sorted_deltas(self) -> tuple[Delta, ...] | None:
-        """The deltas in the order that their versions ask for; None where they make no chain."""
+        """The deltas in the order of their versions; None if the versions form no chain."""
         by_base = {delta.base_version: delta for delta in self.deltas}
         versions = {delta.version for delta in self.deltas}
         starts = [delta for delta in self.deltas if delta.base_version not in versions]
@@ -137,7 +137,7 @@ class DeltaChain:
 
     @cached_property
     def outcomes(self) -> Mapping[tuple[int, str], Outcome]:
-        """(number of the delta, tensor) → what became of it, for tensors of the base. Applies what was not applied before."""
+        """(number of the delta, tensor) → its outcome, for tensors of the base. Applies the deltas on first use."""
         if not self.can_be_applied:
             return {}
         names = [name for name in sorted(self.changed_names & self.tensors.keys()) if not self._is_applied(name)]
@@ -152,12 +152,12 @@ class DeltaChain:
         return self.base is not None and self.is_known
 
     def list_outcomes(self, at: int) -> dict[str, Outcome]:
-        """Return tensor → what became of it in a delta."""
+        """Return tensor → its outcome in one delta."""
         return {name: outcome for (number, name), outcome in self.outcomes.items() if number == at}
 
     @cached_property
     def is_on_wrong_base(self) -> bool:
-        """Whether most tensors of the first delta, two and more, have another checksum after it than it records."""
+        """Whether most tensors of the first delta, and at least two, differ after it from the checksums that it records."""
         checksums = [outcome.checksum for outcome in self.list_outcomes(0).values()]
         different = checksums.count("different")
         return different > 1 and different > checksums.count("equal")
@@ -244,14 +244,14 @@ def tabulate_chain(chain: DeltaChain) -> Section:
 
 
 def are_applied(chains: Sequence[DeltaChain]) -> bool:
-    """Whether a chain has a base and known formats, so that it says what became of its tensors."""
+    """Whether a chain has a base and known formats, so that its deltas can be applied."""
     return any(chain.can_be_applied for chain in chains)
 
 
 def select_outcomes(
     chains: Sequence[DeltaChain], accepts: Callable[[Outcome], object]
 ) -> Iterator[tuple[Delta, dict[str, Outcome]]]:
-    """Yield each delta with the tensors of it, one or more, whose outcome is accepted."""
+    """Yield each delta that has tensors with an accepted outcome, with these tensors."""
     for chain in chains:
         for at, delta in enumerate(chain.deltas):
             found = {name: outcome for name, outcome in chain.list_outcomes(at).items() if accepts(outcome)}
@@ -260,6 +260,6 @@ def select_outcomes(
 
 
 def require_packages(chains: Sequence[DeltaChain]) -> None:
-    """Skip a rule that has looked at all changes there are, where some needed a package that is not installed."""
+    """Skip a rule, after it has checked what it could, if some changes need a package that is not installed."""
     for _, found in select_outcomes(chains, lambda outcome: outcome.broken == "package"):
         raise Skip(next(iter(found.values())).reason)

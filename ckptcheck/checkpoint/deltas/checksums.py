@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class Hasher(Protocol):
-    """What computes a checksum piece by piece."""
+    """Computes a checksum piece by piece."""
 
     def update(self, data: Any, /) -> Any:
         """Add bytes."""
@@ -52,9 +52,9 @@ ALGORITHMS: dict[str, Callable[[], Hasher]] = {
     "blake3": _create_blake3,
     "xxh3-128": _create_xxh3,
 }
-"""Name in an index → what creates a hasher. Raises ImportError where its package is not installed."""
+"""Name in an index → factory of a hasher. The factory raises ImportError if its package is not installed."""
 WEAKNESSES = {
     "adler32": "adler32, two sums of 16 bits: in a small tensor many faults leave them equal, and one can be made for any change",
     "xor": "an exclusive or of what was sent: any two elements that change places leave it equal",
 }
-"""Algorithm → what it does not see, for those that are weaker than the digests of `ckptcheck identity`."""
+"""Algorithm → the changes that it cannot detect, for algorithms weaker than the digests of `ckptcheck identity`."""

@@ -1,4 +1,4 @@
-"""Decompresses zstd, block by block and never more than was asked for, so that a small file cannot fill the memory."""
+"""Decompresses zstd block by block, up to a given size, so that a small file cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ckptcheck.checkpoint.deltas.delta import Span
 from ckptcheck.checkpoint.source import Source
 
 BLOCK = 1 << 21
-"""Bytes that are decompressed at a time: they stay in the cache. A multiple of every dtype's size."""
+"""Bytes that are decompressed at a time: few enough to stay in the CPU cache, and a multiple of every dtype's size."""
 MAX_WINDOW = 1 << 27
-"""The longest window that a frame may ask for, in bytes: what libzstd grants where nobody says otherwise."""
+"""Longest window that a frame may ask for, in bytes: libzstd's default limit."""
 COMMON_WINDOW = 1 << 23
-"""The longest window of zstd's levels up to 19, in bytes. Longer ones are filled one after another, as each core has a reader."""
+"""Longest window of zstd's levels up to 19, in bytes. Each core has a reader, so only one at a time may fill a longer window."""
 MAGIC = b"\x28\xb5\x2f\xfd"
 """The first bytes of a frame."""
 SINGLE_SEGMENT = 1 << 5
-"""The bit of a frame's descriptor that says that the window is the whole content, whose size takes the window's place."""
+"""The bit of a frame's descriptor for a single segment: the window is the whole content, and no window size follows."""
 LONGEST_HEADER = 18
-"""Bytes of a frame's header at most: the magic number and 14 more (RFC 8878, 3.1.1.1)."""
+"""Most bytes of a frame's header: the magic number and 14 more (RFC 8878, 3.1.1.1)."""
 READ = 1 << 20
 """Compressed bytes that are read at a time."""
 
@@ -31,7 +31,7 @@ class BrokenFrame(Exception):
 
 
 class MissingPackage(Exception):
-    """No package here can decompress. The message says what to install."""
+    """No installed package can decompress zstd. The message says what to install."""
 
 
 class _Reader(Protocol):
@@ -55,7 +55,7 @@ class _SpanFile:
 
 
 def is_available() -> bool:
-    """Whether a package here can decompress zstd."""
+    """Whether an installed package can decompress zstd."""
     try:
         import zstandard  # noqa: F401
     except ImportError:
@@ -64,9 +64,9 @@ def is_available() -> bool:
 
 
 def decompress(source: Source, span: Span, most: int) -> Iterator[bytearray]:
-    """Yield what a frame holds in blocks of BLOCK bytes, the last one shorter, up to `most` bytes and one byte beyond.
+    """Yield the content of a frame in blocks of BLOCK bytes, the last one shorter, up to `most` bytes and one more.
 
-    Who gets more than `most` bytes knows that the frame holds too much. Raises BrokenFrame, MissingPackage, OSError.
+    The one byte more tells the caller that the frame holds too much. Raises BrokenFrame, MissingPackage, OSError.
     """
     try:
         import zstandard
@@ -90,7 +90,7 @@ def decompress(source: Source, span: Span, most: int) -> Iterator[bytearray]:
 
 @contextmanager
 def share_windows(source: Source, span: Span) -> Iterator[None]:
-    """Run the block while no other thread holds a window beyond COMMON_WINDOW, where this frame asks for one. Raises OSError."""
+    """If a frame asks for a window beyond COMMON_WINDOW, run the block while no other thread holds such a window."""
     with _LONG_WINDOW if _read_window(source, span) > COMMON_WINDOW else nullcontext():
         yield
 
@@ -99,7 +99,7 @@ _LONG_WINDOW = threading.Lock()
 
 
 def _read_window(source: Source, span: Span) -> int:
-    """Return the bytes of the window that a frame asks for (RFC 8878, 3.1.1.1); 0 where it is no frame. Raises OSError."""
+    """Return the window size that a frame asks for (RFC 8878, 3.1.1.1); 0 if it is no frame. Raises OSError."""
     header = source.read(span.file, span.begin, min(span.nbytes, LONGEST_HEADER))
     if not header.startswith(MAGIC) or len(header) <= len(MAGIC) + 1:
         return 0

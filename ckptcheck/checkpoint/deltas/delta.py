@@ -1,4 +1,4 @@
-"""Describes a delta: what one update changed, tensor by tensor, and where the changes lie in files."""
+"""Describes a delta: what one update changed in each tensor, and where the changes lie in files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ckptcheck.checkpoint.header import Shard
 from ckptcheck.checkpoint.source import Source
 
 UNKNOWN = "unknown-delta"
-"""The kind of a defect for which the delta cannot be applied: its format is not known."""
+"""Kind of a defect: the format is unknown, so the delta cannot be applied."""
 MALFORMED = "malformed-delta"
-"""The kind of a defect in the form of a delta."""
+"""Kind of a defect in the form of a delta."""
 BITWISE = frozenset(("xor", "overwrite"))
 """Encodings of bytes, which know no dtype."""
 
@@ -34,7 +34,7 @@ class Change:
 
     encoding: str
     """``xor`` and ``overwrite``: compressed bytes. ``indices``: positions and values. ``dense``: the whole tensor. ``verify``:
-    the whole tensor as it should be by now, which changes nothing."""
+    the whole tensor as it should be at this point; it changes nothing."""
     data: Span
     """The compressed bytes, or the values."""
     positions: Span | None = None
@@ -47,7 +47,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """One message of verl, and the checksum of all that it sends."""
+    """One message of verl, and the checksum over its contents."""
 
     values: Span
     dtype: str
@@ -64,11 +64,11 @@ class Delta:
     """The folder or the file."""
     source: Source = field(repr=False)
     writer: str = ""
-    """Who writes this format."""
+    """The program that writes this format."""
     version: str | None = None
-    """The version that it leads to; None where the format names none."""
+    """The version after the delta; None if the format names none."""
     base_version: str | None = None
-    """The version that it is applied to; None where the format names none."""
+    """The version before the delta; None if the format names none."""
     checksum_format: str | None = None
     """The algorithm of the checksums; None where there are none."""
     changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict, repr=False)
@@ -94,7 +94,7 @@ class Delta:
 
 
 def adopt_defects(shard: Shard) -> list[Defect]:
-    """Return the defects of a file as those of its delta. Where its data begins does not matter to who reads deltas."""
+    """Return the defects of a file as defects of its delta, except its alignment, which readers of deltas do not need."""
     return [
         Defect(MALFORMED, f"{clip(shard.name)}: {defect.text}", defect.key)
         for defect in shard.defects

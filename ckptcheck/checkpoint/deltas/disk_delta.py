@@ -32,7 +32,7 @@ from ckptcheck.checkpoint.source import Source
 
 
 def read_disk_delta(source: Source, name: str) -> Delta:
-    """Read the index and the headers of a delta. What is wrong with them is in its defects; nothing is raised."""
+    """Read the index and the headers of a delta. Note what is wrong with them as defects; raise nothing."""
     files = FileReader(source)
     index = files.read(MODEL_INDEX, read_index) or Index(MODEL_INDEX)
     defects = [Defect(MALFORMED, f"{MODEL_INDEX}: {defect.text}", defect.key) for defect in index.defects]
@@ -77,7 +77,7 @@ def read_disk_delta(source: Source, name: str) -> Delta:
 
 
 def _read_word(metadata: dict[str, Any], key: str, known: list[str], defects: list[Defect]) -> str | None:
-    """Return what the index says under a key, where it is known; else note the defect."""
+    """Return the index's value of a key if it is a known one; else note the defect."""
     value = metadata.get(key)
     if isinstance(value, str) and value in known:
         return value

@@ -41,7 +41,7 @@ def is_flush(shard: Shard) -> bool:
 
 
 def read_flushes(source: Source, name: str, files: list[str]) -> Delta:
-    """Read the flushes of one sync, in this order. What is wrong with them is in the defects; nothing is raised."""
+    """Read the flushes of one sync, in this order. Note what is wrong with them as defects; raise nothing."""
     defects: list[Defect] = []
     changes: dict[str, tuple[Change, ...]] = {}
     flushes: list[Flush] = []
@@ -134,7 +134,7 @@ def _read_param(param: Any, encoding: str, tensor: Tensor, values: Span, positio
 
 
 def _read_range(param: Mapping[str, Any], what: str, most: int) -> tuple[int, int] | str:
-    """Return from where to where the positions (``pos``) or values (``val``) of a param go, or why they cannot."""
+    """Return begin and end of a param's positions (``pos``) or values (``val``), or what is wrong with them."""
     low, high = param.get(f"{what}_start"), param.get(f"{what}_end")
     if _is_natural(low) and _is_natural(high) and low <= high <= most:
         return low, high

@@ -2,8 +2,7 @@
 
 verl takes `torch.hash_tensor` of the positions and of the values, shifts the second by one bit, and joins both by an exclusive or
 (verl/checkpoint_engine/delta_sync/encode.py, 1dda039b). `torch.hash_tensor` is the exclusive or of all elements, each widened to 64
-bits: a whole number with its sign, a float as a double (torch 2.13, measured). Of the
-positions, which are bytes, it keeps eight bits.
+bits: an integer with its sign, a float as a double (torch 2.13, measured). The positions are bytes, so their part has eight bits.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ KINDS = {
 
 
 def list_torn_flushes(delta: Delta) -> list[str]:
-    """Return the files whose checksum is another one than was sent; those in a dtype that is not widened here are left out."""
+    """Return the files whose checksum differs from the one sent. Files in a dtype that cannot be widened here are left out."""
     torn = []
     for flush in delta.flushes:
         found = compute_flush_checksum(delta, flush)

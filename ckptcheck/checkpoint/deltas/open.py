@@ -1,4 +1,4 @@
-"""Opens a chain of deltas, which the user writes as BASE+DELTA+DELTA, as the checkpoint that it leads to."""
+"""Opens a chain of deltas, written as BASE+DELTA+DELTA, as the checkpoint that results from it."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.open_source import EvidenceSettings
 
 STATE = (".weight_sync", "state.json")
-"""Where SGLang's pull writes which version a local checkpoint has."""
+"""The file in which SGLang's pull notes the version of a local checkpoint."""
 MAX_STATE = 1 << 16
-"""Longest such file that is read, in bytes; what writers put there has a few hundred."""
+"""Longest such file that is read, in bytes; SGLang writes a few hundred."""
 
 
 def open_chain(
     target: str, parts: list[str], open_base: Callable[..., Checkpoint], **settings: Unpack[EvidenceSettings]
 ) -> Checkpoint:
-    """Open the checkpoint that a base becomes by deltas.
+    """Open the checkpoint that results from a base and its deltas.
 
-    parts: the base, then the deltas, each a folder, a file of verl's, or a folder with several. Raises CkptcheckError where one is
-    not there, and what `open_base` raises, which opens the base by its name and the settings.
+    parts: the base, then the deltas, each a folder, a file of verl's, or a folder with several. `open_base` opens the base by its
+    name and the settings. Raises CkptcheckError if a part does not exist, and whatever `open_base` raises.
     """
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
@@ -90,7 +90,7 @@ def open_lone_deltas(target: str) -> LoneDeltas | None:
 
 
 def _read_deltas(part: str) -> tuple[str | None, list[Delta]]:
-    """Return what a part of a target names: a whole checkpoint that replaces the base, or None, and the deltas after it."""
+    """Return the whole checkpoint in a part of a target, which replaces the base, or None; and the deltas after it."""
     path = Path(expand_home(part))
     if is_remote_address(part) or path.is_file():
         return None, [_read_file(path, part)]
@@ -127,7 +127,7 @@ def _refuse(source: Source, name: str, reason: str) -> Delta:
 
 
 def _list_flushes(source: Source) -> list[str]:
-    """Return the files of a folder where all that hold tensors are flushes, in natural order; [] for any other folder."""
+    """Return the tensor files of a folder, in natural order, if all are flushes; [] for any other folder."""
     files = sorted((name for name in source.files if name.endswith(".safetensors")), key=natural_order)
     for name in files:
         if source.files[name].outside_link is not None:
@@ -166,7 +166,7 @@ def _find_version(base: Checkpoint) -> str | None:
 
 
 class LoneDeltas(EvidenceDefaults):
-    """One delta or several, without the base that they are for: their form can be checked, and nothing can be applied."""
+    """One delta or several without their base: rules can check their form, but cannot apply them."""
 
     kind = "deltas"
 
@@ -184,7 +184,7 @@ class LoneDeltas(EvidenceDefaults):
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """File → why it could not be read: the rules say it."""
+        """File → why it could not be read; empty, because the rules report that."""
         return {}
 
     @property
@@ -204,7 +204,7 @@ class LoneDeltas(EvidenceDefaults):
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """What the deltas say of themselves, and how to have them applied."""
+        """What the deltas declare, and how to have them applied."""
         table = tabulate_chain(self._chain)
         hint = f"nothing was applied: ckptcheck scan BASE+{self.target}, or ckptcheck diff BASE+{self.target} FULL, does it"
         return (Section(table.title, table.columns, table.rows, (hint,)),)

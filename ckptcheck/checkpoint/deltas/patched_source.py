@@ -1,4 +1,4 @@
-"""The files of a checkpoint after a chain of deltas: its bytes are computed when they are read, and nothing is written."""
+"""The files of a checkpoint after a chain of deltas. A read computes the bytes; nothing is written."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_KEPT = 1 << 28
-"""Bytes of computed tensors that are kept for the next read: a few matrices, and little beside what the readers hold."""
+"""Bytes of computed tensors that are kept for the next read: a few matrices, and less than the readers hold themselves."""
 LEAST_KEPT = 2
-"""Tensors that are kept whatever their size: several threads read pieces of one."""
+"""Tensors that are kept whatever their size, because several threads read pieces of one."""
 
 
 class PatchedSource:
-    """A source whose tensors are those of its base after the deltas. It is read as a remote one: file by file, in ranges."""
+    """A source with the tensors of its base after the deltas. Readers treat it as remote: file by file, in ranges."""
 
     local: Path | None = None
 
@@ -49,7 +49,7 @@ class PatchedSource:
 
     @property
     def is_nearby(self) -> bool:
-        """Whether everything that is read lies on this machine."""
+        """Whether all files lie on this machine."""
         return all(source.local is not None for source in (self._base, *(delta.source for delta in self.chain.deltas)))
 
     @cached_property
@@ -64,7 +64,7 @@ class PatchedSource:
 
     @cached_property
     def _patched(self) -> dict[str, list[tuple[int, int, str]]]:
-        """File → where the tensors begin and end in it that a delta names."""
+        """File → begin, end and name of each of its tensors that a delta changes."""
         places: dict[str, list[tuple[int, int, str]]] = {}
         for name in self.chain.changed_names & self.chain.tensors.keys():
             span = self.chain.tensors[name].span

@@ -1,4 +1,4 @@
-"""Tells a chain of deltas, and a delta by itself, from other targets. It loads nothing else: every scan asks."""
+"""Recognizes chains of deltas, and lone deltas, among targets. It imports little, because every scan asks."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.file_io import expand_home, read_regular_file, real_path
 
 SIGN = "+"
-"""What joins a base and its deltas in a target."""
+"""Joins a base and its deltas in a target."""
 CHAINS, FULL = "chains", "full"
 """Folders of ModelExpress' cache: files that name chains, and whole checkpoints."""
 MAX_CHAIN = 1 << 20
-"""Bytes that are read of a file that names a chain: some ten thousand names."""
+"""Most bytes of a chain file that are read: some ten thousand names."""
 PEEK = 4096
-"""Bytes of the beginning of an index, where every writer puts what says that this is a delta."""
+"""Bytes read from the beginning of an index: every writer puts the marks of a delta there."""
 MOST_FOLDERS = 100
-"""Folders in a folder that are looked into for deltas: each costs a look at the disk before anything is said."""
+"""Most folders in a folder that are searched for deltas: each costs a disk access before the scan begins."""
 SPEC = "__delta_spec__"
-"""The tensor by which a flush of verl is known."""
+"""The tensor that marks a flush of verl."""
 _MARK = re.compile(rb'"delta_encoding"\s*:')
 
 
 def split_chain(target: str) -> list[str] | None:
     """Split ``BASE+DELTA+DELTA`` at the signs that join; None for a target that is no chain.
 
-    A sign within the name of what is there does not join: the name of a folder may have one. A file of ModelExpress that names a
-    chain stands for its base and its deltas.
+    A sign within the name of an existing file or folder does not join. A chain file of ModelExpress stands for its base and its
+    deltas.
     """
     if target.endswith(".json") and (named := read_chain_file(Path(expand_home(target)))) is not None:
         return named
@@ -50,7 +50,7 @@ def split_chain(target: str) -> list[str] | None:
             part += SIGN + piece
     parts.append(part)
     if len(parts) < 2:
-        # nothing of it is there: the base is what comes before the first sign
+        # no part exists: take what precedes the first sign as the base
         parts = [pieces[0], SIGN.join(pieces[1:])]
     return parts
 
@@ -114,10 +114,10 @@ def may_be_deltas(target: str) -> bool:
             return SPEC.encode() in _read_beginning(path / tensors[0])
         indexes = [path / name / MODEL_INDEX for name in names[:MOST_FOLDERS]]
         return any(_MARK.search(_read_beginning(index)) for index in indexes if index.is_file())
-    except (OSError, ValueError):  # a name with a NUL is none
+    except (OSError, ValueError):  # ValueError: a name with a NUL
         return False
 
 
 def _read_beginning(path: Path) -> bytes:
-    """Return how a file begins. Raises OSError, also for a pipe, which would wait for ever."""
+    """Return the beginning of a file. Raises OSError, also for a pipe, where a read would wait for ever."""
     return read_regular_file(real_path(path), PEEK)

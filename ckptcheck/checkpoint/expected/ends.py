@@ -1,4 +1,4 @@
-"""Tells a language model without its token embedding or output head, a scorer without its head, and lost multi-token prediction."""
+"""Finds what a model lacks at its ends: token embedding, output head, score head, or layers of multi-token prediction."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.linter.rule import Problem
 
 PARAMETRIZED = re.compile(r"\.parametrizations\.weight\.original$")
-"""What torch makes of a weight to which something is added, as the adapters in jina-embeddings-v3."""
+"""The name that torch gives the plain weight under a parametrization, such as the adapters in jina-embeddings-v3."""
 PACKED_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output|head|unembed)\.weight$")
 OF_EMBEDDERS = ("modules.json", "config_sentence_transformers.json")
-"""Files beside a model from which sentence-transformers makes embeddings."""
+"""Files that sentence-transformers keeps beside a model of embeddings."""
 WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 def find_lost_ends(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield what is missing before and after the layers; what no step here reports is not missed by a later one either."""
+    """Yield what is missing before and after the layers. Mark both ends as decided, so that no later step reports them."""
     for find in (_find_lost_embedding, _find_lost_head, _find_lost_score_head):
         if (problem := find(ckpt)) is not None:
             yield Fault("missing", problem)
@@ -44,7 +44,7 @@ def _find_lost_embedding(ckpt: Checkpoint) -> Problem | None:
         return None
     if anatomy.embedding is not None or (anatomy.is_tied and anatomy.lm_head is not None):
         return None
-    # Packed by a quantization it is no matrix; with several codebooks (MusicGen) there is a table for each.
+    # A quantization may pack the embedding into other shapes; MusicGen has a table for each codebook.
     named = [
         *(PARAMETRIZED.sub(".weight", PACKED.sub("weight", name)) for name in anatomy.layout.outside),
         *anatomy.layout.outside,
@@ -54,7 +54,7 @@ def _find_lost_embedding(ckpt: Checkpoint) -> Problem | None:
         return None
     if any(EMBEDDING.search(name) and not ASIDE.search(name) for name in named):
         return None
-    if "embed_tokens.embed_audio_tokens.weight" in named:  # all that the backbone of CSM reads is tokens of sound
+    if "embed_tokens.embed_audio_tokens.weight" in named:  # the backbone of CSM reads only audio tokens
         return None
     return Problem(
         f"there are {len(anatomy.layers)} layers in {anatomy.stack.prefix}, but no token embedding; "
@@ -142,7 +142,7 @@ def _find_lost_score_head(ckpt: Checkpoint) -> Problem | None:
 
 
 def _find_lost_prediction(ckpt: Checkpoint) -> Problem | None:
-    """Return the problem of layers of multi-token prediction that the config counts and nothing stores."""
+    """Return the problem of multi-token prediction layers that the config counts and no file stores."""
     config, components = ckpt.config, ckpt.components
     if config is None or not components.layers or components.has_mtp or (config.integer(*MTP_LAYERS) or 0) <= 0:
         return None

@@ -1,4 +1,4 @@
-"""Tells layers that lack experts, have more than the config declares, or whose routers lack their bias."""
+"""Finds layers that lack experts, have more than the config declares, or whose routers lack their bias."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ckptcheck.linter.rule import Problem
 from ckptcheck.text.formatting import format_layers, format_ranges, join_truncated
 
 MAX_LISTED = 1000
-"""The most missing experts that a message lists: a hostile count must not become a set of that size."""
+"""Most missing experts in a message: a hostile count in a config must not become a set of that size."""
 ROUTER_BIAS = "e_score_correction_bias"
 
 
 def find_expert_faults(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield what each layer with experts lacks or has too many of, then the routers without their bias."""
+    """Yield the layers with too few or too many experts, then the routers without their bias."""
     anatomy = ckpt.components
     stack, declared = anatomy.stack, anatomy.num_experts
     if stack is None:
@@ -46,7 +46,7 @@ def find_expert_faults(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault
 
 
 def _count_real(ckpt: Checkpoint) -> int | None:
-    """Return how many experts a layer may have; None where the config gives a list of numbers, or none."""
+    """Return how many experts a layer may have; None if the config gives a list, or no number."""
     declared = ckpt.components.num_experts
     if not isinstance(declared, int):
         return None
@@ -69,7 +69,7 @@ def _find_torn_experts(
             lacking.setdefault(frozenset(members - experts_with), []).append(part)
     for experts, names in lacking.items():
         if frozenset(members - experts) in lacking and 2 * len(experts) > len(members):
-            continue  # the others have these under another name, and lack the usual one
+            continue  # the other experts have these weights too, under another name than the usual one
         one = len(experts) == 1
         problem = Problem(
             f"in layer {layer} {'expert' if one else 'experts'} {format_ranges(experts)} {'lacks' if one else 'lack'} "
@@ -82,7 +82,7 @@ def _find_torn_experts(
 
 
 def _find_in_fused(ckpt: Checkpoint) -> Iterator[Fault]:
-    """Yield tensors of all experts of a layer that hold fewer or more than the config declares."""
+    """Yield fused expert tensors that hold fewer or more experts than the config declares."""
     declared, most, source = ckpt.components.num_experts, _count_real(ckpt), ckpt.components.experts_source
     if not isinstance(declared, int) or most is None:
         return

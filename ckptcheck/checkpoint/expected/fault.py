@@ -9,8 +9,8 @@ from typing import Literal
 from ckptcheck.linter.rule import Problem
 
 Fact = Literal["missing", "surplus", "shape", "layout", "kind"]
-"""What a user meets: a parameter that nothing fills, a tensor that nothing reads, a tensor of another shape, names of another
-layout, a layer of another kind than the config gives it."""
+"""What a user sees: a parameter that no tensor fills, a tensor that no parameter reads, a tensor of another shape, names of
+another layout, a layer of another kind than the config declares."""
 
 
 @dataclass(frozen=True)
@@ -20,27 +20,27 @@ class Fault:
     fact: Fact
     problem: Problem
     parameters: frozenset[str] = frozenset()
-    """The parameters that it is about, with {} for each number, where another name may stand for one of them."""
+    """The parameters concerned, with {} for each number, if a stored tensor under another name may be one of them."""
     is_of_engines: bool = False
-    """Whether only engines build what it is about, so that transformers' own loader does not answer it."""
+    """Whether only engines build the parameters, so that a load by transformers cannot confirm or deny the fault."""
 
 
 @dataclass
 class Explained:
-    """What earlier steps have decided: a later one says nothing about it, whether it is a fault or right as it is."""
+    """What earlier steps have decided, fault or no fault: later steps report nothing about it."""
 
     names: set[str] = field(default_factory=set)
-    """Names of parameters, within a layer or beside the layers."""
+    """Names of decided parameters, within a layer or outside the layers."""
     patterns: list[Pattern[str]] = field(default_factory=list)
-    """How the names of such parameters look."""
+    """Patterns of the names of decided parameters."""
     except_for: list[Pattern[str]] = field(default_factory=list)
-    """How the names of parameters look to which these patterns do not apply."""
+    """Patterns of names that `patterns` does not cover after all."""
     torn: dict[str, set[int]] = field(default_factory=dict)
-    """Prefix of a stack → its layers of which is said what they lack."""
+    """Prefix of a stack → its layers whose missing tensors are reported."""
     tensors: set[str] = field(default_factory=set)
-    """Stored tensors of whose shape is said what is wrong."""
+    """Stored tensors whose wrong shape is reported."""
     sizes: dict[str, int] = field(default_factory=dict)
-    """Settings of which is said that they are wrong, without the path of their part → the size that is stored in their place."""
+    """Settings that are reported as wrong, without the path of their sub-config → the size that the tensors have."""
 
     def has(self, parameter: str) -> bool:
         """Whether an earlier step has decided about a parameter, given with {} for each number."""
@@ -53,11 +53,11 @@ class Explained:
         )
 
     def has_torn(self, layers: set[int]) -> bool:
-        """Whether an earlier step has said of all these layers, in one stack, that they lack something."""
+        """Whether earlier steps have reported all these layers, in one stack, as lacking something."""
         return any(layers <= torn for torn in self.torn.values() if torn)
 
 
 def place_of(name: str) -> tuple[str, str]:
-    """Return what a tensor keeps where its module is misspelt: the module around it, and its own last part."""
+    """Return the parts of a name that survive a misspelt module: the module around it, and the last part."""
     module, _, last = name.rpartition(".")
     return module.rpartition(".")[0], last

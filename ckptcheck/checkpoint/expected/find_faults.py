@@ -1,7 +1,7 @@
 """Finds every difference between the stored tensors and those that the model has: causes first, without their consequences.
 
-Each step looks at one kind of cause, and leaves in `Explained` what it has decided. The rules read the list and know nothing of
-each other.
+Each step looks at one kind of cause, and notes in `Explained` what it has decided. The rules read the list and know nothing
+of each other.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ STEPS: tuple[Step, ...] = (
     find_unread_heads,
     find_other_shapes,
 )
-"""The steps, each before those whose findings may follow from its own."""
+"""The steps, causes before consequences."""
 
 
 def iter_problems(ckpt: Checkpoint, fact: Fact) -> Iterator[Problem]:
-    """Yield the problems of one fact. Raises Skip where transformers was asked itself, or where a shard cannot be read."""
+    """Yield the problems of one fact. Raises Skip if a dry load asks transformers itself, or if a shard cannot be read."""
     answered = find_answer(ckpt, "transformers")
     if fact in ("missing", "kind"):
         ckpt.require_whole()
@@ -61,14 +61,14 @@ def find_faults(ckpt: Checkpoint) -> tuple[Fault, ...]:
     """Return every difference, in the order of the steps."""
     explained = Explained()
     found = list(find_foreign_layout(ckpt, explained))
-    # Where the config is of another model, everything else follows.
+    # If the config belongs to another model, every other difference is a consequence.
     for step in STEPS if not found else ():
         found += step(ckpt, explained)
     return tuple(_fold_renamed(found))
 
 
 def _fold_renamed(found: list[Fault]) -> Iterator[Fault]:
-    """Yield the faults; a surplus module that stands where a missing one should is said with that."""
+    """Yield the faults; fold a surplus module into the missing one whose place it has taken."""
     surplus = {place_of(name): name for fault in found if fault.fact == "surplus" for name in sorted(fault.parameters)}
     missing = {place for fault in found if fault.fact == "missing" and (place := _find_place(fault)) is not None}
     for fault in found:

@@ -1,4 +1,4 @@
-"""Tells a checkpoint whose names are those of another layout or architecture than its config names."""
+"""Finds a checkpoint whose tensors have the names of another layout or architecture than its config declares."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ckptcheck.linter.rule import Problem
 from ckptcheck.text.formatting import format_layers, join_truncated
 
 TEXT_CLASSES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-"""How the classes end that put a head for texts on a language model, which they call by one name."""
+"""Suffixes of the classes that put a text head on a language model; all of them give that model the same attribute name."""
 
 
 def find_foreign_layout(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield one fault where no stored name is one that the architecture has: in its layers, or at all."""
+    """Yield one fault if the architecture has none of the stored names, in its layers or anywhere."""
     known, stack = _find_modules(ckpt), ckpt.components.stack
     modules = list_layer_modules(ckpt, known) if known is not None else set()
     if known is not None and stack is not None and modules and not any(map(known.has, modules)):
@@ -74,7 +74,7 @@ def list_layer_modules(ckpt: Checkpoint, known: KnownModules) -> set[str]:
 
 
 def _find_modules(ckpt: Checkpoint) -> KnownModules | None:
-    """Return the modules of the architecture, else of a relative with the same layers, of which the table of tensors knows."""
+    """Return the modules of the architecture, else those of a relative with the same layers that the tables know."""
     known, table = KnownModules.of(ckpt.config), WeightsTable.of(ckpt.config)
     if known is not None or table is None or not table.required or ckpt.config is None:
         return known
@@ -87,11 +87,11 @@ def _name_of(ckpt: Checkpoint) -> str | None:
 
 
 def _has_relatives_layers(ckpt: Checkpoint, known: KnownModules, modules: set[str]) -> bool:
-    """Whether the layers are those of a relative, and stand where a class of another task may have them.
+    """Whether a relative has the same layers, in a place where a class for another task may have them.
 
-    A class may call its model otherwise (`transformer` in LlamaForQuestionAnswering, where LlamaForCausalLM has `model`): one name
-    in front. A classifier of text has nothing more in front. What any other class has there is not known, nor is it where a
-    config nests that of its language model.
+    A class may name its model differently: LlamaForQuestionAnswering has `transformer` where LlamaForCausalLM has `model`. A
+    text classifier has that one name in front of the layers and no more. For other classes, and for a config that nests its
+    language model's config, the names in front are unknown.
     """
     resolved = ckpt.config.resolved if ckpt.config is not None else None
     is_nested = resolved is not None and resolved.text is not resolved.top
@@ -102,7 +102,7 @@ def _has_relatives_layers(ckpt: Checkpoint, known: KnownModules, modules: set[st
     if len({module.partition(".")[0] for module in known.modules if "{}" in module}) > 1:
         accepted |= (
             known.modules
-        )  # T5 has no name in front of its `encoder` and `decoder`, and its classifiers have one
+        )  # T5 has no name in front of its `encoder` and `decoder`; its classifiers have one
     return any(module.partition(".")[2] in accepted for module in modules)
 
 

@@ -1,4 +1,4 @@
-"""Tells layers that are of another kind than the config gives them: experts or dense, attention or another mixer."""
+"""Finds layers of another kind than the config declares: experts or dense, attention or another mixer."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ckptcheck.text.formatting import count, format_layers
 
 LISTS = ("layer_types", "layers_block_type")
 OWN_LISTS = (*LISTS, "mlp_layer_types")
-"""Lists that only known architectures are held against."""
+"""Lists that are checked for known architectures only."""
 LAYER = re.compile(r"(.{0,400}?\b(?:layers|h|blocks))\.(\d+)\.(.+)\.[^.]+")
 MIXER = re.compile(r"(?!.*(norm|ln))(.*(attn|attention|conv|mamba|mixer|ssm|recurrent|temporal_block))")
-"""Names of the part of a layer that lets tokens see each other; norms are named after it too."""
+"""Names of the part of a layer that mixes tokens. Norms are named after it too, so the pattern excludes them."""
 MOST_KINDS = 50
-"""With more different mixers than this a model has no types of layers."""
+"""Most mixers that differ in their names: a model with more has no types of layers."""
 
 
 def find_layers_of_other_kinds(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield layers with experts where the config asks for dense blocks, or the reverse; then those with another mixer."""
+    """Yield layers with experts where the config asks for dense blocks, or the reverse; then layers with another mixer."""
     table = WeightsTable.of(ckpt.config)
     if (
         table is not None
@@ -46,7 +46,7 @@ def find_layers_of_other_kinds(ckpt: Checkpoint, explained: Explained) -> Iterat
 
 
 def _find_by_experts(ckpt: Checkpoint, kinds: LayerKinds, resolved: ResolvedConfig) -> Iterator[Fault]:
-    """Yield the layers whose feed-forward block is of the other kind than the settings give it."""
+    """Yield the layers that have experts where the settings ask for a dense block, or the reverse."""
     assert ckpt.config is not None
     depth = resolved.find("num_hidden_layers")
     for by, paths in kinds.by:
@@ -103,13 +103,13 @@ def _find_stored_kinds(ckpt: Checkpoint, kinds: LayerKinds) -> dict[str, dict[in
 
 
 def _fill_in_null(path: str) -> Setting:
-    """Return what a field is that config.json lacks and whose class has no default for it but null."""
+    """Return the setting of a field that config.json lacks and that is null by default."""
     outer, _, name = path.rpartition(".")
     return Setting(name, None, "default", f"{outer}." if outer else "")
 
 
 def _find_by_lists(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield the layers that a list in the config gives another type than their tensors have."""
+    """Yield the layers whose type in a list of the config disagrees with their tensors."""
     assert ckpt.config is not None
     table, resolved = ParametersTable.of(ckpt.config), ckpt.config.resolved
     types = table.layer_types if table is not None else ()
@@ -167,7 +167,7 @@ def _find_by_lists(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
 def _find_layers_of_other_types(
     types: LayerTypes, listed: list[object], places: Places
 ) -> tuple[list[int], str, str] | None:
-    """Return the layers that have nothing of their type's own and all of another's, one such name, and that type."""
+    """Return the layers with no tensor peculiar to their type and all of another type's, one such name, and that type."""
     stored = {
         name: places.get(f"{types.prefix}.{{}}.{name}") or set[int]() for own in types.own.values() for name in own
     }
@@ -191,12 +191,12 @@ def _find_mixer(names: set[str]) -> frozenset[str]:
 
 
 def _find_odd_layers(layers: list[int], mixers: Mapping[int, frozenset[str]]) -> list[int] | None:
-    """Return the layers whose mixer is of another kind than that of most layers of their type; None where all are of one kind."""
+    """Return the layers whose mixer differs from most layers of their type; None if all are of one kind."""
     kinds = [mixers[layer] for layer in layers if mixers[layer]]
     usual = max(set(kinds), key=lambda kind: (kinds.count(kind), sorted(kind)), default=frozenset())
     return [layer for layer in layers if mixers[layer] - usual and usual - mixers[layer]] or None
 
 
 def _name_part(mixer: frozenset[str], other: frozenset[str]) -> str:
-    """Return the first tensor that only one of two mixers has."""
+    """Return the name of the first tensor that only one of two mixers has."""
     return min(mixer - other)

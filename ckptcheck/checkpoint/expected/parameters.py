@@ -1,4 +1,4 @@
-"""Tells parameters that nothing stored fills: beside the layers, in all models of the architecture, or beside a bias."""
+"""Finds parameters that no stored tensor fills: outside the layers, in every model of the architecture, or beside a bias."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROUTER = re.compile(r"(^|\.)(gate|router)\.weight$")
 
 
 def find_lost_outer_tensors(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield the tensors that transformers builds beside the layers: the last norm, a table of positions."""
+    """Yield the missing tensors that transformers builds outside the layers: the last norm, a table of positions."""
     stack = ckpt.components.stack
     if stack is None or ckpt.config is None:
         return
@@ -32,7 +32,7 @@ def find_lost_outer_tensors(ckpt: Checkpoint, explained: Explained) -> Iterator[
     explained.names |= wanted
     if ckpt.components.is_draft:
         return
-    stored = unquantized_names(ckpt.layout.outside)  # not of all: a large model has a hundred thousand
+    stored = unquantized_names(ckpt.layout.outside)  # only these, for speed: a large model has 100,000 names
     ends = {".".join(name.split(".")[-2:]) for name in stored.intersection(ckpt.layout.outside)}
     for name in sorted(wanted):
         if name not in stored and name not in ckpt.tensors and ".".join(name.split(".")[-2:]) not in ends:
@@ -46,7 +46,7 @@ def find_lost_outer_tensors(ckpt: Checkpoint, explained: Explained) -> Iterator[
 
 
 def find_unfilled_parameters(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield the parameters that every model of the class has, or that a setting or a layer's type adds."""
+    """Yield the missing parameters that every model of the class has, or that a setting or a layer type adds."""
     stored = StoredParameters.of(ckpt)
     config = ckpt.config
     if stored is None or config is None:
@@ -89,7 +89,7 @@ def find_unfilled_parameters(ckpt: Checkpoint, explained: Explained) -> Iterator
 def _find_absent(
     ckpt: Checkpoint, config: Config, stored: StoredParameters, explained: Explained, lost_head: Collection[str]
 ) -> Iterator[Fault]:
-    """Yield one fault for the parameters that no layer, and nothing beside the layers, fills."""
+    """Yield one fault for the parameters that no tensor fills, inside or outside the layers."""
     absent = [name for name in sorted(stored.absent) if name not in lost_head and not explained.has(name)]
     tie = config.resolved.top.find("tie_word_embeddings") if config.resolved is not None else None
     if tie is not None and tie.source == "config" and tie.value is False:
@@ -113,7 +113,7 @@ def _find_absent(
 
 
 def _iter_lacking(ckpt: Checkpoint, stored: StoredParameters) -> Iterator[tuple[str, tuple[int, ...], list[str]]]:
-    """Yield the prefix of a stack, layers, and the parameters that the other layers of the stack have stored."""
+    """Yield the prefix of a stack, layers of it, and the parameters that only its other layers have stored."""
     lacking: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for parameter in sorted(stored.needed):
         prefix, is_inside, rest = parameter.partition(".{}.")
@@ -130,9 +130,9 @@ def _iter_lacking(ckpt: Checkpoint, stored: StoredParameters) -> Iterator[tuple[
 
 
 def _list_lost_head(ckpt: Checkpoint, stored: StoredParameters) -> list[str]:
-    """Return the head for pretraining of a model whose base model was saved by itself; [] for all others.
+    """Return the pretraining head of a model that was saved without it; [] for all others.
 
-    Encoders of sentences are saved so, under a config that still names the model they were trained from.
+    Sentence encoders are saved so: their config still names the class with the head.
     """
     table = stored.table
     base = f"{table.facts.get('base', '')}."
@@ -154,9 +154,9 @@ def _describe_lacking(config: Config, prefix: str, layers: Sequence[int], names:
 
 
 def _iter_lost_by_type(config: Config, stored: StoredParameters) -> Iterator[tuple[str, str, list[int], list[str]]]:
-    """Yield the prefix of a stack, a type of layers, and which of them lack which parameters whose partners they have.
+    """Yield a stack's prefix, a layer type, the layers of it that are torn, and the parameters that they lack.
 
-    A type may have parts that a setting takes away, such as shared experts; a part of which only some matrices are there is torn.
+    A setting may remove a whole part of a type, such as the shared experts; a part that has only some of its matrices is torn.
     """
     for types in stored.table.layer_types:
         setting = config.resolved.at(types.path) if config.resolved is not None else None
@@ -183,18 +183,18 @@ def _iter_lost_by_type(config: Config, stored: StoredParameters) -> Iterator[tup
 
 
 def _find_part(name: str) -> str:
-    """Return the part of a layer that a matrix belongs to with others: `mlp` for `mlp.up_proj.weight`."""
+    """Return the part of a layer that a matrix belongs to: `mlp` for `mlp.up_proj.weight`."""
     return name.removesuffix(".weight").rpartition(".")[0]
 
 
 def _is_language_model(ckpt: Checkpoint, prefix: str) -> bool:
-    """Whether a stack, as the built model names it, is that of the language model."""
+    """Whether a stack, as the built model names it, holds the language model's layers."""
     stack = ckpt.components.stack
     return stack is not None and f".{prefix}".endswith(f".{stack.prefix}")
 
 
 def _is_kind(ckpt: Checkpoint, head: str, layers: Collection[int]) -> bool:
-    """Whether these layers, and no others, are of kinds of their own by the lists in the config.
+    """Whether the lists in the config give these layers kinds that no other layer has.
 
     The first layers of DeepSeek-V4 Flash compress no keys: their `compress_ratios` are 0.
     """
@@ -206,7 +206,7 @@ def _is_kind(ckpt: Checkpoint, head: str, layers: Collection[int]) -> bool:
 
 
 def find_lone_biases(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield modules beside the layers of which the bias is stored, and not the weight."""
+    """Yield modules outside the layers that store their bias but not their weight."""
     if ckpt.config is None or ckpt.is_mlx:
         return
     table = ParametersTable.of(ckpt.config)
@@ -237,7 +237,7 @@ def find_lone_biases(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
 
 
 def _list_lone_biases(ckpt: Checkpoint) -> list[str]:
-    """Return the biases beside the layers that are the only tensor of their module, and as long as no vocabulary."""
+    """Return the biases outside the layers that are their module's only tensor and shorter than a vocabulary."""
     lengths = {ckpt.tensors[name].shape[:1] for parts in ckpt.vocabulary_tensors.values() for name in parts}
     vocabulary = ckpt.config.integer("vocab_size") if ckpt.config is not None else None
     companions = {

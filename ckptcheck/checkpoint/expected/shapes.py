@@ -1,4 +1,4 @@
-"""Tells stored tensors of another shape than their siblings have, or than the config gives them."""
+"""Finds stored tensors whose shape differs from their siblings', or from the one that the config implies."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ckptcheck.text.formatting import count, format_shape
 SizeOf = Callable[[str], int | None]
 Shape = tuple[int | None, ...]
 UNKNOWN = -1
-"""In place of the stored size of a setting, where several decide a dimension together."""
+"""Stands for the stored size of a setting if several settings decide a dimension together."""
 POSITIONS = re.compile(r"rel_pos|relative_position|position_bias")
 """Tables with a row for each distance that a layer can see."""
 
 
 def find_other_shapes(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield what siblings show, then what the vocabulary, the learned table, and the other sizes of the config say."""
+    """Yield differences from siblings, then from the vocabulary, the learned table, and the other sizes of the config."""
     problems = (
         *_find_uneven(ckpt, explained),
         *find_other_vocabulary(ckpt, explained),
@@ -42,7 +42,7 @@ def find_other_shapes(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]
 
 
 def _find_uneven(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
-    """Yield the tensors that alone among their siblings have another shape: a layer, or an expert, is torn."""
+    """Yield the tensors whose shape differs from all their siblings': a layer, or an expert, is torn."""
     anatomy, table = ckpt.components, WeightsTable.of(ckpt.config)
     for stack in iter_compared_stacks(ckpt):
         main = stack is anatomy.stack
@@ -66,7 +66,7 @@ def _find_uneven(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
 
 
 def _find_by_table(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
-    """Yield what the formulas learned for the architecture say, one problem for each setting that is wrong."""
+    """Yield the differences from the formulas learned for the architecture, one problem for each wrong setting."""
     table, config = WeightsTable.of_layers(ckpt.config), ckpt.config
     if table is None or config is None or config.resolved is None:
         return
@@ -141,7 +141,7 @@ def _find_by_table(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
 
 
 def _list_wide_layers(ckpt: Checkpoint, resolved: ResolvedConfig) -> tuple[str, ...]:
-    """Return how the names of tensors begin in the layers whose feed-forward blocks are twice as wide: those of Gemma 4 E2B."""
+    """Return the name prefixes of the layers whose feed-forward blocks are twice as wide, as in Gemma 4 E2B."""
     setting, stack = resolved.find("use_double_wide_mlp"), ckpt.components.stack
     if setting is None or setting.value is not True or stack is None:
         return ()
@@ -176,7 +176,7 @@ def _describe_odd(
 ) -> Iterator[Problem]:
     """Yield one problem for the settings that decide the odd sizes.
 
-    A setting that alone decides sizes is tried with the stored size in its place: tensors that fit then follow from it.
+    For a setting that alone decides a size, try the stored size in its place: tensors that then fit are its consequences.
     """
     assert config.resolved is not None
     waiting = dict(sorted(odd.items(), key=lambda item: len(item[0]) or 9))
@@ -213,7 +213,7 @@ def _take_followers(
     stored: int,
     waiting: dict[tuple[str, ...], list[tuple[str, int]]],
 ) -> list[tuple[str, int]]:
-    """Take out of the waiting tensors, and return, those that fit if one setting has the stored size."""
+    """Remove from the waiting tensors, and return, each that fits if one setting has the stored size."""
 
     def size_with(name: str) -> int | None:
         return stored if name == field else size_of(name)
@@ -229,7 +229,7 @@ def _take_followers(
 
 
 def _is_turned(stored: tuple[int, ...], expected: Shape) -> bool:
-    """Whether a matrix, or each of a tensor of matrices, has its two dimensions in the other order."""
+    """Whether a tensor has its last two dimensions swapped."""
     return len(stored) > 1 and stored != expected and (*stored[:-2], stored[-1], stored[-2]) == expected
 
 
@@ -245,7 +245,7 @@ def _fits(ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf, name: str) -> 
 def _iter_unlike_kinds(
     ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf
 ) -> Iterator[tuple[str, str, int, str, str]]:
-    """Yield one tensor for each size that layers of a kind have and the config gives only another kind.
+    """Yield one tensor for each size that layers of one kind store and that the config gives to another kind only.
 
     With the kind, the dimension, the shape that layers of this kind have, and its formulas.
     """
@@ -268,7 +268,7 @@ def _iter_unlike_kinds(
                 continue
             expected = tuple(compute_size(formula, size_of) for formula in formulas.split(","))
             if None in expected or table.expect_shape(name, size_of, tensor.shape) != tensor.shape:
-                continue  # what fits no kind is said already
+                continue  # it fits no kind: another step reports it
             axis = next(
                 (at for at, (one, two) in enumerate(zip(expected, tensor.shape, strict=True)) if one != two), None
             )
@@ -279,7 +279,7 @@ def _iter_unlike_kinds(
 
 
 def _find_unlike_layer(ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf) -> tuple[str, int, str, str] | None:
-    """Return a tensor whose layer has settings for itself that do not fit it: with its layer, its shape by these, and them.
+    """Return a tensor that its layer's own settings do not fit, with the layer, the shape that they give, and the settings.
 
     Without per_layer_config the class derives them, so that none is found.
     """
@@ -314,7 +314,7 @@ def _find_unlike_layer(ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf) -
 def _iter_expected(
     ckpt: Checkpoint, table: WeightsTable, choose_sizes: Callable[[str], SizeOf]
 ) -> Iterator[tuple[str, Tensor, Shape]]:
-    """Yield the tensors whose shape is not the expected one, with that; names with other numbers mostly have the same one."""
+    """Yield the tensors with an unexpected shape, and the expected one, computed once per template of names where possible."""
     for template, names in ckpt.layout.names_by_template.items():
         pattern = INDEX.sub("{}", names[0])
         if pattern not in table.shapes:

@@ -1,4 +1,4 @@
-"""Holds tensors against sizes of the config whose meaning is the same in every architecture: vocabulary, width, experts, labels."""
+"""Compares tensors with the sizes that mean the same in every architecture: vocabulary, width, experts, labels."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ FACTORED = (
 )
 """Settings of architectures whose embedding is narrower than the model (ALBERT, OPT-350m, ELECTRA, …), or wider (CSM)."""
 LATENT = ("moe_latent_size", "moe_hidden_size")
-"""What the experts read, where a projection stands before them."""
+"""Settings with the width of the experts' input, where a projection comes before them."""
 EXPERT_WIDTH = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size")
 PADDED = ("padded_vocab_size", "embedding_size")
-"""Settings that give the number of rows with padding."""
+"""Settings that give the number of rows including padding."""
 MULTIPLES = ("pad_vocab_size_multiple", "make_vocab_size_divisible_by")
 WITH_MORE_ROWS = ("moshi", "cpmant", "csm", "kyutai_speech_to_text", "mllama", "mllama_text_model", "parakeet_tdt")
-"""Model types whose embedding has rows beyond the vocabulary, by a number that their config gives."""
+"""Model types whose embedding has more rows than the vocabulary; another setting of their config gives the number."""
 
 
 def find_other_sizes(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
-    """Yield tensors that have not the width, the experts or the labels that the config declares, where no table said it."""
+    """Yield tensors whose width, experts or labels differ from the config, where no learned table has decided that."""
     if ckpt.config is None:
         return
     if "num_key_value_heads" not in explained.sizes:
@@ -54,7 +54,7 @@ def find_other_sizes(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem
 
 
 def find_other_vocabulary(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
-    """Yield the embedding and the output head if they do not have a row for each token of the vocabulary."""
+    """Yield the embedding and the output head if they lack a row for each token of the vocabulary."""
     config = ckpt.config
     declared = config.number("vocab_size") if config is not None else None
     if config is None or ckpt.components.embedding is None or declared is None:
@@ -82,11 +82,10 @@ def find_other_vocabulary(ckpt: Checkpoint, explained: Explained) -> Iterator[Pr
 def _has_own_rows(ckpt: Checkpoint, config: Config, name: str, rows: int) -> bool:
     """Whether a table has another number of rows by design: extra tokens for audio, padding, a mask.
 
-    A model with several vocabularies, whose class is not known, may have the table of any of them (Parler-TTS reads text and
-    writes sound). One that writes images, or several codebooks, has the rows of these. The code of a model that is not
-    transformers' may pad the table, to a number of rows or to a multiple of one (the first OLMo, Mamba). ImageGPT never
-    predicts the token that begins an image, so that its head has a row less. A draft model may predict the commonest tokens only
-    (EAGLE-3).
+    A model of an unknown class with several vocabularies may have the table of any of them (Parler-TTS reads text and writes
+    sound). A model that writes images, or several codebooks, has their rows. A model with its own code may pad the table, to a
+    number of rows or to a multiple of one (the first OLMo, Mamba). The head of ImageGPT has one row less, because it never
+    predicts the token that begins an image. A draft model may predict only the commonest tokens (EAGLE-3).
     """
     declared = config.number("vocab_size") or 0
     if config.resolved is None and rows in _list_vocabularies(config.value):
@@ -103,7 +102,7 @@ def _has_own_rows(ckpt: Checkpoint, config: Config, name: str, rows: int) -> boo
     if name == ckpt.components.embedding and rows == codebooks * declared:
         return True  # one table for all codebooks (CSM's depth decoder)
     if name == ckpt.components.lm_head and rows == config.integer("vision_vocab_size"):
-        return True  # GLM-Image writes images alone
+        return True  # GLM-Image writes only images
     if config.get("model_type") == "imagegpt" and name == ckpt.components.lm_head:
         return rows == declared - 1
     rest = f"{name.removesuffix('embedding')}new_embedding"
@@ -123,7 +122,7 @@ def _is_float(ckpt: Checkpoint, name: str) -> bool:
 
 
 def _find_unshareable_heads(config: Config) -> Iterator[Problem]:
-    """Yield a number of key-value heads that does not divide the heads; vLLM and SGLang stop at it."""
+    """Yield a number of key-value heads that does not divide the attention heads; vLLM and SGLang refuse it."""
     heads, groups = config.number("num_attention_heads"), config.number("num_key_value_heads")
     if family_of(config) is not None and heads and groups and heads % groups:
         yield Problem(
@@ -137,13 +136,13 @@ def _find_unshareable_heads(config: Config) -> Iterator[Problem]:
 def _find_other_width(
     ckpt: Checkpoint, config: Config, learned: Collection[str], explained: Explained
 ) -> Iterator[Problem]:
-    """Yield the embedding, the head and the norms of the layers that are not as wide as the model, where no table says more."""
+    """Yield the embedding, head and layer norms that are not as wide as the model, where no learned table decides."""
     anatomy, width = ckpt.components, config.number(*HIDDEN)
     if width is None or anatomy.stack is None or not anatomy.layers or not anatomy.is_language_model:
         return
     if _is_of_another_part(config, anatomy.stack):
         return
-    # Heads called otherwise may be wider than the model by design (Reformer's reads two streams).
+    # Heads with other names may be wider than the model by design (Reformer's reads two streams).
     head = anatomy.lm_head if (anatomy.lm_head or "").endswith("lm_head.weight") else None
     is_factored = any(config.get(name) not in (None, width) for name in FACTORED)
     said = {explained.sizes.get(name) for name in HIDDEN}
@@ -187,7 +186,7 @@ def _is_of_another_part(config: Config, stack: Stack) -> bool:
 def _find_other_expert_sizes(
     ckpt: Checkpoint, config: Config, learned: Collection[str], explained: Explained
 ) -> Iterator[Problem]:
-    """Yield tensors of all experts of a layer that have neither the model's order of dimensions nor its transpose."""
+    """Yield fused expert tensors that have neither the model's order of dimensions nor its transpose."""
     stack = ckpt.components.stack
     hidden, width = config.integer(*LATENT, *HIDDEN), config.integer(*EXPERT_WIDTH)
     if not hidden or not width or stack is None:
@@ -208,7 +207,7 @@ def _find_other_expert_sizes(
 
 
 def _find_other_score_heads(ckpt: Checkpoint, config: Config) -> Iterator[Problem]:
-    """Yield reward, value and classification heads that have not a row for each label and a column for each hidden state."""
+    """Yield reward, value and classification heads whose shape is not (labels, hidden size)."""
     hidden = config.integer(*HIDDEN)
     if hidden is None or (is_scorer(config) and not score_head_modules(config.architecture)):
         return

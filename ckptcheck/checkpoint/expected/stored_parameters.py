@@ -20,18 +20,18 @@ class StoredParameters:
     packed: frozenset[str]
     """The modules whose weight a quantization stores in other tensors."""
     absent: frozenset[str]
-    """Those that the model has with this config and that no stored tensor fills, in any layer."""
+    """The parameters that the model has with this config and that no stored tensor fills, in any layer."""
     given: frozenset[str]
-    """Those that one setting of this config adds."""
+    """The parameters that one setting of this config adds."""
 
     @staticmethod
     def of(ckpt: Checkpoint) -> StoredParameters | None:
-        """Return what fills which parameter; None where the architecture was not learned, and for a draft model."""
+        """Return which parameters are filled; None for a draft model, or if the table lacks the architecture."""
         return _find_stored(ckpt)
 
     @property
     def needed(self) -> frozenset[str]:
-        """The parameters that the model has with this config, but for those whose module is packed."""
+        """The parameters that the model has with this config, except in packed modules."""
         return frozenset(name for name in self.table.needs | self.given if name.rpartition(".")[0] not in self.packed)
 
     def list_layers(self, prefix: str) -> set[int]:

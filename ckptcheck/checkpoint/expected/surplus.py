@@ -1,4 +1,4 @@
-"""Tells stored tensors that the architecture has no place for."""
+"""Finds stored tensors that the architecture has no place for."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ckptcheck.text.formatting import format_shape, join_truncated
 LEGAL = re.compile(
     r"rotary_emb|rotary_pos_emb|position_ids|scale|quant|zero_point|centroids|g_idx|observer|kv_cache|(^|\.)(attn|attention)\.(bias|masked_bias|causal_mask)$"
 )
-"""Buffers that are computed anyway, and what quantization adds."""
+"""Buffers that the model computes itself, and tensors that quantization adds."""
 LOADED = ("score.", "classifier.", "model.score.", "qa_outputs.", "classification_head.")
-"""Under these names the classifiers of transformers look for their head."""
+"""Names under which the classifiers of transformers look for their head."""
 
 
 def find_foreign_modules(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:

@@ -1,4 +1,4 @@
-"""Tells tensors that a switch of the config asks for and nothing stores, and stored ones that it leaves out."""
+"""Finds tensors that a switch of the config asks for and no file stores, and stored tensors that it switches off."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ckptcheck.text.formatting import count
 
 
 def find_switched_tensors(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield one fault for each switch whose tensors are not there, or are there without it; then biases that no switch adds."""
+    """Yield one fault for each switch that disagrees with the stored tensors; then biases that no switch adds."""
     table, config = WeightsTable.of(ckpt.config), ckpt.config
     if table is None or config is None or config.resolved is None or not ckpt.tensors:
         return
     stored = _list_plain(ckpt)
     is_whole = all(pattern in stored for pattern in table.required)
-    # What several switches decide is there where all of them have it: OPT-350m and Galactica have no last norm.
+    # A tensor that several switches decide exists only if all of them ask for it: OPT-350m and Galactica have no last norm.
     elsewhere = {switch.name: _list_unwanted(switch, config.resolved) for switch in table.switches}
     for switch in table.switches:
         setting = config.resolved.at(switch.name)
@@ -74,7 +74,7 @@ def find_switched_tensors(ckpt: Checkpoint, explained: Explained) -> Iterator[Fa
 
 
 def _find_other_biases(ckpt: Checkpoint, table: WeightsTable, stored: Mapping[str, Sequence[str]]) -> Iterator[Fault]:
-    """Yield one fault for the biases of modules of which the architecture has the weight alone, whatever the config says."""
+    """Yield one fault for the biases of modules that never have one in this architecture, whatever the config says."""
     switched = {pattern for switch in table.switches for pattern in (*switch.on, *switch.off)}
     surplus = sorted(
         name
@@ -98,7 +98,7 @@ def _find_other_biases(ckpt: Checkpoint, table: WeightsTable, stored: Mapping[st
 
 
 def _list_plain(ckpt: Checkpoint) -> dict[str, Sequence[str]]:
-    """Return the tensors that are not packed, by name with {} for each number."""
+    """Return the tensors that no quantization packs, by name with {} for each number."""
     return {
         template: names
         if all(dtype in PLAIN for dtype, _ in forms)
@@ -111,7 +111,7 @@ def _list_plain(ckpt: Checkpoint) -> dict[str, Sequence[str]]:
 
 
 def _list_read(ckpt: Checkpoint, names: Sequence[str]) -> Iterator[str]:
-    """Yield the names without the biases of zeros that AutoGPTQ writes to all that it packs: vLLM and transformers know those."""
+    """Yield the names, except the zero biases that AutoGPTQ writes beside every packed weight; all engines accept those."""
     return (
         name
         for name in names
@@ -120,16 +120,16 @@ def _list_read(ckpt: Checkpoint, names: Sequence[str]) -> Iterator[str]:
 
 
 def _list_unwanted(switch: Switch, resolved: ResolvedConfig) -> frozenset[str]:
-    """Return the patterns of tensors that a model does not have for this switch alone."""
+    """Return the patterns of tensors that this switch alone removes from a model."""
     setting = resolved.at(switch.name)
     is_on = switch.is_on(setting) if setting is not None else None
     return frozenset() if is_on is None else switch.off if is_on else switch.on
 
 
 def _sets_unknown_number(table: WeightsTable, resolved: ResolvedConfig) -> bool:
-    """Whether the config gives a number that is null by default, and of which nothing was learned.
+    """Whether the config sets a number that is null by default and that no learned formula uses.
 
-    It may choose between the two kinds of a layer, as Falcon-11B's `num_ln_in_parallel_attn` of 1.
+    It may choose between two kinds of a layer, as `num_ln_in_parallel_attn` of 1 does in Falcon-11B.
     """
     part = resolved.text
     return any(

@@ -1,4 +1,4 @@
-"""Tells layers that lack what their siblings have, or what transformers builds in every layer of the architecture."""
+"""Finds layers that lack tensors that their siblings have, or that transformers builds in every layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HINT = "export again; until then transformers initializes it with random numbers
 
 
 def find_torn_layer_faults(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield what siblings show that a layer lacks, then what the architecture shows that all of them lack, or one of two."""
+    """Yield layers that lack what their siblings have, then, by the architecture, what every layer lacks."""
     for stack in iter_compared_stacks(ckpt):
         lacking: dict[Names, dict[int, list[int]]] = {}
         for layer, (missing, having) in find_torn_layers(ckpt, stack).items():
@@ -41,7 +41,7 @@ def find_torn_layer_faults(ckpt: Checkpoint, explained: Explained) -> Iterator[F
 
 
 def _find_by_architecture(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield what layers lack of the blocks that transformers builds, but for what siblings show."""
+    """Yield parts of the blocks that transformers builds and that layers lack, where siblings do not show it."""
     stack, is_family = ckpt.components.stack, family_of(ckpt.config) is not None
     if stack is None or ckpt.config is None:
         return

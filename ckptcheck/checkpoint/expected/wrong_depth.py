@@ -1,4 +1,4 @@
-"""Tells stacks of layers with more or fewer layers than the config declares, or with a gap."""
+"""Finds stacks with more or fewer layers than the config declares, or with a gap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckptcheck.text.formatting import count, format_ranges
 
 
 def find_wrong_depth(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield one fault for each stack that has not the layers it should have: first the language model's."""
+    """Yield one fault for each stack with wrong layers: first the language model's."""
     said: set[str] = set()
     main = ckpt.components.stack
     if main is not None and ckpt.components.layers:
@@ -35,7 +35,7 @@ def find_wrong_depth(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
 
 
 def _find_in_language_model(ckpt: Checkpoint, stack: Stack) -> Iterator[Fault]:
-    """Yield what the config's number of layers, or else a gap, says of the language model's layers."""
+    """Yield the fault of a language model with another number of layers than the config declares, else with a gap."""
     anatomy, config = ckpt.components, ckpt.config
     numbers = anatomy.layers.keys()
     last = max(numbers)
@@ -61,7 +61,7 @@ def _find_in_language_model(ckpt: Checkpoint, stack: Stack) -> Iterator[Fault]:
 
 
 def _describe_number(ckpt: Checkpoint, config: Config, stack: Stack, rest: str, hint: str) -> Problem:
-    """Return the problem of a number of layers that the config declares and the language model has not."""
+    """Return the problem of a language model with another number of layers than the config declares."""
     names = ckpt.components.depth_names
     return Problem(
         f"{config.describe(*names)}, but {stack.prefix} has {count(len(ckpt.components.layers), 'layer')}{rest}",
@@ -82,7 +82,7 @@ def _describe_gap(ckpt: Checkpoint, stack: Stack, number: int, last: int, missin
 
 
 def _find_by_own_settings(ckpt: Checkpoint) -> Iterator[tuple[str, Fault]]:
-    """Yield the stacks, of several, that have not as many layers as their own setting says (`encoder_layers`)."""
+    """Yield, if there are several stacks, each that differs from its own setting (`encoder_layers`)."""
     table, config = WeightsTable.of(ckpt.config), ckpt.config
     if table is None or config is None or config.resolved is None:
         return
@@ -113,5 +113,5 @@ def _find_by_own_settings(ckpt: Checkpoint) -> Iterator[tuple[str, Fault]]:
 
 
 def _simplify(prefix: str) -> list[str]:
-    """Return a name in front of layers without the parts that releases of one architecture have or leave out."""
+    """Return the prefix of a stack without the parts that some releases of an architecture have and others omit."""
     return [part for part in prefix.split(".") if part not in ("model", "vision_model")]
