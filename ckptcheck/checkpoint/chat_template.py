@@ -76,7 +76,7 @@ class ChatTemplate:
 
     @cached_property
     def _answer(self) -> SandboxResult:
-        """The answer of the child process. Raises Skip where it could not be run."""
+        """The answer of the child process. Raises Skip if the process could not run."""
         return run_sandboxed(
             "templates",
             seconds=SECONDS,
@@ -89,12 +89,12 @@ class ChatTemplate:
         )
 
     def _lines(self, key: str) -> list[dict[str, Any]]:
-        """The lines of the answer with a key, those of growing conversations aside, which many sound templates refuse."""
+        """The lines of the answer with a key, without growing conversations, which many sound templates refuse."""
         return [line for line in self._answer.lines if key in line and not _is_growing(line)]
 
     @cached_property
     def exceeded_limit(self) -> str | None:
-        """Which limit of time, memory or length the template exceeded; None where it exceeded none."""
+        """The limit of time, memory or length that the template exceeded; None if it exceeded none."""
         if len(self.text) > MOST_CHARACTERS:
             return f"it has {len(self.text):,} characters"
         if self._answer.bound is not None:
@@ -129,7 +129,7 @@ class ChatTemplate:
 
     @cached_property
     def rewritten_turns(self) -> tuple[RewrittenTurn, ...]:
-        """The answers that the template writes otherwise once the conversation goes on."""
+        """The answers that the template renders differently once the conversation goes on."""
         if len(self.text) > MOST_CHARACTERS:
             return ()
         lines = [line for line in self._answer.lines if "text" in line and _is_growing(line)]
@@ -150,7 +150,7 @@ class ChatTemplate:
 
     @cached_property
     def escapes(self) -> tuple[str, ...]:
-        """The names by which the template reaches for Python's machinery or for files, whether or not it gets there."""
+        """The names by which the template reaches for Python's internals or for files, even if the sandbox stops it."""
         found = [str(name) for line in self._lines("escapes") for name in line["escapes"]]
         refusals = [str(line["failed"]) for line in self._lines("failed")]
         refused = [name for text in refusals if text.startswith("SecurityError") for name in QUOTED.findall(text)[:1]]
@@ -158,7 +158,7 @@ class ChatTemplate:
 
     @cached_property
     def shows_questions(self) -> bool:
-        """Whether the user's text is in what the template writes, in whatever role the user asks."""
+        """Whether the rendered text contains the user's text, whatever role asks."""
         outputs = [*self.rendered.values(), *(str(line["text"]) for line in self._lines("text"))]
         return any(text.lower() in output.lower() for text in (QUESTION, AGAIN) for output in outputs)
 
@@ -172,7 +172,7 @@ class ChatTemplate:
     def loses_questions(self) -> bool:
         """Whether the template writes the user's turns without the user's text.
 
-        A template that shows what is asked in another role (``query``, ``document``) is made for that role.
+        A template that shows the text of another role (``query``, ``document``) is made for that role and loses nothing.
         """
         return {"asked", "asked again"} <= self.rendered.keys() and not self.shows_questions
 
@@ -198,9 +198,9 @@ class ChatTemplate:
 
     @cached_property
     def unlike_starts(self) -> tuple[str, str] | None:
-        """How the generation prompt and a written answer name who speaks, where these differ; else None.
+        """The speaker's name in the generation prompt and in a rendered answer, if they differ; else None.
 
-        What follows the name may differ: a prompt may open a block of thinking that a written answer does not have.
+        The text after the name may differ: a prompt may open a block of thinking that a rendered answer does not have.
         """
         prompt, answer = (OPENING.match(text) for text in (self.generation_prompt, self.answer_start))
         if prompt is None or answer is None:
@@ -221,7 +221,7 @@ def _is_growing(line: dict[str, Any]) -> bool:
 def markers(text: str, tokens: TokenSearch) -> list[str]:
     """Return the control tokens in a text, in order: the given tokens, and whatever has the form of one (MARKER).
 
-    Where several begin at one place, the longest of the given ones counts, as it does for `tokenizers`.
+    If several begin at one place, the longest of the given tokens counts, as in `tokenizers`.
 
     >>> markers("<|im_end|> <s>[INST]", TokenSearch(["<s>"]))
     ['<|im_end|>', '<s>']
@@ -250,8 +250,8 @@ def leading_marker(text: str, tokens: TokenSearch) -> str | None:
 class Turns:
     """How one template ends the assistant's turn.
 
-    The text between an answer and the next question is the end of one turn and the beginning of the next. The beginning also
-    stands before the first question, and no turn begins at the end of a conversation: so the two can be separated.
+    The text between an answer and the next question holds the end of one turn and the beginning of the next. The beginning also
+    precedes the first question, and at the end of a conversation no turn begins, which allows to separate the two.
     """
 
     template: ChatTemplate
@@ -276,7 +276,7 @@ class Turns:
 
     @cached_property
     def _leaving(self) -> list[str]:
-        """The control tokens of `_between` that end the answer: those that begin a question precede the first one too."""
+        """The control tokens of `_between` that end the answer. Tokens that also precede the first question begin a turn."""
         between = markers(self._between, self.special)
         before = markers(self.template.rendered.get("asked, no prompt", "").partition(QUESTION)[0], self.special)
         while between and before and between[-1] == before[-1]:
@@ -286,7 +286,7 @@ class Turns:
 
     @cached_property
     def _header(self) -> str | None:
-        """The first token of the next turn, where no other token ends an answer and a file lists it as a stop (GLM)."""
+        """The first token of the next turn, if no other token ends an answer and a file lists it as a stop (GLM)."""
         first = leading_marker(self._between, self.special)
         return first if first in self.stops and not markers(self._closing, self.special) and not self._leaving else None
 

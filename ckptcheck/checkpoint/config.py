@@ -17,7 +17,7 @@ from ckptcheck.checkpoint.resolved_config import LANGUAGE_PARTS, ResolvedConfig,
 from ckptcheck.checkpoint.source import Source
 
 MAX_CONFIG = 1 << 26
-"""Longest config that is read, in bytes: 2,500 times the longest of those in tests/data/structures."""
+"""Longest config that is read, in bytes: 2,500 times the longest one in tests/data/structures."""
 
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "num_decoder_layers")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim", "model_dim")
@@ -42,7 +42,7 @@ COUNTS = (*LAYERS, *HIDDEN, *HEADS, *INTERMEDIATE, *EXPERTS, "vocab_size", "num_
 NORM_EPSILON = re.compile(r"(rms_norm|layer_?norm|norm)_eps(ilon)?")
 """Keys of the epsilon of the norms."""
 MAX_COUNT = 2**40
-"""No size or count is as large. Products of several such numbers stay quick to compute, those of 400 digits do not."""
+"""Larger than any size or count. Products of numbers up to it are quick to compute; products of 400 digits are not."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ class Config:
 
     @cached_property
     def resolved(self) -> ResolvedConfig | None:
-        """What transformers makes of it, defaults filled in; None where the class of its `model_type` is not known."""
+        """The config as transformers resolves it, with defaults; None if the class of its `model_type` is unknown."""
         return resolve_config(self.value)
 
     def number(self, *names: str) -> int | None:
-        """Return the first of these settings that is an integer, as transformers takes it: with the default of its class.
+        """Return the first of these settings that is an integer, counting the defaults of its class as transformers does.
 
-        Where the class is not known, only what the config itself says.
+        If the class is unknown, only the config itself counts.
         """
         if self.resolved is None:
             return self.integer(*names)
@@ -104,7 +104,7 @@ class Config:
         return setting.value if setting is not None and type(setting.value) is int else None
 
     def describe(self, *names: str) -> str:
-        """Return what a finding says about the first of these settings: its value, and whether config.json gives it."""
+        """Describe the first of these settings for a finding: its value, and whether config.json gives it."""
         setting = self.resolved.find(*names) if self.resolved is not None else None
         if setting is None:
             return f"{self.key_path(*names).rpartition('.')[2]} is {_write(self.integer(*names))}"
@@ -125,9 +125,10 @@ class Config:
 
     @cached_property
     def malformed_counts(self) -> dict[str, Any]:
-        """Sizes and counts that are no non-negative integer: JSON path → value.
+        """Sizes and counts that are not non-negative integers: JSON path → value.
 
-        Lists and objects give a number per layer, or the settings of a part; null leaves the number to the class.
+        Lists, objects and null are left out: a list gives a number per layer, an object the settings of a part, and null leaves
+        the number to the class.
         """
         values = {name: self.get(name) for name in dict.fromkeys(COUNTS)}
         return {

@@ -1,8 +1,8 @@
-"""Reads a pickled DTensor: the part of one rank, and how the ranks of a mesh share the whole. Nothing of PyTorch is run.
+"""Reads a pickled DTensor, without PyTorch: the part of one rank, and how the ranks of a mesh share the whole.
 
 `torch.save` spells it as ``_rebuild_from_type_v2(_rebuild_wrapper_subclass, DTensor, …, (None, {"_local_tensor", "_spec"}))``; the
-spec has `mesh`, `placements` (one for each axis of the mesh) and `tensor_meta`. An `AsyncCollectiveTensor`, what a collective
-that runs gives, is spelled alike, with `elem`. Source: PyTorch 2.13 torch/distributed/tensor/_api.py, _dtensor_spec.py,
+spec has `mesh`, `placements` (one for each axis of the mesh) and `tensor_meta`. An `AsyncCollectiveTensor`, the result of a
+running collective, is spelled alike, with `elem`. Source: PyTorch 2.13 torch/distributed/tensor/_api.py, _dtensor_spec.py,
 placement_types.py, torch/distributed/device_mesh.py, _mesh_layout.py and _functional_collectives.py; until 2.8 the mesh is a
 tensor, and until 2.4 the modules begin with torch.distributed._tensor.
 """
@@ -29,7 +29,7 @@ WRAPPERS = frozenset(
         ("torch.distributed._functional_collectives", "AsyncCollectiveTensor"),
     )
 )
-"""Functions by which `torch.save` spells a tensor of a class of its own, and another such class."""
+"""Functions by which `torch.save` spells a tensor subclass, and one such class."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Placement:
     """How one axis of the mesh shares a tensor."""
 
     kind: Literal["shard", "replicate", "partial"]
-    """shard: each rank has a part along `axis`; replicate: each has all; partial: the whole is what `reduction` makes of all."""
+    """shard: each rank has a part along `axis`; replicate: each has all; partial: `reduction` over all ranks gives the whole."""
     axis: int | None = None
     """Axis of the tensor, for shards."""
     reduction: str = ""
@@ -54,7 +54,7 @@ class DistributedTensor:
     mesh: tuple[int, ...]
     """Number of ranks along each axis of the mesh."""
     coordinates: tuple[int, ...] | None
-    """The rank's place in the mesh; None where the file does not say."""
+    """The rank's place in the mesh; None if the file does not give it."""
 
     @property
     def column_shards(self) -> int:
@@ -69,7 +69,7 @@ class DistributedTensor:
 
 @dataclass(frozen=True)
 class RankShard:
-    """Where the part of a tensor that one rank has lies in the whole, before any of its elements is read."""
+    """The place of one rank's part in the whole tensor, known before any element is read."""
 
     local: Any
     """The part, as the pickle describes it."""
@@ -84,7 +84,7 @@ class RankShard:
 
 
 def is_distributed_global(module: str, name: str) -> bool:
-    """Whether a global is needed to describe a DTensor: such a class, or one of WRAPPERS."""
+    """Whether a global belongs to the description of a DTensor: a class in MODULES, or one of WRAPPERS."""
     return (module, name) in WRAPPERS or (
         MODULES.fullmatch(module) is not None and name.lstrip("_")[:1].isupper() and name.isidentifier()
     )
@@ -123,10 +123,10 @@ def parse_distributed_tensor(stub: ObjectStub, plain: Callable[[Any], Any]) -> D
 
 
 def describe_shard(stub: ObjectStub) -> RankShard | None:
-    """Return which part of a DTensor a rank has; None where the pickle does not say, or in another way than by whole rows.
+    """Return the part of a DTensor that a rank has; None if the pickle does not give it, or cuts it not by whole rows.
 
-    Each axis of the mesh cuts what the axes before it left, as `torch.chunk` does: parts of equal size, rounded up, of which the
-    last ones may be smaller or empty (torch/distributed/tensor/_utils.py `compute_local_shape_and_global_offset`).
+    Each axis of the mesh splits the parts of the axes before it, as `torch.chunk` does: equal sizes, rounded up, and the last
+    parts may be smaller or empty (torch/distributed/tensor/_utils.py `compute_local_shape_and_global_offset`).
     """
     try:
         state = stub.arguments[-1]

@@ -41,7 +41,7 @@ def clip(text: str, most: int = 100) -> str:
 
 
 def detect_foreign_format(beginning: bytes) -> Defect | None:
-    """Recognise by its first bytes a file that is a git-LFS pointer or a web server's answer; None for any other."""
+    """Recognise a git-LFS pointer or a web server's answer by its first bytes; None for any other file."""
     if beginning.startswith(LFS_MAGIC):
         return Defect("lfs-pointer", "this is a git-LFS pointer, a text of a few lines, not the file it stands for")
     start = beginning.lstrip(b"\xef\xbb\xbf \t\r\n")[:32].lower()
@@ -64,10 +64,10 @@ def parse_object(raw: bytes, *, strict: bool = False) -> tuple[dict[str, Any] | 
 
     Args:
         raw: the bytes of the file.
-        strict: refuse, as safetensors does, what Python's parser accepts: NaN, numbers beyond a double, lone
-            surrogates. Loaders read configs and indexes with Python, so these are parsed as Python does.
+        strict: refuse NaN, numbers beyond a double and lone surrogates, as safetensors does and Python's parser does not.
+            Loaders read configs and indexes with Python, so these are parsed as Python does.
 
-    Kinds of defects: those of `detect_foreign_format`, not-json, not-object, duplicate-key, byte-order-mark.
+    Kinds of defects: the kinds of `detect_foreign_format`, not-json, not-object, duplicate-key, byte-order-mark.
     """
     if (foreign := detect_foreign_format(raw[:64])) is not None:
         return None, [foreign]

@@ -1,4 +1,4 @@
-"""Says in one clause why a request to the Hugging Face Hub failed, and what to do about it."""
+"""Explains in one clause why a request to the Hugging Face Hub failed, and what to do about it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ REVISIONS = "name a branch, a tag or a commit of it"
 class RequestError(Exception):
     """A request that failed.
 
-    code: EIO for a failure of the Hub or the network, any other errno for one that the user has to mend.
+    code: EIO for a failure of the Hub or the network, any other errno for one that the user has to fix.
     text: one clause. hint: what to do about it, or None.
-    wait: seconds until a new try, None where a new try does not help.
+    wait: seconds until a new try, None if a new try does not help.
     """
 
     def __init__(self, code: int, text: str, hint: str | None = None, wait: float | None = None) -> None:
@@ -31,7 +31,7 @@ class RequestError(Exception):
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of the Hub: a refusal means another thing with a token than without one."""
+    """A request to the Hub, as far as it decides what a refusal means: with a token it means something else than without."""
 
     endpoint: str
     name: str
@@ -41,7 +41,7 @@ class Question:
 
 
 def describe_refusal(response: Any, question: Question) -> RequestError:
-    """Describe an HTTP error; a 401 may mean that there is no such repository."""
+    """Describe an HTTP error. A 401 may mean that the repository does not exist."""
     from huggingface_hub import errors
 
     status, host, has_token, name = response.status_code, host_of(response.url), question.has_token, question.name
@@ -62,7 +62,7 @@ def describe_refusal(response: Any, question: Question) -> RequestError:
         hint += f", and ask for access at {question.endpoint}/{name}"
         return RequestError(errno.EACCES, f"{name} is gated and {text}", hint)
     if status == 401 and has_token and response.headers.get("X-Error-Code") != "RepoNotFound":
-        # huggingface_hub takes this for a missing repository, unless the server says in words that the token is wrong.
+        # huggingface_hub reports this as a missing repository, unless the server's text blames the token.
         return RequestError(errno.EACCES, f"{host} does not accept your token", f"{LOG_IN} to one that is valid")
     if status == 403:
         hint = "check what your token may read" if has_token else LOG_IN
@@ -104,15 +104,15 @@ def describe_broken_request(
 
 
 def host_of(url: object) -> str:
-    """Return host and port of an address, which may carry a password that nobody is to see."""
+    """Return host and port of an address, without the password that it may carry."""
     return urlsplit(str(url)).netloc.rpartition("@")[2]
 
 
 def _find_typed_error(response: Any) -> Exception | None:
     """Return huggingface_hub's exception for an HTTP error, by status, headers and address alone.
 
-    `hf_raise_for_status` reads the whole body of a streamed answer, which a server may send for as long as it likes; so it
-    gets a copy without a body.
+    `hf_raise_for_status` reads the whole body of a streamed answer, and a server may send one without end; so it gets a copy
+    without a body.
     """
     from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
@@ -125,7 +125,7 @@ def _find_typed_error(response: Any) -> Exception | None:
 
 
 def _find_wait(response: Any) -> float:
-    """Return how many seconds the server asks to wait; 0 where it does not say, or gives a date."""
+    """Return how many seconds the server asks to wait; 0 if it names none, or gives a date."""
     asked = re.fullmatch(r"\s*([0-9]{1,9})\s*", response.headers.get("Retry-After", ""))
     asked = asked or RATE_LIMIT.search(response.headers.get("RateLimit", ""))
     return float(asked[1]) if asked else 0.0

@@ -1,4 +1,4 @@
-"""Tells which layers of a checkpoint are incomplete by their siblings, beside those that may lack a part by design."""
+"""Finds layers that lack tensors of their siblings, except layers that may lack them by design."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def iter_compared_stacks(ckpt: Checkpoint) -> Iterator[Stack]:
         return
     for stack in ckpt.layout.stacks.values():
         if stack is not ckpt.components.stack and stack.prefix.rpartition(".")[2] not in LAYER_NAMES:
-            continue  # lists of modules that are no layers (XLM's four)
+            continue  # lists of modules that are no layers, such as the four of XLM
         nests = any("{}" in name for names in stack.layers.values() for name in names)
-        if ckpt.components.is_language_model or not nests:  # else stages of an encoder of images, each of its own make
+        if ckpt.components.is_language_model or not nests:  # the stages of an image encoder differ by design
             yield stack
 
 
 def list_kinds(ckpt: Checkpoint, stack: Stack) -> dict[int, str]:
-    """Map each layer of a stack to its kind, as far as the config tells it."""
+    """Map each layer of a stack to its kind, as far as the config gives it."""
     if stack is not ckpt.components.stack or ckpt.config is None:
         return {}
     return layer_kinds(ckpt.config.text, max(ckpt.components.layers, default=-1) + 1)
 
 
 def find_torn_layers(ckpt: Checkpoint, stack: Stack) -> dict[int, tuple[Names, list[int]]]:
-    """Map each layer that is incomplete, and not by design, to the names it lacks and to the layers that have them."""
+    """Map each layer that is incomplete without design to the names it lacks and to the layers that have them."""
     is_main = stack is ckpt.components.stack
     stored = ckpt.components.layers if is_main else stack.layers
     layers = {layer: unquantized_names(names) for layer, names in stored.items()}
@@ -51,10 +51,10 @@ def find_torn_layers(ckpt: Checkpoint, stack: Stack) -> dict[int, tuple[Names, l
 
 
 def _is_by_design(ckpt: Checkpoint, stack: Stack, layer: int, missing: Names, layers: Mapping[int, Names]) -> bool:
-    """Whether a layer may lack this, since only a few layers show what is usual.
+    """Whether a layer may lack these tensors, because too few layers show that they are usual.
 
-    In a family whose layers are all alike two layers show it. In others the first layer may do without a norm, a scale, or a
-    part that only some kinds of layers have, and such a part needs a clear majority wherever it is missing.
+    In a family whose layers are all alike, two layers show it. In other families the first layer may lack a norm, a scale, or a
+    part that only some kinds of layers have; any layer may lack such a part unless a clear majority has it.
     """
     if stack is ckpt.components.stack and ckpt.config is not None and family_of(ckpt.config) is not None:
         return False
@@ -62,7 +62,7 @@ def _is_by_design(ckpt: Checkpoint, stack: Stack, layer: int, missing: Names, la
     if all(SPARSE.search(name) for name in missing):
         kinds = list_kinds(ckpt, stack)
         if layer in kinds and [*kinds.values()].count(kinds[layer]) == 1:
-            return True  # the only layer with full attention among those with sinks, which MiMo-V2-Flash may have
+            return True  # the only layer of its kind: MiMo-V2-Flash may have one with full attention among layers with sinks
         return len(having) < CLEAR or layer == 0
     found = [ckpt.tensors.get(stack.full_name(having[0], name)) for name in missing]
     return layer == 0 and all(tensor is not None and len(tensor.shape) < 2 for tensor in found)

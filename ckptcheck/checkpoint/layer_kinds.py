@@ -1,4 +1,4 @@
-"""The rules by which configs say which layers have experts; fixtures/layer_patterns.py learns which one an architecture follows."""
+"""The rules by which configs give layers experts; fixtures/layer_patterns.py learns which rule an architecture follows."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LayerRule:
-    """One way to say which layers have experts."""
+    """One way of configs to give layers experts."""
 
     name: str
     fields: tuple[str, ...]
     """The settings that it reads."""
     decide: Callable[..., bool]
-    """From the number of a layer and the values of the settings."""
+    """Decides from the number of a layer and the values of the settings."""
 
     def has_experts(self, layer: int, values: Sequence[Any]) -> bool | None:
-        """Return whether a layer has experts; None where the values say nothing (null, or another type)."""
+        """Return whether a layer has experts; None if the values do not decide it (null, or another type)."""
         try:
             return bool(self.decide(layer, *values))
         except (TypeError, IndexError, ZeroDivisionError, AttributeError):
@@ -49,4 +49,4 @@ RULES: tuple[LayerRule, ...] = (
     ),
     *_by_name("every", [("interleave_moe_layer_step",)], lambda layer, step: (layer + 1) % step == 0),
 )
-"""Every rule, the one that wins first."""
+"""Every rule, in order of precedence."""

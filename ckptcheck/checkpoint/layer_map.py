@@ -1,4 +1,4 @@
-"""Draws cells of tensors as a heat map of modules × layers: experts, ranks and servers share a cell, which a click opens."""
+"""Draws a heat map of modules × layers. Experts, ranks and servers share a cell, which a click opens."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def draw_layer_map(
 
     Args:
         title: of the picture.
-        caption: of the picture; it grows by how many tensors have no place in it.
-        cells: tensor → its cell; or label → cell, where several share its place (ranks, servers).
-        states: what the cells can be in.
-        value_label: what their values are.
-        member_label: what shares a place.
-        grid: where these tensors stand, and maybe others, where that is known already.
-        scale: of the colours of their values.
+        caption: of the picture; the function appends the number of tensors without a place.
+        cells: tensor → its cell; or label → cell, if several share its place (ranks, servers).
+        states: the possible states of cells.
+        value_label: the name of the cells' values.
+        member_label: the name of the things that share a place.
+        grid: the places of these tensors, if they are known already; it may have others too.
+        scale: the colour scale of the values.
 
     """
     grid = grid or build_layer_grid(cells)

@@ -42,7 +42,7 @@ def open_target(
 ) -> Checkpoint | Megatron:
     """Open any target of `open_checkpoint`, a Megatron run, one of its iterations, or a torch.distributed.checkpoint folder.
 
-    runner: where the bytes will be read; the nodes of a Ray cluster may each have other files of the target on their disks.
+    runner: where to read the bytes; each node of a Ray cluster may have other files of the target on its disk.
     Raises the exceptions of `open_checkpoint`.
     """
     target = normalize_target(target)

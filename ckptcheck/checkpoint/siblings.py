@@ -1,7 +1,7 @@
 """Compares the layers of a stack with each other and finds layers that lack tensors of their siblings.
 
-The config determines the kinds of layers, as far as it lists them, so this works for unknown architectures too: their complete
-layers show what a layer has. What it does not list, a gap that repeats at regular distances tells.
+It works for unknown architectures too, because their complete layers show what a layer has. The lists in the config give the
+kinds of layers; where it has none, a gap that repeats at regular distances reveals a kind.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from ckptcheck.checkpoint.tensor import Tensor
 
 Names = frozenset[str]
 MINORITY = 3
-"""Several layers that lack the same tensors are incomplete if this many times as many have them; else they are a kind."""
+"""Several layers that lack the same tensors are incomplete if this many times as many layers have them; else they are a kind."""
 CLEAR = 3
-"""This many other layers have to have a part that many architectures give to some layers only, before one may not lack it."""
+"""A layer without a part that many architectures give to some layers only is incomplete if this many other layers have it."""
 BEYOND = 4
 """A list with up to this many entries more than there are layers also describes layers of multi-token prediction."""
 MOST_SHAPES = 500
-"""With more different layers than this there is no regularity, and comparing each with each would take too long."""
+"""Most different layers that are compared: more show no regularity, and comparing each pair would take too long."""
 SPARSE = re.compile(r"index|compress|sink|lora|adapter|tid2eid|engram")
 """Names of parts that some architectures give to some kinds of layers only: attention sinks, indexers, compressors."""
 OPTIONAL = re.compile(SPARSE.pattern + r"|bias|norm|scale|embed|hash|(?<!mlp\.)gate(?!_?(up_?)?proj)")
-"""Names of parts that several layers may lack and be sound: those, norms, biases, gates."""
+"""Names of parts that several sound layers may lack: the parts above, norms, biases, gates."""
 SHARED = re.compile(r"(^|[._])(k|v|kv|key|value|k_norm|v_norm)(_?proj|_?norm)?(\.|$)")
-"""Names of keys and values, which layers at the end of a model may take from layers before them."""
+"""Names of keys and values, which the last layers of a model may share with earlier ones."""
 
 
 def layer_kinds(settings: Mapping[str, Any], depth: int) -> dict[int, str]:
-    """Map each layer to its kind: the entries of the config's per-layer lists and its membership in lists of layer numbers.
+    """Map each layer to its kind: its entries in the config's per-layer lists, and its membership in lists of layer numbers.
 
     A string with one letter a layer (``hybrid_override_pattern``) counts as a list; lists one level down count too.
     """
@@ -82,9 +82,9 @@ def find_incomplete_layers(
 ) -> dict[int, tuple[Names, list[int]]]:
     """Map each incomplete layer to the names it lacks and to the layers that have them.
 
-    A layer is compared with the layers of its kind. Where it has fewer than two siblings, or the kinds are unknown
-    (`alike` is False), it is compared with all layers, and then only a partly missing component counts: a kind of its own
-    may lack a whole component.
+    A layer is compared with the layers of its kind. If it has fewer than two siblings, or the kinds are unknown (`alike` is
+    False), it is compared with all layers, and only a partly missing component counts: a layer of another kind may lack a
+    whole component.
     """
     groups: dict[str, dict[int, Names]] = {}
     for layer, names in layers.items():
@@ -103,7 +103,7 @@ def find_incomplete_layers(
             if fuller is None and numbers[names] == 1:
                 fuller = _renamed(names, numbers)
             if fuller is None and len(siblings) < 3 and all_shapes[names] == 1:
-                # layers of another kind may have other modules, but not one name of a module misspelt
+                # layers of another kind may have other modules, but not the same modules with one name misspelt
                 compared, fuller = layers, _renamed(names, all_shapes, modules=False)
             if fuller is not None and not _is_pattern(fuller - names, compared):
                 incomplete[layer] = (fuller - names, [other for other, theirs in compared.items() if theirs == fuller])
@@ -121,9 +121,9 @@ def _is_pattern(missing: Names, compared: Mapping[int, Names]) -> bool:
 
 
 def _fuller(names: Names, numbers: Counter[Names], *, torn: bool) -> Names | None:
-    """Return the names of the siblings that have all of `names` and more: at least two, and more than are like this layer.
+    """Return the names of siblings that have all of `names` and more: at least two, and more than the layers like this one.
 
-    Several layers that all lack one whole component are a kind of their own and not incomplete.
+    Several layers that all lack one whole component are a kind of their own, not incomplete.
     """
     own = numbers[names]
     candidates = [
@@ -139,10 +139,10 @@ def _fuller(names: Names, numbers: Counter[Names], *, torn: bool) -> Names | Non
 
 
 def _renamed(names: Names, numbers: Counter[Names], *, modules: bool = True) -> Names | None:
-    """Return the names of the siblings that call one module otherwise, or one tensor of it: at least two.
+    """Return the names of at least two siblings that have another name for one module, or for one tensor of a module.
 
-    The two names of the module differ in one of their parts, and the module has the same tensors.
-    modules: whether such a module is looked for, too.
+    The two names of a module differ in one part, and the module has the same tensors.
+    modules: whether to look for renamed modules, not only tensors.
     """
     for other, number in numbers.most_common():
         lacked, added = _one_module(other - names), _one_module(names - other)
@@ -162,7 +162,7 @@ def _renamed(names: Names, numbers: Counter[Names], *, modules: bool = True) -> 
 
 
 def _is_misspelt(lacked: Names, added: Names) -> bool:
-    """Whether the one tensor that a module has instead of another can only be a wrong name of that."""
+    """Whether the one tensor that a module has in place of another can only be that tensor under a wrong name."""
     if len(lacked) != 1 or len(added) != 1:
         return False
     (right,), (wrong,) = lacked, added
@@ -171,7 +171,7 @@ def _is_misspelt(lacked: Names, added: Names) -> bool:
 
 
 def _one_module(names: Names) -> tuple[str, Names] | None:
-    """Return the module that all these tensors belong to, and their names within it; None where they belong to several."""
+    """Return the module of all these tensors, and their names within it; None if they belong to several modules."""
     modules = {name.rpartition(".")[0] for name in names}
     if len(modules) != 1:
         return None
@@ -180,7 +180,7 @@ def _one_module(names: Names) -> tuple[str, Names] | None:
 
 @dataclass(frozen=True)
 class UnevenShape:
-    """A tensor of one layer, or of one expert, that alone has another shape than its siblings."""
+    """A tensor of one layer, or of one expert, whose shape differs from all its siblings'."""
 
     layer: int
     name: str
@@ -191,10 +191,10 @@ class UnevenShape:
 
 
 def find_uneven_shapes(stack: Stack, kind: Mapping[int, str], tensors: Mapping[str, Tensor]) -> Iterator[UnevenShape]:
-    """Yield the tensors that alone among at least four siblings have another shape.
+    """Yield the tensors whose shape differs from all of at least three siblings.
 
     Siblings are the experts of a layer, and the layers of a kind. Packed tensors are left out: a recipe may give one layer more
-    bits. Where two or more differ, the architecture may give each its own width.
+    bits. If two or more differ, the architecture may give each its own width.
     """
     shapes: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
     for layer, names in stack.layers.items():
@@ -216,7 +216,7 @@ def find_uneven_shapes(stack: Stack, kind: Mapping[int, str], tensors: Mapping[s
 
 
 def _find_odd(shapes: Mapping[int, tuple[int, ...]]) -> tuple[int, tuple[int, ...]] | None:
-    """Return the one of at least four that has another shape than all others, and theirs."""
+    """Return, of at least four, the one whose shape differs from all others, and the others' shape."""
     numbers = Counter(shapes.values())
     if len(shapes) < 4 or len(numbers) != 2:
         return None

@@ -18,17 +18,17 @@ SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class FileState(NamedTuple):
-    """What was known of a file at one moment.
+    """The state of a file at one moment.
 
-    The time of its last change is no part of it: linked copies of a model (``cp -l``) that come and go change that, and no byte.
+    It leaves out the time of the last status change (ctime): hard-linked copies of a model (``cp -l``) change that, and no byte.
     """
 
     size: int
     """Bytes."""
     written: int
-    """When its bytes were written last, in nanoseconds. Whoever writes may set it back (``cp -p``, ``rsync --times``)."""
+    """When its bytes were written last, in nanoseconds. A program may set it back (``cp -p``, ``rsync --times``)."""
     node: tuple[int, int]
-    """Its device and its number there: another file under its name has another one, mostly."""
+    """Its device and its inode number, which mostly differ for another file under the same name."""
 
 
 def describe_state(status: os.stat_result) -> FileState:
@@ -37,7 +37,7 @@ def describe_state(status: os.stat_result) -> FileState:
 
 
 def is_rewritten(before: FileState, after: FileState) -> bool:
-    """Whether the bytes of a file may be others than before.
+    """Whether the bytes of a file may have changed.
 
     >>> listed = FileState(8, 100, (1, 7))
     >>> [is_rewritten(listed, other) for other in (listed, listed._replace(written=200), listed._replace(node=(1, 8)))]
@@ -54,20 +54,20 @@ class File:
     size: int
     """Size in bytes."""
     outside_link: str | None = None
-    """Where the file is a link that is not followed, what it points to; else None. It leads out of the target, or to no file."""
+    """The destination of a link that is not followed, because it leads out of the target or to no file; else None."""
     path: str = field(default="", compare=False)
-    """Where a file on disk lies, its links resolved when it was listed: no later link leads elsewhere. "" for a remote file."""
+    """Path of a file on disk, with links resolved at listing, so that a later link cannot redirect it. "" for a remote file."""
     version: str = field(default="", compare=False)
-    """What changes when the file is replaced: its ETag in an object store, its number and time on disk; "" on the Hub."""
+    """Changes when the file is replaced: the ETag in an object store, inode number and time on disk; "" on the Hub."""
     state: FileState | None = field(default=None, compare=False)
-    """What the system said of a file on disk when it was listed; None for others."""
+    """The state of a file on disk when it was listed; None for a remote file."""
 
 
 class Source(Protocol):
     """A folder of files that can be read in ranges.
 
-    read() returns fewer bytes than requested where the file ends earlier. It raises FileNotFoundError when the file
-    has disappeared since it was listed, and OSError when it exists but cannot be read.
+    read() returns fewer bytes than requested if the file ends earlier. It raises FileNotFoundError if the file has
+    disappeared since it was listed, and OSError if it exists but cannot be read.
     """
 
     @property
@@ -82,7 +82,7 @@ class Source(Protocol):
 
     @property
     def allows_sampling(self) -> bool:
-        """Whether rules may read many small pieces again; the Hub counts requests."""
+        """Whether rules may read many small pieces again: not from the Hub, which limits the number of requests."""
         ...
 
     @property
@@ -108,8 +108,8 @@ def is_checkpoint_file(path: str) -> bool:
 class Folder:
     """The files directly in a folder on disk (or some of them). Links out of the folder are not followed, unless the user says so.
 
-    A snapshot of the Hugging Face cache links to the blobs two levels up; that is the only place outside the folder that
-    a link may lead to by itself.
+    A snapshot of the Hugging Face cache links to the blobs two levels up; by default, links may lead to no other place outside
+    the folder.
     """
 
     allows_sampling = True
@@ -132,7 +132,7 @@ class Folder:
             templates: list the chat templates in CHAT_TEMPLATES as well; their names contain a slash.
             follow_links: follow links out of the folder, to regular files.
 
-        Raises CkptcheckError where the folder cannot be listed.
+        Raises CkptcheckError if the folder cannot be listed.
         """
         self.target = target
         self.local: Path | None = path
@@ -179,10 +179,10 @@ def read_listed(listed: File, start: int, length: int) -> bytes:
 
 
 def _require_same(listed: File, opened: os.stat_result) -> None:
-    """Raise OSError where another file took the place of the one that was listed.
+    """Raise OSError if another file has taken the place of the one that was listed.
 
-    A file that is only written to keeps its number. Some network folders give a file a new number each time it is opened, so that
-    the number alone shows nothing, and Windows lists none.
+    A write keeps the inode number, a replacement changes it. The number alone proves nothing: some network file systems give a
+    new one at each opening, and Windows lists none.
     """
     number, _, time = listed.version.partition(" ")
     is_other = number not in ("", "0", str(opened.st_ino))
@@ -203,7 +203,7 @@ def _file(entry: os.DirEntry[str], allowed: list[Path]) -> File | None:
     try:
         status = entry.stat()
     except OSError as error:
-        if not entry.is_symlink():  # it disappeared after it was listed
+        if not entry.is_symlink():  # the file disappeared after the listing
             return None
         goal = f"{os.readlink(entry.path)}, which cannot be followed: {error.strerror}"
         dangles = "a file that does not exist" if isinstance(error, FileNotFoundError) else goal
@@ -213,15 +213,15 @@ def _file(entry: os.DirEntry[str], allowed: list[Path]) -> File | None:
         return File(entry.name, status.st_size, outside_link, path, version, describe_state(status))
     leads_out = entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(allowed[0])
     if leads_out and not stat.S_ISDIR(status.st_mode):
-        # a pipe would wait for ever, and a device has no end
+        # reading a pipe would wait for ever, and a device has no end
         return File(entry.name, 0, f"{os.readlink(entry.path)}, which is no regular file")
     return None
 
 
 def describe_version(source: Source, name: str) -> str:
-    """Return what changes when a file is replaced: its size, and its ETag or the time of its last change.
+    """Return a text that changes when a file is replaced: its size, and its ETag or the time of its last change.
 
-    "" where it is gone. The same on every machine that sees the file.
+    "" if the file is gone. Every machine that sees the file gets the same text.
     """
     file = source.files[name]
     if source.local is None:
@@ -234,7 +234,7 @@ def describe_version(source: Source, name: str) -> str:
 
 
 def list_rewritten(source: Source, names: Iterable[str]) -> list[str]:
-    """Return those of these files that are on this disk and no longer as they were listed: written to, replaced, or gone."""
+    """Return the files on this disk that have changed since they were listed: written to, replaced, or gone."""
     if source.local is None:
         return []
     return [name for name in dict.fromkeys(names) if name in source.files and _is_other(source.files[name])]
@@ -250,7 +250,7 @@ def _is_other(listed: File) -> bool:
 
 
 def find_nodes(source: Source, *names: str) -> frozenset[str]:
-    """Return the nodes of a cluster on whose own disks all these files lie; empty where any node can read them."""
+    """Return the nodes of a cluster that have all these files on their disks; empty if any node can read them."""
     find = getattr(source, "find_nodes", None)
     return frozenset() if find is None else find(names)
 

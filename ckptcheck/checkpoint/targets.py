@@ -1,4 +1,4 @@
-"""What the targets of one command mean together: shards of one model are that model, and a folder may hold checkpoints."""
+"""Interprets the targets of one command together: joins the shards of a model, and finds the checkpoints in a folder."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from ckptcheck.text.file_io import LARGEST_JSON, expand_home, read_regular_file,
 from ckptcheck.text.formatting import count
 
 MODEL_FILES = ("config.json", "adapter_config.json")
-"""Files that say that what lies beside them is a model."""
+"""Files that mark their folder as a model."""
 MOST_SEARCHED = 2000
-"""Folders that are searched for checkpoints to suggest: who names a whole disk by mistake gets an answer soon."""
+"""Folders that are searched for checkpoints to suggest: a user who names a whole disk by mistake still gets an answer soon."""
 MOST_SUGGESTED = 3
-"""Checkpoints that the message names: one line."""
+"""Checkpoints that the message names, so that it fits on one line."""
 
 
 def resolve_targets(
     targets: Sequence[str], *, recursive: bool = False, follow_links: bool = False, log: Callable[[str], None]
 ) -> list[str]:
-    """Return what is to be scanned, one target for each report.
+    """Return the targets to scan, one for each report.
 
-    Addresses of pages of the Hub become ``hf://org/name``, several files of one model the folder that holds them, and a pattern
-    in an object store (``s3://bucket/runs/*/``) what it matches.
+    The address of a page on the Hub becomes ``hf://org/name``, several files of one model become their folder, and a pattern in
+    an object store (``s3://bucket/runs/*/``) becomes its matches.
 
     Args:
         targets: what the user named.
-        recursive: replace each folder by the checkpoints in it and below; one that holds none stays.
-        follow_links: with `recursive`, look into folders that links lead to.
-        log: receives a sentence where several targets became one.
+        recursive: replace each folder by the checkpoints in it and below; a folder without any stays.
+        follow_links: with `recursive`, look into linked folders too.
+        log: receives a sentence if several targets become one.
 
     Raises CkptcheckError for an address of the Hub that is no model's.
     """
@@ -60,7 +60,7 @@ def normalize_target(target: str) -> str:
 
 
 def join_files(targets: Sequence[str], log: Callable[[str], None]) -> list[str]:
-    """Replace several files of one model by the folder that holds them: a shard alone would be clean without the others."""
+    """Replace several files of one model by their folder: scanned alone, each shard would pass although others are missing."""
     named: dict[str, set[str]] = {}
     for target in targets:
         if (place := _split_file(target)) is not None:
@@ -74,7 +74,7 @@ def join_files(targets: Sequence[str], log: Callable[[str], None]) -> list[str]:
             place = (target if is_remote_address(target) else os.path.normpath(expand_home(target)), "")
         folder, name = place
         if not name and os.path.dirname(folder) in joined and not _holds_checkpoint(Path(folder)):
-            continue  # the shell named a folder of the model's, such as that of its chat templates
+            continue  # the shell's pattern also matched a subfolder of the model, such as its chat templates
         if folder not in joined or (name and name not in joined[folder]):
             result.append(target)
         elif folder not in seen:
@@ -88,8 +88,8 @@ def join_files(targets: Sequence[str], log: Callable[[str], None]) -> list[str]:
 def find_checkpoints(folder: Path, most: int | None = None, *, follow_links: bool = False) -> Iterator[Path]:
     """Yield the folders that hold a checkpoint, from this one downwards, in natural order.
 
-    Hidden folders and the inside of a Megatron run are left out. most: folders to look into; None: all. follow_links: look into
-    folders that links lead to, too, each folder once.
+    Skips hidden folders and the inside of a Megatron run. most: folders to look into; None: all. follow_links: look into linked
+    folders too, each folder once.
     """
     waiting, searched, known = deque([folder]), 0, {real_path(folder)}
     while waiting and (most is None or searched < most):
@@ -105,7 +105,7 @@ def find_checkpoints(folder: Path, most: int | None = None, *, follow_links: boo
             yield path
             continue
         names = [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry, follow_links)]
-        # a folder before the links to it: runs/latest is runs/step_9 again
+        # visit a folder before the links to it, so that runs/latest does not replace runs/step_9
         names.sort(key=lambda name: ((path / name).is_symlink(), natural_order(name)))
         for name in names:
             if not follow_links or (real := real_path(path / name)) not in known:
@@ -114,13 +114,13 @@ def find_checkpoints(folder: Path, most: int | None = None, *, follow_links: boo
 
 
 def suggest_checkpoints(target: str, folder: Path) -> CkptcheckError | None:
-    """Return the error that names the checkpoints below a folder that is none itself; None where there are none."""
+    """Return an error that names the checkpoints below a folder that is no checkpoint; None if there are none below."""
     found = [str(path.relative_to(folder)) for path in find_checkpoints(folder, MOST_SEARCHED) if path != folder]
     return describe_found(target, found)
 
 
 def describe_found(target: str, found: list[str]) -> CkptcheckError | None:
-    """Return the error that names checkpoints below a target that is none itself; None where `found` has no names."""
+    """Return an error that names the checkpoints found below a target; None if `found` is empty."""
     if not found:
         return None
     found.sort(key=natural_order)
@@ -146,9 +146,9 @@ def _expand_folder(target: str, follow_links: bool) -> list[str]:
 
 
 def expand_pattern(target: str) -> list[str]:
-    """Return what a pattern matches: folders in an object store, or what a shell makes of it on this disk, where quotes kept it.
+    """Return the matches of a pattern: folders in an object store, or paths on this disk if quotes kept it from the shell.
 
-    [target] for what is none. Raises CkptcheckError where nothing matches.
+    Returns [target] if it is no pattern. Raises CkptcheckError if nothing matches.
     """
     if is_object_address(target) and re.search(r"[*?]", target):
         from ckptcheck.checkpoint.objects.find import match_folders
@@ -164,7 +164,7 @@ def expand_pattern(target: str) -> list[str]:
 
 
 def is_path_pattern(target: str) -> bool:
-    """Return whether a target is a pattern of paths on this disk, and no file that is called so."""
+    """Return whether a target is a pattern of paths on this disk, and not the name of an existing file."""
     return (
         not is_remote_address(target)
         and re.search(r"[*?[]", target) is not None
@@ -173,7 +173,7 @@ def is_path_pattern(target: str) -> bool:
 
 
 def _split_file(target: str) -> tuple[str, str] | None:
-    """Split the path of a file into folder and name; None for a folder and for what is not on this disk."""
+    """Split the path of a file into folder and name; None for a folder, and for a path that does not exist."""
     path = expand_home(target)
     if is_remote_address(target) or target.endswith(("/", os.sep)) or os.path.isdir(path):
         return None
@@ -182,7 +182,7 @@ def _split_file(target: str) -> tuple[str, str] | None:
 
 
 def _select_model_files(folder: str, named: set[str]) -> set[str]:
-    """Return those of the files named in a folder that are one model; the empty set where they are not shown to be one."""
+    """Return the named files of a folder that belong to one model; the empty set if nothing shows that they do."""
     tensors = sorted(name for name in named if name.endswith(".safetensors"))
     beside = set(os.listdir(folder)) | named
     has_config = any(name in MODEL_FILES or name.endswith(".safetensors.index.json") for name in named)
@@ -200,7 +200,7 @@ def _select_model_files(folder: str, named: set[str]) -> set[str]:
 
 
 def _read_index_files(path: Path) -> set[str]:
-    """Return the names of the shards in an index; the empty set where it cannot be read, which the scan will say."""
+    """Return the names of the shards in an index; the empty set if it cannot be read, which the scan reports."""
     try:
         document = msgspec.json.decode(read_regular_file(real_path(path), LARGEST_JSON), type=dict[str, msgspec.Raw])
         return set(msgspec.json.decode(document["weight_map"], type=dict[str, str]).values())

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""The upper bound is that of msgspec; the slow parser handles numbers between it and 2^64."""
+"""The upper bound is msgspec's; the slow parser handles numbers between it and 2^64."""
 
 PLAIN = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
 """dtypes whose elements are the model's numbers one by one (not packed)."""

@@ -1,6 +1,6 @@
-"""A file of tokens that is not JSON of transformers: SentencePiece, tiktoken, or tekken; which there are, and what each holds.
+"""Finds and reads token files outside transformers' own JSON: SentencePiece, tiktoken and tekken.
 
-A tiktoken file has on each line a token in base64, and its rank: `load_tiktoken_bpe` of tiktoken 0.14 (tiktoken/load.py), which
+A tiktoken file has a token in base64 and its rank on each line: `load_tiktoken_bpe` of tiktoken 0.14 (tiktoken/load.py), which
 transformers calls too.
 """
 
@@ -24,14 +24,14 @@ BINARY = re.compile(
     r"tokenizer\.model(\.v\d\w{0,20})?|(spiece|sentencepiece|sentencepiece\.bpe|spm|spm_char|tiktoken)\.model"
     r"|(source|target)\.spm|[^/]*\.tiktoken"
 )
-"""Names by which the tokenizers of transformers, mistral-common and the code of repositories ask for such a file."""
+"""Names under which transformers, mistral-common and the code of repositories look for such a file."""
 OTHER_VOCABULARIES = frozenset(("vocab.json", "vocab.txt", "dict.txt"))
-"""Files that number the tokens, where a SentencePiece model beside them only splits the text (M2M100, Marian, BARTpho)."""
+"""Files that number the tokens, so that a SentencePiece model beside them only splits the text (M2M100, Marian, BARTpho)."""
 SENTENCEPIECE_START = b"\n"
 """The first byte of every SentencePiece model: the field of its pieces."""
 TIKTOKEN_LINE = re.compile(rb"\s*[A-Za-z0-9+/]+={0,2} +\d{1,9}\r?\n")
 MOST_DIGITS = 12
-"""Digits of a rank: no vocabulary has as many tokens."""
+"""Most digits of a rank: no vocabulary has as many tokens."""
 
 
 @dataclass(frozen=True)
@@ -42,23 +42,23 @@ class TokenFile:
     form: str
     """SentencePiece, tiktoken or tekken."""
     tokens: dict[int, str] = field(default_factory=dict, repr=False)
-    """Id → token, as the file numbers them; some classes put further tokens before."""
+    """Id → token, as the file numbers them; some tokenizer classes insert tokens before these."""
     defects: tuple[Defect, ...] = ()
     numbers_tokens: bool = True
-    """Whether its ids are, or are not above, those of the model."""
+    """Whether its ids are the model's ids, or at least not above them."""
 
 
 def has_token_file(files: Collection[str]) -> bool:
-    """Whether there is one of these files among the names, or the two files of a BPE."""
+    """Whether the names include such a file, or the two files of a BPE."""
     return {"vocab.json", "merges.txt"} <= set(files) or any(name == TEKKEN or BINARY.fullmatch(name) for name in files)
 
 
 def read_token_files(source: Source, *, has_own_code: bool) -> tuple[TokenFile, ...]:
     """Read the files that a tokenizer is made of.
 
-    Beside a tokenizer.json, loaders read no SentencePiece and no tiktoken file; Mistral's read tekken.json all the same.
+    Beside a tokenizer.json, loaders ignore SentencePiece and tiktoken files, but Mistral's loaders still read tekken.json.
 
-    has_own_code: the repository brings the tokenizer's class, which may read a file of this name in a form of its own.
+    has_own_code: the repository brings its own tokenizer class, which may read a file of this name in another form.
     """
     names = sorted(name for name, file in source.files.items() if file.outside_link is None and _is_read(name, source))
     found = (_read(source, name, has_own_code=has_own_code) for name in names)
@@ -99,12 +99,12 @@ def _read(source: Source, name: str, *, has_own_code: bool) -> TokenFile | None:
 
 
 def looks_like_tiktoken(raw: bytes) -> bool:
-    """Whether a file begins like a list of tokens."""
+    """Whether a file begins like tiktoken's list of tokens."""
     return TIKTOKEN_LINE.match(raw[:4096]) is not None
 
 
 def read_ranks(raw: bytes) -> tuple[dict[int, str], Defect | None]:
-    """Return the tokens by their ranks, and why tiktoken refuses the file; None where it does not."""
+    """Return rank → token, and the reason why tiktoken refuses the file, or None."""
     tokens: dict[int, str] = {}
     seen: set[bytes] = set()
     for number, line in enumerate(raw.splitlines(), start=1):

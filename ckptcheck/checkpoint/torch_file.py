@@ -1,7 +1,7 @@
 """Reads the object in a torch.save file or a pickle, tensors included, without torch and without executing anything in it.
 
-For files that users write themselves, dumps and rollouts. Plain values stay as they are, tensors and numpy arrays become
-numpy arrays, a TensorDict becomes a dictionary. Only the bytes under a tensor are read. Formats: torch/serialization.py;
+It serves files that users write themselves: dumps and rollouts. Plain values stay as they are, tensors and numpy arrays become
+numpy arrays, a TensorDict becomes a dictionary. It reads only the bytes under a tensor. Formats: torch/serialization.py;
 numpy's `ndarray.__reduce__`; tensordict 0.15 `_reductions.py` (`_make_td`, and one storage for all leaves after
 `consolidate()`).
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NUMPY_KIND = re.compile(r"[|<>=]?[?a-zA-Z][0-9]{0,9}")
-"""The spelling of a plain dtype; numpy reads longer ones as a small language."""
+"""The spelling of a plain dtype. numpy parses longer spellings as a small language, which a hostile file could abuse."""
 DEEP = 64
 """Deepest nesting of containers that is read."""
 
@@ -117,15 +117,15 @@ _NAMED = frozenset(
     )
 )
 _OWN = re.compile(r"(miles|skyrl|skyrl_train|openrlhf|areal)\.")
-"""Frameworks whose classes stand in rollouts; SkyRL also names the function that makes its batches."""
+"""Frameworks whose classes occur in rollouts; SkyRL's pickles also name the function that makes its batches."""
 _ARRAY = frozenset(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core"))
 _BUFFER = frozenset(f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core"))
-"""What makes arrays from protocol 5 on, the default since Python 3.14."""
+"""The functions by which protocol 5, the default since Python 3.14, makes arrays."""
 _SCALAR = frozenset(f"numpy.{core}.multiarray.scalar" for core in ("core", "_core"))
 
 
 class _KnownGlobals:
-    """The stubs for one pickle. Those that make bytes of what the pickle holds may be called on the same bytes again and again."""
+    """The stubs for one pickle. They share a budget, because a pickle may make bytes from the same content again and again."""
 
     def __init__(self, size: int) -> None:
         self._budget = WalkBudget(size)
@@ -154,12 +154,12 @@ class _KnownGlobals:
 
 
 def make_stubs(size: int) -> Known:
-    """Return the stubs for one pickle of so many bytes: they count what it makes of them."""
+    """Return the stubs for one pickle of this many bytes; they count the bytes that it makes."""
     return _KnownGlobals(size).stub_for
 
 
 def _make_no_bytes() -> bytes:
-    """Stand for `bytes`, by which protocol 2 spells no bytes at all; with a number it would make that many."""
+    """Stand for `bytes()`, by which protocol 2 spells an empty value; with a number, `bytes` would allocate that many."""
     return b""
 
 
@@ -239,9 +239,9 @@ class _Plain:
         if record is None or tensor.skip * each + size > record.length:
             raise UnreadableArchive("a tensor reaches beyond its storage")
         if prod(tensor.shape) * each > size:
-            # A few bytes could fill the memory.
+            # Repeated elements (stride 0) would let a few bytes fill the memory.
             raise UnreadableArchive("a tensor repeats its elements")
-        # Tied tensors share a storage; a thousand views of a whole one are a trap.
+        # A few tied tensors may share a storage; a thousand views of a large one would fill the memory.
         self._elements.spend(size)
         if not size:
             return np.empty(tensor.shape, np.float32 if tensor.dtype == "BF16" else numpy_dtype(tensor.dtype))

@@ -38,10 +38,10 @@ MAX_GLOBALS, MAX_GLOBAL = 1 << 10, 1 << 10
 """Most globals, and the longest name of one: a short pickle can put thousands of long names together."""
 
 Known = Callable[[str, str], Any]
-"""Maps the module and the name of a global to its stub, or to None where a checkpoint does not need it."""
+"""Maps the module and the name of a global to its stub, or to None if a checkpoint does not need it."""
 
 _SHORT = 128
-"""The regular expression skips strings shorter than this: nearly all names of tensors."""
+"""The regular expression skips strings shorter than this, which nearly all names of tensors are."""
 
 
 def _counted(op: bytes, lengths: range) -> bytes:
@@ -67,17 +67,17 @@ _MEMOIZE = b"\x94"
 
 
 SHARED = 2
-"""How often as many values a walk may meet as the pickle has bytes: a container may stand in several places."""
+"""Values that a walk may meet per byte of the pickle; more than one, because a container may occur in several places."""
 LEAST_STEPS = 100_000
-"""Values that a walk may meet however short the pickle is."""
+"""Values that a walk may always meet, however short the pickle is."""
 
 
 class UnreadablePickle(Exception):
-    """The pickle is broken, too large, or does something that no checkpoint does. The message is the end of a sentence."""
+    """The pickle is broken, too large, or does something that no checkpoint needs. The message is the end of a sentence."""
 
 
 class WalkBudget:
-    """Ends a walk over unpickled values that share containers: 200 bytes can hold a list of lists that unfolds without end."""
+    """Ends a walk over unpickled values that share containers: 200 bytes can describe lists that unfold without end."""
 
     def __init__(self, pickle_bytes: int) -> None:
         self._left = LEAST_STEPS + SHARED * pickle_bytes
@@ -131,7 +131,7 @@ class ObjectStub(metaclass=FrozenMeta):
 
 
 class DictStub(metaclass=FrozenMeta):
-    """Stands for an object that occurs hundreds of thousands of times and whose state is a dictionary: its `__dict__`."""
+    """Stands for an object that occurs hundreds of thousands of times and keeps its state in its `__dict__`."""
 
     def __setstate__(self, state: Any) -> None:
         if type(state) is not dict or len(state) > MAX_STATE:
@@ -140,7 +140,7 @@ class DictStub(metaclass=FrozenMeta):
 
 
 class SizeStub(metaclass=FrozenMeta):
-    """Stands for torch.Size: a short tuple. A long one could be copied again and again until the memory is full."""
+    """Stands for torch.Size: a short tuple. A pickle could copy a long one until the memory is full."""
 
     def __new__(cls, dimensions: Any = ()) -> Any:
         """Return the dimensions."""
@@ -178,7 +178,7 @@ class Unpickled:
     value: Any
     """The object that the pickle describes."""
     unexpected_globals: tuple[str, ...] = ()
-    """The globals that the pickle names and a checkpoint does not need, in order."""
+    """The globals in the pickle that a checkpoint does not need, in order."""
 
 
 def unpickle(
@@ -263,7 +263,7 @@ def _walk(raw: bytes) -> None:
             at += 1 + width + length
         elif op == _LONG_BINPUT:
             index = int.from_bytes(raw[at + 1 : at + 5], "little")
-            # each entry takes at least a byte to make, and there would be room for all below it
+            # the unpickler allocates all entries below the index, and each real entry takes at least a byte of the pickle
             if index > min(at, MAX_MEMO):
                 raise UnreadablePickle("it asks for a memo of absurd size")
             at += 5

@@ -1,8 +1,7 @@
-"""What a consumer is given and what it answers.
+"""The input and the answers of a consumer.
 
 A consumer builds its own modules out of a checkpoint's (``q_proj``, ``k_proj`` and ``v_proj`` become one ``qkv_proj``)
-and asks the quantization config about each one, by name and class. ckptcheck answers as that version of the consumer
-does.
+and looks each one up in the quantization config, by name and class. ckptcheck decides as that version of the consumer does.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 LINEAR, EXPERTS, HEAD, EMBEDDING, OTHER = "linear", "experts", "head", "embedding", "other"
-"""Roles of a module; a consumer treats each role in another branch of its code."""
+"""Roles of a module; a consumer has a branch of its code for each role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +25,15 @@ class Module:
     role: str
     """`LINEAR`, `EXPERTS`, `HEAD`, `EMBEDDING` or `OTHER`."""
     sources: tuple[str, ...] = ()
-    """The checkpoint's modules that are loaded into it."""
+    """The checkpoint's modules that it loads."""
     is_quantizable: bool = True
     """Whether the consumer gives it a quantization config at all."""
     expert_projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """For fused experts: the names of gate, up and down of one expert in the checkpoint."""
     is_guess: bool = False
-    """Whether name and class only follow the usual pattern: nobody has built this architecture with this consumer."""
+    """Whether name and class are guesses by the usual pattern, not recorded from a built model of this architecture."""
     rejects_unknown_tensors: bool = False
-    """Whether the loader raises on a tensor for this module that it has no parameter for (recorded for SGLang only)."""
+    """Whether the loader raises on a tensor of this module without a parameter (recorded for SGLang only)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Decision:
     """Whether a consumer builds a module quantized."""
 
     quantized: bool | None
-    """None where the consumer raises (`error`) or where ckptcheck cannot tell (`reason`)."""
+    """None if the consumer raises (`error`) or if ckptcheck does not know (`reason`)."""
     scheme: str | None = None
     """The target, algorithm or pattern whose scheme the module gets."""
     entry: str | None = None
@@ -52,15 +51,15 @@ class Decision:
     splits_module: bool = False
     """Whether the error is that the lists treat the shards of a fused module differently."""
     reason: str | None = None
-    """Why ckptcheck cannot tell, as one clause."""
+    """Why ckptcheck does not know, as one clause."""
 
 
 UNQUANTIZED = Decision(quantized=False)
 DecideModule = Callable[[Module], Decision]
 
 UndeclaredOutcome = Literal["known", "plain", "refused"]
-"""What a consumer makes of a config without ``quant_method``. known: it recognizes the method. plain: it takes the model for
-not quantized. refused: it stops at the config."""
+"""How a consumer reads a config without ``quant_method``. known: it recognizes the method. plain: it takes the model for
+unquantized. refused: it stops at the config."""
 
 
 class ConsumerError(Exception):
@@ -72,7 +71,7 @@ class SplitModuleError(ConsumerError):
 
 
 class UnknownBehavior(Exception):
-    """ckptcheck cannot tell what the consumer does; the message says why, as one clause."""
+    """ckptcheck does not know what the consumer does; the message says why, as one clause."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +83,11 @@ class ModelStructure:
     rename: Callable[[str], str] = str
     """Turns a name of the checkpoint, or an entry of a list, into the consumer's name."""
     default_skips: tuple[str, ...] = ()
-    """What transformers skips where the config has no list (its `get_keys_to_not_convert`)."""
+    """The modules that transformers skips if the config has no list (its `get_keys_to_not_convert`)."""
     is_guess: bool = False
-    """Whether nobody has built this architecture with this consumer."""
+    """Whether the tables were not recorded from a built model of this architecture."""
     is_unknown: bool = False
-    """Whether not even its class was looked at: what the consumer fuses and renames is then not known either."""
+    """Whether the tables lack even the architecture's class, and so what the consumer fuses and renames."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class ConsumerInput:
     structure: ModelStructure = ModelStructure()
     """How the consumer builds the architecture."""
     packed: frozenset[str] | None = None
-    """The checkpoint's modules with a tensor that is not F16, BF16 or F32; None if the tensors were not looked at.
+    """The checkpoint's modules with a tensor that is not F16, BF16 or F32; None if the tensors are unknown.
     vLLM derives the lists of GPTQ and AWQ from these."""
     plain: frozenset[str] | None = None
-    """The checkpoint's modules with only F16, BF16 or F32 tensors; None if the tensors were not looked at."""
+    """The checkpoint's modules with only F16, BF16 or F32 tensors; None if the tensors are unknown."""

@@ -1,7 +1,7 @@
 """Decides which modules compressed-tensors 0.20.0 quantizes; transformers calls it.
 
-Source: compressed_tensors/utils/match.py and quantization/lifecycle/apply.py. Names are those of transformers' modules.
-A target also matches the name of a parent class, so ``Linear`` does not match a router that is no ``nn.Linear``.
+Source: compressed_tensors/utils/match.py and quantization/lifecycle/apply.py. The library sees the module names of transformers.
+A target also matches the name of a parent class, so ``Linear`` matches every ``nn.Linear``, but not a router of another class.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ckptcheck.consumers.structures import StructureTable
 
 VERSION = "0.20.0"
 STRUCTURES = StructureTable(Path(__file__).with_name("transformers.json"))
-"""The modules of transformers, to which the library is applied."""
+"""The modules of transformers, on which the library works."""
 
 
 def read_config(request: ConsumerInput) -> QuantizationPolicy:
-    """Read a config. Raises ConsumerError where the library raises on it, UnknownBehavior for another method."""
+    """Read a config. Raises ConsumerError if the library raises on it, UnknownBehavior for another method."""
     if request.method != "compressed-tensors":
         raise UnknownBehavior(f"compressed-tensors does not know the method {request.method}")
     targets = _list_targets(request.config)
@@ -47,7 +47,7 @@ def read_config(request: ConsumerInput) -> QuantizationPolicy:
         }
         by_name = target.match_all(module.name)
         matching = sorted({*by_name, *(n for n, text in enumerate(targets) if text in classes)})
-        # targets are tried in their order, up to the first that matches by name or class
+        # the library tries targets in order, up to the first that matches by name or class
         target.check_entries_before(matching[0] if matching else None)
         if not matching:
             return UNQUANTIZED
@@ -56,7 +56,7 @@ def read_config(request: ConsumerInput) -> QuantizationPolicy:
         ignore.check_entries_before(ignoring[0] if ignoring else None)
         if ignoring:
             return Decision(quantized=False, entry=ignore.originals[ignoring[0]])
-        target.check_entries_before(None)  # the scheme is chosen among all of them
+        target.check_entries_before(None)  # the library evaluates all targets before it chooses the scheme
         if module.role not in (LINEAR, EMBEDDING):
             return UNQUANTIZED
         number = next(n for n in [*(n for n in order if n in by_name), *(n for n in order if n in matching)])

@@ -17,11 +17,11 @@ Scheme = tuple[Any, ...]
 
 
 def read_text_list(config: Mapping[str, Any], *keys: str) -> list[str]:
-    """Return the first of these lists that the config has, [] for none. To every consumer a string is the list of its letters.
+    """Return the first of these lists that the config has, or []. Every consumer reads a string as the list of its letters.
 
     Raises:
-        ConsumerError: if it is no list.
-        UnknownBehavior: if it has entries that are no strings, which some consumers never notice.
+        ConsumerError: if the value is no list.
+        UnknownBehavior: if entries are no strings, which some consumers never notice.
 
     """
     for key in keys:
@@ -42,7 +42,7 @@ def read_ignore_list(config: Mapping[str, Any], key: str = "ignore") -> list[obj
     """Return the ignore list with entries of any type. The engines iterate over it, so a string is the list of its letters.
 
     Raises:
-        ConsumerError: for what the engines cannot iterate over.
+        ConsumerError: if the engines cannot iterate over the value.
         UnknownBehavior: for an object.
 
     """
@@ -63,7 +63,7 @@ def read_targets(config: Mapping[str, Any], *, vllm: bool = False) -> dict[str, 
             vLLM 0.32.0 does.
 
     Raises:
-        ConsumerError: where the engines raise on the config.
+        ConsumerError: if the engines raise on the config.
     """
     groups = config.get("config_groups", {})
     if not isinstance(groups, dict):

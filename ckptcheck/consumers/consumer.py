@@ -32,7 +32,7 @@ ReadUndeclared = Callable[[Mapping[str, Any], str], UndeclaredOutcome | None]
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Consumer:
-    """All facts about one consumer. No other module asks which consumer it has before it: it asks for a fact."""
+    """All facts about one consumer. Other modules never branch on the consumer's name; they ask for a fact."""
 
     name: str
     """As ``--consumers`` and the report have it."""
@@ -41,33 +41,32 @@ class Consumer:
     version: str
     """The version whose code these facts are taken from."""
     read_config: ReadConfig
-    """Reads a quantization config. Raises ConsumerError where the consumer raises, UnknownBehavior for what is not
+    """Reads a quantization config. Raises ConsumerError if the consumer raises, UnknownBehavior for a method that is not
     modelled."""
     structures: Structures
-    """Which modules the consumer builds for an architecture, and out of which of the checkpoint's."""
+    """The modules that the consumer builds for an architecture, and the checkpoint's modules that each one loads."""
     missing_parameter_effect: str
-    """What the consumer does with a tensor that it has no parameter for, as a predicate with ``{tensor}``."""
+    """What the consumer does with a tensor without a parameter, as a predicate with ``{tensor}``."""
     is_default: bool = False
-    """Whether a scan asks it when the user names no consumers."""
+    """Whether a scan evaluates it if the user names no consumers."""
     stops_at_unknown_tensors: bool = False
-    """Whether its loader raises on every tensor that it has no parameter for. Where that differs from one architecture to
-    another, the table of structures says so for each module."""
+    """Whether its loader raises on every tensor without a parameter. If that depends on the architecture, the table of
+    structures has it for each module."""
     guessed_parameter_effect: str | None = None
-    """`missing_parameter_effect` for an architecture that is not in the table of structures, if it is another one."""
+    """`missing_parameter_effect` for an architecture that the table of structures lacks, if it differs."""
     casts_same_name: bool = True
     """Whether it copies a tensor into the parameter of the same name, whatever dtype the two have."""
     weight_files: Callable[[Checkpoint], Collection[str]] | None = None
     """The weight files that it reads; None if it loads another checkpoint (a trainer that sends weights)."""
     sends_weights: bool = False
-    """Whether it loads nothing, but packs weights and sends them to an engine: it is compared with the engines."""
+    """Whether it is a trainer that packs weights and sends them to an engine; it is compared with the engines."""
     matches_parameters: bool = False
-    """Whether an entry has to match the name of a parameter (``….weight``), not that of a module."""
+    """Whether entries match the names of parameters (``….weight``), not of modules."""
     sync_effect: str | None = None
-    """What an engine does with a tensor that a trainer sends and that it has no parameter for, as a predicate; None if no
-    trainer sends weights to it."""
+    """What an engine does with a tensor from a trainer without a parameter, as a predicate; None if no trainer sends weights
+    to it."""
     read_undeclared: ReadUndeclared | None = None
-    """Says what it makes of a config without ``quant_method``, from the config and the key it stands under; None if it
-    does not look there."""
+    """Returns how it reads a config without ``quant_method``, from the config and its key; None if it ignores that key."""
     undeclared_clue: str = ""
     """By what it recognizes a config without ``quant_method``: "by its producer"."""
 
@@ -77,11 +76,11 @@ class Consumer:
         return f"{self.name} {self.version}"
 
     def stops_at(self, module: Module) -> bool:
-        """Whether it raises on a tensor for this module that it has no parameter for."""
+        """Whether it raises on a tensor of this module without a parameter."""
         return self.stops_at_unknown_tensors or module.rejects_unknown_tensors
 
     def describe_missing_parameter(self, module: Module, tensor: str) -> str:
-        """Return what it does with a tensor for this module that it has no parameter for, as a predicate."""
+        """Return what it does with a tensor of this module without a parameter, as a predicate."""
         if module.is_guess and self.guessed_parameter_effect is not None:
             return self.guessed_parameter_effect.format(tensor=tensor)
         if self.stops_at(module):

@@ -1,10 +1,10 @@
-"""Describes what a consumer does with a module that it builds otherwise than the checkpoint stores it.
+"""Describes what a consumer does with a module that it builds quantized and the checkpoint stores unquantized, or the reverse.
 
-What a consumer does is a fact of its `Consumer`. vLLM 0.32's `AutoWeightsLoader` and the models' `load_weights` raise on a name
-that they have no parameter for; in SGLang 0.5.23 each model decides, and some raise for the shards of fused modules only, or for
-experts (recorded by `fixtures/learn_modules_sglang.py`); most drop the tensor, with a warning (Llama) or silently (Qwen3-MoE);
-transformers 5.23 reports it and starts what is missing at random. They copy a weight under the same name into whatever dtype
-the parameter has. The tests show on real engines what vLLM and SGLang do.
+Each `Consumer` holds the facts. vLLM 0.32's `AutoWeightsLoader` and the models' `load_weights` raise on a tensor without a
+parameter. In SGLang 0.5.23 each model decides: some raise for the shards of fused modules only, or for experts (recorded by
+`fixtures/learn_modules_sglang.py`); most drop the tensor, with a warning (Llama) or silently (Qwen3-MoE). transformers 5.23
+reports it and initialises missing parameters at random. All copy a weight into the parameter of the same name, whatever its
+dtype. Tests on real engines show what vLLM and SGLang do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SAME_NAME = {
     True: "casts the raw numbers and drops the scale",
     False: "casts the weight to the quantized dtype and multiplies by an uninitialised scale",
 }
-"""Whether the weight is stored quantized → what a consumer does that copies it into the parameter of the same name."""
+"""Whether the weight is stored quantized → the effect of copying it into the parameter of the same name."""
 
 
 def describe_effect(mismatch: Mismatch, stored_name: str, built_name: str, scale: str | None = None) -> str:
@@ -38,7 +38,7 @@ def describe_effect(mismatch: Mismatch, stored_name: str, built_name: str, scale
     """
     consumer, module = mismatch.consumer, mismatch.target_module
     if stored_name == built_name and mismatch.is_stored_quantized and scale is not None and consumer.stops_at(module):
-        # the consumer has a parameter for the weight, and none for the scale
+        # the consumer has a parameter for the weight, but none for the scale
         stored_name = scale
     elif stored_name == built_name and consumer.casts_same_name:
         return _SAME_NAME[mismatch.is_stored_quantized]
@@ -54,7 +54,7 @@ class MismatchSummary:
     verb: str
     """"is" or "are"."""
     reason: str
-    """The entry of which list decides, or that there is none."""
+    """The entry and the list that decide, or a clause that no entry does."""
     effects: str
     """What each consumer does."""
     file: str
@@ -63,7 +63,7 @@ class MismatchSummary:
     """The key of the list's entry, or of the config."""
     hint: str
     spared: str = ""
-    """The engine that slime serves with, where it builds the modules as they are stored, and slime reads the list so too."""
+    """The engine behind slime, if it builds the modules as they are stored and slime reads the list the same way."""
 
 
 def summarize_mismatches(ckpt: Checkpoint, mismatches: Iterable[Mismatch]) -> Iterator[MismatchSummary]:
@@ -114,10 +114,10 @@ def summarize_mismatches(ckpt: Checkpoint, mismatches: Iterable[Mismatch]) -> It
 
 
 def _find_spared_engine(ckpt: Checkpoint, modules: Iterable[str], hurt: set[str]) -> str:
-    """Return SGLang's label where SGLang builds modules as they are stored and slime's list of parameters leaves them out.
+    """Return SGLang's label if SGLang builds modules as they are stored and slime's list of parameters leaves them out.
 
-    slime serves with SGLang, and its lists name parameters (``re:.*mlp.gate.weight$``), which vLLM holds against modules. "" where
-    the user has named the consumers, or the list says nothing of the modules in slime's reading either.
+    slime serves with SGLang, and its lists name parameters (``re:.*mlp.gate.weight$``), while vLLM matches them with modules. ""
+    if the user names the consumers, or if the list does not match the modules in slime's reading either.
     """
     if ckpt.options.consumers or "sglang" in hurt:
         return ""
@@ -135,7 +135,7 @@ def _find_spared_engine(ckpt: Checkpoint, modules: Iterable[str], hurt: set[str]
 
 
 def _are_experts_never_quantized(mismatches: list[Mismatch], entry: str | None) -> bool:
-    """Whether these are experts, and only transformers reads them otherwise: it joins those of a layer into one module."""
+    """Whether these are experts that only transformers builds unquantized, because it joins a layer's experts into one module."""
     first, *others = mismatches
     return (
         first.is_stored_quantized
@@ -147,7 +147,7 @@ def _are_experts_never_quantized(mismatches: list[Mismatch], entry: str | None) 
 
 
 def _explain_decision(mismatches: list[Mismatch], entry: str | None, method: str | None) -> str:
-    """Return which entry of which list makes the consumers build the module so, or that there is none."""
+    """Return a clause with the entry and the list that make the consumers build the module so, or that no entry does."""
     if _are_experts_never_quantized(mismatches, entry):
         name = mismatches[0].target_module.class_name
         return f"all experts of a layer are one {name} there, which is never quantized by {method}"

@@ -1,7 +1,7 @@
 """Maps each engine tensor to the checkpoint tensors it is built from, by name alone.
 
-vLLM 0.32 and SGLang 0.5.23 fuse projections and experts under names of their own. Other renamings are not known here, and
-then the answer is empty: a wrong answer would be a false alarm.
+vLLM 0.32 and SGLang 0.5.23 fuse projections and experts under names of their own. For a renaming that this module does not know,
+the answer is empty, because a wrong answer would be a false alarm.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ckptcheck.consumers.structures import FUSED_MODULES
 EXPERTS_TENSOR = re.compile(r"(.*\.experts)\.(?:\w+\.)?w(13|2)_(\w+)")
 """All experts of a layer: [experts, gate above up] and [experts, down] (their fused_moe layers)."""
 EXPERT_PROJECTIONS = {"13": (("gate_proj", "up_proj"), ("w1", "w3")), "2": (("down_proj",), ("w2",))}
-"""Suffix of a fused experts' tensor → names of the expert's projections in checkpoints, second those of Mixtral."""
+"""Suffix of a fused experts' tensor → names of the expert's projections in checkpoints, Mixtral's second."""
 EXPERT_MODULE = re.compile(r"(.*\.experts)\.\d+\.(gate_proj|up_proj|down_proj|w1|w2|w3)")
 ROOTS = (
     ("language_model.model.", "model.language_model."),
@@ -25,13 +25,13 @@ ROOTS = (
     ("multi_modal_projector.", "model.multi_modal_projector."),
     ("model.", "backbone."),
 )
-"""How names begin in an engine and in a checkpoint: vision-language models of transformers 5, those whose
-text model stands alone in the checkpoint (Qwen2-VL), and Nemotron-H."""
+"""Prefixes of names in an engine and in a checkpoint: vision-language models of transformers 5, models whose text model has no
+prefix of its own in the checkpoint (Qwen2-VL), and Nemotron-H."""
 FUSED_SUFFIX = {part: whole for whole, spellings in EXPERT_PROJECTIONS.items() for parts in spellings for part in parts}
 
 
 def find_source_tensors(name: str, sent: Collection[str]) -> tuple[str, ...]:
-    """Return the sent tensors that an engine's tensor is built from, in its order of elements; () if that is not known.
+    """Return the sent tensors that an engine's tensor is built from, in its order of elements; () if unknown.
 
     Args:
         name: the engine's tensor, without the rank.

@@ -1,7 +1,7 @@
 """Matches the entries of an ignore, target or pattern list against the names of modules.
 
-A list is read once: texts go into a table, patterns into one automaton. Every consumer has its own rule for when an entry
-matches. Each ``parse_…`` function below is one of these rules and names the consumers that have it.
+A list is read once: texts go into a table, patterns into one automaton. Every consumer has its own rule by which an entry
+matches. Each ``parse_…`` function below is one such rule and names the consumers that have it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ckptcheck.consumers.regex_nfa import UnsupportedRegex
 from ckptcheck.consumers.regex_set import Automaton
 
 MAX_NAME = 1_000
-"""Longest name of a module that is matched, in characters; released ones have up to some 100, and time grows with it."""
+"""Longest module name that is matched, in characters, because time grows with it; released models have up to some 100."""
 ONLY_REGEX = re.compile(
     r"\\[pPXRhKGmML]|\\N\{|\[\[:|\(\?[|RV&bep]|\(\?\(DEFINE|\(\?\d|\{[eids]\s*(?:[<=,}]|\+)|\(\*|&&|.\(\?[a-zA-Z]+\)"
 )
-"""Syntax that the third-party library `regex`, which vLLM and parts of SGLang use, reads in another way than `re`."""
+"""Syntax that `re` and the library `regex`, which vLLM and parts of SGLang use, interpret differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,16 @@ class EntryMatcher:
     """How one entry is matched: by `text`, by `pattern`, or by either."""
 
     text: str | None = None
-    """Matches where it is one of the keys of a name."""
+    """The entry matches if this text is one of the keys of a name."""
     pattern: str | None = None
     """A regex."""
     error: str | None = None
-    """What the consumer raises when it comes to this entry."""
+    """What the consumer raises when it reaches this entry."""
 
 
 ParseEntry = Callable[[str], EntryMatcher]
 LookupKeys = Callable[[str], Iterable[str]]
-"""Lists the texts under which an entry for a name could stand."""
+"""Lists the texts that an entry for a name may have."""
 
 
 @dataclass
@@ -67,10 +67,10 @@ class EntryList:
 
         Args:
             texts: the entries after the consumer's own renaming.
-            parse: says how an entry is matched.
-            originals: each entry as the config has it, where `texts` are renamed.
-            keys: lists the texts under which an entry for a name could stand.
-            full: whether a pattern has to match the whole name, else its beginning.
+            parse: decides how an entry is matched.
+            originals: each entry as the config has it, if `texts` are renamed.
+            keys: lists the texts that an entry for a name may have.
+            full: whether a pattern has to match the whole name, or only its beginning.
             like_regex: whether the consumer matches with the library `regex`, not with `re`.
         """
         self.originals = [str(text) for text in (texts if originals is None else originals)]
@@ -126,19 +126,19 @@ class EntryList:
         self.usages[self.originals.index(original)].count += 1
 
     def first_match(self, name: str) -> int | None:
-        """Return the first entry that matches, as a consumer that stops at the first match."""
+        """Return the first entry that matches, for a consumer that stops at the first match."""
         matches = self.match_all(name)
         number = matches[0] if matches else None
         self.check_entries_before(number)
         return number
 
     def all_matches(self, name: str) -> list[int]:
-        """Return all entries that match, as a consumer that tries every entry."""
+        """Return all entries that match, for a consumer that tries every entry."""
         self.check_entries_before(None)
         return self.match_all(name)
 
     def check_entries_before(self, number: int | None) -> None:
-        """Raise ConsumerError or UnknownBehavior for the first entry before this number that causes it; None: for any."""
+        """Raise the ConsumerError or UnknownBehavior of the first faulty entry before this number; None: of all entries."""
         for other in sorted({*self._errors, *self._unknowns}):
             if number is None or other < number:
                 if other in self._errors:
@@ -167,12 +167,12 @@ def parse_regex_only(text: str) -> EntryMatcher:
 
 
 def parse_exact(text: str) -> EntryMatcher:
-    """Read the text as it is; it matches where the list's `keys` say. By default, the whole name: vLLM's fp8."""
+    """Read the text as it is; the list's `keys` decide where it matches. By default, the whole name: vLLM's fp8."""
     return EntryMatcher(text=text)
 
 
 def list_lengths(texts: Sequence[object]) -> list[int]:
-    """Return the lengths of these texts: no part of a name with another length can be one of them."""
+    """Return the lengths of these texts, because only parts of a name with one of these lengths can match."""
     return sorted({len(text) for text in texts if isinstance(text, str)})
 
 
@@ -229,7 +229,7 @@ def parse_regex_or_prefix(text: str) -> EntryMatcher:
 
 def parse_fnmatch(text: str) -> EntryMatcher:
     """Read shell wildcards over the whole name, as `fnmatch` on a case-sensitive system: ModelOpt in vLLM."""
-    # its atomic groups only save backtracking, of which an automaton has none
+    # drop its atomic groups: they only save backtracking, and an automaton does not backtrack
     return EntryMatcher(pattern=fnmatch.translate(text).replace("(?>", "(?:"))
 
 

@@ -22,28 +22,28 @@ class Evaluation:
 
     consumer: Consumer
     decisions: Mapping[str, tuple[Module, Decision]] = field(default_factory=dict)
-    """Module of the checkpoint → the module it is loaded into, and the decision on that. A module for which the consumer
-    builds nothing is absent."""
+    """Module of the checkpoint → the consumer's module that loads it, and the decision on that. Modules for which the consumer
+    builds nothing are absent."""
     error: str | None = None
     """What the consumer raises on the config as a whole."""
     reason: str | None = None
-    """Why ckptcheck cannot tell what the consumer makes of the config."""
+    """Why ckptcheck does not know how the consumer reads the config."""
     is_guess: bool = False
-    """Whether nobody has built the architecture with this consumer."""
+    """Whether the modules are guessed, because the tables were not recorded from a built model of the architecture."""
     is_unknown: bool = False
-    """Whether not even its class was looked at."""
+    """Whether the tables lack even the architecture's class."""
     lists: Mapping[str, EntryList] = field(default_factory=dict)
     """Key of each list in the config → its entries, with what they match."""
     module_names: Collection[str] = field(default=(), repr=False)
-    """The checkpoint's modules that were asked about."""
+    """The checkpoint's modules that were evaluated."""
     rename: Callable[[str], str] = field(default=str, repr=False)
     """Turns a name of the checkpoint into the consumer's."""
 
     def unused_entries(self, key: str) -> list[str]:
         """Return the entries of a list that match nothing at all, as the config has them.
 
-        Beside the modules that the consumer asks about, the names of the checkpoint's modules and of all their parents are
-        tried: an entry for a module that is never quantized has no effect, but it is no mistake.
+        An entry also counts as used if it matches a module of the checkpoint or a parent of one: an entry for a module that is
+        never quantized has no effect, but is no mistake.
         """
         entries = self.lists[key]
         for name in () if all(use.count for use in entries.usages) else self._known_names:
@@ -85,7 +85,7 @@ def evaluate_consumer(
         names: paths of the checkpoint's modules with a weight of two or more dimensions
             (``model.layers.0.self_attn.q_proj``, ``model.layers.0.mlp.experts``).
         config: the quantization config as parsed.
-        method: its ``quant_method`` where the config does not have it.
+        method: the ``quant_method``, if the config does not have it.
         packed: the modules with a tensor that is not F16, BF16 or F32. vLLM needs it for GPTQ without a list.
         plain: the modules with only such tensors. vLLM needs it for AWQ without a list.
     """

@@ -13,7 +13,7 @@ DENSE_MODULES: dict[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-"""What both engines take for fused modules if the model has no mapping for them (SGLang: `_FALLBACK_FUSED_SHARDS`)."""
+"""The fused modules that both engines assume if the model has no mapping for them (SGLang: `_FALLBACK_FUSED_SHARDS`)."""
 
 
 def expand_fused(name: str, fused: FusedModules) -> list[str] | None:
@@ -45,7 +45,7 @@ def expand_by_suffix(name: str, fused: FusedModules) -> list[str] | None:
 
 
 def find_skipped_by_vllm(entries: EntryList, name: str, fused: FusedModules, *, exact: bool) -> int | None:
-    """Return the entry for which `is_layer_skipped` of vLLM says yes. exact: its mode for fp8 and ModelOpt, else AWQ's."""
+    """Return the entry by which vLLM's `is_layer_skipped` is true. exact: its mode for fp8 and ModelOpt, else AWQ's."""
     direct = entries.first_match(name)
     names = expand_fused(name, fused)
     if names is not None:
@@ -56,7 +56,7 @@ def find_skipped_by_vllm(entries: EntryList, name: str, fused: FusedModules, *, 
 
 
 def find_skipped_by_sglang(entries: EntryList, name: str, fused: FusedModules) -> int | None:
-    """Return the entry for which `is_layer_skipped` of SGLang says yes."""
+    """Return the entry by which SGLang's `is_layer_skipped` is true."""
     last = name.rsplit(".", 1)[-1]
     mapping = fused if last in fused else DENSE_MODULES
     names = expand_fused(name, mapping)

@@ -1,7 +1,7 @@
-"""Which settings of a generation_config.json transformers and vLLM refuse with each request.
+"""The settings of a generation_config.json that transformers and vLLM refuse at each request.
 
-Source: transformers 5.24, generation/logits_process.py; vLLM, sampling_params.py (`SamplingParams._verify_args`), whose server
-takes what a request leaves out from this file.
+Source: transformers 5.24, generation/logits_process.py; vLLM, sampling_params.py (`SamplingParams._verify_args`); vLLM's server
+fills the gaps of a request from this file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 from ckptcheck.checkpoint.document import clip
 
 REQUESTS = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "num_beams")
-"""Settings that every request has which does not give its own."""
+"""Settings that apply to every request that does not set them."""
 TRANSFORMERS, VLLM, BOTH = (
     "transformers refuses to generate",
     "vLLM refuses every request",
@@ -30,7 +30,7 @@ def list_refused_at_request(settings: Mapping[str, Any]) -> Iterator[tuple[str, 
             if key != "num_beams":
                 is_read = (
                     samples or key == "repetition_penalty"
-                )  # transformers leaves the others unread where it takes the best
+                )  # transformers ignores the other settings when it decodes greedily
                 yield key, f"is {_write(value)}, and no number", BOTH if is_read else VLLM
             continue
         if key == "repetition_penalty" and value != 1 and not (isinstance(value, float) and value > 0):

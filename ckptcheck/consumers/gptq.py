@@ -55,7 +55,7 @@ def read_overrides(
         refuses_grouped_order: whether the consumer refuses ``desc_act`` with groups.
 
     Raises:
-        ConsumerError: where the consumer raises.
+        ConsumerError: if the consumer raises.
 
     """
     config = request.config

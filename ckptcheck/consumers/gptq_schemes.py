@@ -2,9 +2,9 @@
 
 GPTQ has patterns in ``dynamic``, AutoRound names and patterns in ``extra_config``.
 
-GPTQModel, which writes such checkpoints, and transformers, which reads them with it, go by the module's own name
-(`dynamic_get` of gptqmodel/quantization/config.py). vLLM and SGLang go by the name of the module that they build
-(``qkv_proj``), so a pattern may be written for that name. It counts where no pattern matches the module's own name.
+GPTQModel, which writes such checkpoints, and transformers, which loads them through it, match the module's own name
+(`dynamic_get` of gptqmodel/quantization/config.py). vLLM and SGLang match the name of the module that they build
+(``qkv_proj``), so a pattern may be written for that name. It counts if no pattern matches the module's own name.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def make_scheme_selector(ckpt: Checkpoint) -> SchemeSelector | None:
 
 
 def _select_by_name(quantization: Quantization) -> SchemeSelector:
-    """Return a function that gives a module the scheme that names it, else any that may be a pattern for it."""
+    """Return a function that gives a module the scheme that names it, else every scheme that may be a pattern for it."""
     every, *special = quantization.schemes
     named = {scheme.targets[0]: scheme for scheme in special if scheme.targets[0] in quantization.storage_by_module}
     others = (every, *(scheme for scheme in special if scheme.targets[0] not in named))

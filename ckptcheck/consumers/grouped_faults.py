@@ -25,13 +25,13 @@ class FaultGroup:
     key: str
     """The name of the tensor at fault, which may be missing."""
     weight: str | None
-    """The name of the weight's tensor, None where there is none."""
+    """The name of the weight's tensor, or None."""
     modules: tuple[str, ...]
     """All modules with the fault, in order."""
 
     @property
     def others(self) -> str:
-        """The further modules, as an insertion into a sentence; empty where there are none."""
+        """The further modules, as an insertion into a sentence; empty if there are none."""
         rest = self.modules[1:]
         if not rest:
             return ""

@@ -1,4 +1,4 @@
-"""Finds the modules that a consumer builds otherwise than the checkpoint stores them."""
+"""Finds the modules that a consumer builds quantized and the checkpoint stores unquantized, or the reverse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 MAX_PATTERN = 200
-"""Longest entry, in characters, for which a correction is looked for: a longer one is no slip of the pen."""
+"""Longest entry, in characters, that gets a suggested correction: a longer one is hardly a typing error."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -34,7 +34,7 @@ class Mismatch:
     module: str
     """Its path in the checkpoint."""
     target_module: Module
-    """The consumer's module that it is loaded into."""
+    """The consumer's module that loads it."""
     decision: Decision
     is_stored_quantized: bool
 
@@ -42,8 +42,8 @@ class Mismatch:
 def evaluate_checkpoint(ckpt: Checkpoint, consumers: tuple[str, ...] | None = None) -> dict[str, Evaluation]:
     """Evaluate consumers, once for all rules. {} if the checkpoint is not quantized or names no method.
 
-    consumers: their names; None for those that the options of the checkpoint name. () stands for the engines, of which the
-    experts are evaluated by the names of the first expert only.
+    consumers: their names; None: the consumers in the options of the checkpoint; (): the engines, for which the first expert
+    of a layer stands for all experts that are stored like it.
     """
     return _evaluate(ckpt, ckpt.options.consumers if consumers is None else consumers)
 
@@ -71,7 +71,7 @@ def _evaluate(ckpt: Checkpoint, consumers: tuple[str, ...]) -> dict[str, Evaluat
 
 
 def _leave_out_like_first_expert(names: Mapping[str, bool]) -> dict[str, bool]:
-    """Return the modules but for those of experts that are stored as the same module of expert 0 is."""
+    """Return the modules without the further experts' modules that are stored like expert 0's."""
     kept = {}
     for name, quantized in names.items():
         at = name.find(".experts.")
@@ -113,11 +113,11 @@ def map_stored_modules(ckpt: Checkpoint) -> Mapping[str, bool]:
 
 
 def find_mismatches(ckpt: Checkpoint, *, quantized: bool) -> list[Mismatch]:
-    """Return the modules that are stored quantized (or not) and that a consumer builds otherwise.
+    """Return the modules that are stored quantized (or not) and that a consumer builds the other way.
 
-    A consumer that does not know the method, and builds no module quantized, is left out: the checkpoint is not meant
-    for it. So is one whose class for the architecture nobody looked at, see `require_known_architecture`. Where a
-    consumer's modules are guessed, only some count, see `_is_certain`. A trainer that sends weights loads nothing, see
+    It leaves out a consumer that does not know the method and builds no module quantized, because the checkpoint is not meant
+    for it; and a consumer whose class for the architecture is unknown, see `require_known_architecture`. If a consumer's
+    modules are guesses, only some count, see `_is_certain`. A trainer that sends weights loads nothing, see
     `find_sync_mismatches`.
     """
     return [mismatch for mismatch in _find_all_mismatches(ckpt) if mismatch.is_stored_quantized == quantized]
@@ -148,10 +148,10 @@ def _find_consumer_mismatches(ckpt: Checkpoint, evaluation: Evaluation) -> list[
 
 
 def _is_certain(ckpt: Checkpoint, evaluation: Evaluation, name: str) -> bool:
-    """Whether a consumer's answer on a module can be relied on although nobody has built the architecture with it.
+    """Whether a consumer's answer on a module is reliable although its modules are guesses.
 
-    Only a list decides on the linear layers and experts of the language model's own layers. Where another consumer builds
-    such a module as it is stored, the guess is the likelier to be wrong.
+    It is for the linear layers and experts of the language model's own layers, on which only a list decides. If another
+    consumer builds such a module as it is stored, the guess is more likely wrong than the checkpoint.
     """
     if not evaluation.is_guess:
         return True
@@ -164,7 +164,7 @@ def _is_certain(ckpt: Checkpoint, evaluation: Evaluation, name: str) -> bool:
 
 
 def require_known_architecture(ckpt: Checkpoint) -> None:
-    """Skip a rule that has looked at what all consumers build, where ckptcheck does not know what one builds.
+    """Skip a rule, after it has checked all consumers, if ckptcheck does not know what one of them builds.
 
     Raises Skip with the reason.
     """
@@ -177,7 +177,7 @@ def require_known_architecture(ckpt: Checkpoint) -> None:
 
 
 def _distinct_decisions(evaluation: Evaluation) -> list[tuple[Module, Decision]]:
-    """Return each module that a consumer builds once, however many of the checkpoint's are loaded into it."""
+    """Return each module that a consumer builds once, however many modules of the checkpoint it loads."""
     return list({id(pair): pair for pair in evaluation.decisions.values()}.values())
 
 
@@ -207,7 +207,7 @@ def _are_opposite(one: Decision, other: Decision) -> bool:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a consumer raises at modules; errors that differ only in numbers are one."""
+    """An error that a consumer raises at modules; errors that differ only in numbers count as one."""
 
     consumer: Consumer
     error: str
@@ -236,7 +236,7 @@ def find_refusals(ckpt: Checkpoint) -> list[Refusal]:
 
 @cache
 def is_unusual_module(name: str) -> bool:
-    """Whether engines may differ in how they build this module; they all build attention, MLPs and experts alike."""
+    """Whether engines may build this module differently; they all build attention, MLPs and experts alike."""
     return not re.search(r"\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj|experts)$|\.experts\.", name)
 
 
@@ -258,14 +258,14 @@ class UnusedEntry:
     file: str
     key: str
     suggestion: str | None
-    """What the entry was probably meant to be; None where nothing is near."""
+    """The probably intended entry; None if no name is near."""
 
 
 def find_unused_entries(ckpt: Checkpoint) -> list[UnusedEntry]:
     """Return the entries of the ignore lists that match no module for any consumer that reads them.
 
-    Some entries that match nothing are no mistake and are left out: one that names a module without a matrix, or a parent
-    of modules, means something to the tool that wrote it, and so does the head of a model that has no head of its own.
+    It leaves out entries that match nothing without being a mistake: a module without a matrix, a parent of modules, and the
+    head of a model that has no head of its own mean something to the tool that wrote them.
     """
     assert ckpt.quantization is not None
     readers = [
@@ -290,7 +290,7 @@ def find_unused_entries(ckpt: Checkpoint) -> list[UnusedEntry]:
 
 
 def _suggest_entry(text: str, names: set[str]) -> str | None:
-    """Return what an entry was probably meant to be: with ``re:``, without a wrapper's prefix or suffix, or the nearest name."""
+    """Return the probably intended entry: with ``re:``, without a wrapper's prefix or suffix, or the nearest name."""
     bare = text.removeprefix("re:")
     if not text.startswith("re:") and re.search(r"(?<![.)\]])\*", text):
         return None  # a pattern of file names, as ModelOpt writes: `layers.61*` is no regex for layer 6

@@ -1,4 +1,4 @@
-"""The model types that an inference engine registers itself, and transformers does not know.
+"""The model types that an engine registers itself and that transformers does not know.
 
 From ``_CONFIG_REGISTRY`` of vllm/transformers_utils/config.py and of sglang/srt/utils/hf_transformers/common.py. The releases of
 DeepSeek-V4 for SGLang (sgl-project/DeepSeek-V4-Flash-FP8) have the type ``deepseek_ref``, which the first versions of SGLang that
@@ -24,9 +24,9 @@ REGISTERED: dict[str, frozenset[str]] = {
     )),
     "SGLang for DeepSeek-V4": frozenset(("deepseek_ref",)),
 }  # fmt: skip
-"""Engine and version → the types; those that transformers 5.24 knows too are left out."""
+"""Engine and version → the types, without the types that transformers 5.24 knows too."""
 
 
 def find_registering_engine(model_type: str) -> str | None:
-    """Return the first engine that registers a model type itself; None where none does."""
+    """Return the first engine that registers a model type itself, or None."""
     return next((engine for engine, types in REGISTERED.items() if model_type in types), None)

@@ -1,8 +1,8 @@
 """Reads ModelOpt configs as vLLM 0.32.0 and SGLang 0.5.23 do: one algorithm, or MIXED_PRECISION with one per layer.
 
-A config is either that of hf_quant_config.json (everything below ``quantization``, list ``exclude_modules``) or that of
-config.json (flat, list ``ignore``). Unlike vLLM, SGLang tries an entry as a pattern on the whole name *and on each component*, so
-``mlp`` excludes every module below any ``mlp``.
+A config comes from hf_quant_config.json (everything below ``quantization``, list ``exclude_modules``) or from config.json (flat,
+list ``ignore``). Unlike vLLM, SGLang tries an entry as a pattern on the whole name *and on each component*, so ``mlp`` excludes
+every module below any ``mlp``.
 
 Sources: modelopt.py of vLLM, modelopt_quant.py of SGLang.
 """
@@ -42,7 +42,7 @@ from ckptcheck.consumers.fused import DENSE_MODULES, find_skipped_by_sglang, fin
 VLLM_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8")
 SGLANG_ALGORITHMS = ("FP8", "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4")
 SGLANG_LINEARS = ("FP8", "FP8_PB_WO", "FP8_BLOCK_SCALES", "MXFP8", "NVFP4", "W4A16_NVFP4")
-"""What SGLang's linear layers can have in MIXED_PRECISION."""
+"""Algorithms that SGLang's linear layers accept in MIXED_PRECISION."""
 VISION = ("vision_tower", "vision_model", "vit_large_projector")
 MLA = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 LANGUAGE = "language_model."
@@ -60,7 +60,7 @@ class _LayerTable:
 
     @classmethod
     def read(cls, request: ConsumerInput, settings: Mapping[str, Any], parse: ParseEntry) -> _LayerTable:
-        """Read the table. Raises ConsumerError where both engines raise on it."""
+        """Read the table. Raises ConsumerError if both engines raise on it."""
         layers = settings.get("quantized_layers") or {}
         if not isinstance(layers, dict) or not layers:
             raise ConsumerError("MIXED_PRECISION needs quantized_layers")
@@ -78,7 +78,7 @@ class _LayerTable:
         return {name: number for number, name in enumerate(self.algorithms)}
 
     def record_matches(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that have an entry, and count each as used."""
+        """Return the names that have an entry, and count each as used."""
         matches = [name for name in names if name in self.algorithms]
         for name in matches:
             self.entries.usages[self._numbers[name]].count += 1
@@ -101,7 +101,7 @@ class _LayerTable:
 
 
 def read_by_vllm(request: ConsumerInput) -> QuantizationPolicy:
-    """Read a config. Raises ConsumerError where vLLM raises on it."""
+    """Read a config. Raises ConsumerError if vLLM raises on it."""
     config = request.config
     nested = "quantization" in config
     settings = config["quantization"] if nested else config
@@ -144,7 +144,7 @@ class _VllmExcludeList:
         self.fused = request.structure.fused_modules
         texts, originals = [], []
         for text in listed:
-            # a whole tree is written as `path*`: it is taken apart before the model renames it
+            # vLLM splits `path*`, which excludes a whole tree, before the model renames the path
             halves = (
                 [text[:-1], f"{text[:-1]}.*"] if text.endswith("*") and len(text) > 1 and text[-2] != "." else [text]
             )
@@ -223,7 +223,7 @@ def _list_vllm_spellings(name: str) -> list[str]:
 
 
 def read_by_sglang(request: ConsumerInput) -> QuantizationPolicy:
-    """Read a config. Raises ConsumerError where SGLang raises on it."""
+    """Read a config. Raises ConsumerError if SGLang raises on it."""
     config = request.config
     nested = config.get("quant_algo") is None
     settings = config.get("quantization") if nested else config

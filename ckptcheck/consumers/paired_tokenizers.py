@@ -1,7 +1,7 @@
-"""Tokenizers of transformers whose model is a BPE of vocab.json and merges.txt, where there is no tokenizer.json.
+"""Tokenizer classes of transformers that build a BPE from vocab.json and merges.txt if there is no tokenizer.json.
 
 The library `tokenizers` reads the two files for these classes, and refuses either without the other. Classes written in Python
-(BioGPT, CTRL, XLM) read files of these names in ways of their own, and are not listed. A test holds the table against transformers.
+(BioGPT, CTRL, XLM) read files of these names in other ways, and are not listed. A test compares the table with transformers.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ PAIRED = {
     "RobertaTokenizer": "bart bridgetower clap data2vec-text ibert lilt longformer mega mra roberta roberta-prelayernorm",
     "WhisperTokenizer": "whisper",
 }
-"""Class → the model types for which transformers 5.24 takes it where tokenizer_config.json names none."""
+"""Class → the model types for which transformers 5.24 takes it if tokenizer_config.json names no class."""
 
 
 def reads_pair(class_name: object, model_type: str | None) -> bool:
-    """Whether the tokenizer is read from the two files, by the class that tokenizer_config.json names, else by the model's type."""
+    """Whether transformers reads the two files, by the class in tokenizer_config.json, else by the model type."""
     if isinstance(class_name, str):
         return class_name.removesuffix("Fast") in PAIRED
     return any(model_type in types.split() for types in PAIRED.values())

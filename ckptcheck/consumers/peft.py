@@ -1,4 +1,4 @@
-"""What PEFT makes of an adapter_config.json: which settings it refuses, and which modules it gives matrices to.
+"""How PEFT reads an adapter_config.json: the settings that it refuses, and the modules to which it adds matrices.
 
 Source: PEFT 0.21, `LoraConfig` (peft/tuners/lora/config.py) and `check_target_module_exists` (peft/tuners/tuners_utils.py).
 """
@@ -49,7 +49,7 @@ SETTINGS = {
         "an object or null",
     ),
 }  # fmt: skip
-"""Setting of `LoraConfig` → what it is, for those that PEFT computes with when it loads an adapter."""
+"""Setting of `LoraConfig` → the kind of value, for settings that PEFT computes with when it loads an adapter."""
 SWITCHES = ("use_dora", "use_rslora", "lora_bias", "use_qalora", "fan_in_fan_out", "ensure_weight_tying")
 VARIANTS = {
     "lora_magnitude_vector": ("use_dora", "DoRA", "from the base model's weight"),
@@ -57,11 +57,11 @@ VARIANTS = {
     "lora_monteclora_sampler": ("monteclora_config", "MonteCLoRA", "from random numbers"),
     "lora_velora_embed": ("velora_config", "VeLoRA", "anew"),
 }
-"""What a variant of LoRA stores beside lora_A and lora_B → the setting, the variant, and how PEFT starts it where it is missing."""
+"""Tensor that a variant of LoRA stores beside lora_A and lora_B → the setting, the variant, and PEFT's value if it is missing."""
 TASKS = ("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
 BIASES = ("none", "all", "lora_only")
 NEEDED = ("r", "lora_alpha", "target_modules")
-"""Settings without which vLLM 0.32 refuses an adapter (vllm/lora/peft_helper.py); PEFT takes 8, 8 and the family's own."""
+"""Settings without which vLLM 0.32 refuses an adapter (vllm/lora/peft_helper.py); PEFT's defaults are 8, 8 and per family."""
 FAMILY_TARGETS = frozenset(
     frozenset(names.split())
     for names in (
@@ -69,12 +69,12 @@ FAMILY_TARGETS = frozenset(
         "q_proj v_proj", "key value receptance output", "qkv_proj", "query value", "query_key_value", "query_proj value_proj",
     )
 )  # fmt: skip
-"""The modules that PEFT 0.21 takes where `target_modules` is null, of every family (peft/utils/constants.py)."""
+"""The modules that PEFT 0.21 takes if `target_modules` is null, for every family (peft/utils/constants.py)."""
 LAYER = re.compile(r"\.[^.]*+\.(\d{1,9})\.")
 
 
 def is_lora(config: Config | None) -> bool:
-    """Whether a config is one of LoRA, by its `peft_type`."""
+    """Whether a config declares LoRA by its `peft_type`."""
     return config is not None and config.value.get("peft_type") == "LORA"
 
 
@@ -129,7 +129,7 @@ def list_refusals(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _list_contradictions(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the settings that do not go together, as `LoraConfig.__post_init__` tells."""
+    """Yield the settings that contradict each other by `LoraConfig.__post_init__`."""
     layers, pattern = settings.get("layers_to_transform"), settings.get("layers_pattern")
     if isinstance(settings.get("target_modules"), str):
         for key, value in (("layers_to_transform", layers), ("layers_pattern", pattern)):
@@ -156,7 +156,7 @@ class Targets:
 
     @cached_property
     def is_known(self) -> bool:
-        """Whether the settings say which modules are meant: not `all-linear`, and no regex that this cannot evaluate."""
+        """Whether ckptcheck can tell the modules: not for `all-linear`, nor for a regex that it cannot evaluate."""
         targets, excluded = self.settings.get("target_modules"), self.settings.get("exclude_modules")
         if isinstance(targets, str) and targets != "all-linear":
             return not self._included.unsupported and (not isinstance(excluded, str) or not self._excluded.unsupported)
@@ -171,7 +171,7 @@ class Targets:
         return Automaton({0: str(self.settings["exclude_modules"])}, full=True)
 
     def includes(self, module: str) -> bool:
-        """Whether PEFT gives a module of the base model matrices. Raises UnsupportedRegex where a pattern takes too long."""
+        """Whether PEFT adds matrices to a module of the base model. Raises UnsupportedRegex if a pattern takes too long."""
         settings = self.settings
         excluded, saved = settings.get("exclude_modules"), settings.get("modules_to_save")
         if isinstance(excluded, str) and excluded and self._excluded.match(module):

@@ -1,4 +1,4 @@
-"""Which settings of a quantization config the library of its method refuses, whatever the weights are.
+"""The settings of a quantization config that the library of its method refuses, whatever the weights are.
 
 Sources: compressed_tensors/quantization/quant_args.py, quant_scheme.py and quant_config.py (0.20; vLLM 0.32 and SGLang parse
 weights and activations with the same classes), `BitsAndBytesConfig` and `AutoRoundConfig` of transformers 5.24.
@@ -23,7 +23,7 @@ ARGUMENTS = (
     "num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "dynamic", "actorder", "scale_dtype",
     "zp_dtype", "observer", "observer_kwargs", "is_mx",
 )  # fmt: skip
-"""What describes weights or activations; `is_mx` was one of them until 0.15."""
+"""Keys that describe weights or activations; `is_mx` was one until 0.15."""
 PARTS = ("weights", "input_activations", "output_activations")
 GROUP = ("targets", *PARTS, "format")
 KINDS_AND_GROUPS = {
@@ -32,22 +32,22 @@ KINDS_AND_GROUPS = {
     "mxfp8-quantized": ("float", 32),
     "float-quantized": ("float", None),
 }
-"""Format → the type of numbers that its activations have, and how many numbers of a weight share a scale, where it says.
+"""Format → the number type of its activations, and how many numbers of a weight share a scale, if the format fixes them.
 
 int-quantized names the weights alone: llm-compressor's W4AFP8 has activations of FP8 beside it."""
 FLOAT_BITS = (4, 6, 8)
 COMPUTED = ("float32", "float", "float16", "half", "bfloat16", "float64", "double")
 TORCH_DTYPES = ("float16", "float32", "int8", "uint8", "float64", "bfloat16")
 QUARK_KEYS = ("exclude", "global_quant_config", "layer_quant_config", "layer_type_quant_config")
-"""What `QConfig.from_dict` of Quark 0.13 reads without a default."""
+"""Keys that `QConfig.from_dict` of Quark 0.13 reads without a default."""
 ROUNDED_BITS = (2, 3, 4, 5, 6, 7, 8)
 AWQ_VERSIONS = ("gemm", "gemv", "gemv_fast", "llm-awq", "marlin", "exllama", "ipex")
-"""Versions of AWQ that GPTQModel 7.7 or AutoAWQ before it knows."""
+"""Versions of AWQ that GPTQModel 7.7, or its predecessor AutoAWQ, knows."""
 TORCH_NUMBER = re.compile(
     r"float|double|half|int|long|short|bool|cfloat|cdouble|chalf"
     r"|(float|bfloat|int|uint|qint|quint|complex|bits?)\d[a-z0-9_]*"
 )
-"""Names of numbers in torch 2.13, and of ones like them: `uint8`, `float8_e4m3fn`. "nf4", "fp8" and "group" are none."""
+"""Names of number types as in torch 2.13: `uint8`, `float8_e4m3fn`, but not "nf4", "fp8" or "group"."""
 
 
 def list_refused_settings(
@@ -55,8 +55,8 @@ def list_refused_settings(
 ) -> Iterator[Fault]:
     """Yield the settings of a quantization config that the library of its method refuses.
 
-    stores_zero_points: whether each quantized module stores zero points. GPTQModel reads them whatever AWQ's `zero_point` says:
-    AutoRound and GPTQModel write false for symmetric weights, whose zero points are all 8.
+    stores_zero_points: whether each quantized module stores zero points. GPTQModel reads them even if AWQ's `zero_point` is
+    false: AutoRound and GPTQModel write false for symmetric weights, whose zero points are all 8.
     """
     if method == "compressed-tensors":
         yield from _compressed_tensors(settings)
@@ -87,7 +87,7 @@ def list_refused_settings(
 
 
 def list_unread_settings(settings: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield the settings of compressed-tensors with which weights that are stored quantized are not read as such.
+    """Yield the settings of compressed-tensors with which a loader does not read stored quantized weights as quantized.
 
     Observed with transformers 5.23, which builds modules by `quantization_status` and `config_groups`, and unpacks by `format`.
     """
@@ -201,7 +201,7 @@ def _arguments(path: str, found: Any) -> Iterator[Fault]:
 
 
 def _strategy(path: str, found: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield the settings that contradict the strategy, as `validate_model_after` tells."""
+    """Yield the settings that contradict the strategy, by `validate_model_after`."""
     size, strategy, dynamic = found.get("group_size"), found.get("strategy"), found.get("dynamic", False)
     if strategy is None:
         strategy = "tensor" if size is None else "group" if size > 0 else "channel"
@@ -298,7 +298,7 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "observer": (lambda value: value is None or isinstance(value, str), "no text"),
     "observer_kwargs": (lambda value: value is None or isinstance(value, dict), "no object"),
 }
-"""Setting → whether it takes a value, and what is said of one that it does not take. QNT031 judges `actorder` itself."""
+"""Setting → a test of its value, and the message for a refused one. QNT031 judges `actorder` itself."""
 
 
 def _write(value: Any) -> str:

@@ -14,9 +14,9 @@ from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
 MAX_STATES = 4_000
-"""States that one pattern may unfold to: ``a{5000}`` is refused, which would cost as many steps a character."""
+"""Most states of one pattern: ``a{5000}`` would cost as many steps per character, and is refused."""
 MAX_LENGTH = 5_000
-"""Characters of a pattern: time and states grow with it. A longer one is not decided, and said to be so."""
+"""Most characters of a pattern, because time and states grow with them. A longer pattern raises UnsupportedRegex."""
 
 Test = Callable[[str], bool]
 Guard = Callable[[str, str], bool]
@@ -32,11 +32,11 @@ class State:
     """One state of the automaton."""
 
     free: list[tuple[Guard | None, int]] = field(default_factory=list)
-    """The states that it reaches without reading a character, where the guard (if any) allows."""
+    """The states that it reaches without reading a character, if the guard (if any) allows it."""
     char: str = ""
-    """The only character that it reads, for speed; '' where `test` decides."""
+    """The only character that it reads, for speed; '' if `test` decides."""
     test: Test | None = None
-    """Says whether it reads a character."""
+    """Decides whether it reads a character."""
     after: int = -1
     """The state that it reaches by reading."""
     accepts: int | None = None
@@ -54,12 +54,12 @@ class States(list[State]):
         self._next = -1
 
     def unfold(self, number: int, pattern: str, *, full: bool) -> list[int]:
-        """Add the states of a pattern and return those that it starts in.
+        """Add the states of a pattern and return its start states.
 
         Args:
             number: the number under which matches report the pattern.
             pattern: a regex that `re` compiles.
-            full: whether the whole name has to match, else its beginning.
+            full: whether the whole name has to match, or only its beginning.
 
         Raises:
             UnsupportedRegex: if an automaton cannot evaluate it; then no state is added.
@@ -151,7 +151,7 @@ def _char_test(name: Any, value: Any, flags: int) -> Test:
     if name is op.LITERAL and not flags & re.IGNORECASE:
         return chr(value).__eq__
     if name is op.ANY:
-        # it matches all but a line break, which no name has
+        # ``.`` matches every character but a line break, which no name has
         return bool
     parsed = _parser.SubPattern(_parser.State(), [(name, value)])
     parsed.state.flags = flags & ~re.VERBOSE
@@ -182,7 +182,7 @@ def _is_word(char: str) -> bool:
 
 
 def _position_guard(value: Any) -> Guard:
-    """Return the guard of a position. No name has a line break (see `match`), so ``$`` is the end and MULTILINE nothing."""
+    """Return the guard of a position. No name has a line break (see `match`), so ``$`` is the end, with or without MULTILINE."""
     if value in (op.AT_BEGINNING, op.AT_BEGINNING_STRING):
         return lambda before, after: not before
     if value in (op.AT_END, op.AT_END_STRING):
@@ -190,7 +190,7 @@ def _position_guard(value: Any) -> Guard:
     if value is op.AT_BOUNDARY:
         return lambda before, after: _is_word(before) != _is_word(after)
     if value is op.AT_NON_BOUNDARY:
-        # in an empty name it never holds: that is so before Python 3.14
+        # it never holds in an empty name, as in Python before 3.14
         return lambda before, after: bool(before or after) and _is_word(before) == _is_word(after)
     raise UnsupportedRegex("the pattern uses an assertion that is not evaluated")
 

@@ -1,4 +1,4 @@
-"""The table of all consumers. A new one is a row here; docs/adding-a-consumer.md shows the rest."""
+"""The table of all consumers. A new consumer gets a row here; docs/adding-a-consumer.md shows the rest."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ CONSUMERS: dict[str, Consumer] = {
 
 
 def list_default_consumers() -> tuple[str, ...]:
-    """Return the consumers that a scan asks when the user names none."""
+    """Return the consumers that a scan evaluates if the user names none."""
     return tuple(name for name, consumer in CONSUMERS.items() if consumer.is_default)

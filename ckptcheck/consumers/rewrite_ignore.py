@@ -29,9 +29,9 @@ KEYS = {
 """Method → the keys its ignore list may have. If the config has none of them, the last one is written (for ModelOpt in
 config.json, the first)."""
 MAX_ROUNDS = 6
-"""Rounds of removing harmful entries and adding missing ones: what does not settle soon is handed to the user."""
+"""Rounds of removing harmful entries and adding missing ones. A list that does not settle by then is left to the user."""
 MAX_PRUNED = 32
-"""Up to this many new entries, each is left out again if the list is right without it."""
+"""Most new entries that are tried one by one for removal, each with an evaluation of all modules."""
 
 
 def rewrite_ignore_list(ckpt: Checkpoint) -> tuple[str, list[str]] | None:
@@ -40,7 +40,7 @@ def rewrite_ignore_list(ckpt: Checkpoint) -> tuple[str, list[str]] | None:
     Entries that do no harm stay; new regexes are anchored.
 
     Raises:
-        ValueError: with the reason, if no list is found that makes all consumers build each module as it is stored.
+        ValueError: with the reason, if no list makes all consumers build each module as it is stored.
 
     """
     quantization = ckpt.quantization
@@ -111,11 +111,11 @@ def _find_faults(
     harmful: set[str] = set()
     missing: dict[str, set[str]] = {}
     for evaluation in evaluations.values():
-        # a consumer that builds nothing quantized does not know the method, and one that was not looked at says nothing
+        # skip a consumer that does not know the method, so builds nothing quantized, and one whose class is unknown
         if evaluation.is_unknown or not any(decision.quantized for _, decision in evaluation.decisions.values()):
             continue
         for name, (module, decision) in evaluation.decisions.items():
-            # no entry is written on a guess
+            # write no entry on a guess
             if evaluation.is_guess and is_unusual_module(name):
                 continue
             if is_quantized[name] and decision.quantized is False:
@@ -130,7 +130,7 @@ def _find_faults(
 
 
 def _prune_entries(entries: list[str], originals: list[str], is_right: Callable[[list[str]], bool]) -> list[str]:
-    """Leave out new entries without which the list is still right."""
+    """Remove new entries that the list does not need."""
     new = [entry for entry in entries if entry not in originals]
     for entry in reversed(new) if len(new) <= MAX_PRUNED else ():
         without = [other for other in entries if other != entry]

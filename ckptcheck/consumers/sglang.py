@@ -2,7 +2,7 @@
 
 Source: sglang/srt/layers/quantization/ (compressed_tensors/, fp8.py, gptq/, awq/, modelopt_quant.py, quark/, mxfp4.py,
 bitsandbytes.py, utils.py). The fused mapping is the model class's ``packed_modules_mapping``, which many lack.
-Not modelled: what a GPU or a shape rules out after the name was looked up.
+Not modelled: refusals because of the GPU or a shape, after the lookup by name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ VERSION = "0.5.23"
 
 
 def read_config(request: ConsumerInput) -> QuantizationPolicy:
-    """Read a config. Raises ConsumerError where SGLang raises on it, UnknownBehavior for a method that ckptcheck does not model."""
+    """Read a config. Raises ConsumerError if SGLang raises on it, UnknownBehavior for a method that ckptcheck does not model."""
     builders: dict[str, Callable[[ConsumerInput], QuantizationPolicy]] = {
         "compressed-tensors": _read_compressed_tensors,
         "fp8": _read_fp8,
@@ -88,14 +88,14 @@ def _read_compressed_tensors(request: ConsumerInput) -> QuantizationPolicy:
     )
 
     def find_scheme(name: str, class_name: str) -> tuple[int | None, int | None]:
-        """Return the entry that ignores a name, else the target that it gets. Raises ConsumerError where none fits."""
+        """Return the entry that ignores a name, else the target that it gets. Raises ConsumerError if no target fits."""
         hit = _find_ignoring_entry(ignore, name, structure.fused_modules)
         if hit is not None or not target_names:
             return hit, None
         number = target.first_match(name)
         if number is None:
             number = _find_class_target(class_name)
-            # an empty target is part of every class name, and SGLang then takes it for no answer
+            # an empty target is a substring of every class name, and SGLang then treats the empty match as no match
             if number is not None and not target_names[number]:
                 number = None
         if number is None and (names := expand_by_suffix(name, structure.fused_modules)) is not None:
@@ -168,7 +168,7 @@ def _is_mxfp4(scheme: Scheme) -> bool:
 
 
 def _find_ignoring_entry(ignore: EntryList, name: str, fused: FusedModules) -> int | None:
-    """Return the entry that ignores a name. Of a fused one only its shards count, unless the list has it literally."""
+    """Return the entry that ignores a name. For a fused module only its shards count, unless the list has its own name."""
     names = expand_fused(name, fused)
     if names is None or name in ignore.texts:
         return ignore.first_match(name)
@@ -207,7 +207,7 @@ def _read_gptq(request: ConsumerInput) -> QuantizationPolicy:
         raise ConsumerError(f"group_size={size} has no kernel")
 
     def decide(module: Module) -> Decision:
-        # experts are quantized whatever `dynamic` says
+        # SGLang quantizes experts whatever `dynamic` says
         if module.role == EXPERTS:
             return Decision(quantized=True)
         if module.role != LINEAR and not (module.role == HEAD and request.config.get("lm_head")):
@@ -280,7 +280,7 @@ def _read_bitsandbytes(request: ConsumerInput) -> QuantizationPolicy:
 
     def decide(module: Module) -> Decision:
         if module.role == EXPERTS:
-            # its method of bitsandbytes for experts has no 8 bits, and its loader puts no stored states of 4 bits into them
+            # SGLang's bitsandbytes method for experts lacks 8 bits, and its loader does not load stored 4-bit states into them
             raise UnknownBehavior("its loader has no place for experts of bitsandbytes, however they are stored")
         if module.role != LINEAR:
             return UNQUANTIZED
@@ -302,7 +302,7 @@ SGLANG = Consumer(
     version=VERSION,
     read_config=read_config,
     structures=StructureTable(Path(__file__).with_name("sglang.json"), experts_class="FusedMoE", renames_once=True),
-    # most models do, with a warning (Llama) or silently (Qwen3-MoE); the table has those that raise
+    # most models do, with a warning (Llama) or silently (Qwen3-MoE); the table lists the models that raise
     missing_parameter_effect="drops {tensor} and computes with uninitialised memory",
     guessed_parameter_effect="has no place for {tensor}, and stops or computes with uninitialised memory",
     is_default=True,

@@ -1,9 +1,9 @@
 """Decides which parameters slime and miles pack before they push them into the engine.
 
-Source: slime/backends/megatron_utils/megatron_to_hf/processors/quantizer_compressed_tensors.py (THUDM/slime a86b0b1). The
-names are those of *parameters*, so ``re:.*mlp.gate$`` matches the router's module in the engine and not the router's
-``mlp.gate.weight`` here; a plain entry is a beginning, so ``model.layers.1`` is also layers 10 to 19. Everything with
-two dimensions is packed that no entry matches, embeddings, head and routers too.
+Source: slime/backends/megatron_utils/megatron_to_hf/processors/quantizer_compressed_tensors.py (THUDM/slime a86b0b1). slime
+matches entries with the names of *parameters*, so ``re:.*mlp.gate$`` matches the router's module in the engine, but not the
+router's ``mlp.gate.weight`` here. It matches a plain entry as a prefix, so ``model.layers.1`` is also layers 10 to 19. It packs
+every matrix that no entry matches, embeddings, head and routers too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VERSION = "2026-08"
 
 
 def read_config(request: ConsumerInput) -> QuantizationPolicy:
-    """Read a config. Raises ConsumerError where slime raises on it, UnknownBehavior for a method that ckptcheck does not model."""
+    """Read a config. Raises ConsumerError if slime raises on it, UnknownBehavior for a method that ckptcheck does not model."""
     if request.method != "compressed-tensors":
         raise UnknownBehavior(f"what slime makes of {request.method} is not known to ckptcheck")
     groups = request.config.get("config_groups")

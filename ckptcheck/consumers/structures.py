@@ -1,11 +1,11 @@
-"""Maps a checkpoint's modules to those a consumer builds, as recorded from the consumer itself.
+"""Maps a checkpoint's modules to the modules that a consumer builds, as recorded from the consumer itself.
 
 ``vllm.json``, ``sglang.json`` and ``transformers.json`` hold, for each architecture, the modules that the consumer built from
 a tiny config: template of the path (numbers as ``{}``) → role, class, and the methods for which it is built without a
-quantization config; ``stops`` are the modules at whose tensors its loader raises if it has no parameter for them.
-An engine's table also has ``classes``: what the class of every architecture that it registers fuses and renames, of which
-most were never built. `fixtures/learn_modules.py` writes these tables. The modules of an architecture that was never built are
-guessed from the usual names, and every module says so.
+quantization config; ``stops`` are the modules whose tensors make its loader raise if they have no parameter.
+An engine's table also has ``classes``: what the class of every registered architecture fuses and renames; most of them were never
+built. `fixtures/learn_modules.py` writes these tables. For an architecture that was never built, the modules are guessed from
+the usual names, and each is marked as a guess.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FUSED_MODULES: dict[str, tuple[str, ...]] = {
     "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
     "in_proj_ba": ("in_proj_b", "in_proj_a"),
 }
-"""Fused module → its shards, as engines load them, whether or not their ``packed_modules_mapping`` has them."""
+"""Fused module → its shards, as engines load them even if their ``packed_modules_mapping`` lacks them."""
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _ROLES = {"L": LINEAR, "E": EXPERTS, "H": HEAD, "V": EMBEDDING, "O": OTHER}
 
@@ -48,15 +48,15 @@ class Structures(Protocol):
         Args:
             architecture: the first of the config's ``architectures``.
             method: the quantization method; some modules are built without a quantization config for one method only.
-            names: paths of modules in the checkpoint, ``model.layers.0.self_attn.q_proj``. Names that the consumer builds
-                nothing for are left out.
+            names: paths of modules in the checkpoint, ``model.layers.0.self_attn.q_proj``. The answer leaves out names for
+                which the consumer builds nothing.
 
         """
         ...
 
 
 class ParameterStructures:
-    """A trainer that builds no modules and looks at each of the checkpoint's weights by the parameter's name."""
+    """A trainer that builds no modules and looks each weight up by its parameter name."""
 
     def load_structure(self, architecture: str | None) -> ModelStructure:
         """Return a structure without fused modules and renaming, the same for every architecture."""
@@ -74,7 +74,7 @@ class StructureTable:
     path: Path | None
     """None if nothing is recorded: every architecture is guessed."""
     experts_class: str | None = None
-    """The class of all experts of a layer in an engine, for a guess. None if the consumer does not fuse modules, as
+    """The class of all experts of a layer in an engine, for a guess. None if the consumer does not fuse modules, like
     transformers."""
     fuses_unknown: bool = False
     """Whether the engine has a ``packed_modules_mapping`` also for an architecture that is not in the table."""
@@ -111,7 +111,7 @@ class StructureTable:
         sources_by_target: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for name, template, numbers in _split_templates(tuple(names)):
             if template not in targets:
-                # the rules for renaming are for tensors: some only match with what follows the module's name
+                # renaming rules are for tensors: some match only with the suffix after the module's name
                 renamed = structure.rename(f"{template}.weight").removesuffix(".weight")
                 target = self._guess_target(renamed) if table is None else _find_target(renamed, table, into)
                 targets[template] = target
@@ -159,13 +159,13 @@ def _load_table(path: Path | None) -> Mapping[str | None, Any]:
 
 
 def _load_classes(path: Path | None) -> Mapping[str | None, Any]:
-    """Return architecture → what its class fuses and renames, for all that an engine registers; {} for other consumers."""
+    """Return architecture → what its class fuses and renames, for all architectures of an engine; {} for other consumers."""
     return _load_file(path).get("classes", {})
 
 
 @lru_cache(maxsize=2)
 def _split_templates(names: tuple[str, ...]) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Return each name, its template and its numbers. Every consumer is asked about the same names."""
+    """Return each name, its template and its numbers. Cached, because every consumer gets the same names."""
     return [(name, _NUMBER.sub("{}", name), tuple(_NUMBER.findall(name))) for name in names]
 
 
@@ -197,7 +197,7 @@ def _find_target(
         candidates += [template[: experts + 8], f"{template[: experts + 8]}.routed_experts"]
     if template.endswith(".experts"):
         candidates.append(f"{template}.routed_experts")
-    # some models keep a module elsewhere than the config names it
+    # some models keep a module under another path than the config names
     path_in_config = {entry[3]: path for path, entry in table.items() if len(entry) > 3 and entry[3]}
     path = next((each for each in candidates if each in table), None)
     path = path or next((path_in_config[each] for each in candidates if each in path_in_config), None)

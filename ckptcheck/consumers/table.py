@@ -16,7 +16,7 @@ def tabulate_consumers(ckpt: Checkpoint) -> list[dict[str, str | int | None]]:
     """Return a row for each chosen consumer: consumer, version, files, quantized, plain, agrees.
 
     files: number of weight files that it loads, None for a trainer that loads another checkpoint. quantized, plain: number
-    of modules that it builds so. agrees: "yes", or what it does with the modules that are stored otherwise.
+    of modules that it builds so. agrees: "yes", or how many modules it refuses or builds in another way than stored.
     """
     rows: list[dict[str, str | int | None]] = []
     for name, evaluation in evaluate_checkpoint(ckpt).items():
@@ -43,7 +43,7 @@ def tabulate_consumers(ckpt: Checkpoint) -> list[dict[str, str | int | None]]:
 
 
 def _compare_with_storage(ckpt: Checkpoint, consumer: Consumer) -> str:
-    """Return "yes", or how many modules the consumer refuses or builds otherwise than they are stored."""
+    """Return "yes", or how many modules the consumer refuses or builds in another way than stored."""
     refused = sum(refusal.number for refusal in find_refusals(ckpt) if refusal.consumer is consumer)
     plain, quantized = (
         sum(mismatch.consumer is consumer for mismatch in find_mismatches(ckpt, quantized=stored))
@@ -58,6 +58,6 @@ def _compare_with_storage(ckpt: Checkpoint, consumer: Consumer) -> str:
 
 
 def _compare_with_engines(ckpt: Checkpoint, trainer: Consumer) -> str:
-    """Return "yes", or how many modules the trainer packs otherwise than an engine builds them."""
+    """Return "yes", or how many modules the trainer packs in another way than an engine builds them."""
     modules = {sent.module for sent, _ in find_sync_mismatches(ckpt) if sent.consumer is trainer}
     return f"packs {count(len(modules), 'module')} otherwise than an engine builds" if modules else "yes"

@@ -1,13 +1,13 @@
-"""Tokenizers of transformers that build their model themselves, with the tokens of tokenizer.json but not with its kind of model.
+"""Tokenizer classes of transformers that take the tokens of tokenizer.json, but build their own kind of model from them.
 
-transformers 5 makes a `BertTokenizer` a WordPiece of whatever tokens it finds; transformers 4 read tokenizer.json as it is. A test
-holds the tables against transformers.
+In transformers 5, `BertTokenizer` builds a WordPiece from whatever tokens it finds; transformers 4 loaded tokenizer.json as it is.
+A test compares the tables with transformers.
 """
 
 from __future__ import annotations
 
 KINDS = ("BPE", "Unigram", "WordPiece")
-"""The kinds of models that are told apart. Whole words (WordLevel) may be read by another kind as well."""
+"""The kinds of models that are distinguished. WordLevel is not: another kind may read whole words as well."""
 CLASSES = {
     "BPE": (
         "BartTokenizer BlenderbotTokenizer CLIPTokenizer CodeGenTokenizer CodeLlamaTokenizer CohereTokenizer DebertaTokenizer "
@@ -37,12 +37,12 @@ UNBOUND_TYPES = (
     "phimoe pix2struct pixtral pocket_tts qwen2 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen4_exp siglip2 smolvlm "
     "stablelm step3_vl umt5 vipllava voxtral voxtral_realtime xlm-roberta-xl"
 )
-"""Model types for which AutoTokenizer does not take the class that tokenizer_config.json names: it reads tokenizer.json as it is,
-or takes a class of its own choice."""
+"""Model types for which AutoTokenizer ignores the class in tokenizer_config.json: it loads tokenizer.json as it is, or takes
+another class."""
 
 
 def find_built_model(class_name: str, model_type: str | None) -> str | None:
-    """Return the kind of model that a class builds, whatever tokenizer.json says; None where it reads the file, or is not known."""
+    """Return the kind of model that a class builds whatever tokenizer.json says; None if it loads the file, or is unknown."""
     if model_type in UNBOUND_TYPES.split():
         return None
     name = class_name.removesuffix("Fast")

@@ -1,4 +1,4 @@
-"""Which settings of a tokenizer_config.json AutoTokenizer of transformers refuses, whatever the vocabulary is.
+"""The settings of a tokenizer_config.json that AutoTokenizer of transformers refuses, whatever the vocabulary is.
 
 Source: transformers 5.23, tokenization_utils_base.py and tokenization_utils_tokenizers.py; each value was tried.
 """
@@ -57,4 +57,4 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "split_special_tokens": (lambda value: isinstance(value, bool), "true or false"),
     "auto_map": (_is_auto_map, "object, or list of two classes"),
 }
-"""Setting → whether it takes a value, and what that value has to be."""
+"""Setting → a test of its value, and the required form in words."""

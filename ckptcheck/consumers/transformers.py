@@ -1,8 +1,8 @@
 """Decides which modules transformers 5.23 replaces by quantized ones.
 
-Source: transformers/quantizers/ and integrations/. Names are those of its own modules; its skip lists are regexes without
-a prefix, see `parse_regex_or_suffix`. Without a list it skips the head and what is tied to it. Where an architecture's names on
-disk are not its own, transformers renames the list of fp8 too; that is not modelled.
+Source: transformers/quantizers/ and integrations/. It matches the names of its own modules; its skip lists are regexes without
+a prefix, see `parse_regex_or_suffix`. Without a list it skips the head and the tensors tied to it. If an architecture has other
+names on disk, transformers renames fp8's list too; that is not modelled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ckptcheck.consumers.undeclared_method import read_by_transformers
 
 VERSION = "5.24.0"
 UNSUPPORTED = ("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "nvfp4_online", "w4afp8")
-"""Methods that transformers warns about and then loads as if the tensors were not quantized."""
+"""Methods for which transformers warns, and then loads the tensors as if they were not quantized."""
 GPTQ_BLOCKS = (
     "transformer.h",
     "model.decoder.layers",
@@ -38,13 +38,13 @@ GPTQ_BLOCKS = (
     "decoder.layers",
     "layers",
 )
-"""What optimum takes for the layers of a model: the first of these that a name of a module begins with (gptq/constants.py)."""
+"""Prefixes by which optimum finds the layers of a model: the first that a module's name begins with (gptq/constants.py)."""
 GPTQ_CLASSES = ("Linear", "Conv1D", "Conv2d")
-"""Classes that optimum replaces; experts and routers are modules of their own classes, and no Linear."""
+"""Classes that optimum replaces; experts and routers have classes of their own, which it leaves alone."""
 
 
 def read_config(request: ConsumerInput) -> QuantizationPolicy:
-    """Read a config. Raises ConsumerError where the library raises, UnknownBehavior for a method that is not modelled."""
+    """Read a config. Raises ConsumerError if the library raises, UnknownBehavior for a method that is not modelled."""
     method = request.method
     if method == "compressed-tensors":
         return compressed_tensors.read_config(request)
@@ -66,7 +66,7 @@ def read_config(request: ConsumerInput) -> QuantizationPolicy:
 def _read_skip_list(
     request: ConsumerInput, key: str, is_quantizable: Callable[[Module], bool], *, always: bool = False
 ) -> QuantizationPolicy:
-    """Decide by a skip list. always: the modules that are skipped without a list are also skipped beside one."""
+    """Decide by a skip list. always: the default skips also apply beside a list."""
     value = request.config.get(key)
     listed = read_text_list(request.config, key)
     defaults = list(request.structure.default_skips) if value is None or always else []
@@ -83,9 +83,9 @@ def _read_skip_list(
 
 
 def _read_gptq(request: ConsumerInput) -> QuantizationPolicy:
-    """Decide as optimum 2.3 does (`GPTQQuantizer.convert_model`), which knows nothing of GPTQModel's ``dynamic``.
+    """Decide as optimum 2.3 does (`GPTQQuantizer.convert_model`), which ignores GPTQModel's ``dynamic``.
 
-    It replaces every linear module of the layers, or those whose names end with an entry of ``modules_in_block_to_quantize``.
+    It replaces every linear module of the layers, or the ones whose names end with an entry of ``modules_in_block_to_quantize``.
     """
     groups = request.config.get("modules_in_block_to_quantize")
     if groups is not None and not (isinstance(groups, list) and all(isinstance(group, list) for group in groups)):
@@ -135,7 +135,7 @@ TRANSFORMERS = Consumer(
     read_config=read_config,
     structures=compressed_tensors.STRUCTURES,
     missing_parameter_effect="initialises the weight at random and mentions it only in its loading report",
-    # it follows the index
+    # transformers loads the files that the index names
     weight_files=lambda ckpt: ckpt.model_files,
     read_undeclared=read_by_transformers,
 )

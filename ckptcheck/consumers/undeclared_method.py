@@ -1,7 +1,7 @@
-"""What consumers make of a quantization config without ``quant_method``.
+"""How consumers read a quantization config without ``quant_method``.
 
-ModelOpt before 0.31 wrote hf_quant_config.json, which names a producer and an algorithm and no method. vLLM knows it by its
-producer, and then four algorithms alone; SGLang knows it by the algorithm. Source: vLLM 0.32.0
+ModelOpt before 0.31 wrote hf_quant_config.json with a producer and an algorithm, but no method. vLLM recognizes it by the
+producer, and then accepts only four algorithms; SGLang recognizes it by the algorithm. Source: vLLM 0.32.0
 `_normalize_quantization_config` (transformers_utils/model_arch_config_convertor.py) and `get_config` (config.py beside it);
 SGLang 0.5.23 `_parse_modelopt_quant_config` and `_verify_quantization` (srt/configs/model_config.py); transformers 5.23
 `supports_quant_method` (quantizers/auto.py). tests/consumers/test_undeclared_method.py asks the engines themselves.
@@ -28,7 +28,7 @@ def get_algorithm(settings: Mapping[str, Any]) -> Any:
 
 
 def read_by_vllm(settings: Mapping[str, Any], key: str = BLOCK) -> UndeclaredOutcome:
-    """Return what vLLM makes of a config without quant_method, under any key, or of a whole hf_quant_config.json."""
+    """Return how vLLM reads a config without quant_method, under any key, or a whole hf_quant_config.json."""
     producer, inner = settings.get("producer", {}), settings.get("quantization", {})
     if not isinstance(producer, dict) or not isinstance(settings.get("quant_method", ""), str):
         return "refused"
@@ -43,7 +43,7 @@ def read_by_vllm(settings: Mapping[str, Any], key: str = BLOCK) -> UndeclaredOut
 
 
 def read_by_sglang(settings: Mapping[str, Any], key: str = BLOCK) -> UndeclaredOutcome:
-    """Return what SGLang makes of a config without quant_method. It looks for ModelOpt, in ``quantization_config`` alone."""
+    """Return how SGLang reads a config without quant_method. It looks for ModelOpt, only in ``quantization_config``."""
     algo = get_algorithm(settings)
     if not key.endswith(BLOCK) or "quant_method" in settings or not isinstance(algo, str):
         return "refused"
@@ -51,9 +51,9 @@ def read_by_sglang(settings: Mapping[str, Any], key: str = BLOCK) -> UndeclaredO
 
 
 def read_by_transformers(settings: Mapping[str, Any], key: str = BLOCK) -> UndeclaredOutcome | None:
-    """Return what transformers makes of a ``quantization_config`` without quant_method; it does not read other keys.
+    """Return how transformers reads a ``quantization_config`` without quant_method; it ignores other keys.
 
-    An empty text is a method that it does not know.
+    An empty text is an unknown method to it, so it takes the model for unquantized.
     """
     if not key.endswith(BLOCK):
         return None

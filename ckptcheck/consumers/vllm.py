@@ -1,8 +1,8 @@
 """Decides which modules vLLM 0.32.0 builds quantized.
 
 Source: vllm/model_executor/layers/quantization/ (compressed_tensors/, fp8.py, auto_gptq.py, auto_awq.py, modelopt.py,
-quark/, mxfp4.py) and the list helpers in utils/. A config is first renamed by the model's ``hf_to_vllm_mapper``.
-Not modelled: what a GPU or a shape rules out after the name was looked up.
+quark/, mxfp4.py) and the list helpers in utils/. The model's ``hf_to_vllm_mapper`` first renames a config's entries.
+Not modelled: refusals because of the GPU or a shape, after the lookup by name.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ VERSION = "0.32.0"
 
 
 def read_config(request: ConsumerInput) -> QuantizationPolicy:
-    """Read a config. Raises ConsumerError where vLLM raises on it, UnknownBehavior for a method that ckptcheck does not model."""
+    """Read a config. Raises ConsumerError if vLLM raises on it, UnknownBehavior for a method that ckptcheck does not model."""
     builders: dict[str, Callable[[ConsumerInput], QuantizationPolicy]] = {
         "compressed-tensors": _read_compressed_tensors,
         "fp8": _read_fp8,
@@ -90,7 +90,7 @@ def _read_compressed_tensors(request: ConsumerInput) -> QuantizationPolicy:
     class_patterns = EntryList(target_names, parse_regex_only, originals=target.originals, like_regex=True)
 
     def find_scheme(name: str, class_name: str) -> tuple[int | None, int | None]:
-        """Return the entry that ignores a name, and else the target that it gets."""
+        """Return the entry that ignores a name, else the target that it gets."""
         hit = _find_ignoring_entry(ignore, name, structure.fused_modules)
         return (hit, None) if hit is not None else (None, _find_target(name, class_name))
 
@@ -219,7 +219,7 @@ def _read_gptq(request: ConsumerInput) -> QuantizationPolicy:
                 else require_agreement(module.name, names, entries.first_match)
             )
             if hit is None:
-                # vLLM looks it up all the same, and raises on what is no regex
+                # vLLM still looks the name up, and raises on an entry that is no regex
                 dynamic.entries.first_match(module.name)
                 return UNQUANTIZED
         return dynamic.decide(module.name)
@@ -291,7 +291,7 @@ VLLM = Consumer(
     structures=StructureTable(Path(__file__).with_name("vllm.json"), experts_class="RoutedExperts", fuses_unknown=True),
     missing_parameter_effect="stops at {tensor}",
     is_default=True,
-    # `AutoWeightsLoader` and the models' `load_weights` raise on a name that they have no parameter for
+    # `AutoWeightsLoader` and the models' `load_weights` raise on a tensor without a parameter
     stops_at_unknown_tensors=True,
     weight_files=lambda ckpt: ckpt.globbed_files,
     sync_effect="refuses these tensors",

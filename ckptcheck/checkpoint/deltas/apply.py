@@ -100,7 +100,7 @@ def _apply_overwrite(delta: Delta, span: Span, state: NDArray[np.uint8], width: 
             "width",
             f"the tensor has {len(state):,} bytes, and a position of 32 bits cannot name those after 4,294,967,296",
         )
-    # A count, and a position of four bytes with a value of one for each byte at most.
+    # At most a count, then for each byte of the tensor a position of four bytes and a value of one.
     raw = _join(_decompress(delta, span, 4 + 5 * len(state)), 4 + 5 * len(state))
     if len(raw) < 4:
         raise BrokenChange("damaged", f"it has {len(raw)} bytes, too few for a count")

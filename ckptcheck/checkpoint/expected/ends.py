@@ -74,7 +74,7 @@ def _find_lost_head(ckpt: Checkpoint) -> Problem | None:
     if anatomy.embedding is None or anatomy.is_draft or anatomy.lm_head is not None:
         return None
     shape, table = ckpt.tensors[anatomy.embedding].shape, WeightsTable.of(config)
-    # Where it is learned what the head is called, a matrix with another name is none.
+    # If the table knows the head's name, a matrix with another name is no head.
     is_learned = table is not None and any(HEAD.search(name) for name in table.shapes)
     alike = not is_learned and any(
         name != anatomy.embedding and ckpt.tensors[name].shape == shape for name in anatomy.layout.outside

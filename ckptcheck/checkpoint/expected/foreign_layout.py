@@ -100,9 +100,7 @@ def _has_relatives_layers(ckpt: Checkpoint, known: KnownModules, modules: set[st
         return any(_after_number(module) in inside for module in modules)
     accepted = {module.partition(".")[2] for module in known.modules}
     if len({module.partition(".")[0] for module in known.modules if "{}" in module}) > 1:
-        accepted |= (
-            known.modules
-        )  # T5 has no name in front of its `encoder` and `decoder`; its classifiers have one
+        accepted |= known.modules  # T5 has no name in front of its `encoder` and `decoder`; its classifiers have one
     return any(module.partition(".")[2] in accepted for module in modules)
 
 

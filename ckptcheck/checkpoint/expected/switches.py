@@ -111,7 +111,7 @@ def _list_plain(ckpt: Checkpoint) -> dict[str, Sequence[str]]:
 
 
 def _list_read(ckpt: Checkpoint, names: Sequence[str]) -> Iterator[str]:
-    """Yield the names, except the zero biases that AutoGPTQ writes beside every packed weight; all engines accept those."""
+    """Yield the names, except the zero biases that AutoGPTQ writes beside packed weights; vLLM and transformers accept those."""
     return (
         name
         for name in names

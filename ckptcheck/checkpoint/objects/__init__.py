@@ -1,1 +1,1 @@
-"""Reads checkpoints in object stores: S3, Google Cloud Storage, Azure, and what multi-storage-client names."""
+"""Reads checkpoints in object stores: S3, Google Cloud Storage, Azure, and the storage profiles of multi-storage-client."""

@@ -22,7 +22,7 @@ class ObjectAddress:
     bucket: str
     """The bucket, the container, or the profile of multi-storage-client."""
     key: str
-    """What stands after the bucket, without slashes at its ends; "" for the bucket itself."""
+    """The part after the bucket, without slashes at its ends; "" for the bucket itself."""
 
     @property
     def root(self) -> str:
@@ -43,7 +43,7 @@ def is_object_address(target: str) -> bool:
 
 
 def parse_object_address(target: str) -> ObjectAddress:
-    """Split an address into scheme, bucket and key. Raises CkptcheckError where it names no bucket.
+    """Split an address into scheme, bucket and key. Raises CkptcheckError if it names no bucket.
 
     >>> parse_object_address("s3://bucket/runs/step_100/")
     ObjectAddress(scheme='s3', bucket='bucket', key='runs/step_100')
@@ -56,7 +56,7 @@ def parse_object_address(target: str) -> ObjectAddress:
 
 
 def strip_file_scheme(target: str) -> str:
-    """Return the path of a ``file://`` address, any other target as it is. Raises CkptcheckError for an address of no path.
+    """Return the path of a ``file://`` address, any other target unchanged. Raises CkptcheckError if the address has no path.
 
     >>> strip_file_scheme("file:///data/my%20model"), strip_file_scheme("./model")
     ('/data/my model', './model')

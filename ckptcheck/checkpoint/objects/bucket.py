@@ -1,4 +1,4 @@
-"""What a bucket of an object store offers: objects that can be listed, and read in ranges as they were when they were listed."""
+"""The interface of a bucket in an object store: list objects, and read ranges of exactly the versions that were listed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 MAX_OBJECTS = 200_000
-"""Most objects of one folder that are listed, twenty times what the Hub recommends: a list without end would take all memory."""
+"""Most objects listed of one folder, twenty times the Hub's recommendation: an endless listing would fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class StoredObject:
     key: str
     size: int
     etag: str
-    """What changes when the object is replaced; "" where the store does not say."""
+    """Changes when the object is replaced; "" if the store gives none."""
     second: str = field(default="", compare=False)
-    """When it was last changed, for a store that gives no ETag; "" where that is not known."""
+    """When it was last changed, for a store that gives no ETag; "" if unknown."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Bucket(Protocol):
         ...
 
     def read(self, stored: StoredObject, start: int, length: int) -> bytes:
-        """Read a range of an object as it was listed. Raises RequestFailure, also where it was replaced since then."""
+        """Read a range of an object as it was listed. Raises RequestFailure, also if it was replaced since then."""
         ...
 
     def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
         """Write an object, whole or not at all, and return whether it was written. Raises RequestFailure.
 
-        known: the ETag that it has to have until then, None where it must not be there; ``*``: write it in any case. What makes
-        no conditions writes it, too.
+        known: the ETag that the object must have before; None: it must not exist; ``*``: write it in any case. A store without
+        conditional writes ignores it.
         """
         ...

@@ -1,7 +1,7 @@
-"""Lists and reads what multi-storage-client names: ``msc://profile/folder``, the addresses of Megatron Core and NeMo-RL.
+"""Lists and reads objects through multi-storage-client: ``msc://profile/folder``, the addresses of Megatron Core and NeMo-RL.
 
-Its configuration (``MSC_CONFIG``) says which storage a profile is, with which credentials and retries. It reads without
-conditions, so the version of an object is asked for after each read: what was replaced before that is not used.
+Its configuration (``MSC_CONFIG``) gives each profile a storage, credentials and retries. It reads without conditions, so the
+bucket asks for an object's version after each read, and discards the bytes if the object was replaced.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ class MscBucket:
         self._root = address.root
         try:
             self._client: Any = multistorageclient.resolve_storage_client(f"{address.root}/")[0]
-        except (
-            Exception
-        ) as error:  # a profile that is not there, an extra that is not installed: ValueError, ImportError, …
+        except Exception as error:  # an unknown profile, an extra that is not installed: ValueError, ImportError, …
             raise CkptcheckError(
                 f"the profile {address.bucket} of multi-storage-client cannot be used: {_one_line(error)}",
                 hint="see the file that MSC_CONFIG names",
@@ -67,7 +65,7 @@ class MscBucket:
         return None if found.type == "directory" else _stored(found, key)
 
     def read(self, stored: StoredObject, start: int, length: int) -> bytes:
-        """Read a range of an object as it was listed. Raises RequestFailure, also where it was replaced since then."""
+        """Read a range of an object as it was listed. Raises RequestFailure, also if it was replaced since then."""
         length = min(length, stored.size - start)
         if length <= 0:
             return b""
@@ -82,7 +80,7 @@ class MscBucket:
         return content
 
     def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
-        """Write an object, whole or not at all, on no condition. Raises RequestFailure."""
+        """Write an object, whole or not at all, whatever `known` is. Raises RequestFailure."""
         try:
             self._client.write(key, content)
         except Exception as error:
@@ -97,7 +95,7 @@ class MscBucket:
 
 
 def _stored(found: Any, key: str) -> StoredObject:
-    """Describe an object; where its storage has no ETag, the time of its last change stands for it."""
+    """Describe an object; if its storage has no ETag, the time of its last change takes its place."""
     return StoredObject(key.lstrip("/"), found.content_length, found.etag or found.last_modified.isoformat())
 
 

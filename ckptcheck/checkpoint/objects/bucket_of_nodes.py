@@ -1,7 +1,7 @@
-"""Reads a folder on the own disks of a Ray cluster's nodes, where each may have other files: asynchronous saves of Megatron.
+"""Reads a folder on the local disks of a Ray cluster's nodes, where each may have other files: asynchronous saves of Megatron.
 
-Every node is asked once which files it has. The folder is then what all of them have together. A task reads the files of its node
-from the disk; all other reads are small tasks on a node that has the file.
+Every node lists its files once; the folder is the union of the lists. A task reads the files of its own node from the disk; every
+other read is a small task on a node that has the file.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ckptcheck.runners.ray_cluster import Ray, call_on_node, find_own_node
 from ckptcheck.text.formatting import count, join_truncated
 
 DRIVER = ""
-"""Stands for the machine on which the command runs, among the nodes."""
+"""Name, among the nodes, of the machine that runs the command."""
 DEEPEST = 3
-"""Levels of folders below the target that are listed: a run has iterations, and an iteration has ranks."""
+"""Deepest level of folders that is listed: a run has iterations, and an iteration has ranks."""
 VERSION = re.compile("[0-9]{1,20} -?[0-9]{1,20}")
 """The number of a file on its disk, and when it was written."""
 
@@ -35,7 +35,7 @@ VERSION = re.compile("[0-9]{1,20} -?[0-9]{1,20}")
 def list_disk(path: str, follow_links: bool) -> dict[str, File]:
     """Return the files in a folder of this machine and below it, by their paths; without links that lead out of it.
 
-    Empty where there is no such folder. Raises OSError where it holds too many.
+    Empty if there is no such folder. Raises OSError if it holds too many files.
     """
     tree, files = DiskTree(Path(path), path, follow_links=follow_links), {}
     waiting = [("", 0)]
@@ -44,7 +44,7 @@ def list_disk(path: str, follow_links: bool) -> dict[str, File]:
         try:
             files.update(tree.open_folders([folder]).files)
             inner = tree.list_subfolders(folder) if depth < DEEPEST else []
-        except CkptcheckError:  # it is not there, or may not be listed
+        except CkptcheckError:  # the folder does not exist, or may not be listed
             continue
         if len(files) > MAX_OBJECTS:
             raise OSError(
@@ -59,9 +59,9 @@ class PlacedFile:
     """A file, and where it lies."""
 
     places: Mapping[str, File]
-    """Node → the file as it listed it. The newest, where the nodes have files of one size and different times."""
+    """Node → the file as the node listed it. Only the newest, if the files have one size and different times."""
     problem: str = ""
-    """Why it is not read."""
+    """Why ckptcheck does not read it."""
 
     @property
     def size(self) -> int:
@@ -75,9 +75,9 @@ class PlacedFile:
 
 
 class NodesBucket:
-    """A folder of which each node of a Ray cluster may have other files; a `Bucket`, whose keys are paths below the folder.
+    """A folder that exists on several nodes of a Ray cluster, with other files on each; a `Bucket` keyed by paths below it.
 
-    A task that receives it reads the files of its own node from the disk.
+    A task that receives the bucket reads the files of its own node from the disk.
     """
 
     def __init__(self, files: Mapping[str, PlacedFile]) -> None:
@@ -123,7 +123,7 @@ class NodesBucket:
         raise RequestFailure(errno.EROFS, "the disks of the nodes are only read")
 
     def find_nodes(self, keys: Iterable[str]) -> frozenset[str]:
-        """Return the nodes that have all these files; those that have the first, where none has all."""
+        """Return the nodes that have all these files; if none has all, the nodes that have the first file."""
         places = [frozenset(self._files[key].places) - {DRIVER} for key in keys if key in self._files]
         return (frozenset.intersection(*places) or places[0]) if places else frozenset()
 
@@ -133,7 +133,7 @@ class NodesBucket:
 
 
 def _read_on_node(node: str, file: File, start: int, length: int) -> bytes:
-    """Return bytes that a node reads of its disk. Raises OSError, also where it answers with anything else."""
+    """Return bytes that a node reads from its disk. Raises OSError, also if the node answers with anything else."""
     raw: Any = call_on_node(node, read_listed, file, start, length)
     if not isinstance(raw, bytes) or len(raw) > length:
         raise OSError(errno.EIO, "the node of the Ray cluster that has it answers with something else than its bytes")
@@ -141,9 +141,9 @@ def _read_on_node(node: str, file: File, start: int, length: int) -> bytes:
 
 
 def find_node_folder(path: Path, runner: Ray, *, follow_links: bool) -> NodesBucket | None:
-    """Return the folder as all nodes have it together; None where all of them and this machine see the same files, or none.
+    """Return the union of the nodes' folders; None if all nodes and this machine see the same files, or no files.
 
-    Notes of the runner say where the files lie. Raises EvidenceError where only this machine has the folder.
+    Adds notes to the runner about where the files lie. Raises EvidenceError if only this machine has the folder.
     """
     where = os.path.abspath(path)
     answers = runner.ask_nodes(list_disk, where, follow_links)
@@ -170,7 +170,7 @@ def find_node_folder(path: Path, runner: Ray, *, follow_links: bool) -> NodesBuc
 
 
 def _is_listing(answer: Any) -> bool:
-    """Whether this is what `list_disk` returns: a node may answer with anything."""
+    """Whether an answer has the form of `list_disk`'s: a node may answer with anything."""
     return (
         isinstance(answer, dict)
         and len(answer) <= MAX_OBJECTS
@@ -211,7 +211,7 @@ def _place_file(places: dict[str, File], names: Mapping[str, str]) -> PlacedFile
 
 
 def describe_places(where: str, files: Mapping[str, PlacedFile], names: Mapping[str, str]) -> list[str]:
-    """Return sentences about where the files lie, and which are not read."""
+    """Return sentences about where the files lie, and which ones ckptcheck does not read."""
     numbers = Counter(node for placed in files.values() for node in placed.places if node != DRIVER)
     shares = [f"{names.get(node, node)} has {count(number, 'file')}" for node, number in numbers.items()]
     problems: dict[str, list[str]] = {}
@@ -228,5 +228,5 @@ def describe_places(where: str, files: Mapping[str, PlacedFile], names: Mapping[
 
 
 def _time_of(file: File) -> str:
-    """Return when a file was last changed, in nanoseconds: its number is another one on each disk."""
+    """Return when a file was last changed, in nanoseconds, without its inode number, which differs on each disk."""
     return file.version.partition(" ")[2]

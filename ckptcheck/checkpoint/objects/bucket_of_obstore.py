@@ -1,8 +1,8 @@
 """Lists and reads the objects of a bucket with obstore; bucket_of_msc.py does it with multi-storage-client.
 
 obstore takes credentials and endpoints from the environment, each store by its own names: ``AWS_ACCESS_KEY_ID``,
-``AWS_ENDPOINT_URL``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME``, …. It repeats requests that a server
-refuses for now (429, 5xx) or does not answer, and answers that break off.
+``AWS_ENDPOINT_URL``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_NAME``, …. It retries a request that the server
+refuses for now (429, 5xx) or does not answer, or whose answer breaks off.
 
 Each read is one request with ``If-Match``. obstore's `get_ranges` takes no conditions, and would mix two versions of an object
 that is replaced between two of its requests.
@@ -28,15 +28,15 @@ REQUEST_SECONDS = 60.0
 """Seconds for one request and its whole answer, of `PIECE` bytes at most."""
 CONNECT_SECONDS = 10.0
 RETRY_SECONDS = 180.0
-"""Seconds for a request and all that repeat it."""
+"""Seconds for a request and all its retries."""
 RETRIES = 8
-"""How often a request is repeated that the server refuses for now; the waits grow to some 25 seconds."""
+"""Most retries of a request that the server refuses for now; the waits grow to some 25 seconds."""
 FIRST_WAIT = 0.1
-"""Seconds before the first repetition; each further wait is twice as long."""
+"""Seconds before the first retry; each further wait is twice as long."""
 MOST_AT_ONCE = 1 << 26
-"""Bytes that one request writes; more are written by several, on no condition."""
+"""Most bytes that one request writes. Larger objects take several requests, which cannot carry a condition."""
 LISTING_SECONDS = 120.0
-"""Seconds for all pages of a list; one of a thousand objects takes some tenths."""
+"""Seconds for all pages of a listing; a page of a thousand objects takes some tenths of a second."""
 
 
 class ObstoreBucket:
@@ -71,7 +71,7 @@ class ObstoreBucket:
             settings["credential_provider"] = provider
         try:
             self._store = from_url(self._root, **settings)
-        except Exception as error:  # obstore has an error for each store, and ValueError for an address
+        except Exception as error:  # obstore has its own errors for each store, and ValueError for a bad address
             failure = explain_failure(error, self._root)
             raise CkptcheckError(failure.text, failure.hint) from error
 
@@ -90,7 +90,7 @@ class ObstoreBucket:
         objects = [
             self._describe(one, one["path"])
             for one in answer["objects"]
-            if one["path"] != folder  # the empty object by which some tools make a folder
+            if one["path"] != folder  # some tools create a folder as an empty object of its name
         ]
         if len({one.key for one in objects}) < len(objects):
             raise RequestFailure(errno.EIO, f"{self._root}/{folder} lists an object twice", "ask who runs the store")
@@ -99,9 +99,9 @@ class ObstoreBucket:
         return Listing(tuple(objects), tuple(path.rpartition("/")[2] for path in answer["common_prefixes"]))
 
     def _list_in_time(self, folder: str) -> Any:
-        """Return all pages of a list. Raises TimeoutError: obstore gathers them for as long as the server says there are more.
+        """Return all pages of a listing. Raises TimeoutError, because obstore itself follows a server's pages without end.
 
-        The thread has an event loop of its own, since whoever calls may have one; in it the request can be cancelled.
+        A thread runs an event loop of its own, because the caller may have one running; the loop can cancel the request.
         """
         import obstore
 
@@ -137,7 +137,7 @@ class ObstoreBucket:
         return self._describe(found, key)
 
     def _describe(self, found: Any, key: str) -> StoredObject:
-        """Describe an object as a list or an answer does. Raises RequestFailure for an ETag that no request can name."""
+        """Describe an object from a listing or an answer. Raises RequestFailure for an ETag that no request can carry."""
         etag = found["e_tag"] or ""
         if not (etag.isascii() and etag.isprintable()):  # obstore would panic
             raise RequestFailure(
@@ -146,7 +146,7 @@ class ObstoreBucket:
         return StoredObject(key, found["size"], _quote(etag), _second(found))
 
     def read(self, stored: StoredObject, start: int, length: int) -> bytes:
-        """Read a range of an object as it was listed. Raises RequestFailure, also where it was replaced since then."""
+        """Read a range of an object as it was listed. Raises RequestFailure, also if it was replaced since then."""
         end = min(start + length, stored.size)
         if start >= end:
             return b""
@@ -161,7 +161,7 @@ class ObstoreBucket:
             content: bytes = answer.bytes().to_bytes()
         except Exception as error:
             raise explain_failure(error, self._root) from error
-        # some servers and proxies in between ignore the condition
+        # compare again, because some servers and proxies ignore the condition
         is_other = (
             _quote(meta["e_tag"] or "") not in ("", stored.etag) if stored.etag else _second(meta) != stored.second
         )
@@ -174,13 +174,13 @@ class ObstoreBucket:
     def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
         """Write an object, whole or not at all, and return whether it was written. Raises RequestFailure.
 
-        known: the ETag that it has to have until then, None where it must not be there; ``*``: write it in any case, as where
-        the store makes no conditions, or the object is too large for one request.
+        known: the ETag that the object must have before; None: it must not exist; ``*``: write it in any case. The condition is
+        dropped if the store supports none, or if the object is too large for one request.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError, NotSupportedError, PreconditionError
 
-        # Google Cloud Storage compares generations, and not ETags
+        # Google Cloud Storage compares generations, not ETags
         is_bound = (known is None or (known != "*" and not self._root.startswith("gs:"))) and len(
             content
         ) <= MOST_AT_ONCE
@@ -201,12 +201,12 @@ class ObstoreBucket:
 
 
 def _second(found: Any) -> str:
-    """Return when an object was last changed: a list has milliseconds that the head of an answer has not."""
+    """Return when an object was last changed, in whole seconds: listings have milliseconds, the headers of an answer have none."""
     return str(found["last_modified"].replace(microsecond=0))
 
 
 def _quote(etag: str) -> str:
-    """Return an ETag as HTTP writes it. Azure lists it without the quotes that it has in answers and conditions.
+    """Return an ETag as HTTP writes it. Azure omits the quotes in listings, but not in answers and conditions.
 
     >>> _quote("0x8CBFF45D8A29A19"), _quote('"a"'), _quote("")
     ('"0x8CBFF45D8A29A19"', '"a"', '')
@@ -215,7 +215,7 @@ def _quote(etag: str) -> str:
 
 
 def _has_plain_endpoint() -> bool:
-    """Whether the user has named an endpoint without TLS: a server of their own."""
+    """Whether the user names an endpoint without TLS, as for a server of their own."""
     endpoints = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
     allowed = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP", "ALLOW_HTTP", "AZURE_STORAGE_USE_EMULATOR")
     return any(os.environ.get(name, "").lower().startswith("http://") for name in endpoints) or any(
@@ -224,9 +224,9 @@ def _has_plain_endpoint() -> bool:
 
 
 def _find_profile_credentials() -> Any:
-    """Return what provides the credentials of the AWS profile (``~/.aws``), by boto3 where it is installed; else None.
+    """Return boto3's provider for the credentials of the AWS profile (``~/.aws``); None if boto3 is not installed.
 
-    The environment takes precedence, and obstore reads that itself.
+    None also if the environment holds credentials: it takes precedence, and obstore reads it itself.
     """
     named = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
              "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Says in one sentence why a request to an object store failed, and what to do about it."""
+"""Explains in one sentence why a request to an object store failed, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NO_CREDENTIALS = (
     "169.254.169.254", "/latest/api/token", "/latest/meta-data", "metadata.google", "token request", "credential",
     "Account must be specified",
 )  # fmt: skip
-"""What obstore's errors contain where it found no credentials, and asked the machine for those of its role."""
+"""Parts of obstore's error when it finds no credentials and then asks the machine's metadata service for some."""
 LOG_IN = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
@@ -33,15 +33,15 @@ class RequestFailure(OSError):
 def explain_failure(
     error: BaseException, root: str, *, is_listing: bool = False, is_writing: bool = False
 ) -> RequestFailure:
-    """Return the failure that an exception of obstore stands for.
+    """Translate an exception of obstore.
 
     Args:
-        error: what obstore raised. Most of its errors have one type, so that the text has to tell them apart.
+        error: what obstore raised. Most of its errors share one type, so the text has to distinguish them.
         root: the address of the bucket.
-        is_listing: a folder was asked for: what is not found is the bucket.
-        is_writing: an object was to be written: the same.
+        is_listing: the request lists a folder, so "not found" means the bucket.
+        is_writing: the request writes an object, so "not found" means the bucket.
     """
-    # The first paragraph is for people; what follows shows Rust's structures.
+    # The first paragraph is for people; the rest dumps Rust's structures.
     text = str(error).partition("\n\nDebug source")[0]
     found = STATUS.search(text)
     status = int(found[1]) if found else 0

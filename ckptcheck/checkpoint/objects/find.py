@@ -1,4 +1,4 @@
-"""Finds checkpoints in the folders of an object store: below one, or those that a pattern matches."""
+"""Finds checkpoints in an object store: below a folder, or in the folders that a pattern matches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ckptcheck.errors import EvidenceError
 from ckptcheck.text.formatting import natural_sort_key
 
 TENSORS = (".safetensors", ".safetensors.index.json")
-"""How the names of files end that show a Hugging Face checkpoint."""
+"""Suffixes of files that mark a folder as a Hugging Face checkpoint."""
 DEEPEST, MOST_FOLDERS = 64, 20_000
-"""Levels below the target, and folders, that are looked into: a store can say of each folder that it holds another one."""
+"""Limits of the search, because a broken store can list a further folder in every folder: levels, and folders in all."""
 
 
 def find_object_checkpoints(target: str) -> Iterator[str]:
@@ -25,9 +25,9 @@ def find_object_checkpoints(target: str) -> Iterator[str]:
 
 
 def find_folders(tree: ObjectTree, most: int | None = None) -> Iterator[str]:
-    """Yield the folders of a tree that hold checkpoints, "" for the whole, without the inside of Megatron runs.
+    """Yield the folders of a tree that hold checkpoints, "" for its top. Does not descend into Megatron runs.
 
-    most: folders to look into; None: all. Raises EvidenceError where there are too many, CkptcheckError.
+    most: folders to look into; None: all. Raises EvidenceError if there are too many, CkptcheckError.
     """
     waiting, searched = deque([""]), 0
     while waiting and (most is None or searched < most):
@@ -43,7 +43,7 @@ def find_folders(tree: ObjectTree, most: int | None = None) -> Iterator[str]:
 
 
 def _holds_converted(tree: ObjectTree, folder: str, folders: list[str]) -> bool:
-    """Whether iterations in a run's folder were converted to Hugging Face's format: they are checkpoints of their own."""
+    """Whether iterations of a run were converted to Hugging Face's format: these are checkpoints of their own."""
     inside = f"{folder}/" if folder else ""
     return any(
         name.endswith(".safetensors")
@@ -75,7 +75,7 @@ def match_folders(pattern: str) -> Iterator[str]:
 
 
 def _require_few(target: str, number: int, folder: str = "") -> None:
-    """Raise EvidenceError where more folders are to be listed than a store with checkpoints has."""
+    """Raise EvidenceError if there are more folders to list than a store of checkpoints has."""
     if number > MOST_FOLDERS or folder.count("/") >= DEEPEST:
         limit = f"{DEEPEST} levels of folders" if number <= MOST_FOLDERS else f"{MOST_FOLDERS:,} folders"
         raise EvidenceError(f"{target} has more than {limit}", hint="name a folder further in")

@@ -1,4 +1,4 @@
-"""The files of a checkpoint in an object store or on the disks of nodes: a `Source`, and the tree of folders of a Megatron run."""
+"""The files of a checkpoint in an object store or on the disks of nodes: a `Source`, and the folders of a Megatron run."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.objects.bucket_of_nodes import NodesBucket
 
 PIECE = 1 << 23
-"""Bytes of one request: enough that the answer takes longer than the way to the store, few enough to repeat."""
+"""Bytes of one request: so many that the transfer outweighs the latency, so few that a retry is cheap."""
 PARALLEL_PIECES = 16
 """Requests at a time for one long read."""
 
 
 def open_bucket(address: ObjectAddress) -> Bucket:
-    """Open the bucket of an address. Raises CkptcheckError where a package or a setting is missing."""
+    """Open the bucket of an address. Raises CkptcheckError if a package or a setting is missing."""
     if address.scheme == "msc":
         from ckptcheck.checkpoint.objects.bucket_of_msc import MscBucket
 
@@ -36,9 +36,9 @@ def open_bucket(address: ObjectAddress) -> Bucket:
 
 
 class ObjectFolder:
-    """Some objects of a bucket, by their names below an address; a `Source`. Each is read as it was when it was listed.
+    """Some objects of a bucket, by their names below an address; a `Source`. Reads return the version that was listed.
 
-    `read` raises FileNotFoundError, PermissionError, OSError. It can be sent to another process, which opens the bucket anew.
+    `read` raises FileNotFoundError, PermissionError, OSError. The folder can be pickled; the receiver opens the bucket anew.
     """
 
     local = None
@@ -57,7 +57,7 @@ class ObjectFolder:
             target: what the user named.
             address: where it is.
             objects: the name of each file below the target, and the object.
-            nodes: the disks of the nodes of a cluster, where these have the files; None: the bucket of the address.
+            nodes: the disks of a cluster's nodes, if the files lie there; None: the bucket of the address.
         """
         self.target = target
         self.is_nearby = nodes is not None
@@ -77,7 +77,7 @@ class ObjectFolder:
         return ThreadPoolExecutor(PARALLEL_PIECES, "ckptcheck-objects")
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Read up to `length` bytes from byte `start` on; long ranges in pieces, several at a time."""
+        """Read up to `length` bytes from byte `start` on; long ranges in parallel pieces."""
         stored = self._objects[name]
         length = max(0, min(length, stored.size - start))
         if length <= PIECE:
@@ -86,14 +86,14 @@ class ObjectFolder:
         return b"".join(self._threads.map(lambda part: self._bucket.read(stored, *part), ranges))
 
     def find_nodes(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the nodes of a cluster on whose own disks all these files lie; empty for files of an object store."""
+        """Return the nodes of a cluster that have all these files on their disks; empty for files of an object store."""
         if self._nodes is None:
             return frozenset()
         return self._nodes.find_nodes(self._objects[name].key for name in names if name in self._objects)
 
 
 class ObjectTree:
-    """The folders below an address: what `Megatron` needs to know of its run. Each folder is listed when it is asked for."""
+    """The folders below an address, for a Megatron run. Each folder is listed on first use."""
 
     local = None
 
@@ -113,7 +113,7 @@ class ObjectTree:
         return self._listings[folder]
 
     def find_file(self) -> StoredObject | None:
-        """Describe the object that the target names itself, None where it names none. Raises CkptcheckError, EvidenceError."""
+        """Describe the object that the target itself names; None if it names none. Raises CkptcheckError, EvidenceError."""
         try:
             return self.bucket.find(self.address.key) if self.address.key else None
         except RequestFailure as failure:
@@ -155,21 +155,21 @@ class ObjectTree:
         return ObjectFolder(self.target, self.address, objects, self._nodes)
 
     def open_checkpoint(self) -> ObjectFolder:
-        """Return the files of a Hugging Face checkpoint: those at the top, and its chat templates."""
+        """Return the files of a Hugging Face checkpoint: the files at the top, and its chat templates."""
         inner = [CHAT_TEMPLATES] if CHAT_TEMPLATES in self.list_subfolders("") else []
         folder = self.open_folders(["", *inner])
         kept = [(name, folder._objects[name]) for name in folder.files if is_checkpoint_file(name)]
         return ObjectFolder(self.target, self.address, kept, self._nodes)
 
     def open_file(self) -> ObjectFolder | None:
-        """Return the object that the target names itself, None where it names none. Raises CkptcheckError, EvidenceError."""
+        """Return the object that the target itself names; None if it names none. Raises CkptcheckError, EvidenceError."""
         if (stored := self.find_file()) is None:
             return None
         parent, _, name = self.address.key.rpartition("/")
         return ObjectFolder(self.target, replace(self.address, key=parent), [(name, stored)], self._nodes)
 
     def open_parent(self) -> ObjectTree:
-        """Return the folder that the object lies in which the target names."""
+        """Return the folder of the object that the target names."""
         return ObjectTree(self.target, replace(self.address, key=self.address.key.rpartition("/")[0]), self._nodes)
 
     def _key(self, name: str) -> str:
@@ -177,7 +177,7 @@ class ObjectTree:
 
 
 def read_object(target: str, most: int) -> bytes:
-    """Return the content of one object, of `most` bytes at most. Raises OSError, and CkptcheckError where a setting is missing."""
+    """Return the content of one object, up to `most` bytes. Raises OSError, and CkptcheckError if a setting is missing."""
     tree = ObjectTree(target, parse_object_address(target))
     if (stored := tree.find_file()) is None:
         raise FileNotFoundError(errno.ENOENT, "there is no such object")
@@ -187,7 +187,7 @@ def read_object(target: str, most: int) -> bytes:
 
 
 class StoredOutput:
-    """One object that is to be written."""
+    """One object to write."""
 
     def __init__(self, target: str) -> None:
         """Open its bucket now, before the work that produces its content. Raises CkptcheckError."""
@@ -207,6 +207,6 @@ class StoredOutput:
 
 
 def explain_target(failure: RequestFailure) -> CkptcheckError:
-    """Return the error of a target that cannot be opened: EvidenceError where the store is to blame, and not the user."""
+    """Return the error of a target that cannot be opened: EvidenceError if the store is to blame, not the user."""
     kind = EvidenceError if failure.errno == errno.EIO else CkptcheckError
     return kind(failure.text, failure.hint)

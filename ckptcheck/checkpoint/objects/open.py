@@ -1,4 +1,4 @@
-"""Opens a checkpoint in an object store, or on the disks of a cluster's nodes: Hugging Face's, a file of one, or a Megatron run."""
+"""Opens a checkpoint, one of its files, or a Megatron run, in an object store or on the disks of a cluster's nodes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def open_objects(target: str, settings: EvidenceSettings) -> Checkpoint | Megatron:
-    """Open a checkpoint in an object store, where the address may name its folder, a .safetensors file or its index.
+    """Open a checkpoint in an object store; the address may name its folder, a .safetensors file or its index.
 
-    Raises CkptcheckError where there is nothing to check or a setting is missing, EvidenceError where the store cannot be read.
+    Raises CkptcheckError if there is nothing to check or a setting is missing, EvidenceError if the store cannot be read.
     """
     settings["jobs"] = settings.get("jobs") or REMOTE_JOBS
     address = parse_object_address(target)
@@ -39,9 +39,9 @@ def open_objects(target: str, settings: EvidenceSettings) -> Checkpoint | Megatr
 
 
 def open_nodes(target: str, runner: Runner | None, settings: EvidenceSettings) -> Checkpoint | Megatron | None:
-    """Open a checkpoint on the own disks of the nodes of a Ray cluster; None for any other target and runner.
+    """Open a checkpoint on the local disks of a Ray cluster's nodes; None for any other target or runner.
 
-    Raises CkptcheckError where there is nothing to check, EvidenceError where only this machine has it.
+    Raises CkptcheckError if there is nothing to check, EvidenceError if only this machine has the files.
     """
     if not isinstance(runner, Ray) or not target or is_remote_address(target) or split_chain(target) is not None:
         return None
@@ -74,7 +74,7 @@ def _open_folder(tree: ObjectTree, settings: EvidenceSettings) -> Checkpoint | M
 
 
 def _open_file(tree: ObjectTree, name: str, settings: EvidenceSettings) -> Checkpoint:
-    """Open one shard by itself, or a checkpoint by its index."""
+    """Open a single shard, or a checkpoint by its index."""
     if name.endswith(".index.json"):
         folder = tree.open_parent().open_checkpoint()
         if name in folder.files:
@@ -88,5 +88,5 @@ def _open_file(tree: ObjectTree, name: str, settings: EvidenceSettings) -> Check
 
 
 def suggest_objects(tree: ObjectTree) -> CkptcheckError | None:
-    """Return the error that names the checkpoints below a folder that is none itself; None where there are none."""
+    """Return an error that names the checkpoints below a folder that is no checkpoint; None if there are none below."""
     return describe_found(tree.target, [folder for folder in find_folders(tree, MOST_SEARCHED) if folder])

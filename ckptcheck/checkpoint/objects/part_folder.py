@@ -1,4 +1,4 @@
-"""Keeps parts in an object store: each is one object, which is written by one request."""
+"""Keeps parts in an object store: each part is one object, written by one request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StoreFolder:
 
     def list_parts(self) -> list[str]:
         """Return the names of the parts, sorted. Raises CkptcheckError."""
-        tree = ObjectTree(self.name, self._address)  # it remembers what it lists
+        tree = ObjectTree(self.name, self._address)  # a new one each time, because it caches its listings
         return sorted(name for name in tree.list_names("") if name.endswith(SUFFIX))
 
     def read(self, part: str) -> StoredPart:
@@ -40,7 +40,7 @@ class StoreFolder:
             raise EvidenceError(f"cannot read {self.locate(part)}: {error.strerror or error}") from error
 
     def write(self, part: str, content: bytes, known: str | None) -> bool:
-        """Write a part, and return whether it was written: not where the store has another version than the known one.
+        """Write a part, and return whether it was written: not if the store has another version than the known one.
 
         Raises OutputError.
         """

@@ -19,23 +19,23 @@ BITS = {"U8": 8, "F16": 16, "BF16": 16, "F32": 32}
 LONGEST = 4096
 """Longest state that is read, in bytes; a state of bitsandbytes has some 170."""
 MOST_SIDES, LARGEST = 8, 1 << 40
-"""Dimensions and size that no weight reaches; beyond them the product is not computed."""
+"""Most dimensions, and largest size, for which the product is computed; no weight reaches either."""
 
 
 @dataclass(frozen=True)
 class BitsandbytesState:
-    """What the state says of the weight that it lies beside."""
+    """What the state declares about the weight beside it."""
 
     shape: tuple[int, ...]
     """The shape of the weight before it was packed."""
     block: int
-    """How many of its numbers share a scale."""
+    """How many numbers share a scale."""
     nested_block: int | None
-    """How many of these scales share one of their own; None where they are not quantized themselves."""
+    """How many scales share a scale of their own; None if the scales are not quantized."""
 
 
 def parse_state(raw: bytes) -> BitsandbytesState | None:
-    """Parse the bytes of a state; None where bitsandbytes does not understand them."""
+    """Parse the bytes of a state; None if bitsandbytes does not understand them."""
     value, _ = parse_object(raw)
     if value is None:
         return None

@@ -1,7 +1,7 @@
 """Compares the tensors of each module storage with the format that the config declares.
 
-The matching of a consumer decides which scheme a module has. Without that, a storage is sound if it fits any of the declared
-schemes, and is otherwise compared with the nearest one.
+A consumer's matching decides which scheme a module has. Without it, a storage is sound if it fits any declared scheme; if it
+fits none, it is compared with the nearest one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the schemes (bits, groups, activations) of a declaration into one form for all methods.
 
-The terms are those of compressed-tensors (quantization/quant_args.py, 0.20), which can express everything that the other
-methods can: the strategies tensor, channel, group, block, tensor_group (groups below a global scale).
+It uses the terms of compressed-tensors (quantization/quant_args.py, 0.20), which can express all other methods: the strategies
+tensor, channel, group, block, tensor_group (groups below a global scale).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Scheme:
 
 
 def parse_schemes(declared: Declaration) -> tuple[Scheme, ...]:
-    """Return the schemes of a declaration; () where its method is unknown or it declares none that can be read."""
+    """Return the schemes of a declaration; () if its method is unknown or none of its schemes can be read."""
     reader = READERS.get(declared.method or "")
     return tuple(reader(declared)) if reader is not None else ()
 
@@ -76,7 +76,7 @@ def _compressed_tensors(declared: Declaration) -> Iterator[Scheme]:
 
 
 def parse_quantization_args(value: Any) -> QuantizationArgs | None:
-    """Parse QuantizationArgs with the defaults of compressed-tensors; None for a value that is no object."""
+    """Parse QuantizationArgs with the defaults of compressed-tensors; None if the value is no object."""
     if not isinstance(value, dict):
         return None
     group, strategy = _whole(value.get("group_size")), value.get("strategy")
@@ -109,10 +109,11 @@ def _fp8(declared: Declaration) -> Iterator[Scheme]:
 
 
 def _gptq(declared: Declaration) -> Iterator[Scheme]:
-    """Yield the scheme of all modules, then that of each pattern of `dynamic`; `consumers.gptq_schemes` matches the patterns.
+    """Yield the scheme of all modules, then one for each pattern of `dynamic`; `consumers.gptq_schemes` matches the patterns.
 
-    ``-:`` excludes modules; an override that is no object, or sets another format, has no weights here either. A value of
-    the wrong type changes nothing: `override_config` of vLLM 0.32, model_executor/layers/quantization/utils/gptq_utils.py.
+    The scheme has no weights if the pattern excludes modules (``-:``), or if the override is no object or sets another format.
+    A value of the wrong type changes nothing: `override_config` of vLLM 0.32,
+    model_executor/layers/quantization/utils/gptq_utils.py.
     """
     yield _gptq_scheme(declared.key, declared.value, ())
     dynamic = declared.value.get("dynamic")
@@ -175,7 +176,7 @@ MODELOPT["FP8_BLOCK_SCALES"] = MODELOPT["FP8_PB_WO"]
 
 
 def _modelopt(declared: Declaration) -> Iterator[Scheme]:
-    """Yield the scheme of one algorithm for all modules, or with MIXED_PRECISION that of each of `quantized_layers`."""
+    """Yield the scheme of one algorithm for all modules, or with MIXED_PRECISION one for each of `quantized_layers`."""
     algo = algorithm(declared.value)
     layers = declared.value.get("quantized_layers")
     if algo == "MIXED_PRECISION":
@@ -194,7 +195,7 @@ def _modelopt(declared: Declaration) -> Iterator[Scheme]:
 
 
 def algorithm(value: Mapping[str, Any]) -> str:
-    """Return ModelOpt's `quant_algo` in capitals, "" where there is none."""
+    """Return ModelOpt's `quant_algo` in capitals, "" if there is none."""
     algo = value.get("quant_algo")
     return algo.upper() if isinstance(algo, str) else ""
 
@@ -216,7 +217,7 @@ QUARK_STRATEGY = {"per_tensor": "tensor", "per_channel": "channel", "per_group":
 
 
 def _quark(declared: Declaration) -> Iterator[Scheme]:
-    """Yield the scheme of global_quant_config, then that of each name pattern of layer_quant_config."""
+    """Yield the scheme of global_quant_config, then one for each name pattern of layer_quant_config."""
     layers = declared.value.get("layer_quant_config")
     parts: list[tuple[str, tuple[str, ...], Any]] = [
         ("global_quant_config", (), declared.value.get("global_quant_config"))
@@ -233,7 +234,7 @@ def _quark(declared: Declaration) -> Iterator[Scheme]:
 
 
 def _quark_format(value: Any, weights: QuantizationArgs | None) -> str:
-    """Return the format of Quark's weights; "quark", which knows dtypes alone, for one that the tables have no shapes of."""
+    """Return the format of Quark's weights; "quark", which only fixes dtypes, if the tables have no shapes for it."""
     if weights is None or not isinstance(value, dict):
         return "quark"
     dtype, strategy = value.get("dtype"), weights.strategy
@@ -261,9 +262,9 @@ def _quark_args(value: Any) -> QuantizationArgs | None:
 
 
 def _auto_round(declared: Declaration) -> Iterator[Scheme]:
-    """Yield the scheme of all modules, then those of `extra_config`, whose names and patterns give modules their own.
+    """Yield the scheme of all modules, then the schemes that `extra_config` gives modules by name or pattern.
 
-    None where AutoRound packs some of them in a way that the tables do not have. Source: `get_layer_config` of
+    Yields nothing if AutoRound packs some modules in a way that the tables lack. Source: `get_layer_config` of
     auto_round/inference/convert_model.py (0.16).
     """
     value, extra = declared.value, declared.value.get("extra_config")
@@ -276,7 +277,7 @@ def _auto_round(declared: Declaration) -> Iterator[Scheme]:
 
 
 def _auto_round_scheme(key: str, value: Mapping[str, Any], targets: tuple[str, ...]) -> Scheme:
-    """Return the scheme of modules; without weights where they stay unquantized, without a format where that is unknown."""
+    """Return the scheme of modules: without weights if they stay unquantized, without a format if it is unknown."""
     bits, kind = value.get("bits", 4), value.get("data_type", "int")
     if type(bits) is int and bits >= 16:
         return Scheme(key, targets)
@@ -295,7 +296,7 @@ def _auto_round_scheme(key: str, value: Mapping[str, Any], targets: tuple[str, .
 
 
 AUTO_ROUND_PACKINGS = ("auto_round:gptq", "auto_round:auto_gptq", "auto_round:awq", "auto_round:auto_awq")
-"""Ways in which AutoRound packs integers: those of GPTQ and AWQ."""
+"""Ways in which AutoRound packs integers: GPTQ's and AWQ's."""
 
 
 READERS = {

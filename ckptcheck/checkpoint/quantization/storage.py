@@ -34,7 +34,7 @@ ROLES = frozenset((
     "activation_scale", "scales", "qzeros", "g_idx", "scale", "scale_inv", "qscale_weight",
     "SCB", "weight_format",
 ))  # fmt: skip
-"""Roles of tensors that belong to a weight. Other tensors (biases, the scales of a cache) are no companions."""
+"""Roles of tensors that belong to a weight. Other tensors (biases, scales of the key-value cache) do not."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class ModuleTensor:
     """One tensor of a module."""
 
     role: str
-    """What it is to the weight: ``weight``, ``weight_scale``, …"""
+    """Its role beside the weight: ``weight``, ``weight_scale``, …"""
     ending: str
-    """What its full name adds to the module's name: ``.weight_scale``, ``_blocks``."""
+    """The part of its full name after the module's name: ``.weight_scale``, ``_blocks``."""
     dtype: str
     shape: tuple[int, ...]
 
@@ -58,19 +58,19 @@ class ModuleStorage:
 
     @cached_property
     def weight(self) -> ModuleTensor | None:
-        """The tensor that holds the numbers; None where there are companions but no weight."""
+        """The tensor that holds the numbers; None if there are companions but no weight."""
         return next((self.parts[role] for role in WEIGHTS if role in self.parts), None)
 
     @cached_property
     def is_quantized(self) -> bool:
-        """Whether the weight is quantized: not stored as floats of 16 bits or more, or packed into such by bitsandbytes."""
+        """Whether the weight is quantized: stored in fewer than 16 bits, or packed into wider floats by bitsandbytes."""
         if self.weight is None:
             return False
         return self.weight.role != "weight" or self.weight.dtype not in FLOATS or "absmax" in self.parts
 
     @cached_property
     def is_misnamed(self) -> bool:
-        """Whether an unquantized weight has the name of a packed one: transformers 5.23 saves a dequantized gpt-oss so."""
+        """Whether an unquantized weight has the name of a packed one, as when transformers 5.23 saves a dequantized gpt-oss."""
         weight = self.weight
         return weight is not None and weight.role == "weight_blocks" and weight.dtype in FLOATS and not self.companions
 
@@ -93,7 +93,7 @@ class ModuleStorage:
 
 
 class TensorKind(NamedTuple):
-    """Tensors whose names differ in their numbers only."""
+    """Tensors whose names differ only in their numbers."""
 
     names: list[str]
     forms: set[tuple[str, tuple[int, ...]]]
@@ -105,8 +105,8 @@ def group_by_storage(
 ) -> dict[ModuleStorage, list[str]]:
     """Map each distinct storage to the modules that have it.
 
-    kinds: by the name of their tensors with {} for each number. The modules of a kind whose tensors all have one form are
-    grouped at once, which is faster; None where each tensor is looked at on its own.
+    kinds: by the name of their tensors with {} for each number. If all tensors of a kind have one form, its modules are grouped
+    at once, which is faster; None: look at each tensor on its own.
     """
     storages: dict[frozenset[ModuleTensor], tuple[ModuleStorage, list[str]]] = {}
     leaves_by_module: dict[str, list[str]] = {}
@@ -135,12 +135,12 @@ def _add(
     parts: dict[str, ModuleTensor],
     modules: list[str],
 ) -> None:
-    """Add modules to those that are stored in the same way."""
+    """Add modules to the modules with the same storage."""
     storages.setdefault(frozenset(parts.values()), (ModuleStorage(parts), []))[1].extend(modules)
 
 
 def _group_at_once(kinds: Mapping[str, TensorKind]) -> tuple[dict[str, ModuleTensor], list[str]] | None:
-    """Return the storage of modules of one kind and their names; None where they are not all stored alike.
+    """Return the storage of the modules of one kind, and their names; None if their storages differ.
 
     kinds: by the last part of the names of the tensors.
     """
@@ -164,8 +164,8 @@ def _group_one_by_one(
 ) -> Iterator[tuple[dict[str, ModuleTensor], list[str]]]:
     """Yield storages, with the modules that have them, in one pass over the names. A storage may come more than once.
 
-    The tensors of a module may lie anywhere in a file. So each module has a state, numbered by the tensors seen so far; two
-    orders of the same tensors lead to different states of one storage.
+    The tensors of a module may lie anywhere in a file. So each module has a state, a number for the tensors seen so far; two
+    orders of the same tensors lead to two states with the same storage.
     """
     places: dict[str, tuple[str, str, str]] = {}
     states: dict[str, int] = {}
@@ -182,7 +182,7 @@ def _group_one_by_one(
     modules: dict[int, list[str]] = {}
     for module, number in states.items():
         modules.setdefault(number, []).append(module)
-    # States are turned back into the tensors that led to them; a step's predecessor always has a smaller number.
+    # Turn states back into the tensors that led to them; the predecessor of a step always has a smaller number.
     parts: list[dict[str, ModuleTensor]] = [{}]
     for before, leaf, dtype, shape in steps:
         cut, added, role = places[leaf]
@@ -195,7 +195,7 @@ def _group_one_by_one(
 
 
 def _place(leaf: str) -> tuple[str, str, str] | None:
-    """Return how the last part of a name leads to its module: the suffix to cut, the suffix to add, and the role.
+    """Return how to get from the last part of a name to its module: the suffix to cut, the suffix to add, and the role.
 
     None for a tensor that belongs to no weight.
     """
