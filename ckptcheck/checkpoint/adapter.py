@@ -21,9 +21,9 @@ LORA = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<half>[AB]
 SAVED = re.compile(r"(?P<module>.+?)(\.modules_to_save(\.(?!weight$|bias$)[^.]+)?)?\.(?P<part>weight|bias)")
 """A module that the adapter holds as a whole."""
 MAX_LAYERS = 10_000
-"""Layers up to which `layer_replication` is followed: a hundred bytes may ask for any number, and models have up to some 130."""
+"""Most layers for which `layer_replication` is followed: a hundred bytes may ask for any number, and models have some 130."""
 PREFIX = "base_model.model."
-"""What PEFT puts before the names of the base model."""
+"""PEFT's prefix of the base model's names."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ def list_lora_pairs(tensors: dict[str, Tensor]) -> list[LoraPair]:
 
 
 def lora_scale(config: Config, module: str) -> float | None:
-    """Return by what PEFT multiplies B·A of a module: lora_alpha / r, or lora_alpha / √r with use_rslora; None if unknown.
+    """Return PEFT's factor on B·A of a module: lora_alpha / r, or lora_alpha / √r with use_rslora; None if unknown.
 
-    `alpha_pattern` counts as `rank_pattern` does, see `lora_rank`.
+    `alpha_pattern` works like `rank_pattern`, see `lora_rank`.
     """
     rank, alpha = lora_rank(config, module), _match_pattern(config, "alpha_pattern", "lora_alpha", module)
     if not rank or alpha is None:
@@ -91,7 +91,7 @@ def tail_of(name: str) -> str:
 
 
 def list_replicated_layers(config: Config) -> list[int]:
-    """Return the base model's layer for each layer that `layer_replication` makes; [] where it makes none, or too many.
+    """Return the base model's layer for each layer that `layer_replication` makes; [] if it makes none, or too many.
 
     PEFT repeats the layers [start, end) of each pair, one pair after the other (peft/tuners/tuners_utils.py, `replicate_layers`).
     """
@@ -114,10 +114,10 @@ def find_vocabulary_rows(tensors: dict[str, Tensor]) -> dict[str, int]:
 
 
 def lora_rank(config: Config, module: str) -> int | None:
-    """Return the LoRA rank of a module: from `rank_pattern` where a key matches as PEFT matches it, else from `r`.
+    """Return the LoRA rank of a module: from `rank_pattern` if a key matches by PEFT's rule, else from `r`.
 
-    None where a key of `rank_pattern` is a regular expression, which is not evaluated, or where `r` is no integer. AdaLoRA begins
-    with `init_r`, and writes a `rank_pattern` of its own once it took ranks away: then they are not known here.
+    None if a key of `rank_pattern` is a regular expression, which ckptcheck does not evaluate, or if `r` is no integer. AdaLoRA
+    begins with `init_r`, and writes its own form of `rank_pattern` once it has removed ranks: then they are unknown here.
     """
     if config.value.get("peft_type") == "ADALORA":
         initial = config.value.get("init_r")
@@ -131,7 +131,7 @@ def _match_pattern(config: Config, patterns_key: str, default_key: str, module: 
     for pattern, number in patterns.items() if isinstance(patterns, dict) else ():
         if type(number) in (int, float) and (module.endswith(f".{pattern}") or module == pattern):
             return float(number) if type(number) is float else int(number)
-        # A regular expression from a checkpoint is never run.
+        # Never run a regular expression from a checkpoint.
         if any(sign in pattern for sign in "^$*+?()[]{}|\\"):
             return None
     default = config.value.get(default_key)

@@ -15,9 +15,9 @@ from ckptcheck.text.file_io import real_path
 
 
 def open_base_model(ckpt: Checkpoint) -> Checkpoint:
-    """Open the base model that the user named, else a folder beside the adapter that its config names.
+    """Open the base model that the user named, else the folder beside the adapter that its config names.
 
-    Any other path in the config is not followed: it comes from the checkpoint. Raises Skip with the reason.
+    It follows no other path in the config, because a hostile checkpoint may name any. Raises Skip with the reason.
     """
     named = ckpt.options.base
     if named is None:
@@ -32,7 +32,7 @@ def open_base_model(ckpt: Checkpoint) -> Checkpoint:
 
 
 def find_base_folder(config: Config | None, folder: Path | None) -> Path:
-    """Return the folder beside an adapter's that its config names as the base model. Raises Skip where there is none."""
+    """Return the folder beside an adapter's that its config names as the base model. Raises Skip if there is none."""
     named = config.value.get("base_model_name_or_path") if config is not None else None
     if not isinstance(named, str) or not named or "\0" in named:
         raise Skip("adapter_config.json names no base model; --base FOLDER does")
@@ -45,6 +45,6 @@ def find_base_folder(config: Config | None, folder: Path | None) -> Path:
             resolved = real_path(path)
             if resolved.is_relative_to(beside) and resolved != real_path(folder) and resolved.is_dir():
                 return resolved
-        except (OSError, UnicodeEncodeError):  # a lone surrogate is in no name of a file
+        except (OSError, UnicodeEncodeError):  # UnicodeEncodeError: a lone surrogate, which no file name has
             continue
     raise Skip(hint)

@@ -1,7 +1,7 @@
-"""Finds out whether a chat template keeps earlier turns as they are when a conversation grows.
+"""Finds out whether a chat template renders earlier turns unchanged when a conversation grows.
 
-Trainers that join the turns of a conversation to one sequence, masks made of the lengths of prefixes, and prefix caches need that:
-what was rendered up to an answer is the beginning of what is rendered when the conversation goes on.
+Trainers that join the turns of a conversation to one sequence, masks computed from the lengths of prefixes, and prefix caches rely
+on it: the text up to an answer has to be a prefix of the text of the longer conversation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 THOUGHT, CALL, RESULT = "Walruses think epsilon", "Lemurs zeta", "Ibises find eta"
-"""Texts of the conversations beside those of chat_template.py; no template contains them."""
+"""Further texts of conversations, beside the ones in chat_template.py; no template contains them."""
 PREFIX = "growing, "
 """Beginning of the names of these conversations."""
 Thinking = Literal["without thinking", "thinking in the text", "thinking in its field"]
@@ -21,12 +21,12 @@ THINKING: tuple[Thinking, ...] = ("without thinking", "thinking in the text", "t
 
 @dataclass(frozen=True)
 class RewrittenTurn:
-    """An answer that a template writes otherwise once the conversation goes on."""
+    """An answer that a template renders differently once the conversation goes on."""
 
     follow_up: FollowUp
     thinking: Thinking
     drops_thinking: bool
-    """Whether the thinking is in the text while the answer is the last turn, and is no more afterwards."""
+    """Whether the text contains the thinking while the answer is the last turn, but not afterwards."""
     before: str
     """The text from the first difference on, while the answer is the last turn; at most `SHOWN` characters."""
     after: str
@@ -51,7 +51,7 @@ def list_growing_conversations(
         elif thinking == "thinking in its field":
             assistant["reasoning_content"] = THOUGHT
         function = {"name": name, "arguments": {"word": CALL}}
-        # an id of nine letters and digits, as Mistral's templates want it
+        # an id of nine letters and digits, which Mistral's templates require
         calling = {**assistant, "tool_calls": [{"type": "function", "id": "call12345", "function": function}]}
         result = {"role": "tool", "name": name, "tool_call_id": "call12345", "content": RESULT}
         user, further = {"role": "user", "content": question}, {"role": "user", "content": again}
@@ -66,10 +66,10 @@ def list_growing_conversations(
 
 
 def find_rewritten_turns(texts: Mapping[str, str], answer: str) -> tuple[RewrittenTurn, ...]:
-    """Return the pairs of which the shorter text, up to the end of the answer, is not the beginning of the longer one.
+    """Return the pairs whose shorter text, up to the end of the answer, is no prefix of the longer text.
 
-    texts: name of a conversation → its text, for those that the template accepts. Pairs that show neither the answer nor the call
-    are left out, and so is thinking in a field that the template does not know.
+    texts: name of a conversation → its text, for conversations that the template accepts. It leaves out pairs that show neither
+    the answer nor the call, and thinking in a field that the template does not know.
     """
     found: list[RewrittenTurn] = []
     follow_ups: tuple[FollowUp, ...] = ("question", "tool result")

@@ -1,4 +1,4 @@
-"""The evidence that every rule of a scan looks at."""
+"""The evidence of a scan: a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 
 
 class Checkpoint(EvidenceDefaults):
-    """A Hugging Face checkpoint (or a single shard, or an adapter), each part read when it is first asked for.
+    """A Hugging Face checkpoint (or a single shard, or an adapter). Each part is read on first use.
 
-    A part that does not exist is None; one that is malformed has defects; one that exists but cannot be read is in
-    `unread`, and then no rule passes.
+    A missing part is None; a malformed part has defects; a part that exists but cannot be read is in `unread`, and then
+    no rule passes.
     """
 
     kind = "checkpoint"
     tensor_suffixes: tuple[str, ...] = (".safetensors",)
-    """How the names of files end that hold tensors."""
+    """Suffixes of the files that hold tensors."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class Checkpoint(EvidenceDefaults):
         """Describe a checkpoint; nothing is read yet.
 
         Args:
-            source: where its bytes come from.
-            options: what the user asks of the rules.
+            source: the source of its bytes.
+            options: the user's options for rules.
             value_reader: reads the values of the tensors; None to read none.
             index_file: the index to use in place of the one that loaders choose.
             single: the target is one shard by itself, so the rules say nothing about the files beside it.
@@ -74,7 +74,7 @@ class Checkpoint(EvidenceDefaults):
         self.is_single_shard: Final = single
         self.jobs: Final = jobs or os.cpu_count() or 1
         self.memory: Final[dict[Hashable, Any]] = {}
-        """Answers that several rules ask for, see `linter.evidence.remembered`."""
+        """Answers that several rules need, see `linter.evidence.remembered`."""
         self._index_file = index_file
         self._parts = FileReader(source)
         self._shards: dict[str, Shard] | None = None
@@ -82,7 +82,7 @@ class Checkpoint(EvidenceDefaults):
 
     @classmethod
     def patched(cls, base: Checkpoint, source: PatchedSource, value_reader: ValueReader | None = None) -> Checkpoint:
-        """Describe what a chain of deltas makes of a base: other values under the same headers, which are not read again."""
+        """Describe the result of a chain of deltas on a base: other values under the same headers, which are not read again."""
         ckpt = cls(
             source,
             options=base.options,
@@ -97,13 +97,13 @@ class Checkpoint(EvidenceDefaults):
 
     @property
     def deltas(self) -> tuple[DeltaChain, ...]:
-        """The chain of deltas that leads to this checkpoint; () where its files are as they lie."""
+        """The chain of deltas that leads to this checkpoint; () for files without deltas."""
         chain = getattr(self.source, "chain", None)
         return () if chain is None else (chain,)
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """What each delta of the chain changed, where this is the result of one and its values are read."""
+        """What each delta changed, if this is the result of a chain and its values are read."""
         if not self.deltas or self.value_reader.unavailable_reason(self.source) is not None:
             return ()
         from ckptcheck.checkpoint.deltas.chain import tabulate_chain
@@ -112,7 +112,7 @@ class Checkpoint(EvidenceDefaults):
 
     @property
     def padding(self) -> int:
-        """How many rows at the end of the vocabulary may be padding that the format itself explains: none here."""
+        """Rows at the end of the vocabulary that the format itself pads: none here."""
         return 0
 
     @property
@@ -122,7 +122,7 @@ class Checkpoint(EvidenceDefaults):
 
     @cached_property
     def can_sample(self) -> bool:
-        """Whether rules may read pieces of tensors again: on disk, and in an object store where the values are read too."""
+        """Whether rules may read pieces of tensors again: on disk, and in an object store if the values are read too."""
         is_read = self.source.local is not None or self.value_reader.unavailable_reason(self.source) is None
         return self.source.allows_sampling and is_read
 
@@ -139,7 +139,7 @@ class Checkpoint(EvidenceDefaults):
         return self._shards
 
     def read_headers(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Read all headers now and not when a rule first asks for one.
+        """Read all headers now, not on first use.
 
         progress: called with the number of files read and the number of all files.
         """
@@ -170,7 +170,7 @@ class Checkpoint(EvidenceDefaults):
 
     @cached_property
     def processor_configs(self) -> tuple[Config, ...]:
-        """preprocessor_config.json and processor_config.json, by which images and sounds become inputs, where they are there."""
+        """preprocessor_config.json and processor_config.json, which describe how images and sounds become inputs, if present."""
         files = [file for file in ("preprocessor_config.json", "processor_config.json") if file in self.files]
         return tuple(config for file in files if (config := self._parts.read(file, read_config)) is not None)
 
@@ -181,7 +181,7 @@ class Checkpoint(EvidenceDefaults):
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer beside the weights, None where there is no tokenizer.json, no tokenizer_config.json and no token file."""
+        """The tokenizer beside the weights; None without tokenizer.json, tokenizer_config.json and token files."""
         from ckptcheck.checkpoint.token_file import has_token_file
 
         if not {"tokenizer.json", "tokenizer_config.json"} & self.files.keys() and not has_token_file(self.files):
@@ -211,7 +211,7 @@ class Checkpoint(EvidenceDefaults):
 
     @cached_property
     def quantization(self) -> Quantization | None:
-        """How the model is quantized, None where neither a config nor a tensor says that it is."""
+        """How the model is quantized; None if neither a config nor a tensor shows a quantization."""
         from ckptcheck.checkpoint.quantization.quantization import read_quantization
         from ckptcheck.checkpoint.quantization.storage import TensorKind
 
@@ -239,7 +239,7 @@ class Checkpoint(EvidenceDefaults):
     def model_files(self) -> tuple[str, ...]:
         """The files that make up the model, as loaders choose them; some may be missing.
 
-        The index decides where it fits the folder at all; then model.safetensors, the numbered shards, whatever is there.
+        The index decides if it fits the folder at all; else model.safetensors, else the numbered shards, else all files.
         """
         if self.index is not None and self.index_decides:
             return self.index.shards
@@ -259,7 +259,7 @@ class Checkpoint(EvidenceDefaults):
 
     @cached_property
     def tensor_to_file(self) -> dict[str, str]:
-        """Tensor → the loaded file that holds it (the last one, where there are several)."""
+        """Tensor → the loaded file that holds it (the last one, if several do)."""
         tensor_to_file: dict[str, str] = {}
         for name in self.model_files:
             if name in self.shards:
@@ -268,7 +268,7 @@ class Checkpoint(EvidenceDefaults):
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the loaded files, by name, as far as they could be read."""
+        """The tensors of the readable loaded files, by name."""
         tensors: dict[str, Tensor] = {}
         for name in self.model_files:
             if name in self.shards:
@@ -277,7 +277,7 @@ class Checkpoint(EvidenceDefaults):
 
     @cached_property
     def forms_by_template(self) -> dict[str, set[tuple[str, tuple[int, ...]]]]:
-        """The dtypes and shapes of the tensors of a kind, by name with {} for each number: nearly always there is one."""
+        """Name with {} for each number → the dtypes and shapes of its tensors, nearly always just one."""
         tensors = self.tensors
         return {
             template: {(tensor.dtype, tensor.shape) for tensor in map(tensors.__getitem__, names)}
@@ -286,33 +286,33 @@ class Checkpoint(EvidenceDefaults):
 
     @cached_property
     def layout(self) -> Layout:
-        """What the names of the loaded tensors say about the model."""
+        """The structure that the names of the loaded tensors show."""
         return parse_layout(self.tensors)
 
     @cached_property
     def components(self) -> Components:
-        """Which of the loaded tensors play which part."""
+        """The components of the model among the loaded tensors."""
         return Components(self.config, self.layout, self.tensors)
 
     @cached_property
     def vocabulary_tensors(self) -> dict[str, tuple[str, ...]]:
-        """Embedding and head of its own → the tensors that hold their rows, in order: here each is one tensor."""
+        """Embedding and separate head → the tensors that hold their rows, in order: here each is one tensor."""
         names = (self.components.embedding, self.components.lm_head)
         return {name: (name,) for name in names if name is not None and self.tensors[name].is_plain}
 
     @property
     def weight_parts(self) -> Mapping[str, tuple[str, ...]]:
-        """Weight → the tensors that hold its parts, where it is held in several: here none is."""
+        """Weight → the tensors that hold its parts, for weights in several tensors: none here."""
         return {}
 
     @property
     def args(self) -> Mapping[str, Any]:
-        """The arguments of the training script, where the format keeps them: here it does not."""
+        """The arguments of the training script, which this format does not keep."""
         return {}
 
     @property
     def values(self) -> ValueStats:
-        """What every tensor's values showed, read when first asked for; skips the rule, with the reason, if they are not."""
+        """The statistics of every tensor's values, read on first use; skips the rule, with the reason, if they are not read."""
         if self._values is None:
             self.require_value_reader()
             self._values = self.value_reader.read(self)
@@ -321,16 +321,16 @@ class Checkpoint(EvidenceDefaults):
 
     @property
     def values_read(self) -> ValueStats | None:
-        """The same where a rule has asked for it; None where nothing was read. What describes a scan makes it read no more."""
+        """The statistics if a rule has needed them, else None: a description of the scan must not cause a read."""
         return self._values
 
     def require_value_reader(self) -> None:
-        """Skip a rule that needs values where they are not read, before it does other work. Raises Skip with the reason."""
+        """Skip a rule that needs values, before it does other work, if they are not read. Raises Skip with the reason."""
         if (reason := self.value_reader.unavailable_reason(self.source)) is not None:
             raise Skip(reason)
 
     def view_for(self, kind: str) -> Checkpoint | tuple[DeltaChain, ...] | None:
-        """Return this checkpoint for its own rules, for those about values, and for those about a part that it has.
+        """Return this checkpoint for its own rules, for rules about values, and for rules about a part that it has.
 
         `checkpoint.views` describes the parts: ``index``, ``config``, ``tokenizer``, ``quantization``, ``layers``.
         """
@@ -355,7 +355,7 @@ class Checkpoint(EvidenceDefaults):
 
     @property
     def arguments(self) -> Mapping[str, Any] | None:
-        """What the trainer was started with, where the checkpoint is a trainer's; None for a model as it is served."""
+        """The trainer's arguments, if the checkpoint is a trainer's; None for a model that is ready to serve."""
         return None
 
     @property
@@ -375,7 +375,7 @@ class Checkpoint(EvidenceDefaults):
 
     @cached_property
     def index_agrees(self) -> bool:
-        """Whether the index says of every tensor exactly what the shards' headers say."""
+        """Whether the index agrees exactly with the shards' headers."""
         return self.index is not None and self.index.weight_map == self.tensor_to_file
 
     @property
@@ -394,25 +394,25 @@ class Checkpoint(EvidenceDefaults):
         return any(name.endswith(".safetensors") for name in self.files)
 
     def require_headers(self) -> None:
-        """Skip a rule that has looked at all headers there are while some could not be read: what is wrong there is said."""
+        """Skip a rule, after it has checked the readable headers, if some are unreadable; other rules report those."""
         absent = [name for name, shard in self.shards.items() if not shard.readable]
         if absent:
             raise SkipForDamage(f"could not look into {join_truncated(absent)}, whose header cannot be read")
 
     def require_values(self) -> None:
-        """Skip a rule that has looked at all values there are while some files could not be looked into."""
+        """Skip a rule, after it has checked the readable values, if some files are unreadable."""
         absent = [name for name in self.model_files if name in self.files and name not in self.values.complete_shards]
         if absent:
             raise SkipForDamage(f"could not look at the values in {join_truncated(absent)}")
 
     def require_whole(self) -> None:
-        """Skip a rule that would take a tensor for missing whose shard is missing or unreadable: that is said elsewhere."""
+        """Skip a rule on missing tensors if a shard is missing or unreadable; other rules report the shard."""
         absent = [name for name in self.model_files if name not in self.shards or not self.shards[name].readable]
         if absent:
             raise SkipForDamage(f"needs every tensor, but {join_truncated(absent)} could not be read")
 
     def defects(self, *kinds: str, files: Container[str] | None = None) -> Iterator[Problem]:
-        """Yield one problem for each file (of `files`) with defects of these kinds: the first one whole, the others counted."""
+        """Yield one problem for each file (of `files`) with defects of these kinds: the first in full, the others counted."""
         return iter_problems(self._defects, kinds, files)
 
     @cached_property
@@ -423,7 +423,7 @@ class Checkpoint(EvidenceDefaults):
         defects |= {part.file: part.defects for part in parts if part is not None}
         for name, file in self.files.items():
             if file.outside_link is not None:
-                defects.pop(name, None)  # a link out of the target is ST022's, and nothing of it was read
+                defects.pop(name, None)  # ST022 reports a link out of the target, which is never read
             elif name not in defects and is_watched(file, remote=self.source.local is None):
                 defect = self._parts.read(name, lambda source, name: detect_foreign_format(source.read(name, 0, 64)))
                 defects[name] = (defect,) if defect else ()
@@ -431,7 +431,7 @@ class Checkpoint(EvidenceDefaults):
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """File → why it could not be read. Everything is read first, so that the answer is final."""
+        """File → why it could not be read. Reads everything first, so that the answer is final."""
         _ = self.shards, self._defects
         return self._parts.unread
 
@@ -447,7 +447,7 @@ class Checkpoint(EvidenceDefaults):
 
     @property
     def subject(self) -> str:
-        """Architecture, files, tensors, bytes, and the commit where it comes from a hub, in one line for the head of a report."""
+        """One line for the head of a report: architecture, files, tensors, bytes, and the commit of a repository on the Hub."""
         counts = self.counts
         parts = [count(counts["files"], "file"), count(counts["tensors"], "tensor"), format_bytes(counts["bytes"])]
         if self.config is not None and self.config.architecture:
@@ -455,6 +455,6 @@ class Checkpoint(EvidenceDefaults):
         elif self.is_adapter:
             parts.insert(0, "PEFT adapter")
         if commit := getattr(self.source, "commit", None):
-            # What a branch names today, it may not name tomorrow.
+            # Name the commit, because a branch may move.
             parts.append(f"at {commit[:12]}")
         return " · ".join(parts)

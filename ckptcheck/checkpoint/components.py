@@ -27,21 +27,21 @@ SCORE = re.compile(
 ENCODER = re.compile(
     r"For(CTC|RNNT|TDT|Audio\w+|XVector|ImageClassification)$|(?<!Text)Encoder$|QFormerModel$|Timestamp|VisionModel"
 )
-"""Architectures that read sound or images: some of them have a vocabulary, and no embedding of it."""
+"""Architectures that read sound or images: some of them have a vocabulary without an embedding."""
 ENCODER_KEYS = frozenset({"conv_stride", "image_size", "feature_projection_input_dim", "backbone_config"})
-"""Settings beside the vocabulary that say the same."""
+"""Settings that mark a model with a vocabulary as such an encoder."""
 MTP = re.compile(r"(^|\.)(mtp\w*|nextn\w*|eh_proj|enorm|hnorm|shared_head)(\.|$)")
 """Names that only layers of multi-token prediction (MTP) contain (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo)."""
 MOST_LAYERS = 10**6
-"""More layers than a model has. A config that declares more is a finding, and nothing is counted up to that number."""
+"""More layers than any model has. A config that declares more is a finding, and no code counts up to its number."""
 
 HEADS_OF_TEXT_MODELS = frozenset((
     "blip-2", "instructblip", "instructblipvideo", "kosmos-2", "kosmos-2.5", "llama4", "pix2struct", "vision-encoder-decoder",
 ))  # fmt: skip
-"""Composite models whose text model has the head, so that its config says whether it is tied (transformers 5.23, each built)."""
+"""Composite models whose text model has the head, so that its config decides the tie (transformers 5.23, each built)."""
 
 DRAFTING_HEADS = {"medusa": "num_heads", "mlp_speculator": "n_predict"}
-"""Model types of vLLM that are nothing but heads, each of which drafts one token → the setting with their number."""
+"""Model types of vLLM that consist of heads, each drafting one token → the setting with the number of heads."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Components:
     def stack(self) -> Stack | None:
         """The language model's stack of layers.
 
-        Of several candidates it is the one that lies nearest to a token embedding, then the one with the declared number of
-        layers, then the largest: an encoder of images may have more layers, and more tensors, than the language model.
+        Among several candidates, nearness to a token embedding decides, then the declared number of layers, then the size: an
+        image encoder may have more layers, and more tensors, than the language model.
         """
         candidates = self.layout.candidates
         if len(candidates) < 2:
@@ -77,7 +77,7 @@ class Components:
 
     @cached_property
     def is_language_model(self) -> bool:
-        """Whether the config is that of a model with a vocabulary: not of an encoder of images, or of speech into letters."""
+        """Whether the config describes a model that reads a vocabulary, not an encoder of images, or of speech into letters."""
         if self.config is None:
             return True
         keys = {*self.config.value, *self.config.text}
@@ -87,7 +87,7 @@ class Components:
 
     @cached_property
     def _embeddings(self) -> list[str]:
-        """The names of all matrices that may be the token embedding: those with vocab_size rows, if there are any."""
+        """The names of all matrices that may be the token embedding: matrices with vocab_size rows, if there are any."""
         names = [
             name
             for name in self.layout.outside
@@ -116,13 +116,11 @@ class Components:
 
     @cached_property
     def num_layers(self) -> int | None:
-        """The number of layers that the config declares, or that its class fills in; None where neither says."""
+        """The number of layers that the config declares, or its class's default; None if there is neither."""
         if self.config is not None and self.config.model_type in DRAFTING_HEADS:
             return self.config.integer(DRAFTING_HEADS[self.config.model_type])
         if not self.is_language_model and self.stack is not None and not self.stack.prefix.endswith("encoder.layer"):
-            return (
-                None  # stages and blocks of an encoder of images; what its settings count differs from class to class
-            )
+            return None  # an image encoder has stages and blocks, and classes differ in which ones their settings count
         if self.is_sequential:
             return None
         declared = self.config.number(*self.depth_names) if self.config is not None else None
@@ -133,9 +131,11 @@ class Components:
                 {self.config.integer(name) for name in ("encoder_layers", "decoder_layers")} if self.config else set()
             )
             if len(halves - {None}) == 2 and len(self.stack.layers) in halves:
-                return len(self.stack.layers)  # one half alone: nothing says which (PP-FormulaNet's text model)
+                return len(
+                    self.stack.layers
+                )  # only one half of an encoder-decoder, unknown which (PP-FormulaNet's text model)
         if declared is not None and declared < 0 and self.config is not None:
-            # transformers counts up to a negative number, and builds no layer; CFG002 has the names that it knows.
+            # With a negative number transformers builds no layer, so none is expected here; CFG002 reports the number.
             return None if self.config.key_path(*self.depth_names) in self.config.malformed_counts else 0
         return declared if declared is not None and declared <= MOST_LAYERS else None
 
@@ -143,7 +143,7 @@ class Components:
     def _joins_declared_blocks(self) -> bool:
         """Whether the config counts attention and MLP as a layer each, and the checkpoint stores both as one.
 
-        transformers reads Dory's config and its stored blocks so, joins them, and saves them joined (`LayerPairCollapse`).
+        transformers does so for Dory: it reads single blocks, joins each pair, and saves the pairs (`LayerPairCollapse`).
         """
         listed = self.config.text.get("layer_types") if self.config is not None else None
         if not isinstance(listed, list) or "mlp" not in listed or self.stack is None:
@@ -154,8 +154,8 @@ class Components:
 
     @cached_property
     def mtp_layers(self) -> frozenset[int]:
-        """MTP layers that are numbered after the declared layers (DeepSeek-V3's layer 61): known by their names, else declared
-        and unlike the layers before them.
+        """MTP layers that are numbered after the declared layers (DeepSeek-V3's layer 61): recognized by their names, else
+        declared and unlike the layers before them.
         """
         if self.stack is None or self.num_layers is None:
             return frozenset()
@@ -179,7 +179,7 @@ class Components:
 
     @property
     def _holds_mtp_alone(self) -> bool:
-        """Whether every layer is one of multi-token prediction: a draft model in its own folder, as DeepSeek-V3's NextN."""
+        """Whether every layer is an MTP layer: a draft model in its own folder, such as DeepSeek-V3's NextN."""
         if self.stack is None or 0 not in self.stack.layers:
             return False
         return all(any(map(MTP.search, names)) for names in self.stack.layers.values())
@@ -211,7 +211,7 @@ class Components:
 
     @cached_property
     def lm_head(self) -> str | None:
-        """The name of the weight that maps hidden states to the vocabulary; None where it is not stored separately."""
+        """The name of the weight that maps hidden states to the vocabulary; None if it is not stored separately."""
         candidates = [
             name
             for name in self.layout.outside
@@ -234,7 +234,7 @@ class Components:
         )
 
     def _has_keys_beside(self, name: str) -> bool:
-        """Whether a `v_proj` is one of an attention, whose keys lie beside it, and no head."""
+        """Whether a `v_proj` belongs to an attention, whose keys lie beside it, and is no value head."""
         return any(
             name.replace(value, keys) in self.tensors
             for value, keys in (("v_proj", "k_proj"), ("value_proj", "key_proj"))
@@ -245,8 +245,8 @@ class Components:
     def is_draft(self) -> bool:
         """Whether this is a draft model, which takes embedding and head from the model that it drafts for.
 
-        EAGLE and DFlash have a few layers after a matrix that joins several hidden states, or hidden states and embeddings. Medusa
-        and MLP speculators are heads alone.
+        EAGLE and DFlash have a few layers after a matrix that joins several hidden states, or hidden states and embeddings.
+        Medusa and MLP speculators consist only of heads.
         """
         if self.config is not None and self.config.model_type in DRAFTING_HEADS:
             return True
@@ -258,10 +258,10 @@ class Components:
 
     @cached_property
     def is_tied(self) -> bool | None:
-        """Whether the input and the output embedding are one tensor; None where neither config nor architecture says.
+        """Whether the input and the output embedding are one tensor; None if neither config nor architecture decides it.
 
-        Composite configs hold the flag on each level. transformers 5 goes by the config of the class that has the head, which is
-        the upper one (and vLLM by that since its #33359); but for a few older classes, whose text model has the head.
+        Composite configs hold the flag on each level. transformers 5 follows the config of the class that has the head: the upper
+        one, as does vLLM since its #33359, except for a few older classes, whose text model has the head.
         """
         if self.config is None:
             return None
@@ -275,7 +275,7 @@ class Components:
 
     @property
     def experts_source(self) -> str:
-        """Who says what `num_experts` is, as the end of a sentence: "the 8 experts that …"."""
+        """The source of `num_experts`, as the end of a sentence: "the 8 experts that …"."""
         resolved = self.config.resolved if self.config is not None else None
         setting = resolved.find(*EXPERTS) if resolved is not None else None
         by_default = setting is not None and setting.source == "default"
@@ -283,9 +283,9 @@ class Components:
 
     @cached_property
     def num_experts(self) -> int | list[Any] | None:
-        """The number of routed experts of a layer that the config declares; a list where layers differ, None if it is silent.
+        """The declared number of routed experts in a layer; a list if layers differ; None if there is no number.
 
-        Where config.json is silent, the default of its class counts.
+        If config.json has none, the default of its class counts.
         """
         if self.config is None:
             return None
@@ -312,7 +312,7 @@ def _depth_names(stack: Stack) -> tuple[str, ...]:
 
 
 def _count_shared(one: list[str], other: list[str]) -> int:
-    """Count the parts that two names have in common at their beginnings."""
+    """Count the leading parts that two names share."""
     return next(
         (at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right),
         min(len(one), len(other)),

@@ -1,7 +1,7 @@
-"""What the config class of a ``model_type`` means in transformers: a table that fixtures/learn_config_classes.py generates.
+"""The config class of each ``model_type`` in transformers: fixtures/learn_config_classes.py generates the table.
 
-A class gives every key that config.json lacks its default, and refuses a value of the wrong type. The table has one line for
-each class, and only the lines that are asked for are parsed.
+A class fills in a default for every key that config.json lacks, and refuses a value of the wrong type. The table has one line for
+each class; a line is parsed on first use.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class NestedClass:
-    """What builds a sub-config: the class, and the values it gets where config.json has no such sub-config."""
+    """How a class builds a sub-config: by which class, and from which values if config.json has no such sub-config."""
 
     model_type: str
     class_name: str | None
-    """The class that builds it whatever model_type the sub-config says; None where that decides."""
+    """The class that builds it whatever its model_type is; None if the sub-config's model_type decides."""
     defaults: Mapping[str, Any]
     is_optional: bool
     """Whether the model can do without it."""
@@ -60,7 +60,7 @@ class ConfigClass:
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
-        """Field → what the class fills in; without the fields that it derives from others."""
+        """Field → its default, without the fields that the class derives from others."""
         derived = set(self.facts.get("derived", ()))
         return {
             name: default
@@ -82,14 +82,14 @@ class ConfigClass:
         return older
 
     def list_undecided(self, settings: Mapping[str, Any]) -> frozenset[str]:
-        """Return the fields whose defaults do not hold, for config.json has other keys from which the class computes them."""
+        """Return the fields whose defaults do not hold, because the class computes them from other keys in config.json."""
         opaque = self.facts.get("opaque", {})
         given = any(settings.get(key) is not None for key in opaque.get("keys", ()))
         return frozenset(opaque["fields"]) if given else frozenset()
 
     @cached_property
     def nested(self) -> dict[str, NestedClass]:
-        """Sub-config → what builds it."""
+        """Sub-config → how the class builds it."""
         return {
             key: NestedClass(
                 spec["model_type"], spec.get("class"), spec.get("defaults", {}), bool(spec.get("optional"))
@@ -99,13 +99,13 @@ class ConfigClass:
 
     @property
     def nulls(self) -> Mapping[str, str]:
-        """Field → the field whose value it gets where it is null."""
+        """Field → the field whose value it takes if it is null."""
         nulls: Mapping[str, str] = self.facts.get("nulls", {})
         return nulls
 
     @property
     def flat(self) -> tuple[str, ...]:
-        """The sub-configs that the class builds from the top level where they are absent (Qwen2-VL)."""
+        """The sub-configs that the class builds from the top level if they are absent (Qwen2-VL)."""
         return tuple(self.facts.get("flat", ()))
 
     @property
@@ -116,7 +116,7 @@ class ConfigClass:
 
     @property
     def divisors(self) -> Mapping[str, str]:
-        """Number of heads → the size that it divides, or the class refuses the config."""
+        """Number of heads → the size that it must divide; else the class refuses the config."""
         divisors: Mapping[str, str] = self.facts.get("divisors", {})
         return divisors
 
@@ -127,18 +127,18 @@ class ConfigClass:
 
     @property
     def rope(self) -> Mapping[str, Any]:
-        """What the class fills in for rotary embeddings: ``theta``, ``default``; {} for a class without them."""
+        """The defaults for rotary embeddings: ``theta``, ``default``; {} for a class without them."""
         rope: Mapping[str, Any] = self.facts.get("rope", {})
         return rope
 
     @property
     def checks_layer_lists(self) -> bool:
-        """Whether the class checks lists of layer kinds as most do, and not in its own way."""
+        """Whether the class checks lists of layer kinds as most classes do, not in its own way."""
         return not self.facts.get("own_layer_check", False)
 
     @property
     def has_layer_types(self) -> bool:
-        """Whether the class has a kind for each layer also where config.json lists none (Jamba's periods)."""
+        """Whether the class gives each layer a kind even if config.json lists none (Jamba's periods)."""
         return bool(self.facts.get("has_layer_types"))
 
     def attribute(self, key: str) -> str:
@@ -146,12 +146,12 @@ class ConfigClass:
         return self.aliases.get(key, key)
 
     def accepts(self, field: str, value: Any) -> bool:
-        """Whether the class accepts a value of this type for a field; any value for what is not a field."""
+        """Whether the class accepts a value of this type for a key; it accepts any value for a key that is no field."""
         hint = self.type_of(field)
         return hint is None or is_instance(value, hint)
 
     def type_of(self, key: str) -> str | None:
-        """Return the type of a field, also by another name of it; None for what is not a field."""
+        """Return the type of a field, also by an alias; None for a key that is no field."""
         attribute = self.attribute(key)
         same = (key, attribute, *(alias for alias, target in self.aliases.items() if target == attribute))
         return next((self.types[name] for name in same if name in self.types), None)
@@ -160,7 +160,7 @@ class ConfigClass:
 def is_instance(value: Any, hint: str) -> bool:
     """Whether a JSON value has a type, as huggingface_hub's strict dataclasses decide it.
 
-    A whole number is no float there, and true and false are no numbers.
+    An integer is no float there, and true and false are no numbers.
     """
     return _matches(value, _parse_type(hint))
 
@@ -172,7 +172,7 @@ def _parse_type(hint: str) -> ast.expr:
 
 def _matches(value: Any, hint: ast.expr) -> bool:
     if isinstance(value, dict) and value.keys() == {"__float__"}:
-        value = 0.0  # how transformers writes infinity and NaN
+        value = 0.0  # transformers writes infinity and NaN in this form, so treat it as a float
     match hint:
         case ast.BinOp(left=left, right=right):
             return _matches(value, left) or _matches(value, right)
@@ -217,7 +217,7 @@ def _parse_line(key: str) -> Any:
 
 @cache
 def find_config_class(model_type: str) -> ConfigClass | None:
-    """Return what transformers makes of a ``model_type``; None if it does not know it."""
+    """Return transformers' config class for a ``model_type``; None if it does not know it."""
     facts = _parse_line(model_type) if model_type and not model_type.startswith("class:") else None
     return ConfigClass(model_type, facts) if isinstance(facts, dict) and "class" in facts else None
 
@@ -269,7 +269,7 @@ def find_model_types(architecture: str) -> tuple[str, ...]:
 
 
 def required_rope_keys() -> dict[str, list[str]]:
-    """Return the types of rotary embeddings: name → the keys that transformers refuses to do without."""
+    """Return the types of rotary embeddings: name → the keys that transformers requires."""
     keys: dict[str, list[str]] = _parse_line("rope_types")
     return keys
 

@@ -1,4 +1,4 @@
-"""The common decoder families, whose layers are all alike: what one layer has, every layer of its kind has."""
+"""The common decoder families, whose layers are all alike: every layer of a kind has the same tensors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FAMILIES: dict[str, FeedForward] = {
     ), "gated"),
     **dict.fromkeys(("glm", "glm4", "apertus", "arcee"), "plain"),
 }  # fmt: skip
-"""model_type → whether a dense feed-forward block of its own has a gate_proj (transformers' modeling files)."""
+"""model_type → whether its dense feed-forward block has a gate_proj (transformers' modeling files)."""
 
 
 def family_of(config: Config | None) -> FeedForward | None:
-    """Return what feed-forward block the language model's family has; None if it is none of these families."""
+    """Return the feed-forward block of the language model's family; None outside these families."""
     if config is None:
         return None
     model_type = config.text.get("model_type") or config.model_type

@@ -1,4 +1,4 @@
-"""What a consumer's own loader makes of a checkpoint whose values it does not see: ``ckptcheck scan --dry-load``."""
+"""The result of loading a checkpoint without its values by a consumer's own loader: ``ckptcheck scan --dry-load``."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class DryLoad:
-    """One consumer's answer. Lists of names are sorted; of very long ones only the beginning is kept, so each has a count."""
+    """One consumer's answer. Lists of names are sorted and cut if very long, so each has a count."""
 
     consumer: str
     """Its name and version: ``vLLM 0.32.0``."""
     model: str = ""
-    """The class that it built; "" where it got no further than the configuration."""
+    """The class that it built; "" if it failed at the configuration."""
     refused: str = ""
-    """Why it refused the checkpoint; "" where it loaded it to the end."""
+    """Why it refused the checkpoint; "" if it loaded it to the end."""
     unasked: str = ""
-    """Why it could not be asked; "" where it was."""
+    """Why it did not try to load; "" if it did."""
     parameters: int = 0
     """How many parameters the model has."""
     unfilled: tuple[str, ...] = ()
-    """Parameters that nothing stored fills."""
+    """Parameters that no stored tensor fills."""
     unfilled_count: int = 0
     partly: tuple[tuple[str, int, int], ...] = ()
     """Parameters that are filled in part: name, elements that are filled, all elements."""
@@ -33,12 +33,12 @@ class DryLoad:
     """Stored tensors that the model has no place for."""
     left_out_count: int = 0
     at_zero: tuple[str, ...] = ()
-    """Biases that start at zero and that no layer has stored whole; right for a model that never had them."""
+    """Biases that start at zero and that no layer has stored; correct for a model that never had them."""
     at_zero_count: int = 0
 
 
 class DryLoader(Protocol):
-    """Asks one consumer about checkpoints; `runtime.dry_loading.WorkerDryLoader` does."""
+    """Loads checkpoints with one consumer; `runtime.dry_loading.WorkerDryLoader` implements it."""
 
     @property
     def name(self) -> str:
@@ -46,8 +46,8 @@ class DryLoader(Protocol):
         ...
 
     def load(self, ckpt: Any) -> DryLoad:
-        """Return what the consumer makes of a `Checkpoint` (whose options name this loader, so that its type is not named here).
+        """Return the consumer's answer on a `Checkpoint`, typed as Any because its options in turn name this loader.
 
-        Raises EvidenceError where its process cannot be run.
+        Raises EvidenceError if its process cannot run.
         """
         ...

@@ -1,4 +1,4 @@
-"""Says what is wrong with a checkpoint for a consumer whose loader was asked: the rule DRY001."""
+"""Finds what is wrong with a checkpoint by the answers of consumers' own loaders, for the rule DRY001."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ckptcheck.linter.rule import Problem, Skip
 from ckptcheck.text.formatting import count, join_truncated
 
 ENGINES = ("vLLM", "SGLang")
-"""Consumers whose parameters hold what the memory held, where nothing fills them; transformers starts them from random numbers."""
+"""Consumers that leave unfilled parameters with whatever the memory held; transformers initialises them at random."""
 
 
 @remembered
 def dry_load(ckpt: Checkpoint, name: str) -> DryLoad:
-    """Return what a consumer makes of a checkpoint. Raises Skip where it cannot be asked about this one."""
+    """Load a checkpoint with a consumer's own loader. Raises Skip if that is impossible for this checkpoint."""
     if ckpt.is_adapter or ckpt.is_single_shard:
         raise Skip("a whole model is needed for a dry load")
     loader = next(loader for loader in ckpt.options.dry_loaders if loader.name == name)
@@ -25,7 +25,7 @@ def dry_load(ckpt: Checkpoint, name: str) -> DryLoad:
 
 
 def find_answer(ckpt: Checkpoint, name: str) -> DryLoad | None:
-    """Return what a consumer says of names and shapes; None where the user did not ask it, or where it got no further."""
+    """Return a consumer's answer on names and shapes; None if the user did not request it, or if the load failed earlier."""
     if all(loader.name != name for loader in ckpt.options.dry_loaders):
         return None
     try:
@@ -36,10 +36,10 @@ def find_answer(ckpt: Checkpoint, name: str) -> DryLoad | None:
 
 
 def find_load_problems(ckpt: Checkpoint) -> Iterator[Problem]:
-    """Yield what is wrong with a checkpoint for each consumer that was asked for.
+    """Yield what is wrong with a checkpoint for each requested consumer.
 
-    A consumer that could not be asked hides the answer of no other one: the rule is skipped where the others find nothing, and
-    says so beside their problems.
+    A consumer that cannot run does not hide the answers of the others: if they find nothing, the rule is skipped; if they find
+    problems, the rule reports both.
     """
     failed: EvidenceError | None = None
     unasked: list[str] = []
@@ -127,10 +127,10 @@ def describe_load(ckpt: Checkpoint, name: str, load: DryLoad) -> Iterator[Proble
 
 
 def _count_others(number: int, one: str, several: str) -> str:
-    """Say how many more there are than the one that a message names; "" where there are none."""
+    """Say how many more there are beside the one in a message; "" if there are none."""
     return "" if number < 2 else f"; {number - 1:,} more {one if number == 2 else several}"
 
 
 def _join(names: tuple[str, ...], number: int) -> str:
-    """Name the first of many names; say how many there are where `names` are not all."""
+    """Name the first of many names; add their number if `names` are not all."""
     return join_truncated(names) if number == len(names) else f"{number:,} tensors such as {join_truncated(names[:3])}"

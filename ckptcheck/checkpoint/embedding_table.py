@@ -1,4 +1,4 @@
-"""For how many token ids a model has a row."""
+"""Finds the number of token ids for which a model has a row."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class EmbeddingTable:
 
 
 def find_embedding_table(ckpt: Checkpoint) -> EmbeddingTable | None:
-    """Return the rows of the token embedding, or `vocab_size` where that is larger or the embedding is not identified.
+    """Return the rows of the token embedding, or `vocab_size` if that is larger or the embedding is not identified.
 
-    CFG012 reports where the two differ. Idefics stores the rows of added tokens in a second table.
+    CFG012 reports a difference between the two. Idefics stores the rows of added tokens in a second table.
     """
     declared = ckpt.config.integer("vocab_size") if ckpt.config is not None else None
     name = ckpt.components.embedding

@@ -1,4 +1,4 @@
-"""Reads a checkpoint file by file; a file that cannot be read is recorded with the reason and stops nothing else."""
+"""Reads a checkpoint file by file. It records an unreadable file with the reason, and goes on with the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FileReader:
         """File → why it could not be read."""
 
     def read(self, name: str, reader: Callable[[Source, str], T | None]) -> T | None:
-        """Read a file; None where it cannot be read or is a link out of the target (never followed; a rule reports it)."""
+        """Read a file; None if it cannot be read or is a link out of the target (never followed; a rule reports it)."""
         if self._source.files[name].outside_link is not None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""Copies the small files beside weights, which an engine needs (configs, tokenizer, templates), to where a trial loads from."""
+"""Copies the small files beside weights that an engine needs (configs, tokenizer, templates) to the folder of a trial."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ BESIDE = (".json", ".jinja", ".txt", ".model")
 def list_files_beside(folder: Path, is_wanted: Callable[[str], bool] = lambda _: True) -> list[File]:
     """Return the files beside the weights of a folder whose names are wanted, in the order of their names.
 
-    As in a scan, a link may lead to the blobs of a snapshot in the Hugging Face cache, and nowhere else out of the folder.
-    Raises EvidenceError for one that does, and for a file that is too long; CkptcheckError where the folder cannot be listed.
+    As in a scan, a link may leave the folder only to the blobs of a snapshot in the Hugging Face cache. Raises EvidenceError for
+    any other link out of it, and for a file that is too long; CkptcheckError if the folder cannot be listed.
     """
     listed = Folder(folder, str(folder)).files
     files = [file for name, file in listed.items() if Path(name).suffix in BESIDE and is_wanted(name)]
@@ -38,7 +38,7 @@ def copy_files_beside(folder: Path, destination: Path, is_wanted: Callable[[str]
     """Copy the files that `list_files_beside` returns. Raises what that raises, and EvidenceError for an unreadable file."""
     for file in list_files_beside(folder, is_wanted):
         try:
-            # as long as it was when it was listed, also where somebody writes to it
+            # copy the listed length, even if another process appends to the file
             content = read_listed(file, 0, file.size)
         except OSError as error:
             raise EvidenceError(f"cannot read {folder / file.name}: {error.strerror or error}") from error

@@ -1,24 +1,24 @@
-"""Says before a pickle is read how much work its keys are: CPython hashes a tuple by recursion, and forgets the answer.
+"""Computes, before a pickle is read, how much work hashing its keys takes: CPython hashes a tuple recursively, without a cache.
 
-Forty tuples that each hold the one before twice are 300 bytes, and a trillion steps to hash. Nothing interrupts that: the work
-is done in C. So this module follows the stack and the memo of the pickle, and keeps of each value only its *weight*: how many
-values its hash visits. Opcodes: Lib/pickletools.py of CPython; `unpickle` has refused all others before.
+Forty tuples that each hold the one before twice take 300 bytes, and a trillion steps to hash. Nothing can interrupt that, because
+the work happens in C. So this module follows the stack and the memo of the pickle, and keeps only the *weight* of each value: how
+many values its hash visits. Opcodes: Lib/pickletools.py of CPython; `unpickle` refuses all others beforehand.
 """
 
 from __future__ import annotations
 
 MAX_KEYS = 1 << 13
-"""Most tuples, and integers beyond 64 bits, that are keys or in sets: where all have one hash, each is compared with each,
-which are 34 million comparisons."""
+"""Most tuples, and integers beyond 64 bits, as keys or in sets: if all share one hash, CPython compares each pair, 34 million
+in all."""
 MAX_WEIGHT = 1 << 17
 """Most values that the hashes of these visit together; each comparison of two may visit as many again."""
 MAX_DEPTH = 100
-"""Deepest nesting of tuples: hashing one recurses in C, where no limit of Python's holds."""
+"""Deepest nesting of tuples: hashing recurses in C, where Python's recursion limit does not hold."""
 _DEPTH = 20
-"""A value is 0 where it is no tuple, else its weight and, from this bit on, how deep it nests tuples."""
+"""A value that is no tuple is 0; a tuple is its weight and, from this bit on, the depth of its nesting."""
 _WEIGHT = (1 << _DEPTH) - 1
 _FLAT = tuple(1 << _DEPTH | n + 1 for n in range(4))
-"""Tuples of up to three values that are no tuples."""
+"""The values of tuples with up to three elements that are no tuples."""
 _LENGTHS = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8, 0x8A: 1, 0x8B: 4, 0x55: 1, 0x54: 4, 0x96: 8}
 """Opcodes that push a text, bytes, a bytearray or an integer → bytes of the length that follows."""
 _FIXED = {0x4B: 1, 0x4D: 2, 0x4A: 4, 0x47: 8, 0x4E: 0, 0x88: 0, 0x89: 0, 0x5D: 0, 0x7D: 0, 0x8F: 0}
@@ -30,7 +30,7 @@ class CostlyKeys(Exception):
 
 
 def check_hash_cost(raw: bytes) -> None:
-    """Raise CostlyKeys where hashing the keys of a pickle takes too long; one that is broken is left to the unpickler."""
+    """Raise CostlyKeys if hashing the keys of a pickle takes too long; leave a broken pickle to the unpickler."""
     try:
         _follow(raw)
     except (IndexError, KeyError):
@@ -38,13 +38,13 @@ def check_hash_cost(raw: bytes) -> None:
 
 
 class _Keys:
-    """Counts what is hashed."""
+    """Counts the hashed keys."""
 
     def __init__(self) -> None:
         self.number = self.weight = 0
 
     def add(self, values: list[int]) -> None:
-        """Raise CostlyKeys where there are too many."""
+        """Count further keys. Raises CostlyKeys if there are too many."""
         self.number += sum(map(bool, values))
         self.weight += sum(value & _WEIGHT for value in values)
         if self.number > MAX_KEYS or self.weight > MAX_WEIGHT:
@@ -61,7 +61,7 @@ def _joined(parts: list[int]) -> int:
 
 
 def _follow(raw: bytes) -> None:
-    """Follow the stack and the memo. One branch an opcode, the frequent ones first: calls would take twice the time."""
+    """Follow the stack and the memo. One branch per opcode, frequent ones first, because calls would take twice the time."""
     stack: list[int] = []
     marks: list[int] = []
     memo: dict[int, int] = {}
@@ -86,7 +86,7 @@ def _follow(raw: bytes) -> None:
             width = lengths[op]
             length = int.from_bytes(raw[at : at + width], "little")
             at += width + length
-            # integers that differ by a multiple of 2^61 - 1 have one hash, as tuples can: as keys they count alike
+            # integers that differ by a multiple of 2^61 - 1 share a hash, as tuples can, so count them as keys too
             push(_FLAT[0] if length > 8 and (op == 0x8A or op == 0x8B) else 0)
         elif 0x85 <= op <= 0x87:  # TUPLE1, TUPLE2, TUPLE3
             first = len(stack) + 0x84 - op

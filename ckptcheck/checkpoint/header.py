@@ -27,7 +27,7 @@ KEYS = ("dtype", "shape", "data_offsets")
 MAX_DEPTH = 125
 """How deeply a value in an entry may nest before safetensors' JSON parser gives up (128, less header and entry)."""
 MAX_UNUSUAL = 1 << 25
-"""Longest header, in bytes, that is parsed entry by entry when the fast parser rejects it: in Python, and few files need it."""
+"""Longest header, in bytes, that is parsed entry by entry, in slow Python, if the fast parser rejects it; few files need it."""
 FIRST_READ = 1 << 18
 """Bytes that are read before the header's length is known; most headers fit, so most shards take one read."""
 
@@ -70,11 +70,11 @@ def read_shard(source: Source, name: str) -> Shard:
         raw = source.read(name, 0, FIRST_READ)
         length = int.from_bytes(raw[:8], "little")
         due = min(size, FIRST_READ)
-        # A length that is not followed by a header is a trap or an accident: no reason to read 100 MB. JSON has no NUL, and
-        # a sparse file, which costs its maker nothing, has little else.
+        # A length without a header after it is a trap or an accident, so do not read 100 MB. JSON has no NUL, and a sparse
+        # file, which costs its maker nothing, has little else.
         if FIRST_READ < 8 + length <= size and length <= MAX_HEADER and raw[8:9] == b"{" and b"\0" not in raw[8:]:
             due = 8 + length
-            # Read from the start again: joining two parts would hold both in memory twice.
+            # Read from the start again, because joining two parts would hold both in memory twice.
             raw = source.read(name, 0, due)
     except FileNotFoundError:
         return Shard(name, size, defects=(Defect("vanished", "the file disappeared while it was being read"),))
@@ -136,7 +136,7 @@ def _described(name: str, size: int, header: bytes, data_start: int) -> Shard:
         return Shard(name, size, data_start=data_start, defects=tuple(defects))
     kinds = {defect.kind for defect in defects}
     layout = layout_defects(tensors, data_start, size)
-    if kinds & {"malformed-entry", "duplicate-key"} or (kinds and not tensors):  # `tensors` lacks what these describe
+    if kinds & {"malformed-entry", "duplicate-key"} or (kinds and not tensors):  # `tensors` lacks the entries of these
         layout = [defect for defect in layout if defect.kind not in ("hole", "overlap", "trailing-bytes")]
     elif not tensors and data_start == size:
         layout = [Defect("no-tensors", "the header lists no tensor")]

@@ -24,23 +24,23 @@ OTHER_PARTS = re.compile(
 )
 """Names of tensors outside the layers that are no score head: embeddings, norms, the pooler and the head of the language model."""
 LM_HEADS = ("embed_out.weight", "lm_head.weight")
-"""Names of language-modelling heads under which some reward models keep theirs, with a row for each label."""
+"""Names of language-modelling heads that some reward models use for their score head, with a row for each label."""
 DEFAULT_LABELS = 2
-"""Labels that transformers assumes where the config declares none (`PreTrainedConfig.num_labels`)."""
+"""Labels that transformers assumes if the config declares none (`PreTrainedConfig.num_labels`)."""
 
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """How a head came to have another shape than its class gives it."""
+    """The origin of a head's unexpected shape."""
 
     text: str
-    """What it is, as it follows in a message."""
+    """What the head is, as a part of a message."""
     hint: str
     """What to do about it."""
 
 
 def explain_head_shape(found: tuple[int, ...], expected: tuple[int, int]) -> HeadLayout | None:
-    """Return how a head's shape comes from the one that it should have; None where nothing explains it.
+    """Explain how a head's shape arises from the expected one; None if nothing explains it.
 
     Args:
         found: the shape as stored.
@@ -102,15 +102,15 @@ def never_ties(architecture: str | None) -> bool:
 
 
 def score_head_modules(architecture: str | None) -> tuple[str, ...]:
-    """Return the modules with a row for each label in transformers' class of this name; () for a class that is not its own."""
+    """Return the modules with a row for each label in transformers' class of this name; () for a class outside transformers."""
     return tuple(head for head, names in _facts()["score_heads"].items() if architecture in names)
 
 
 def find_likely_heads(components: Components) -> list[str]:
-    """Return the tensors that may be a score head under a name that nobody knows.
+    """Return the tensors that may be a score head under an unknown name.
 
-    In a class that is not transformers' own: any tensor outside the layers that is nothing else by its name. In
-    transformers' classes: a matrix from the hidden state to fewer than 1,000 numbers that are not the vocabulary.
+    In a class outside transformers: any tensor outside the layers whose name marks it as nothing else. In transformers'
+    classes: a matrix from the hidden state to fewer than 1,000 numbers that are not the vocabulary.
     """
     config, tensors = components.config, components.tensors
     if config is None:

@@ -21,15 +21,15 @@ LISTING_SECONDS = 300.0
 MAX_ANSWER = 1 << 24
 """Longest answer of the API that is read, in bytes; a page of 1,000 files has about 300 kB."""
 MAX_PAGES, MAX_FILES = 1000, 100_000
-"""Most pages and files of a listing: ten times what the Hub recommends for a folder (10,000), against listings without end."""
+"""Most pages and files of a listing, against endless ones: ten times the Hub's recommendation for a folder (10,000)."""
 
 
 class Repository:
-    """The files at the top of a model repository, all read at the commit that the revision names when it is opened.
+    """The files at the top of a model repository, at the commit to which the revision points at opening.
 
-    The constructor raises CkptcheckError where the user has to change something (name, revision, token, a setting) and
-    EvidenceError where the Hub cannot be read now. `read` raises FileNotFoundError (the file is gone), PermissionError
-    (access was taken away) and OSError (all else), each with one clause in `strerror`. Threads may share it.
+    The constructor raises CkptcheckError if the user has to change something (name, revision, token, a setting) and
+    EvidenceError if the Hub cannot be read now. `read` raises FileNotFoundError (the file is gone), PermissionError
+    (access was revoked) and OSError (all else), each with one clause in `strerror`. Threads may share it.
     """
 
     local = None
@@ -47,10 +47,12 @@ class Repository:
             self.commit, gated = self._resolve()
             self.files = {file.name: file for file in sorted(self._list(), key=lambda file: file.name)}
             if gated and (shard := next((file for file in self.files if file.endswith(".safetensors")), None)):
-                self._get(self._url(shard), 1, start=0)  # the Hub lists a gated repository to everybody
+                self._get(
+                    self._url(shard), 1, start=0
+                )  # the Hub lists a gated repository without access, so try to read it
             self._opened_by = inf
         except RequestError as failure:
-            # ckpt/step_100 may be a path with a typing error in it as well as a repository
+            # ckpt/step_100 may be a mistyped path or a repository
             bare = "" if target.startswith("hf://") else f"{target} is no file or folder here, and "
             error = EvidenceError if failure.code == errno.EIO else CkptcheckError
             raise error(bare + failure.text, failure.hint) from failure
@@ -82,7 +84,7 @@ class Repository:
         """Ask which commit the revision names, and whether the repository is gated."""
         self.commit = self._revision
         self._url("")  # checks the name
-        if set(self._revision) <= {"."}:  # it would be a step up in the address
+        if set(self._revision) <= {"."}:  # dots would climb up in the address
             raise RequestError(errno.ENOENT, f"{self._name} has no revision {self._revision!r}", REVISIONS)
         address = f"{self._endpoint}/api/models/{self._name}/revision/{quote(self._revision, safe='')}"
         model = _parse(self._get(f"{address}?expand=sha&expand=gated", MAX_ANSWER), _Model)

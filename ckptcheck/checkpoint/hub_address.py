@@ -11,17 +11,17 @@ HUB = "hf://"
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co", "www.hf.co")
 """Hosts of the Hub. HF_ENDPOINT may name another."""
 NOT_MODELS = ("datasets", "spaces", "collections", "papers", "docs", "blog", "api", "organizations", "posts")
-"""First words of addresses of the Hub that are about something else."""
+"""First words of addresses on the Hub that lead to something other than a model."""
 PAGES = ("tree", "blob", "resolve", "raw", "commit", "commits", "blame", "edit")
-"""Pages of a model whose next word is a revision. On any other page (discussions, settings) it is no part of the address."""
+"""Pages of a model whose next word is a revision. On other pages (discussions, settings) the rest of the address is dropped."""
 FOLDER_PAGES = ("tree", "blob", "resolve", "raw", "blame", "edit")
 """Pages whose words after the revision are a path in the repository."""
 
 
 def normalize_hub_address(target: str) -> str:
-    """Return ``hf://org/name@revision`` for the address of a model or of one of its files; any other target as it is.
+    """Return ``hf://org/name@revision`` for the address of a model or of one of its files; any other target unchanged.
 
-    Raises CkptcheckError for an address of the Hub that is no model's, and for a folder inside of a repository.
+    Raises CkptcheckError for an address on the Hub that is not a model's, and for a folder inside a repository.
 
     >>> normalize_hub_address("https://huggingface.co/org/name/blob/main/model.safetensors")
     'hf://org/name@main'
@@ -61,7 +61,7 @@ def normalize_hub_address(target: str) -> str:
 
 
 def _find_path(target: str) -> str | None:
-    """Return the path of an address of the Hub, without its query; None where the target is none."""
+    """Return the path of an address on the Hub, without its query; None if the target is not on the Hub."""
     if "/" not in target or target.startswith((".", "/")):
         return None
     from urllib.parse import urlsplit

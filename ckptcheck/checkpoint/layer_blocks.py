@@ -1,7 +1,7 @@
-"""Finds what a layer lacks although transformers builds it in every such layer: a part of a block, or a whole block.
+"""Finds the parts of blocks, or whole blocks, that a layer lacks although transformers builds them in every such layer.
 
-Siblings show only what the other layers have (`checkpoint.siblings`). Where a model has two layers, or where an exporter dropped
-one name from all of them, only the class of the model tells what a layer needs.
+Siblings show only what the other layers have (`checkpoint.siblings`). If a model has two layers, or if an exporter dropped one
+name from all layers, only the class of the model shows what a layer needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ckptcheck.checkpoint.weights_table import WeightsTable
 _EXPERTS = re.compile(r"(^|\.)(experts\.|gate\.|router\.)")
 _SHARED = re.compile(r"(^|\.)shared_expert")
 _MATRIX = re.compile(r"\.weight$|(^|\.)experts\.")
-"""Names that may stand for others which the architecture has: a fused matrix, experts in one tensor, a renamed norm."""
+"""Names that may replace other names of the architecture: a fused matrix, experts in one tensor, a renamed norm."""
 
 
 def block_of(name: str) -> str:
@@ -45,10 +45,10 @@ def block_of(name: str) -> str:
 
 
 def list_layer_tensors(config: Config | None, prefix: str) -> frozenset[str]:
-    """Return the tensors that transformers builds in the layers of an architecture, whatever a switch of the config says.
+    """Return the tensors that transformers builds in the layers of an architecture, whatever the config's switches are.
 
-    prefix: the name in front of the layers' numbers (``model.layers``). The names are those within a layer, with {} for further
-    numbers; not every layer has all of them. Empty where neither architecture nor family is known.
+    prefix: the name in front of the layers' numbers (``model.layers``). The result has names within a layer, with {} for further
+    numbers; not every layer has all of them. Empty if neither architecture nor family is known.
     """
     found: set[str] = set()
     if (table := WeightsTable.of(config)) is not None:
@@ -72,10 +72,10 @@ def list_layer_tensors(config: Config | None, prefix: str) -> frozenset[str]:
 
 
 def list_outer_tensors(config: Config | None, prefix: str) -> frozenset[str]:
-    """Return the tensors that transformers builds beside the layers: the last norm, a table of positions.
+    """Return the tensors that transformers builds outside the layers: the last norm, a table of positions.
 
-    prefix: the name in front of the layers' numbers (``model.layers``), whose parent the names have too. Without the token
-    embedding, the head, what is no `weight`, and what lies deeper. Empty where the architecture is not known.
+    prefix: the name in front of the layers' numbers (``model.layers``); the tensors lie directly in a module of its parent. It
+    leaves out the token embedding, the head, and every tensor but a `weight`. Empty if the architecture is unknown.
     """
     if (table := WeightsTable.of(config)) is None:
         return frozenset()
@@ -95,8 +95,8 @@ def list_outer_tensors(config: Config | None, prefix: str) -> frozenset[str]:
 def _list_required(config: Config | None, table: WeightsTable) -> frozenset[str]:
     """Return the patterns of tensors that the model of a config has.
 
-    A size of 0 leaves parts out (Gemma 4's large models have a `hidden_size_per_layer_input` of 0), and which ones is not known:
-    only what models of every config have counts then.
+    A size of 0 removes parts (Gemma 4's large models have a `hidden_size_per_layer_input` of 0), and the tables do not tell which
+    ones: then only the tensors that every config gives a model count.
     """
     if config is None or config.resolved is None:
         return table.required
@@ -112,15 +112,14 @@ def find_lacking_layers(
 ) -> dict[str, list[int]]:
     """Map each tensor that transformers builds to the layers that lack it although they have its block, or need it.
 
-    A block that holds a matrix of another name is left out: that may stand for several.
+    It leaves out a block with a matrix of another name, which may replace several.
 
     Args:
         layers: layer → names of its tensors within it, as an unquantized model has them.
         built: what `list_layer_tensors` returns.
-        alike: the blocks of the architecture are the same wherever they stand. Then every layer needs its norms, and
-            attention where the architecture has one kind of it, and a dense feed-forward block where it has no other. Else
-            layers may be of kinds that are not known: only a tensor counts without which the block is whole, and which
-            no layer has, or one of two.
+        alike: the blocks of the architecture are the same in every layer. Then every layer needs its norms, attention if the
+            architecture has one kind of it, and a dense feed-forward block if it has no other. Else layers may be of unknown
+            kinds, and a tensor counts only if its block is whole without it, and if no layer, or one of two, has it.
     """
     blocks: dict[str, set[str]] = {}
     for name in built:
@@ -151,5 +150,5 @@ def find_lacking_layers(
 
 
 def _is_common(name: str) -> bool:
-    """Whether a tensor is of a kind that all layers have where one has it: a weight of a block, or a norm of the layer."""
+    """Whether all layers have a tensor if one has it: a weight of a block, or a norm of the layer."""
     return name.endswith(".weight") and (block_of(name) != "" or re.search(r"norm|ln", name) is not None)

@@ -12,18 +12,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 BOX = re.compile(r"\[[^\[\]]*\]")
-"""The part of a chunk's name that says which slice of the weight it holds (`megatron.inspection.chunk_name`)."""
+"""The slice in a chunk's name (`megatron.inspection.chunk_name`)."""
 INDEX = re.compile(r"(?:^|(?<=\.))(0|[1-9][0-9]{0,5})(?=\.)")
 """A number between dots in canonical form (ASCII, no leading zero)."""
 LAYER_NAMES = ("layers", "h", "blocks", "block", "layer", "layers_block", "resblocks")
 ASIDE = re.compile(
     r"vision|visual|vit\b|audio|image|speech|mtp|nextn|draft|medusa|eagle|resampler|projector|detr|depth_decoder", re.I
 )
-"""Names of stacks that are not the language model's: other modalities, and heads that only draft tokens."""
+"""Names of stacks outside the language model: other modalities, and heads that only draft tokens."""
 
 
 TEXT_TOWER = re.compile(r"(^|\.)(text_(backbone|model)|language_backbone)\.")
-"""Where models of images keep the layers that read text."""
+"""Names under which models of images keep the layers that read text."""
 VOCODER = re.compile(r"(^|\.)(decoder|vocoder|generator)\.resblocks$")
 """Stacks of convolutions that turn a spectrum into sound."""
 
@@ -37,8 +37,8 @@ class Stack:
     layers: dict[int, set[str]] = field(default_factory=dict)
     """Layer number → tensor names relative to the layer, with {} for further numbers."""
     groups: dict[int, dict[str, dict[str, dict[int, str]]]] = field(default_factory=dict)
-    """Layer number → group within the layer (``mlp.experts``) → name within a member → the members that have it, each with
-    the full name of its tensor (of one of them, where the name within the member has {} for further numbers)."""
+    """Layer number → group within the layer (``mlp.experts``) → name within a member → the members that have it, each with the
+    full name of its tensor (of one such tensor, if the name within the member has {} for further numbers)."""
 
     def full_name(self, layer: int, rest: str = "") -> str:
         """Return the full name of a tensor or module in a layer."""
@@ -54,11 +54,11 @@ class Layout:
     outside: tuple[str, ...]
     """Names of the tensors that belong to no stack."""
     names_by_template: dict[str, list[str]]
-    """Name with {} for each number → the names that it stands for: a rule then looks at each kind of tensor once."""
+    """Name with {} for each number → the names that it stands for, so that a rule can check each kind of tensor once."""
 
     @property
     def gaps(self) -> dict[str, set[int]]:
-        """Stack → the numbers missing between its first and its last layer, where its layers are alike.
+        """Stack → the numbers missing between its first and its last layer, if its layers are alike.
 
         Modules without parameters are numbered too (an activation between two linear layers), so a stack counts only if at least
         four layers, and three in four of them, have the same four tensors or more.
@@ -75,17 +75,17 @@ class Layout:
 
     @property
     def candidates(self) -> list[Stack]:
-        """The stacks that look like a language model's layers, largest first: not those of other modalities or an encoder."""
+        """The stacks that look like a language model's layers, largest first, without other modalities and encoders."""
         candidates = [
             stack
             for stack in self.stacks.values()
             if stack.prefix.rpartition(".")[2] in LAYER_NAMES and not ASIDE.search(stack.prefix)
         ]
-        # A few linear layers after one another (SAM 3's mask embedder), and the vocoder of a model of speech (VITS), are none.
+        # Leave out a few linear layers in a row (SAM 3's mask embedder) and the vocoder of a speech model (VITS).
         blocks = [stack for stack in candidates if max(map(len, stack.layers.values())) > 2]
         candidates = [stack for stack in blocks if not VOCODER.search(stack.prefix)] or blocks or candidates
         if any("decoder" in stack.prefix for stack in candidates):
-            # The text that Grounding DINO, OmDet and CLIPSeg read has a tower of its own; what decodes there are boxes and masks.
+            # Grounding DINO, OmDet and CLIPSeg read text in a tower of its own; their decoders produce boxes and masks.
             towers = [stack for stack in candidates if TEXT_TOWER.search(stack.prefix)]
             candidates = towers or [stack for stack in candidates if "encoder" not in stack.prefix]
         return sorted(candidates, key=lambda stack: -sum(map(len, stack.layers.values())))
@@ -96,12 +96,12 @@ def parse_layout(names: Iterable[str]) -> Layout:
     stacks: dict[str, Stack] = {}
     outside: list[str] = []
     names_by_template: dict[str, list[str]] = {}
-    # Template → the members of one group that it stands for, whose names are added to the template's at the end.
+    # Template → the members of one group that it stands for; their names join the template's at the end.
     members_by_template: dict[str, list[dict[int, str]]] = {}
     # The rest of a name after its first two numbers → the same with {} for numbers.
     templates: dict[str, str] = {}
     split = INDEX.split
-    # Tensors of one expert are adjacent and share all of their name but the end: the shared part is parsed once.
+    # Tensors of one expert are adjacent, and their names differ only at the end: parse the shared part once.
     shared, width, number, member = "\0", 1, 0, 0
     layer: set[str] = set()
     parts_of_group: dict[str, dict[int, str]] = {}

@@ -1,4 +1,4 @@
-"""Makes evidence of a source that was listed, wherever it lies; open.py says which source a target names."""
+"""Turns a listed source into evidence, wherever it lies; open.py finds the source of a target."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.megatron.megatron import Megatron
 
 REMOTE_JOBS = 16
-"""Files that are read at a time where they are not on this machine: each read waits for the network."""
+"""Files that are read at a time from a remote source, because each read waits for the network."""
 PICKLES = re.compile(r"\.(bin|pt|pth|ckpt|pkl)$")
-"""Names of what torch.save writes."""
+"""Names of files that torch.save writes."""
 STATE_OF_TRAINING = re.compile(r"optimizer|scheduler|rng_state|random_states|scaler|sampler|training_args")
-"""The beginnings of names under which trainers save what is no weight."""
+"""Parts of names under which trainers save files other than weights."""
 OTHER_FORMATS = {".h5": "Keras or TensorFlow", ".keras": "Keras", ".msgpack": "Flax", ".onnx": "ONNX"}
 """Suffix → the framework whose weights have it."""
 
@@ -37,7 +37,7 @@ class EvidenceSettings(TypedDict, total=False):
 def open_megatron(tree: Tree, settings: EvidenceSettings, suggest: Callable[[], CkptcheckError | None]) -> Megatron:
     """Open a Megatron run, one of its iterations, or a folder of torch.distributed.checkpoint.
 
-    suggest: says which checkpoints lie below, where there is none here. Raises CkptcheckError where there is nothing to check.
+    suggest: names the checkpoints below, if there is none here. Raises CkptcheckError if there is nothing to check.
     """
     from ckptcheck.checkpoint.megatron.megatron import Megatron
 
@@ -55,7 +55,7 @@ def require_safetensors(source: Source) -> None:
     target = source.target
     if not has_safetensors(source):
         pickles = sorted(name for name in source.files if PICKLES.search(name))
-        # the state of an optimizer beside a model is not what its user asks about
+        # leave out optimizer state and the like, which the user hardly means
         weights = [name for name in pickles if not STATE_OF_TRAINING.match(name)] or pickles
         gguf = sorted(name for name in source.files if name.endswith(".gguf"))
         if gguf and not weights:
@@ -70,7 +70,7 @@ def require_safetensors(source: Source) -> None:
 
 
 def refuse_file(target: str, name: str) -> CkptcheckError:
-    """Say why a file is no checkpoint: what it is, where its name tells that."""
+    """Explain that a file is no checkpoint, and what it is if its name shows it."""
     if PICKLES.search(name):
         return CkptcheckError(
             f"{target} is a file of PyTorch, and ckptcheck checks safetensors",

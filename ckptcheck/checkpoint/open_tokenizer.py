@@ -1,6 +1,6 @@
-"""Loads a tokenizer.json into this process, once a child process with limits could load it.
+"""Loads a tokenizer.json into this process, after a child process with limits has loaded it.
 
-The library `tokenizers` is written in Rust: what it makes of a hostile file may be a panic, which is no Exception, or all memory.
+The library `tokenizers` is written in Rust: a hostile file may make it panic, which is no Exception, or fill the memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def open_tokenizer(raw: bytes, name: str) -> tokenizers.Tokenizer:
 
 
 def _try(raw: bytes) -> str | None:
-    """Return why a child process with limits cannot load it, None where it can, or where no child can run."""
+    """Return why a child process with limits cannot load it; None if it can, or if no child can run."""
     try:
         answer = run_sandboxed("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY, **{"try": RARE_TEXT})
     except Skip:

@@ -15,8 +15,8 @@ PACKED = re.compile(
     r"(?<=\.)(qweight|weight_packed|compressed|codes|indices|W_q|q_weight|trellis|Qidxs|B|B_24|dense_weights"
     r"|weight(?:\._data){1,2}|_?weight_qdata)$"
 )
-"""What stands for the weight: in GPTQ and AWQ, compressed-tensors (2:4 sparse: `compressed`), AQLM, VPTQ, HQQ, EXL2, EXL3,
-QuIP#, Marlin, SpQR, Quanto (which packs numbers of 4 and 2 bits in a tensor of its own below `_data`) and TorchAO."""
+"""Names of the tensor that replaces the weight: in GPTQ and AWQ, compressed-tensors (2:4 sparse: `compressed`), AQLM, VPTQ, HQQ,
+EXL2, EXL3, QuIP#, Marlin, SpQR, Quanto (which packs 4-bit and 2-bit numbers in a tensor below `_data`) and TorchAO."""
 COMPANION = re.compile(
     r"(?<!layer_)scale|zero_?point|^(scales|qzeros|g_idx|biases|SCB|weight_shape|weight_format|absmax|quant_map|quant_state)$"
 )
@@ -27,11 +27,11 @@ ONE_A_NUMBER = {
     "F8_E4M3": ("compressed-tensors", "fp8", "modelopt", "fbgemm_fp8"),
     "I8": ("compressed-tensors", "bitsandbytes"),
 }
-"""dtype → the methods that store a weight of it with one element a number, in the shape of the unquantized one."""
+"""dtype → the methods that store one number per element of it, in the shape of the unquantized weight."""
 
 
 def has_own_shape(tensor: Tensor, method: str | None) -> bool:
-    """Whether a weight has the shape that it has in an unquantized model: plain, or quantized and not packed."""
+    """Whether a weight has its shape in an unquantized model: plain, or quantized without packing."""
     return tensor.is_plain or method in ONE_A_NUMBER.get(tensor.dtype, ())
 
 

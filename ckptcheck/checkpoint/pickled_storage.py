@@ -1,7 +1,7 @@
 """Reads a tensor that a plain `pickle.dump` wrote: its storage is a torch.save file of the old kind, as bytes in the pickle.
 
-``torch.storage._load_from_bytes(bytes)`` stands in the pickle; the bytes are five pickles (a magic number, a version, the machine,
-the storage's persistent id, the list of storages), the number of elements in 8 bytes, and the elements. Source: PyTorch 2.13
+The pickle calls ``torch.storage._load_from_bytes(bytes)``; the bytes are five pickles (a magic number, a version, the machine, the
+storage's persistent id, the list of storages), the number of elements in 8 bytes, and the elements. Source: PyTorch 2.13
 torch/storage.py (`TypedStorage.__reduce__`) and torch/serialization.py (`_legacy_save`).
 """
 
@@ -17,7 +17,7 @@ from ckptcheck.checkpoint.megatron.stubs import StoredTensor
 from ckptcheck.checkpoint.unpickle import UnreadablePickle, unpickle
 
 HEAD = 1 << 14
-"""Bytes in which the five pickles end at the latest."""
+"""Bytes within which the five pickles end."""
 PICKLES = 5
 ID = 3
 """The pickle that holds the persistent id."""
@@ -25,7 +25,7 @@ ID = 3
 
 @dataclass(frozen=True)
 class PickledStorage:
-    """A storage: what its persistent id says, and its elements."""
+    """A storage: the content of its persistent id, and its elements."""
 
     storage: Any
     elements: bytes
@@ -62,7 +62,7 @@ def _load_persistent(pid: Any) -> Any:
 
 
 def rebuild_tensor(storage: Any, *rest: Any) -> StoredTensor | PickledTensor:
-    """Stand for `torch._utils._rebuild_tensor_v2`, whichever way the storage is spelled. Raises UnreadablePickle."""
+    """Stand for `torch._utils._rebuild_tensor_v2`, for both spellings of the storage. Raises UnreadablePickle."""
     build = stubs.stub_for("torch._utils", "_rebuild_tensor_v2")
     if not isinstance(storage, PickledStorage):
         tensor: StoredTensor = build(storage, *rest)

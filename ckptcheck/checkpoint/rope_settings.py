@@ -1,4 +1,4 @@
-"""The settings of rotary embeddings: where a config has them, and which of them transformers refuses."""
+"""Finds the settings of rotary embeddings in a config, and the ones that transformers refuses."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NUMBERS = frozenset(
 """Keys that transformers computes with (`modeling_rope_utils.py`)."""
 PARTIAL = "partial_rotary_factor"
 LEGACY_TYPES = ("mrope", "su", "axial", "deepseek_yarn")
-"""Types that released configs have and that some classes translate."""
+"""Types in released configs that some classes translate."""
 UNREAD_TYPES = ("blt", "granitemoehybrid", "zamba2", "zaya")
-"""Model types that build no rotary embedding from the type, or replace it; 125 of 129 classes look it up and stop (5.24)."""
+"""Model types that ignore or replace the type; the other 125 of 129 classes look it up and fail if it is unknown (5.24)."""
 
 
 def iter_rope(part: ResolvedPart) -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yield the settings of rotary embeddings with their path: one for all layers, or one for each kind of layer."""
-    # transformers takes rope_scaling in place of rope_parameters.
+    # If a config has both, transformers takes rope_scaling in place of rope_parameters.
     name = next((key for key in ("rope_scaling", "rope_parameters") if part.settings.get(key)), None)
     settings = part.settings.get(name) if name is not None else None
     if not isinstance(settings, dict):
@@ -39,18 +39,18 @@ def iter_rope(part: ResolvedPart) -> Iterator[tuple[str, Mapping[str, object]]]:
 
 
 def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
-    """Yield rotary embeddings of an unknown type, without a key that their type needs, or with a word for a number."""
+    """Yield rotary embeddings of an unknown type, without a key that their type needs, or with a text in place of a number."""
     facts = part.config_class.rope
     default = facts.get("default") or {}
     translated: Mapping[str, str] = facts.get("translated", {})
     known = {*required_rope_keys(), *translated, *facts.get("renamed", ()), default.get("rope_type")}
     if part.path:
         known.update(LEGACY_TYPES)
-    # A class without rotary embeddings checks a rope_scaling too, and fills nothing in.
+    # A class without rotary embeddings also checks a rope_scaling, but fills in no defaults.
     filled = {"rope_theta"} if facts or part.settings.get("rope_theta") else set[str]()
     if filled and part.find("max_position_embeddings") is not None:
         filled.add("original_max_position_embeddings")
-    # Classes with one rotary embedding for each kind of layer translate the words of transformers 4 themselves.
+    # Classes with one rotary embedding for each kind of layer translate transformers 4's keys themselves.
     has_kinds = any(isinstance(value, dict) for value in default.values())
     for path, parameters in iter_rope(part):
         kind = parameters.get("rope_type", "default" if has_kinds else parameters.get("type", "default"))
@@ -76,10 +76,10 @@ def iter_wrong_rope(part: ResolvedPart) -> Iterator[Fault]:
 
 
 def _check_factors(part: ResolvedPart, path: str, parameters: Mapping[str, object]) -> Iterator[Fault]:
-    """Yield lists of factors that have not one for each pair of rotated channels."""
+    """Yield lists of factors whose length differs from the number of pairs of rotated channels."""
     width, partial = part.find("head_dim"), parameters.get(PARTIAL, part.settings.get(PARTIAL, 1.0))
     if part.find("qk_rope_head_dim") is not None or PARTIAL in (part.config_class.rope.get("default") or {}):
-        return  # latent attention rotates a part of its own, and some classes fill the share in
+        return  # latent attention rotates a separate part, and some classes fill in the rotated share
     hidden, heads = part.find("hidden_size"), part.find("num_attention_heads")
     size = width.value if width is not None else None
     if size is None and hidden is not None and heads is not None and is_int(hidden.value) and is_int(heads.value):

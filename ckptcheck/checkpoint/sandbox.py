@@ -1,8 +1,8 @@
-"""Runs what a checkpoint could abuse (its chat template, the parser of its tokenizer.json) in a child with hard limits.
+"""Runs code that a checkpoint could abuse (its chat template, the parser of its tokenizer.json) in a child with hard limits.
 
 A jinja sandbox keeps a template away from Python's internals, but not from nested loops over `range` or from a string of
 ten billion characters: only the operating system can limit those. So the child limits its own processor time, memory, disk
-and processes before it reads the template. Where the system has no such limits, nothing is run.
+and processes before it reads the template. On a system without such limits, nothing runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHILD = Path(__file__).with_name("sandbox_child.py")
 TOO_LONG = 3
 """Exit code of a child whose answer is too long."""
 MOST_ANSWER = 1 << 26
-"""Bytes of the child's answer that are read: twice what it may write where a system holds it to that (`MOST_OUTPUT`)."""
+"""Most bytes of the child's answer that are read: twice its own limit (`MOST_OUTPUT`), which not every system enforces."""
 WALL = 10
 """Wall-clock limit as a multiple of the processor time, for a machine that runs other programs too."""
 PASSED_ON = frozenset(["PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR", "LANG", "LC_ALL"])
@@ -38,7 +38,7 @@ class SandboxResult:
     lines: tuple[dict[str, Any], ...]
     """The JSON lines it wrote."""
     bound: str | None
-    """The limit that ended it, as a clause; None where it finished."""
+    """The limit that ended it, as a clause; None if it finished."""
 
 
 def run_sandboxed(task: str, raw: bytes = b"", *, seconds: int, memory: int, **job: Any) -> SandboxResult:
@@ -51,7 +51,7 @@ def run_sandboxed(task: str, raw: bytes = b"", *, seconds: int, memory: int, **j
         memory: limit of memory in bytes.
         job: further entries of the job.
 
-    Raises Skip where the child could not be run at all.
+    Raises Skip if the child could not run at all.
     """
     if not sys.platform.startswith("linux"):
         raise Skip("needs Linux: elsewhere the memory that a template takes cannot be bounded")

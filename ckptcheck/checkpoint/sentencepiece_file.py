@@ -11,9 +11,9 @@ from ckptcheck.text.formatting import count
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5
 """Kinds of fields; the other two are groups, which no such model has."""
 LONGEST_VARINT = 10
-"""Bytes of a number of protobuf: 64 bits, seven in each."""
+"""Most bytes of a protobuf varint: 64 bits, seven in each byte."""
 TEXT_FIELD, SCORE_FIELD, TYPE_FIELD = 0x0A, b"\x15", b"\x18"
-"""Of a piece; a piece in its model begins like a text."""
+"""First bytes of a piece's fields; a piece within its model begins like a text."""
 
 
 class _Broken(Exception):
@@ -21,7 +21,7 @@ class _Broken(Exception):
 
 
 def read_pieces(raw: bytes) -> tuple[list[str], Defect | None]:
-    """Return the pieces in the order of their ids, and why protocol buffers refuses the file; None where it does not."""
+    """Return the pieces in the order of their ids, and the reason why protocol buffers refuses the file, or None."""
     pieces: list[str] = []
     position = 0
     try:
@@ -45,7 +45,7 @@ def read_pieces(raw: bytes) -> tuple[list[str], Defect | None]:
 def _end_of_usual_piece(raw: bytes, position: int) -> int:
     """Return where a piece of the usual form ends: a short text, its score, perhaps its type; 0 for any other field.
 
-    `_next_field` reads these too, ten times slower, and Gemma has 262,144 of them.
+    A fast path: `_next_field` reads such pieces too, ten times slower, and Gemma has 262,144 of them.
     """
     head = raw[position : position + 4]
     if len(head) < 4 or head[0] != TEXT_FIELD or head[2] != TEXT_FIELD or head[1] > 0x7F:

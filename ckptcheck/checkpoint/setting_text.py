@@ -11,11 +11,11 @@ from ckptcheck.checkpoint.resolved_config import Setting
 INTEGER = re.compile(r"\s*[+-]?\d+(_\d+)*\s*")
 """Texts that Python turns into integers."""
 Fault = tuple[str, str]
-"""Where: the JSON path; and what is wrong there, up to what transformers does about it."""
+"""The JSON path, and what is wrong there, up to the clause on what transformers does about it."""
 
 
 def describe(setting: Setting) -> str:
-    """Return what a finding says about a setting: its value, and whether config.json gives it."""
+    """Describe a setting for a finding: its value, and whether config.json gives it."""
     value = f"{setting.value:,}" if is_int(setting.value) else write_value(setting.value)
     if setting.source == "config":
         return f"{setting.key_path} is {value}"
@@ -23,7 +23,7 @@ def describe(setting: Setting) -> str:
 
 
 def write_value(value: Any) -> str:
-    """Return a JSON value as a finding shows it, cut where it is long."""
+    """Return a JSON value as a finding shows it; a long one is cut."""
     text = {True: "true", False: "false", None: "null"}.get(value) if value is None or isinstance(value, bool) else None
     if text is None:
         text = (
@@ -54,10 +54,10 @@ def name_type(hint: str) -> str:
 
 
 def is_int(value: Any) -> TypeGuard[int]:
-    """Whether a value is an integer, and no truth value."""
+    """Whether a value is an integer, and not a bool."""
     return type(value) is int
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a number, and no truth value."""
+    """Whether a value is a number, and not a bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

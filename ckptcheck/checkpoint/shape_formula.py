@@ -1,7 +1,7 @@
 """Formulas of config fields that give the dimensions of a tensor: ``a*b``, ``a*(2*b+c)``, ``a/b*c+d``.
 
-``first|second`` is the first where all its fields have a value, else the second; ``a;b`` differs from layer to layer; ``?`` is not
-known. `fixtures/shape_formulas.py` writes them.
+``first|second`` is the first if all its fields have a value, else the second; ``a;b`` differs from layer to layer; ``?`` is
+unknown. `fixtures/shape_formulas.py` writes them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*")
 
 
 def find_place(name: str) -> str:
-    """Return the pattern of a name, with the number of its innermost module as it is."""
+    """Return the pattern of a name, except that the innermost module keeps its number."""
     numbers = [*INDEX.finditer(name)]
     if not numbers or "." in name[numbers[-1].end() + 1 :]:
         return INDEX.sub("{}", name)
@@ -28,14 +28,14 @@ def fields_of_formula(formula: str) -> list[str]:
 
 
 def choose_size(sizes: list[int | None], stored: tuple[int, ...]) -> int | None:
-    """Return the size that is stored if it is one of these, else the first; None where one of them is not known."""
+    """Return the stored size if it is one of these, else the first; None if one of them is unknown."""
     if None in sizes:
         return None
     return stored[0] if stored and stored[0] in sizes else sizes[0]
 
 
 def evaluate_choices(choices: str, size_of: Callable[[str], int | None]) -> tuple[int | None, str]:
-    """Return the value of the first of ``formula|formula`` whose fields all have one, and that formula."""
+    """Return the value of the first of ``formula|formula`` whose fields all have a value, and that formula."""
     formula = ""
     for formula in choices.split("|"):
         if (value := compute_size(formula, size_of)) is not None:
@@ -44,7 +44,7 @@ def evaluate_choices(choices: str, size_of: Callable[[str], int | None]) -> tupl
 
 
 def compute_size(formula: str, size_of: Callable[[str], int | None]) -> int | None:
-    """Return the value of ``a*b``, ``a*(2*b+c)`` or ``a/b*c+d``; None where a field has no value."""
+    """Return the value of ``a*b``, ``a*(2*b+c)`` or ``a/b*c+d``; None if a field has no value."""
     if formula == "?":
         return None
     outer, _, inner = formula.rstrip(")").partition("(")

@@ -1,8 +1,7 @@
 """Reads the roles of special tokens (BOS, EOS, padding, …) from a checkpoint's files, and finds those that transformers adds.
 
-Source for what it adds: transformers 5.23, tokenization_utils_base.py (`_from_pretrained`, `__init__`) and
-tokenization_utils_tokenizers.py (`TokenizersBackend.__init__`): tokens that
-tokenizer.json lacks get the next ids, without a warning.
+transformers gives tokens that tokenizer.json lacks the next ids, without a warning. Source: transformers 5.23,
+tokenization_utils_base.py (`_from_pretrained`, `__init__`), tokenization_utils_tokenizers.py (`TokenizersBackend.__init__`).
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class TokenRole:
     """The key in the file: ``eos_token``, ``eos_token_id``."""
     file: str
     token: str | None = None
-    """The token's text, where the file gives that."""
+    """The token's text, if the file gives it."""
     id: int | None = None
-    """The token's id, where the file or the vocabulary gives it."""
+    """The token's id, if the file or the vocabulary gives it."""
 
 
 def read_token_roles(parts: list[Config], ids: Mapping[str, int]) -> tuple[TokenRole, ...]:

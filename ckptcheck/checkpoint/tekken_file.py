@@ -15,11 +15,11 @@ from ckptcheck.checkpoint.document import Defect, clip, parse_object
 COUNTS = ("default_vocab_size", "default_num_special_tokens")
 TOKEN_KEYS = {"rank", "token_bytes", "token_str"}
 MOST_SPECIAL = 1 << 20
-"""Special tokens of which a list is made; releases have 14 to 1,000."""
+"""Most special tokens that are listed; releases have 14 to 1,000."""
 
 
 def read_tekken(raw: bytes) -> tuple[dict[int, str], Defect | None]:
-    """Return id → token, and why mistral-common refuses the file; None where it does not."""
+    """Return id → token, and the reason why mistral-common refuses the file, or None."""
     value, defects = parse_object(raw)
     if value is None:
         return {}, defects[0]

@@ -1,9 +1,9 @@
 """Finds the chat templates of a checkpoint and decides which of them transformers uses.
 
 Follows `AutoTokenizer` of transformers 5.23 (tokenization_utils_base.py): it reads chat_template.jinja together with
-additional_chat_templates/*.jinja, where a default.jinja overrides chat_template.jinja. Only where there is none of these
-does it read `chat_template` of tokenizer_config.json: a string, a list of named templates, or an object. Only processors
-read chat_template.json (processing_utils.py), so a text-only model ignores it.
+additional_chat_templates/*.jinja, where a default.jinja overrides chat_template.jinja. Only without these files does it read
+`chat_template` of tokenizer_config.json: a string, a list of named templates, or an object. Only processors read
+chat_template.json (processing_utils.py), so a text-only model ignores it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ckptcheck.checkpoint.source import CHAT_TEMPLATES, Source
 from ckptcheck.text.formatting import join_truncated
 
 MOST_TEMPLATES = 8
-"""Templates that are rendered: each takes a child's time, and releases have up to three (default, tool_use, rag)."""
+"""Most templates that are rendered: each takes time in a child process, and releases have up to three (default, tool_use, rag)."""
 MOST_BYTES = 1 << 22
-"""Bytes that are read of one; what is longer than `chat_template.MOST_CHARACTERS` is a finding and not rendered."""
+"""Most bytes that are read of one template. One longer than `chat_template.MOST_CHARACTERS` is a finding and not rendered."""
 PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 FOR_TEXT = ("ForCausalLM", "LMHeadModel")
 
 
 @dataclass(frozen=True)
 class TemplateText:
-    """The text of a chat template, and where it stands."""
+    """The text of a chat template, and its place."""
 
     name: str
     """``default``, ``tool_use``, or another name that apply_chat_template takes."""
@@ -59,7 +59,7 @@ class Templates:
 
 
 def is_text_only(source: Source, settings: Config | None, config: Config | None) -> bool:
-    """Whether a model takes only text, so that `AutoProcessor` creates no processor for it; False where that is unknown."""
+    """Whether a model takes only text, so that `AutoProcessor` creates no processor for it; False if unknown."""
     if config is None or not (config.architecture or "").endswith(FOR_TEXT) or config.text is not config.value:
         return False
     processors = [part.value.get("processor_class") for part in (settings, config) if part is not None]

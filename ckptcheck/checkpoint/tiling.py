@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.tensor import Tensor
 
 MAX_SIZE = 2**64
-"""Bytes from which a size is as good as any larger one: no offset of a header reaches it."""
+"""Largest size, in bytes, that is computed; no offset in a header reaches it, so larger sizes need no distinction."""
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
@@ -111,13 +111,13 @@ def _offsets(item: tuple[str, Tensor]) -> tuple[int, int]:
 
 
 def _nbytes(dtype: str, dimensions: tuple[int, ...]) -> int | None:
-    """Return the bytes of a tensor; None where they cannot be computed, for the reasons that `_unsized` gives."""
+    """Return the bytes of a tensor; None if they cannot be computed, for the reasons that `_unsized` gives."""
     bits = _bits(dtype, dimensions)
     return bits // 8 if bits is not None and bits < MAX_SIZE and bits % 8 == 0 else None
 
 
 def _bits(dtype: str, dimensions: tuple[int, ...]) -> int | None:
-    """Return the bits of a tensor, multiplied in the order of safetensors; 2^64 where that overflows, None if unknown."""
+    """Return the bits of a tensor, multiplied in the order of safetensors; 2^64 on overflow, None if unknown."""
     total = 1
     for dimension in dimensions:
         total *= dimension

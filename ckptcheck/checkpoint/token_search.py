@@ -1,4 +1,4 @@
-"""Searches texts for many tokens at once, in time that grows with the text and not with the number of tokens."""
+"""Searches texts for many tokens at once, in time that grows with the text, not with the number of tokens."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ LONGEST_TOKEN = 1000
 class TokenSearch:
     """Finds tokens in texts.
 
-    The tokens are sorted. Of those that a text begins with, the longest is the last token not after that text, or a token with
-    which that one begins. These beginnings are chained, and a second, longer step along the chain (Myers 1983, *An applicative
-    random-access stack*) keeps a walk to the logarithm of its length. So each place of a text costs a logarithm of the tokens.
+    The tokens are sorted. The longest token that a text begins with is the last token that does not sort after the text, or a
+    prefix of that token. Each token links to its longest prefix among the tokens, and by a second, longer step (Myers 1983, *An
+    applicative random-access stack*) further down that chain, so a walk takes the logarithm of its length. So each place of a text
+    costs the logarithm of the number of tokens.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        """Sort the tokens. Empty ones, and those above LONGEST_TOKEN characters, are left out."""
+        """Sort the tokens, without empty ones and ones above LONGEST_TOKEN characters."""
         self._tokens = sorted({token for token in tokens if 0 < len(token) <= LONGEST_TOKEN})
         self._first_letters = frozenset(token[0] for token in self._tokens)
         self._longest = max(map(len, self._tokens), default=0)
-        # number of a token → of the longest other token with which it begins, and of one further along; -1: none
+        # number of a token → number of its longest prefix among the tokens, and of one further down the chain; -1: none
         self._parents: list[int] = []
         self._leaps: list[int] = []
         depths: list[int] = []
@@ -40,7 +41,7 @@ class TokenSearch:
             chain.append(number)
 
     def find_contained(self, texts: Iterable[str]) -> set[str]:
-        """Return the tokens that stand anywhere in one of the texts, also within or across other tokens."""
+        """Return the tokens that occur anywhere in one of the texts, also within or across other tokens."""
         found: set[int] = set()
         for text in texts:
             for at in self._places(text):
@@ -51,7 +52,7 @@ class TokenSearch:
         return {self._tokens[number] for number in found}
 
     def token_at(self, text: str, at: int) -> str | None:
-        """Return the longest token that stands in a text from a place on."""
+        """Return the longest token at a place of a text."""
         number = self._find_longest(text, at) if text[at : at + 1] in self._first_letters else -1
         return self._tokens[number] if number >= 0 else None
 
@@ -59,7 +60,7 @@ class TokenSearch:
         return (at for at, letter in enumerate(text) if letter in self._first_letters)
 
     def _find_longest(self, text: str, at: int) -> int:
-        """Return the number of the longest token from a place on; -1 where there is none."""
+        """Return the number of the longest token at a place; -1 if there is none."""
         rest = text[at : at + self._longest]
         number = bisect_right(self._tokens, rest) - 1
         while number >= 0 and not rest.startswith(self._tokens[number]):

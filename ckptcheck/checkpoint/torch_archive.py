@@ -18,14 +18,14 @@ from typing import Any
 from ckptcheck.checkpoint.unpickle import Known, UnreadablePickle, unpickle
 
 Read = Callable[[int, int], bytes]
-"""Reads (start, length) of the archive; returns fewer bytes where it ends."""
+"""Reads (start, length) of the archive; returns fewer bytes at its end."""
 MAX_RECORDS = 1 << 20
-"""Records of an archive: each becomes an object of half a kilobyte, and a checkpoint has one for each tensor."""
+"""Most records of an archive: each becomes an object of half a kilobyte, and a checkpoint has one for each tensor."""
 MAX_DIRECTORY = 1 << 28
-"""Bytes of an archive's directory: room for the records above with names of 200 bytes."""
+"""Most bytes of an archive's directory: room for MAX_RECORDS with names of 200 bytes."""
 LOCAL_HEADER = 30
 WINDOW = 4096
-"""Bytes at the beginning and at the end of an archive that are read once: its headers, its pickle and its directory lie there."""
+"""Bytes at the beginning and at the end of an archive that are read once: its headers, pickle and directory lie there."""
 
 
 class UnreadableArchive(Exception):
@@ -43,7 +43,7 @@ class ArchiveRecord:
     crc: int
     """CRC-32 according to the archive's directory."""
     is_corrupt: bool | None = None
-    """Whether its bytes have another CRC-32; None where they were not read with the directory."""
+    """Whether its bytes have another CRC-32; None if they were not read with the directory."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Archive:
 
 
 class _Windows:
-    """Reads an archive, its beginning and its end once each: a run has 100,000 archives, and each takes a dozen short reads."""
+    """Caches the beginning and the end of an archive: a run has 100,000 archives, and each takes a dozen short reads."""
 
     def __init__(self, read: Read, length: int) -> None:
         self._read = read
@@ -85,7 +85,7 @@ class _Windows:
         return self._read(start, length) if found is None else found
 
     def find(self, start: int, length: int) -> bytes | None:
-        """Return `length` bytes that were read already; None where these were not."""
+        """Return `length` bytes from the cache; None if they are not in it."""
         if start >= 0 and start + length <= len(self._head):
             return self._head[start : start + length]
         if 0 < self._tail_begin <= start and start + length <= self._tail_begin + len(self._tail):
@@ -142,17 +142,17 @@ def open_archive(read: Read, length: int) -> Archive:
 
 
 def read_pickles(read: Read, length: int, most: int) -> tuple[list[bytes], bool]:
-    """Return the beginning of each data.pkl of a zip that `open_archive` refuses, and whether that is all of them.
+    """Return the beginning of each data.pkl of a zip that `open_archive` refuses, and whether these are complete.
 
-    None where it is no zip. PyTorch's reader (miniz) takes compressed records too. No more than `most` bytes are read from the
-    archive, and no more are made of them: a directory may name one record a thousand times. Raises OSError from reading.
+    PyTorch's reader (miniz) takes compressed records too. The function reads at most `most` bytes, and decompresses them to at
+    most as many, because a directory may name one record a thousand times. Raises OSError from reading.
     """
     found: list[bytes] = []
     try:
         with zipfile.ZipFile(_View(read, length)) as archive:
             is_whole = _read_members(archive, read, most, found)
             if (stated := find_stated_directory(archive, read, length)) is not None:
-                # The one that PyTorch reads: the same bytes, which end behind it.
+                # PyTorch reads the directory that the end of the file states: parse the bytes up to that directory's end.
                 begin, size = stated
                 end = b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 0, 0, size, begin, 0)
                 cut = read(0, begin + size) + end if begin + size <= most else b""
@@ -161,16 +161,16 @@ def read_pickles(read: Read, length: int, most: int) -> tuple[list[bytes], bool]
                     _read_members(other, read, most, found)
     except OSError:
         raise
-    except Exception:  # a hostile zip may raise anything at all; what was read until then counts
+    except Exception:  # a hostile zip may raise anything at all; keep what was read before
         return found, False
     return found, is_whole and bool(found)
 
 
 def _read_members(archive: zipfile.ZipFile, read: Read, most: int, found: list[bytes]) -> bool:
-    """Append the pickles that a directory names, of `most` bytes in all; return whether these are all of them."""
+    """Append the pickles that a directory names, up to `most` bytes in all; return whether they are complete."""
     left = most
     for member in archive.infolist():
-        # an lzma stream would choose how much memory it takes; miniz knows none
+        # skip lzma: its stream chooses how much memory it takes, and miniz does not support it
         is_readable = member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
         if member.filename.rpartition("/")[2] != "data.pkl" or not is_readable:
             continue
@@ -184,22 +184,22 @@ def _read_members(archive: zipfile.ZipFile, read: Read, most: int, found: list[b
 
 
 def find_stated_directory(archive: zipfile.ZipFile, read: Read, length: int) -> tuple[int, int] | None:
-    """Return offset and size of the directory that the end of a zip states, where Python's reader took another one; else None.
+    """Return offset and size of the directory that the end of a zip states, if Python's reader took another one; else None.
 
-    A zip may stand behind other bytes: Python counts the directory's place from the end backwards, and moves all offsets.
-    PyTorch (miniz, `mz_zip_reader_read_central_dir`) takes the stated one. A file with two directories holds two objects.
+    A zip may follow other bytes: Python finds the directory backwards from the end, and shifts all offsets. PyTorch (miniz,
+    `mz_zip_reader_read_central_dir`) takes the stated offset. So a file with two directories can hold two objects.
     """
     end = zipfile._EndRecData(_View(read, length))  # type: ignore[attr-defined]  # as ZipFile found it
     size, begin, place = end[5], end[6], end[9]
     locator = read(place - 20, 20) if place >= 20 else b""
     if locator[:4] == b"PK\x06\x07" and (at := int.from_bytes(locator[8:16], "little")) != place - 20 - 56:
-        wide = read(at, 56)  # miniz goes where the locator says, Python to what stands before it
+        wide = read(at, 56)  # miniz follows the locator's offset, Python takes the bytes before the locator
         return int.from_bytes(wide[48:56], "little"), int.from_bytes(wide[40:48], "little")
     return (begin, size) if begin != archive.start_dir else None
 
 
 def _find_begin(member: zipfile.ZipInfo, read: Read) -> int:
-    """Return where the bytes of a record begin. Raises UnreadableArchive."""
+    """Return the offset of a record's bytes. Raises UnreadableArchive."""
     head = read(member.header_offset, LOCAL_HEADER)
     if len(head) < LOCAL_HEADER or head[:4] != b"PK\x03\x04":
         raise UnreadableArchive("its directory points to no record")

@@ -1,7 +1,7 @@
 """Lists the tensors of a PyTorch .bin file, and the globals that its pickles name, without executing anything in it.
 
 A torch.save file is a zip whose ``data.pkl`` is a pickle; before PyTorch 1.6 it was a row of pickles. A pickle is a program:
-`unpickle` reads it with stubs. Where that refuses the pickle, its opcodes are only listed. Format: torch/serialization.py.
+`unpickle` reads it with stubs. If that refuses the pickle, this module only lists its opcodes. Format: torch/serialization.py.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # most checkpoints hold no pickle, so what reads one is imported where one is read
+if TYPE_CHECKING:  # most checkpoints hold no pickle, so functions import its readers when they meet one
     from ckptcheck.checkpoint.source import Source
     from ckptcheck.checkpoint.torch_archive import Read
 
 SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-"""How files are named that may hold pickles."""
+"""Suffixes of files that may hold pickles."""
 WEIGHTS = re.compile(r"(pytorch_|adapter_|consolidated|value_head|v_head|model)[\w.-]*\.(bin|pt|pth|ckpt)")
-"""Files that hold nothing but tensors. Others, training_args.bin say, hold objects of a trainer's classes too."""
+"""Files that hold only tensors. Others, such as training_args.bin, also hold objects of a trainer's classes."""
 MAX_LISTED = 1 << 24
-"""Bytes of a pickle whose opcodes are listed where `unpickle` refuses it."""
+"""Most bytes of a pickle whose opcodes are listed after `unpickle` refuses it."""
 MAX_PICKLES = 8
-"""Pickles in a row that are listed: torch.save wrote five before version 1.6."""
+"""Most pickles in a row that are listed: torch.save wrote five before version 1.6."""
 MAX_OPCODES = 1 << 20
-"""Opcodes that are listed: half a second. A state dict of 100,000 tensors in the format before 1.6 has three times as many."""
+"""Most opcodes that are listed: half a second. A state dict of 100,000 tensors in the format before 1.6 has three times as many."""
 MAX_NAMES, MAX_NAME = 1 << 10, 1 << 9
 """Most globals that are listed, and the longest module or name: a short pickle can put many long ones together."""
 
@@ -60,7 +60,7 @@ _HARMLESS = frozenset(
         ("uuid", "UUID"),
     )
 )
-"""What objects of Python's own library are made of."""
+"""Globals of Python's own library that construct plain objects."""
 _LOADERS = re.compile(
     r"torch\.(load|hub\.\w+|jit\.\w+|serialization\.load|package\.\w+|utils\.cpp_extension\.\w+|ops\.load_library)$"
     r"|numpy\.(load|testing\.|f2py\.|ctypeslib\.)|(joblib|dill|cloudpickle)\b|pip\b|setuptools\b"
@@ -73,13 +73,13 @@ class TorchBin:
     """What a file of pickles holds."""
 
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Each top-level tensor, or each one of its ``state_dict``, with its shape."""
+    """Each tensor at the top level, or in its ``state_dict``, with its shape."""
     foreign_globals: tuple[str, ...] = ()
-    """The globals that its pickles name and a state dict does not need, in order."""
+    """The globals in its pickles that a state dict does not need, in order."""
     unreadable_reason: str | None = None
     """Why the tensors could not be listed, as the end of a sentence."""
     is_listed: bool = True
-    """Whether `foreign_globals` has all that a loader would meet, as far as the pickles can be followed."""
+    """Whether `foreign_globals` has every global that a loader would meet, as far as the pickles can be followed."""
 
 
 def read_torch_bin(source: Source, name: str) -> TorchBin | None:
@@ -98,7 +98,7 @@ def describe_pickles(read: Read, size: int) -> TorchBin | None:
         try:
             value, foreign = open_archive(read, size).describe(stub_for, load_persistent)
         except UnreadableArchive as error:
-            # PyTorch's reader takes what torch.save never writes: compressed records, a name that stands twice.
+            # PyTorch's reader also takes forms that torch.save never writes: compressed records, duplicate names.
             pickles, is_whole = read_pickles(read, size, MAX_LISTED)
             listing = _Listing()
             for pickled in pickles:
@@ -121,7 +121,8 @@ def describe_pickles(read: Read, size: int) -> TorchBin | None:
 def is_dangerous(name: str) -> bool:
     """Whether a global, such as ``os.system``, runs code or reaches beyond the program that loads it.
 
-    That is every function of Python's own library but those that plain objects are made of, and what loads further code.
+    These are all functions of Python's own library, except the ones that construct plain objects, and functions of other
+    libraries that load further code.
 
     >>> is_dangerous("os.system"), is_dangerous("builtins.set"), is_dangerous("trl.trainer.GRPOConfig")
     (True, False, False)
@@ -146,7 +147,7 @@ def _describe_state(value: object, foreign: tuple[str, ...]) -> TorchBin:
 
 
 class _Listing:
-    """The globals that rows of pickles name and a state dict does not need, as far as their opcodes can be read."""
+    """The globals in rows of pickles that a state dict does not need, as far as the opcodes can be read."""
 
     def __init__(self) -> None:
         self._names: dict[str, None] = {}
@@ -166,12 +167,12 @@ class _Listing:
         for _ in range(MAX_PICKLES):
             try:
                 self._list(pickletools.genops(stream))
-            except Exception:  # a hostile pickle may raise anything at all; what was listed until then counts
+            except Exception:  # a hostile pickle may raise anything at all; keep what was listed before
                 break
         self.is_whole = self.is_whole and len(raw) < MAX_LISTED
 
     def _list(self, opcodes: Iterable[Any]) -> None:
-        """List the globals of a pickle. STACK_GLOBAL takes them from the stack: the last two texts put there."""
+        """List the globals of a pickle. STACK_GLOBAL takes its module and name from the stack: the last two texts pushed."""
         texts: list[str] = []
         memo: dict[int, str] = {}
         memoized = 0

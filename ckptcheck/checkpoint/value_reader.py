@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class HasValues(Protocol):
-    """What a reader asks of a checkpoint."""
+    """The attributes of a checkpoint that a reader needs."""
 
     @property
     def source(self) -> Source:
-        """Where its bytes come from."""
+        """The source of its bytes."""
         ...
 
     @property
@@ -31,7 +31,7 @@ class HasValues(Protocol):
 
     @property
     def tensor_suffixes(self) -> tuple[str, ...]:
-        """How the names of files end that hold tensors."""
+        """Suffixes of the files that hold tensors."""
         ...
 
     @property
@@ -46,28 +46,28 @@ class HasValues(Protocol):
 
     @property
     def vocabulary_tensors(self) -> Mapping[str, tuple[str, ...]]:
-        """Embedding and head → the tensors that hold their rows, which get statistics of their own."""
+        """Embedding and head → the tensors with their rows, which get separate statistics."""
         ...
 
 
 class ValueReader(Protocol):
-    """Reads the values of a checkpoint when a rule first asks for them; `values.value_pass.ValuePass` does."""
+    """Reads the values of a checkpoint when a rule first needs them; `values.value_pass.ValuePass` implements it."""
 
     @property
     def runner(self) -> Runner | None:
-        """What runs passes over all bytes; None: threads of this process."""
+        """The runner of passes over all bytes; None: threads of this process."""
         ...
 
     def unavailable_reason(self, source: Source) -> str | None:
-        """Return why the values of this source are not read, as the reason of a skip; None where they are read."""
+        """Return why the values of this source are not read, as the reason of a skip; None if they are read."""
         ...
 
     def start(self, ckpt: HasValues) -> None:
-        """Begin to read now, in other processes where that helps; the caller has to call `close` at the end."""
+        """Begin to read now, in other processes if that helps; the caller has to call `close` at the end."""
         ...
 
     def read(self, ckpt: HasValues) -> ValueStats:
-        """Read all values and return their statistics. Raises Skip where they are not read."""
+        """Read all values and return their statistics. Raises Skip if they are not read."""
         ...
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class ValueReader(Protocol):
 
 
 class UnreadValues:
-    """The reader that reads no values: rules about values are skipped with its reason."""
+    """The reader that reads no values: it skips rules about values with its reason."""
 
     runner = None
 

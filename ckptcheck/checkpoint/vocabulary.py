@@ -20,7 +20,7 @@ from ckptcheck.text.formatting import count
 MOST_BYTES = 1 << 27
 """Longest tokenizer.json that is read, in bytes; Gemma 3's has 33 MB."""
 MERGES_TO_SAMPLE = 20_000
-"""About so many of the merges are asked for the order of their parts."""
+"""About so many merges are checked for the order of their parts."""
 HIGHEST = 2**32 - 1
 """The highest id: `tokenizers` stores ids in 32 bits."""
 LOADING_SECONDS, LOADING_MEMORY = 60, 1 << 32
@@ -58,21 +58,21 @@ class Vocabulary:
     merge_count: int | None = None
     """Number of merges of a BPE; None for other models, and where it is unknown."""
     late_merge_share: float = 0.0
-    """Share of the merges of which a part is made only by merges after them, see `measure_late_merges`."""
+    """Share of merges with a part that only later merges make, see `measure_late_merges`."""
     ignore_merges: bool = False
     """Whether a word that is a token is encoded as that token, regardless of merges (`ignore_merges`)."""
     dropout: float = 0.0
-    """With which chance a BPE leaves out a merge."""
+    """Probability with which a BPE leaves out a merge."""
     word_end: str = ""
-    """What a BPE appends to the last character of each word (`end_of_word_suffix`)."""
+    """The text that a BPE appends to the last character of each word (`end_of_word_suffix`)."""
     unk_token: str | None = None
     """The token for an unknown word, for models that fail without one."""
     post_processor_tokens: frozenset[str] = frozenset()
     """The strings of the post-processor, which include the tokens that it adds around every text."""
     encoding_words: frozenset[str] | None = None
-    """The strings of the normalizer and the pre-tokenizer, names of their steps included; None where the file has no such parts."""
+    """The strings of the normalizer and the pre-tokenizer, with the names of their steps; None if the file has no such parts."""
     decoding_words: frozenset[str] | None = None
-    """Those of the decoder."""
+    """The strings of the decoder."""
     framing: tuple[FramingToken, ...] = ()
     """The tokens that the post-processor adds around texts."""
 
@@ -161,13 +161,13 @@ def _from_fast(value: dict[str, Any]) -> Vocabulary:
 
 
 def measure_late_merges(merges: Sequence[Any]) -> float:
-    """Return the share of the merges of which a part is made only by merges after them: of all, or of some of a long list.
+    """Return the share of merges with a part that only later merges make; of a long list, the share of a sample.
 
-    Training makes a token of tokens that it made before. Of the merges that a conversion from ranks lists for every way to cut a
-    token, a fifth at most are late (Gemma 3, cl100k, o200k); of any list in a random order, two fifths and more.
+    Training builds a token from tokens that it built before. A conversion from ranks lists a merge for every way to cut a token;
+    at most a fifth of these are late (Gemma 3, cl100k, o200k). In a random order, two fifths and more are late.
 
-    merges: pairs of texts, or texts with a space in them, the first applied first. 0 where they are neither, of which
-    `find_merge_fault` and TOK008 tell.
+    merges: pairs of texts, or texts with a space in them, the first applied first. For any other form the share is 0;
+    `find_merge_fault` and TOK008 report it.
     """
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     step = 1 + len(pairs) // MERGES_TO_SAMPLE
@@ -207,7 +207,7 @@ def _from_slow(value: dict[str, Any]) -> Vocabulary:
 
 
 def read_merges(source: Source) -> dict[int, bytes] | None:
-    """Return the lines of merges.txt by number, without its header (``#version: 0.2``); None where there is no such file."""
+    """Return the lines of merges.txt by number, without its header (``#version: 0.2``); None if there is no such file."""
     file = "merges.txt"
     if file not in source.files or source.files[file].outside_link is not None:
         return None
@@ -217,7 +217,7 @@ def read_merges(source: Source) -> dict[int, bytes] | None:
 
 
 def find_merge_fault(source: Source, vocabulary: Vocabulary) -> str | None:
-    """Return why the library `tokenizers` refuses merges.txt beside a vocab.json; None where it does not."""
+    """Return why the library `tokenizers` refuses merges.txt beside a vocab.json; None if it accepts it."""
     for number, raw in (read_merges(source) or {}).items():
         try:
             parts = raw.decode("utf-8").split(" ")
@@ -249,7 +249,7 @@ def _numbered(tokens: Iterable[tuple[str, bool]], vocabulary: Vocabulary) -> tup
     """Number further added tokens as `AddedVocabulary::add_tokens` does: by their order; ids in the file are ignored.
 
     A token of the model keeps the model's id; any other gets the next number after the highest so far, or the model's
-    number of tokens where that is higher. Empty tokens are skipped; of a repeated token the last one counts.
+    number of tokens if that is higher. Empty tokens are skipped; of a repeated token the last one counts.
     """
     by_content = {token.content: token for token in vocabulary.added}
     next_id = max(
@@ -260,7 +260,7 @@ def _numbered(tokens: Iterable[tuple[str, bool]], vocabulary: Vocabulary) -> tup
         if not content or (before is not None and before.special == special):
             continue
         number = vocabulary.model.get(content) if before is None else before.id
-        # Where two tokens have one id, the last added one names it.
+        # If two tokens share an id, the last added one names it.
         by_content.pop(content, None)
         by_content[content] = AddedToken(content, next_id if number is None else number, special)
         next_id += number is None
@@ -269,12 +269,12 @@ def _numbered(tokens: Iterable[tuple[str, bool]], vocabulary: Vocabulary) -> tup
 
 @dataclass(frozen=True)
 class TokenizerTrial:
-    """What the library `tokenizers` made of tokenizer.json."""
+    """The result of loading tokenizer.json with the library `tokenizers`."""
 
     refusal: str | None = None
     """Why it does not load it; None if it does."""
     unencodable: str | None = None
-    """What it raises at a character that no vocabulary has; None if it encodes it."""
+    """The error at a character that no vocabulary has; None if it encodes it."""
 
 
 def try_tokenizer(source: Source) -> TokenizerTrial:
@@ -297,7 +297,7 @@ def try_tokenizer(source: Source) -> TokenizerTrial:
 
 
 def encode_text(source: Source, text: str) -> frozenset[int] | None:
-    """Return the ids to which the library `tokenizers` encodes a text with tokenizer.json; None where it does not load it.
+    """Return the ids to which the library `tokenizers` encodes a text with tokenizer.json; None if it does not load the file.
 
     Raises Skip where the library is not installed or its child process cannot run.
     """
@@ -312,22 +312,22 @@ class FramingToken:
 
     token: str
     ids: tuple[int, ...] | None
-    """What is written for it; None where the post-processor names the token and describes it nowhere."""
+    """The ids that it adds; None if the post-processor names the token but describes it nowhere."""
     key: str
-    """Where tokenizer.json says so."""
+    """Its JSON path in tokenizer.json."""
 
 
 def list_framing_tokens(post_processor: Any, key: str = "post_processor") -> Iterator[FramingToken]:
-    """Yield the framing tokens of a post-processor, each of them once; nothing for what is of another form.
+    """Yield the framing tokens of a post-processor, each once; nothing for a post-processor of another form.
 
-    The library writes the ids that stand here, and never looks a token up: an id without a token goes to the model as it is.
+    The library adds the ids in the file and never looks a token up, so an id without a token reaches the model.
     """
     if not isinstance(post_processor, dict):
         return
     kind = post_processor.get("type")
     if kind == "Sequence":
         listed = post_processor.get("processors")
-        # a sequence holds no other sequence in any release; one level keeps a hostile file from being followed for long
+        # no release nests sequences; follow one level only, because a hostile file may nest without end
         for number, part in enumerate(listed if isinstance(listed, list) else ()):
             if isinstance(part, dict) and part.get("type") != "Sequence":
                 yield from list_framing_tokens(part, f"{key}.processors.{number}")

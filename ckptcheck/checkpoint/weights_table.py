@@ -1,6 +1,6 @@
-"""Which config fields decide the shape of each tensor of an architecture, and which switches add tensors to it.
+"""Gives, for an architecture, the config fields that decide the shape of each tensor, and the switches that add tensors.
 
-A table that fixtures/learn_weights.py generates from transformers; it has one line for each architecture.
+fixtures/learn_weights.py generates the table from transformers, with one line for each architecture.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from ckptcheck.checkpoint.resolved_config import ResolvedConfig, Setting
 from ckptcheck.checkpoint.shape_formula import choose_size, evaluate_choices, fields_of_formula, find_place
 
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM")
-"""How the classes end of which the table has one for each model type."""
+"""Suffixes of language model classes; the table has one such class for each model type."""
 _CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
-"""How the classes end of which the table has one for a model type without any of the others."""
+"""Suffixes of classifiers; the table has one for a model type without a language model class."""
 _WITHOUT_HEADS = ("ForMaskedLM", *_CLASSIFIERS)
-"""How the classes end of which releases store the heads in several ways, or which have as many outputs as labels."""
+"""Suffixes of classes whose heads the table cannot describe: releases store them in several ways, or they follow the labels."""
 _NOT_TEXT = re.compile(r"For(Image|OpticalFlow|Multimodal)")
-"""How classes are called that read something else than the language model of their model type."""
+"""Names of classes that read other inputs than the language model of their model type."""
 
 _ATTENTION = re.compile(r"\.self_attn\.[qkvo]_proj\.weight$")
 _DENSE = {"mlp.gate_proj": "{0},{1}", "mlp.up_proj": "{0},{1}", "mlp.down_proj": "{1},{0}"}
-"""The modules of a dense feed-forward block, where the tiny model of an architecture has experts in every layer."""
+"""Shapes of a dense feed-forward block, for an architecture whose tiny model has experts in every layer."""
 
 
 @dataclass(frozen=True)
 class Switch:
-    """A setting that adds tensors: where it is true, or where it is a number and not null."""
+    """A setting that adds tensors: if it is true, or if it is a number and not null."""
 
     name: str
     on: frozenset[str]
@@ -48,12 +48,12 @@ class Switch:
     is_nullable: bool = False
     """Whether it is a number or null, and not true or false."""
     is_on_at_zero: bool | None = None
-    """Whether the number 0 turns it on, as any other does; None where that is not known."""
+    """Whether the number 0 turns it on, as any other number does; None if unknown."""
     word: str | None = None
     """The text that turns it on: the name of an activation function with numbers of its own."""
 
     def is_on(self, setting: Setting) -> bool | None:
-        """Return whether a setting turns it on; None where that is not known."""
+        """Return whether a setting turns it on; None if unknown."""
         if self.word is not None:
             return setting.value == self.word if isinstance(setting.value, str) else None
         if self.is_nullable:
@@ -62,25 +62,25 @@ class Switch:
             is_number = type(setting.value) is int and setting.value > 0
             return True if is_number else False if setting.value is None and setting.source == "config" else None
         if setting.value is None and setting.source == "config":
-            return False  # as Python reads null
+            return False  # null is false in Python
         return setting.value if isinstance(setting.value, bool) else None
 
 
 @dataclass(frozen=True)
 class LayerKinds:
-    """Which layers have experts, and what tells the two kinds of layers apart."""
+    """The rules by which layers have experts, and the modules by which the two kinds of layers differ."""
 
     by: tuple[tuple[LayerRule, tuple[str, ...]], ...]
     """The rules that the architecture follows, with the paths of the fields that each reads; the first one that is set decides."""
     experts: frozenset[str]
     """The modules within a layer that only layers with experts have, with {} for each number."""
     dense: frozenset[str]
-    """The modules that only layers without have."""
+    """The modules that only layers without experts have."""
 
 
 @dataclass(frozen=True)
 class WeightsTable:
-    """What decides the tensors of one architecture; names of tensors have {} for each number."""
+    """The fields and switches that decide the tensors of one architecture; names of tensors have {} for each number."""
 
     architecture: str
     facts: Mapping[str, Any]
@@ -88,33 +88,33 @@ class WeightsTable:
 
     @staticmethod
     def of(config: Config | None) -> WeightsTable | None:
-        """Return the table of a config's architecture; None if it was not learned, or if its own code decides."""
+        """Return the table of a config's architecture; None if it was not learned, or if the repository's own code builds it."""
         if config is None or config.resolved is None or "auto_map" in config.value:
             return None
-        # transformers builds what the model_type says, whatever the architectures say.
+        # transformers builds by the model_type, whatever the architectures are.
         models = config.resolved.top.config_class.models
         if config.architecture is None:
             relative = _find_relative(models)
             return relative.without_names() if relative is not None else None
-        # A class that serves another model_type reads it under other names, which were not learned.
+        # A class that serves another model_type reads other stored names, which were not learned.
         if config.architecture not in models or find_served(config) is not None:
             return None
         # A classifier has the layers of the language model of its model_type.
         if (own := _find(config.architecture)) is not None:
             found = own.without_heads() if config.architecture.endswith(_WITHOUT_HEADS) else own
-            if config.architecture.endswith("ForMaskedLM"):  # what is stored of the head fits
+            if config.architecture.endswith("ForMaskedLM"):  # the stored part of the head fits
                 found = WeightsTable(own.architecture, {**found.facts, "shapes": own.shapes})
             return found.with_joining(config.resolved).with_switched(config.resolved)
-        if _NOT_TEXT.search(config.architecture):  # it may read through other modules (Perceiver)
+        if _NOT_TEXT.search(config.architecture):  # it may have other input modules (Perceiver)
             return None
         relative = _find_relative(models)
         return relative.without_heads() if relative is not None else None
 
     @staticmethod
     def of_layers(config: Config | None) -> WeightsTable | None:
-        """Return the table for the shapes of what is stored; also for a class of its own on the layers of a common decoder family.
+        """Return the table for the shapes of stored tensors, also for an unknown class on the layers of a common decoder family.
 
-        Reward models and draft models name such classes. The table then has the biases of the attention, which switches add.
+        Reward models and draft models name such classes. The table then includes the attention biases that switches add.
         """
         table = WeightsTable.of(config)
         if table is None and family_of(config) is not None and config is not None and "auto_map" not in config.value:
@@ -124,7 +124,7 @@ class WeightsTable:
         return table.with_switched_parts() if table is not None else None
 
     def with_switched_parts(self) -> WeightsTable:
-        """Return the table with the shapes of parts that the model it was learned from has only with other settings."""
+        """Return the table with the shapes of parts that the tiny model has only with other settings."""
         shapes = dict(self.shapes)
         for pattern, formulas in self.shapes.items():
             if _ATTENTION.search(pattern):
@@ -139,9 +139,9 @@ class WeightsTable:
         return WeightsTable(self.architecture, {**self.facts, "shapes": shapes})
 
     def with_joining(self, resolved: ResolvedConfig) -> WeightsTable:
-        """Return the table with the shapes of what joins encoders and language model, where the config is one they hold for.
+        """Return the table with the shapes of the modules that join encoders and language model, if they hold for the config.
 
-        The parts are of the types that the class has by default, and one layer of an encoder is read, not several.
+        They hold if the sub-configs have the class's default types, and if the model reads one layer of an encoder, not several.
         """
         joining = self.facts.get("joining", {})
         settings = (resolved.at(path) for path in joining.get("scalars", ()))
@@ -161,7 +161,7 @@ class WeightsTable:
         return WeightsTable(self.architecture, {**self.facts, "shapes": chosen})
 
     def without_heads(self) -> WeightsTable:
-        """Return what another model of the same config class has too: the tensors under the names of the layers."""
+        """Return the part that another model of the same config class shares: the tensors under the names of the layers."""
         bases = {pattern.partition(".")[0] for pattern in self.shapes if ".{}." in pattern}
 
         def has_base(pattern: str) -> bool:
@@ -183,40 +183,40 @@ class WeightsTable:
         return WeightsTable(self.architecture, {**self.facts, **kept})
 
     def without_names(self) -> WeightsTable:
-        """Return what every model of the config class has, with a head or without: the shapes of what is stored."""
+        """Return the part that every model of the config class shares, with a head or without: the shapes of stored tensors."""
         return WeightsTable(self.architecture, {"shapes": self.shapes})
 
     @property
     def shapes(self) -> Mapping[str, str]:
-        """Pattern → its dimensions as formulas of config fields, ``?`` for one that is not known, ``a;b`` for one or the other."""
+        """Pattern → its dimensions as formulas of config fields; ``?`` is unknown, ``a;b`` is one or the other."""
         shapes: Mapping[str, str] = self.facts.get("shapes", {})
         return shapes
 
     @property
     def layered(self) -> Mapping[str, str]:
-        """Pattern → its dimensions, of the tensors whose sizes a layer may have for itself (``per_layer_config``)."""
+        """Pattern → its dimensions, for tensors whose sizes a layer may set for itself (``per_layer_config``)."""
         layered: Mapping[str, str] = self.facts.get("layered", {})
         return layered
 
     @property
     def kinds(self) -> Mapping[str, Mapping[str, str]]:
-        """Pattern → kind of layer in ``layer_types`` → its dimensions, of the tensors whose size the kind decides."""
+        """Pattern → kind of layer in ``layer_types`` → its dimensions, for tensors whose size the kind decides."""
         kinds: Mapping[str, Mapping[str, str]] = self.facts.get("kinds", {})
         return kinds
 
     @cached_property
     def places(self) -> Mapping[str, str]:
-        """Pattern with the number of the innermost module as it is → its dimensions: ``merger.mlp.0.weight`` is no ``mlp.2``."""
+        """Pattern that keeps the innermost module's number → its dimensions: ``merger.mlp.0.weight`` differs from ``mlp.2``."""
         places: Mapping[str, str] = self.facts.get("places", {})
         return places
 
     @cached_property
     def patterns_of_places(self) -> frozenset[str]:
-        """The patterns of which `places` has more than one."""
+        """The patterns for which `places` has several entries."""
         return frozenset(INDEX.sub("{}", place) for place in self.places)
 
     def find_formulas(self, name: str) -> str | None:
-        """Return the dimensions of a tensor as formulas; None for one that is not known."""
+        """Return the dimensions of a tensor as formulas; None if unknown."""
         pattern = INDEX.sub("{}", name)
         if pattern in self.shapes and pattern in self.patterns_of_places:
             return self.places.get(find_place(name), self.shapes[pattern])
@@ -224,12 +224,12 @@ class WeightsTable:
 
     @cached_property
     def required(self) -> frozenset[str]:
-        """The patterns of tensors that the tiny model has with every switch as it is by default."""
+        """The patterns of tensors that the tiny model has with the defaults of all switches."""
         return frozenset(self.facts.get("required", ()))
 
     @cached_property
     def modules(self) -> frozenset[str]:
-        """The modules that hold the required tensors and those of the switches: ``model.encoder.layers.{}.fc1``."""
+        """The modules of the required tensors and of the switched ones: ``model.encoder.layers.{}.fc1``."""
         switched = {pattern for switch in self.switches for pattern in (*switch.on, *switch.off)}
         return frozenset(pattern.rpartition(".")[0] for pattern in self.required | switched)
 
@@ -250,13 +250,13 @@ class WeightsTable:
 
     @property
     def depths(self) -> Mapping[str, str]:
-        """Name in front of the layers of a stack → the config field that says how many they are, where there are several stacks."""
+        """Prefix of a stack → the config field with the number of its layers, if there are several stacks."""
         depths: Mapping[str, str] = self.facts.get("depths", {})
         return depths
 
     @cached_property
     def layer_kinds(self) -> LayerKinds | None:
-        """Which layers have experts; None for an architecture in which all layers are alike, or that follows no known rule."""
+        """The layers with experts; None if all layers of the architecture are alike, or if it follows no known rule."""
         facts = self.facts.get("layers")
         if not facts:
             return None
@@ -274,16 +274,16 @@ class WeightsTable:
         return frozenset(name for formulas in self.shapes.values() for name in fields_of_formula(formulas))
 
     def rounds_heads(self, heads: str) -> bool:
-        """Whether the model computes with any number of heads: it rounds down the width of each, and projects back from it."""
+        """Whether the model accepts any number of heads, because it rounds the head width down and projects back from it."""
         return any(f"/{heads}*{heads}" in formulas for formulas in self.shapes.values())
 
     def expect_shape(
         self, name: str, size_of: Callable[[str], int | None], stored: tuple[int, ...]
     ) -> tuple[int | None, ...] | None:
-        """Return the shape that the model has for a tensor; None for a dimension, or a tensor, that is not known.
+        """Return the shape that the model gives a tensor; None for an unknown tensor or dimension.
 
-        size_of: the value of a config field, None where it is not known.
-        stored: its shape. Where a dimension differs from layer to layer, the stored one is taken if it is one of them.
+        size_of: the value of a config field, None if unknown.
+        stored: its shape. If a dimension differs from layer to layer, the stored size counts if it is one of the possible ones.
         """
         formulas = self.find_formulas(name)
         if formulas is None:
@@ -311,7 +311,7 @@ class WeightsTable:
 
 
 def _find_relative(models: tuple[str, ...]) -> WeightsTable | None:
-    """Return the table of the language model among the classes of one config, else of a classifier; None where there is none."""
+    """Return the table of the language model among the classes of one config, else of a classifier, or None."""
     for ends in (_LANGUAGE_MODELS, _CLASSIFIERS):
         for name in models:
             if name.endswith(ends) and (table := _find(name)) is not None:

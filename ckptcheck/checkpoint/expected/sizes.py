@@ -175,7 +175,7 @@ def _find_other_width(
 
 
 def _is_of_another_part(config: Config, stack: Stack) -> bool:
-    """Whether the layers are of a sub-config that is not the language model's: `esmc` in ESMFold 2, whose `esmc_config` says it."""
+    """Whether the layers are of a sub-config other than the language model's, as `esmc` in ESMFold 2 by its `esmc_config`."""
     resolved = config.resolved
     if resolved is None:
         return False

@@ -1,4 +1,4 @@
-"""Lists and reads the files of a Megatron checkpoint: those of the run and of the iteration that is checked."""
+"""Lists and reads the files of a Megatron checkpoint: the run's own files, and the files of the checked iteration."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Form = Literal["torch_dist", "legacy", "empty"]
 
 
 class MegatronFiles:
-    """The files of a Megatron checkpoint; each is read when it is first asked for.
+    """The files of a Megatron checkpoint; each is read on first use.
 
-    iteration: the folder that is checked, below the target (``iter_0000100``); empty where the target is that folder itself.
-    A part that does not exist is None; one that is malformed has defects; one that cannot be read is in `unread`.
+    iteration: the checked folder below the target (``iter_0000100``); empty if the target is that folder itself.
+    A missing part is None; a malformed part has defects; an unreadable part is in `unread`.
     """
 
     def __init__(self, tree: Tree, *, jobs: int | None = None) -> None:
@@ -89,7 +89,7 @@ class MegatronFiles:
         return "torch_dist" if any(name.endswith(marks) for name in inside) else "empty"
 
     def _read(self, name: str, reader: Callable[[bytes], T]) -> T | None:
-        """Read a small file whole; None where it is not there or leads out of the target."""
+        """Read a small file whole; None if it does not exist or is a link out of the target."""
         if name not in self.files:
             return None
         return self._parts.read(name, lambda source, name: reader(source.read(name, 0, MAX_PICKLE + 1)))
@@ -103,7 +103,7 @@ class MegatronFiles:
         return {}
 
     def _torch_file(self, name: str) -> tuple[Any, tuple[str, ...]] | None:
-        """Return what a torch.save file holds and the foreign globals it names; None where it cannot be read or is not there."""
+        """Return the object in a torch.save file and the foreign globals it names; None if it is unreadable or missing."""
         if name not in self.files or self.files[name].outside_link is not None:
             return None
         if name not in self._read_files:

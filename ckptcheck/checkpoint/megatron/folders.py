@@ -1,4 +1,4 @@
-"""Lists the folders of a Megatron run: its own, those of iterations, and those of ranks, on disk or in an object store."""
+"""Lists the folders of a Megatron run, its iterations and their ranks, on disk or in an object store."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class DiskTree:
         ]
 
     def list_outside_links(self, folder: str) -> dict[str, str]:
-        """Map the links in a folder that are not followed to their targets; {} where it cannot be listed."""
+        """Map the links in a folder that are not followed to their targets; {} if it cannot be listed."""
         try:
             links = [entry for entry in self._list(folder) if entry.is_symlink()]
         except CkptcheckError:
@@ -98,14 +98,14 @@ class DiskTree:
             raise CkptcheckError(f"cannot list {path}: {error.strerror or error}") from error
 
     def _goal(self, entry: Path) -> str | None:
-        """Return the target of a link that is not followed, since it leads out of its folder; None for anything else."""
+        """Return the target of a link that is not followed, because it leads out of its folder; None for anything else."""
         if not entry.is_symlink() or real_path(entry).is_relative_to(real_path(entry.parent)):
             return None
         return None if self._follow_links and entry.exists() else str(entry.readlink())
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder, or a link to one; a link to itself is none, nor one to what is not ours to see."""
+    """Whether an entry is a folder or a link to one; False for a link to itself, and for a target without permission."""
     try:
         return entry.is_dir()
     except OSError:
@@ -118,7 +118,7 @@ class FolderTree:
     allows_sampling = True
 
     def __init__(self, path: Path, target: str, folders: list[str], *, follow_links: bool = False) -> None:
-        """List the folders, which are below `path` (the empty name is the target). Raises CkptcheckError where one fails.
+        """List the folders, which are below `path` (the empty name is the target). Raises CkptcheckError if one fails.
 
         follow_links: follow links out of a folder, to regular files.
         """
@@ -146,13 +146,13 @@ def is_megatron_folder(path: Path) -> bool:
 
 
 def is_megatron_tree(tree: Tree) -> bool:
-    """Whether the target is what `is_megatron_folder` says of a folder on disk. Raises CkptcheckError."""
+    """Do what `is_megatron_folder` does, for any tree. Raises CkptcheckError."""
     names = [*tree.list_names(""), *tree.list_subfolders("")]
     return are_megatron_names(names) or tree.has_file("weights/.metadata")
 
 
 def are_megatron_names(names: Iterable[str]) -> bool:
-    """Whether the names of files and folders in a folder show that Megatron or torch.distributed.checkpoint wrote it."""
+    """Whether names of files and folders show that Megatron or torch.distributed.checkpoint wrote their folder."""
     return any(
         name in (TRACKER, ".metadata", "common.pt")
         or name.endswith(".distcp")
@@ -165,7 +165,7 @@ def are_megatron_names(names: Iterable[str]) -> bool:
 def list_iterations(tree: Tree) -> list[str]:
     """Return the names of the iterations in a run's folder, oldest first, ``release`` last; without links that are not followed.
 
-    Raises CkptcheckError where the folder cannot be listed.
+    Raises CkptcheckError if the folder cannot be listed.
     """
     folders = set(tree.list_subfolders(""))
     numbered = sorted((name for name in folders if ITERATION.fullmatch(name)), key=lambda name: int(name[5:]))
@@ -181,13 +181,13 @@ def list_rank_folders(tree: Tree, iteration: str) -> list[str]:
 
 
 def find_outside_links(tree: Tree, folder: str) -> dict[str, str]:
-    """Map the links that are not followed to their targets: iterations and ranks that are not read."""
+    """Map links that are not followed to their targets: these iterations and ranks stay unread."""
     links = tree.list_outside_links(folder)
     return {name: goal for name, goal in links.items() if ITERATION.fullmatch(name) or RANK.fullmatch(name)}
 
 
 def read_tracker(tree: Tree) -> tuple[str, str | None]:
-    """Return the text of the tracker and the name of the folder that it means; None for the latter without a readable tracker."""
+    """Return the text of the tracker and the name of its folder, or None for the name if the tracker is not readable."""
     try:
         if not tree.has_file(TRACKER):
             return "", None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 STEP = 1 << 24
 REMOTE_RECORDS = 6
-"""Records that are read at a time where they are not on this machine; each holds STEP bytes."""
+"""Records that are read at a time from a remote source; each holds STEP bytes in memory."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class ArchiveRecordInfo:
     data: bool
     """Whether it holds the data of a storage."""
     is_corrupt: bool | None = None
-    """Whether its bytes differ from its checksum; None where they were not read yet."""
+    """Whether its bytes differ from its checksum; None if they were not read yet."""
 
     @property
     def holds_state(self) -> bool:
-        """Whether it holds numbers of an optimizer's state."""
+        """Whether it holds the numbers of an optimizer's state."""
         return self.data and is_optimizer_state(self.key)
 
 
@@ -77,7 +77,7 @@ class Inspection:
     faults: list[UnreadableChunk] = field(default_factory=list)
     """Chunks and objects that cannot be read."""
     records: list[ArchiveRecordInfo] = field(default_factory=list)
-    """Records to read whole: those with a checksum, and those of an optimizer."""
+    """Records to read whole: records with a checksum, and an optimizer's records."""
 
 
 def inspect(run: Megatron) -> Inspection:
@@ -107,7 +107,7 @@ def inspect(run: Megatron) -> Inspection:
 
 
 def _opened(run: Megatron, item: Item, key: str, inspection: Inspection, opened: dict[Item, bool]) -> Archive | None:
-    """Open an archive; record its records, or why it cannot be opened, when it is opened for the first time."""
+    """Open an archive; the first time, note its records, or why it cannot be opened."""
     if opened.get(item) is False:
         return None
     try:
@@ -140,18 +140,18 @@ class RecordStats:
 
     record: ArchiveRecordInfo
     corrupt: bool
-    """Whether its checksum differs from that in its directory."""
+    """Whether its checksum differs from the one in its directory."""
     state: StateStats | None
     """Statistics of the state of an optimizer; None for other records."""
 
 
 class RecordResult(msgspec.Struct):
-    """What reading a record gave."""
+    """The outcome of reading a record."""
 
     corrupt: bool = False
     state: StateStats | None = None
     reason: str = ""
-    """Why it could not be read; "" where it could."""
+    """Why it could not be read, or ""."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +166,12 @@ class RecordScan:
 
     @property
     def name(self) -> str:
-        """What is computed of which target."""
+        """The name of this work, with its target."""
         return f"records of {self.source.target}"
 
     @property
     def remote_jobs(self) -> int:
-        """How many records are read at a time where they are not on this machine."""
+        """How many records are read at a time from a remote source."""
         return 0 if self.source.local is not None else REMOTE_RECORDS
 
     def compute(self, unit: ArchiveRecordInfo) -> RecordResult:
@@ -206,11 +206,11 @@ class RecordScan:
         return find_nodes(self.source, unit.file)
 
     def list_objects(self) -> dict[str, str]:
-        """Map each file to what changes when it is replaced."""
+        """Map each file to a text that changes when it is replaced."""
         return {name: describe_version(self.source, name) for name in self.files}
 
     def fits(self, unit: ArchiveRecordInfo, result: RecordResult) -> bool:
-        """Whether it has statistics only where the record holds the state of an optimizer."""
+        """Whether a result fits its record: only an optimizer's state has statistics."""
         return result.state is None or unit.holds_state
 
     def is_whole(self, result: RecordResult) -> bool:
@@ -219,9 +219,9 @@ class RecordScan:
 
 
 def read_record_stats(run: Megatron, records: list[ArchiveRecordInfo]) -> list[RecordStats]:
-    """Read every record once, for its checksum and for the state of an optimizer. Raises EvidenceError where one cannot be read.
+    """Read every record once, for its checksum and for the state of an optimizer. Raises EvidenceError if one cannot be read.
 
-    Records whose checksum was compared when their archive was opened are read again only for the state of an optimizer.
+    A record whose checksum was compared at opening its archive is read again only if it holds the state of an optimizer.
     """
     dtypes = {record.key: run.tensors[record.key].dtype for record in records if record.key in run.tensors}
     work = RecordScan(run.source, dtypes, tuple(dict.fromkeys(record.file for record in records)))
@@ -229,7 +229,7 @@ def read_record_stats(run: Megatron, records: list[ArchiveRecordInfo]) -> list[R
     found = {id(record): RecordStats(record, bool(record.is_corrupt), None) for record in records}
     for record in unread:
         del found[id(record)]
-    # A runner may compute some of them only.
+    # A runner may compute only some of them.
     for record, result in (run.value_reader.runner or Local()).run(work, unread):
         if result.reason:
             raise EvidenceError(f"could not read {record.file}: {result.reason}")
@@ -252,7 +252,7 @@ class MegatronWeights(Checkpoint):
 
     @cached_property
     def padding(self) -> int:
-        """How many rows at the end of the vocabulary may be padding, by the saved arguments.
+        """The most rows at the end of the vocabulary that may be padding, by the saved arguments.
 
         Megatron pads to a multiple of `make_vocab_size_divisible_by` times the tensor-parallel ranks, by less than that.
         """
@@ -269,7 +269,7 @@ class MegatronWeights(Checkpoint):
 
     @cached_property
     def shards(self) -> dict[str, Shard]:
-        """File → the chunks in it, with their offsets in the file. Raises Skip where the values are not read."""
+        """File → the chunks in it, with their offsets in the file. Raises Skip if the values are not read."""
         tensors_by_file: dict[str, dict[str, Tensor]] = {}
         for name, chunks in self._run.inspection.located.items():
             whole = self._run.weights[name]
@@ -334,7 +334,7 @@ class MegatronWeights(Checkpoint):
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """The saved arguments of the trainer; empty where none were saved."""
+        """The saved arguments of the trainer; empty if it saved none."""
         return self._run.args
 
     @property
@@ -349,7 +349,7 @@ class MegatronWeights(Checkpoint):
 
 
 def chunk_name(name: str, whole: GlobalTensor, chunk: Chunk) -> str:
-    """Return the name of a chunk: that of its weight, with the slice where the chunk is only a part."""
+    """Return the name of a chunk: its weight's name, with the slice if the chunk is only a part."""
     if chunk.sizes == whole.shape:
         return name
     box = ", ".join(

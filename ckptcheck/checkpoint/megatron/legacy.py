@@ -63,7 +63,7 @@ class RankPosition:
 
 
 def describe_rank(folder: str, file: str, size: int, value: Any, foreign: tuple[str, ...]) -> LegacyRank:
-    """Describe a rank by the content of its file. Raises UnreadablePickle where its dictionaries repeat without end."""
+    """Describe a rank by the content of its file. Raises UnreadablePickle if its dictionaries nest without end."""
     budget = WalkBudget(min(size, 1 << 18))
     state = value if isinstance(value, dict) else {}
     names = sorted(
@@ -128,9 +128,9 @@ def folder_name(place: RankPosition, stages: int, experts: int) -> str:
 def join_ranks(
     ranks: list[LegacyRank], arguments: Mapping[str, Any]
 ) -> tuple[dict[str, GlobalTensor], dict[str, list[Chunk]]]:
-    """Return the tensors of the whole model, and the copies of those that several ranks hold whole.
+    """Return the tensors of the whole model, and the copies of each tensor that several ranks hold whole.
 
-    A tensor that cannot be placed keeps the name that its rank gives it.
+    A tensor that cannot be placed keeps its name within the rank.
     """
     places = {rank.folder: rank_position(rank, arguments) for rank in ranks}
     starts = _starts(ranks, places)
@@ -180,7 +180,7 @@ def _assembled(
 ) -> GlobalTensor:
     """Join the parts of a weight that the tensor-parallel ranks hold."""
     stages = {place.pp for place, _, _ in parts}
-    # A tied embedding is stored on two stages: the first one counts.
+    # Megatron stores a tied embedding on two stages: the first one counts.
     first = [part for part in parts if part[0].pp == min(stages)]
     by_rank = {place.tp: (chunk, tensor) for place, chunk, tensor in reversed(first)}
     chunks = [by_rank[rank][0] for rank in sorted(by_rank)]

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 class Megatron(MegatronFiles, EvidenceDefaults):
-    """A Megatron checkpoint, each part read when it is first asked for; nothing of it is executed.
+    """A Megatron checkpoint. Each part is read on first use; nothing of it is executed.
 
-    A part that does not exist is None; one that is malformed has defects; one that could not be read is in `unread`.
+    A missing part is None; a malformed part has defects; an unreadable part is in `unread`.
     """
 
     kind = "megatron"
@@ -51,12 +51,12 @@ class Megatron(MegatronFiles, EvidenceDefaults):
         """List the files of a checkpoint; nothing is read yet.
 
         Args:
-            tree: the folders of a run, an iteration, or what torch.distributed.checkpoint wrote.
-            options: what the user asks of the rules.
+            tree: the folders of a run, an iteration, or a save of torch.distributed.checkpoint.
+            options: the user's options for rules.
             value_reader: reads the values of the weights; None to read none.
             jobs: number of files read at a time; None for the number of cores.
 
-        Raises CkptcheckError where a folder cannot be listed.
+        Raises CkptcheckError if a folder cannot be listed.
         """
         super().__init__(tree, jobs=jobs)
         self.options: Final = options
@@ -77,12 +77,12 @@ class Megatron(MegatronFiles, EvidenceDefaults):
 
     @cached_property
     def description(self) -> dict[str, Any] | None:
-        """metadata.json: which backend wrote the checkpoint; empty where it is no JSON object."""
+        """metadata.json: which backend wrote the checkpoint; empty if it is no JSON object."""
         return self._read(self.file("metadata.json"), lambda raw: parse_object(raw)[0] or {})
 
     @cached_property
     def common_state(self) -> dict[str, Any] | None:
-        """What is the same on all ranks: common.pt's top level; its values are stand-ins. Empty where it is unreadable."""
+        """The state that all ranks share: common.pt's top level, with stubs as values. Empty if it is unreadable."""
         content = self._torch_file(self.file("common.pt"))
         return None if content is None else content[0] if isinstance(content[0], dict) else {}
 
@@ -93,14 +93,14 @@ class Megatron(MegatronFiles, EvidenceDefaults):
 
     @cached_property
     def args(self) -> dict[str, Any]:
-        """The arguments of the training script, plain values only; empty where the checkpoint has none."""
+        """The arguments of the training script, plain values only; empty if the checkpoint has none."""
         if self.form == "legacy":
             return dict(next((rank.arguments for rank in self.ranks if rank.arguments), {}))
         return plain_arguments((self.common_state or {}).get("args"))
 
     @cached_property
     def ranks(self) -> list[LegacyRank]:
-        """The ranks of a legacy checkpoint whose file could be read."""
+        """The ranks of a legacy checkpoint with a readable file."""
         ranks = []
         for folder in self.rank_folders:
             name = next((f"{folder}/{file}" for file in FILES if f"{folder}/{file}" in self.files), None)
@@ -113,7 +113,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
 
     @cached_property
     def tensors(self) -> dict[str, GlobalTensor]:
-        """Every tensor of the whole model and its optimizer, by the key it is stored under, stacked as it is stored."""
+        """Every tensor of the whole model and its optimizer, by its stored key, stacked as it is stored."""
         if self.form == "legacy":
             return self._joined[0]
         return self.contents.tensors if self.contents is not None else {}
@@ -124,7 +124,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
 
     @property
     def copies(self) -> dict[str, list[Chunk]]:
-        """Weight → what each rank of a legacy checkpoint holds of it, for those that several ranks hold whole."""
+        """Weight → each rank's copy of it in a legacy checkpoint, for weights that several ranks hold whole."""
         return self._joined[1] if self.form == "legacy" else {}
 
     @cached_property
@@ -144,7 +144,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
 
     @cached_property
     def tiling_gaps(self) -> dict[str, TilingGap]:
-        """Tensor of a torch_dist checkpoint → how its chunks cover it, for those that are not covered exactly once."""
+        """Tensor of a torch_dist checkpoint → how its chunks fail to cover it exactly once, if they do."""
         gaps = {}
         if self.form == "torch_dist":
             for key, tensor in self.tensors.items():
@@ -167,7 +167,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
         """Read a weight, a stored tensor or a box of one into a numpy array; BF16 and 8-bit floats as unsigned patterns.
 
         slices: one for each leading axis, of step 1. Memory: the result and a block of 16 MB. Elements that no chunk holds
-        are zero (MEG007 finds those). Raises KeyError for an unknown name, EvidenceError where a chunk cannot be read.
+        are zero (MEG007 reports them). Raises KeyError for an unknown name, EvidenceError if a chunk cannot be read.
         """
         if isinstance(tensor, str):
             tensor = self.weights[tensor] if tensor in self.weights else self.tensors[tensor]
@@ -175,7 +175,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
 
     @property
     def item_folder(self) -> str:
-        """What stands before the file of an item; a legacy item names its whole path."""
+        """The path in front of an item's file; empty for a legacy item, which names its whole path."""
         return "" if self.form == "legacy" else self.iteration
 
     def path_of(self, item: Item) -> str:
@@ -183,12 +183,12 @@ class Megatron(MegatronFiles, EvidenceDefaults):
         return f"{self.item_folder}/{item.file}" if self.item_folder else item.file
 
     def is_beyond(self, item: Item) -> bool:
-        """Whether an item lies in a file that does not exist, or ends before it."""
+        """Whether an item's file does not exist, or ends before the item does."""
         file = self.files.get(self.path_of(item))
         return file is None or file.outside_link is not None or item.begin + item.length > file.size
 
     def all_items(self) -> Iterator[tuple[str, Item]]:
-        """Yield the key and the place of every chunk and of every run of bytes of a torch_dist checkpoint."""
+        """Yield the key and the place of every chunk and of every serialized object of a torch_dist checkpoint."""
         if self.contents is not None:
             for key, tensor in self.contents.tensors.items():
                 for chunk in tensor.chunks:
@@ -205,14 +205,14 @@ class Megatron(MegatronFiles, EvidenceDefaults):
 
     @property
     def tracker_is_sound(self) -> bool:
-        """Whether the tracker holds what Megatron accepts: a number, or ``release``."""
+        """Whether the tracker holds a value that Megatron accepts: a number, or ``release``."""
         return self.tracker == "release" or (
             bool(ITERATION.fullmatch(self.tracker or "")) and self._tracker_text.isdigit()
         )
 
     @cached_property
     def inspection(self) -> Inspection:
-        """What opening every archive showed. Raises Skip where the values are not read."""
+        """The result of opening every archive. Raises Skip if the values are not read."""
         self.require_value_reader()
         from ckptcheck.checkpoint.megatron.inspection import inspect
 
@@ -220,7 +220,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
 
     @cached_property
     def record_stats(self) -> list[RecordStats]:
-        """What reading every record once showed. Raises Skip where the values are not read."""
+        """The result of reading every record once. Raises Skip if the values are not read."""
         from ckptcheck.checkpoint.megatron.inspection import read_record_stats
 
         return read_record_stats(self, self.inspection.records)
@@ -235,12 +235,12 @@ class Megatron(MegatronFiles, EvidenceDefaults):
         return self._values_view
 
     def require_value_reader(self) -> None:
-        """Skip a rule that needs values where they are not read, before it does other work. Raises Skip with the reason."""
+        """Skip a rule that needs values, before it does other work, if they are not read. Raises Skip with the reason."""
         if (reason := self.value_reader.unavailable_reason(self.source)) is not None:
             raise Skip(reason)
 
     def view_for(self, kind: str) -> Megatron | MegatronWeights | None:
-        """Return this checkpoint for its own rules and those on its table of contents, its weights for those about values."""
+        """Return this checkpoint for its own rules and rules on its table of contents, its weights for rules about values."""
         match kind:
             case "megatron":
                 return self
@@ -268,7 +268,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """File → why it could not be read. Everything is read first, so that the answer is final."""
+        """File → why it could not be read. Reads everything first, so that the answer is final."""
         _ = self.contents, self.common_state, self.ranks, self.description
         if self._values_view is not None:
             return self._parts.unread | dict(self._values_view.unread)
@@ -286,7 +286,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
 
     @property
     def subject(self) -> str:
-        """One line that says what the checkpoint is."""
+        """One line that describes the checkpoint."""
         what = {
             "torch_dist": "Megatron torch_dist" if self.common_state is not None else "torch.distributed.checkpoint"
         }

@@ -1,7 +1,7 @@
 """Finds values in the state of an optimizer from which training cannot resume: NaN, Inf, negative second moments, only zeros.
 
-All float formats here are sign and magnitude, so two maxima of the bit patterns suffice: that of the patterns as signed
-integers gives the largest positive number, that as unsigned integers the largest negative one, if there is any.
+All float formats here are sign and magnitude, so two maxima of the bit patterns suffice: the maximum as signed integers is the
+largest positive number; the maximum as unsigned integers is the negative number of largest magnitude, if there is a negative one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What each layer of a Megatron model must have: what its saved arguments promise, where they describe a plain GPT.
+"""Derives the weights that each layer of a Megatron model must have from its saved arguments, if they describe a plain GPT.
 
 Sources: megatron/core/models/gpt/gpt_layer_specs.py (which modules a layer is built of, `moe_layer_freq`),
-megatron/core/transformer/attention.py and mlp.py. The names are those of weights.py; older ones are accepted in their place.
+megatron/core/transformer/attention.py and mlp.py. The names are as in weights.py; older names are accepted in their place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OTHER_BLOCKS = (
     "linear_attention_freq",
     "retro_add_retriever",
 )
-"""Arguments by which layers are built in another way, or each in its own."""
+"""Arguments that change how layers are built, or how each one is."""
 ADAPTER = re.compile(r"\.(adapter|to_wrap|lora_\w+)\.")
 QKV = ("self_attention.linear_qkv.weight", "self_attention.query_key_value.weight")
 PROJ = ("self_attention.linear_proj.weight", "self_attention.dense.weight")
@@ -52,11 +52,11 @@ KNOWN = re.compile(
     r"self_attention\.(linear_(qkv|proj|q_proj|[qk]v?_(up|down)_proj)|query_key_value|dense|[qk]v?_layernorm|core_attention)\."
     r"|mlp\.(linear_fc[12]|dense_\w+|router|experts|shared_experts)\."
 )
-"""What a plain GPT has in its attention and in its block of weights; where there is more, it is another model."""
+"""Names within the attention and the feed-forward block of a plain GPT; a model with more is no plain GPT."""
 
 
 def is_plain(arguments: Mapping[str, Any], layers: Mapping[int, set[str]]) -> bool:
-    """Whether arguments and names are those of a GPT that megatron-core builds from its own specs."""
+    """Whether arguments and names belong to a GPT that megatron-core builds from its own specs."""
     names = {name for found in layers.values() for name in found}
     return (
         positive_argument(arguments, "num_attention_heads") is not None
@@ -68,7 +68,7 @@ def is_plain(arguments: Mapping[str, Any], layers: Mapping[int, set[str]]) -> bo
 
 
 def expert_layers(arguments: Mapping[str, Any], layers: Iterable[int]) -> set[int] | None:
-    """Return the layers that have experts by `num_experts` and `moe_layer_freq`; None where the arguments do not tell."""
+    """Return the layers that have experts by `num_experts` and `moe_layer_freq`; None if the arguments do not decide it."""
     if "num_experts" not in arguments:
         return None
     if not positive_argument(arguments, "num_experts"):
@@ -82,9 +82,9 @@ def expert_layers(arguments: Mapping[str, Any], layers: Iterable[int]) -> set[in
 
 
 def lacking(arguments: Mapping[str, Any], structure: Structure) -> dict[int, set[str]]:
-    """Return layer → the weights that it must have and has not, by the name it is called today; experts' own are left out.
+    """Return layer → the required weights that it lacks, by their current names, without the experts' weights.
 
-    Empty where the arguments do not describe a plain GPT.
+    Empty if the arguments do not describe a plain GPT.
     """
     layers = structure.layers
     if not is_plain(arguments, layers):
@@ -119,19 +119,19 @@ def _attention(arguments: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _as_called(missing: set[str], layers: Mapping[int, set[str]]) -> set[str]:
-    """Call a norm what the other layers call it."""
+    """Give a missing norm the name that the other layers use."""
     names = {name for found in layers.values() for name in found}
     others = {options[0]: next((name for name in options if name in names), options[0]) for options in NORMS}
     return {others.get(name, name) for name in missing}
 
 
 def _half(name: str, names: set[str]) -> str:
-    """Name the half of a gated weight that is lost, where the other is there."""
+    """Return the name of the lost half of a gated weight, if the other half is there."""
     return next((f"{name}_{lost}" for lost, there in ("wv", "vw") if f"{name}_{there}" in names), name)
 
 
 def torn_experts(structure: Structure) -> dict[int, dict[str, set[int]]]:
-    """Return layer → what some of its experts lack → those experts: fc1 without fc2, or what most others of them have."""
+    """Return layer → missing weight → the experts that lack it: fc1 without fc2, or a weight that most experts have."""
     torn: dict[int, dict[str, set[int]]] = {}
     for layer, parts in structure.parts.items():
         everyone = structure.experts[layer]

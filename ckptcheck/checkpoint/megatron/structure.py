@@ -17,7 +17,7 @@ OUTPUT = "output_layer.weight"
 FINAL_NORM = "decoder.final_layernorm.weight"
 VALUE_HEADS = ("value_head.weight", "v_head.weight", "v_head.summary.weight")
 MAX_SHARDS = 1 << 20
-"""Most shards of incomplete objects that are listed: a few bytes of a table may state any number of them."""
+"""Most shards of incomplete objects that are listed: a few bytes in a table of contents may declare any number."""
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Structure:
     """The layers and experts of a model."""
 
     layers: dict[int, set[str]] = field(default_factory=dict)
-    """Layer number → names within the layer, without those of experts."""
+    """Layer number → names within the layer, without the experts'."""
     experts: dict[int, set[int]] = field(default_factory=dict)
     """Layer number → the numbers of its experts."""
     parts: dict[int, dict[str, set[int]]] = field(default_factory=dict)

@@ -91,13 +91,13 @@ class Storage(msgspec.Struct, frozen=True):
 
 
 class StorageType(msgspec.Struct, frozen=True):
-    """A class of storages: it says the dtype."""
+    """A class of storages, which determines the dtype."""
 
     name: str
 
 
 class MappingStub(dict[Any, Any], metaclass=FrozenMeta):
-    """Stands for OrderedDict and similar classes; state other than its entries is dropped."""
+    """Stands for OrderedDict and similar classes; keeps the entries and drops other state."""
 
     def __init__(self, *arguments: Any) -> None:
         if any(type(argument) in (dict, MappingStub, list, tuple) and argument for argument in arguments):
@@ -176,12 +176,12 @@ def _rebuild(storage: Any, skip: Any, shape: Any, stride: Any, *rest: Any) -> St
 
 
 def _first(*arguments: Any) -> Any:
-    """Stand for what wraps a tensor: a parameter is its data."""
+    """Stand for a wrapper of a tensor: return its first argument, as a parameter's data."""
     return arguments[0] if arguments else None
 
 
 def _nothing(*_: Any) -> bytes:
-    """Stand for codecs.encode, by which numpy's bytes are pickled: they are not looked at."""
+    """Stand for codecs.encode, by which numpy's bytes are pickled; ckptcheck does not need them."""
     return b""
 
 
@@ -203,7 +203,7 @@ _MADE: dict[tuple[str, str], Any] = {
 def find_typed_tensor(value: Any) -> Any:
     """Return the tensor that a call of `torch._tensor._rebuild_from_type_v2` wraps, any other value unchanged.
 
-    `torch.save` spells a tensor with attributes of its own so, such as `ds_id` of DeepSpeed. Raises UnreadablePickle.
+    `torch.save` writes so a tensor with extra attributes, such as DeepSpeed's `ds_id`. Raises UnreadablePickle.
     """
     if isinstance(value, ObjectStub) and value.name.endswith("._rebuild_from_type_v2") and len(value.arguments) == 4:
         arguments = value.arguments[2]

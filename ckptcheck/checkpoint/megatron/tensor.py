@@ -1,4 +1,4 @@
-"""A tensor of a whole model, and where its parts lie on disk."""
+"""A tensor of a whole model, and the places of its parts on disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TORCH_DTYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""torch's name → safetensors' name, which everything here uses."""
+"""torch's name → safetensors' name, which ckptcheck uses everywhere."""
 STORAGES = {
     "DoubleStorage": "F64",
     "FloatStorage": "F32",
@@ -50,7 +50,7 @@ NUMPY = {
     "U8": "u1",
     "BOOL": "?",
 }
-"""dtype → numpy's; what numpy cannot express is read as unsigned patterns. Those not named have one byte an element."""
+"""dtype → numpy's, or an unsigned integer if numpy has none. Dtypes that are not listed have one byte per element."""
 
 
 def numpy_dtype(dtype: str) -> str:
@@ -66,7 +66,7 @@ def itemsize(dtype: str) -> int:
 class Item(msgspec.Struct, frozen=True, gc=False):
     """A torch.save archive in a file of the checkpoint: its first byte and its length, in bytes.
 
-    transformed: the writer changed its bytes after (compression), so they cannot be read here.
+    transformed: the writer transformed the bytes (compression), so ckptcheck cannot read them.
     """
 
     file: str
@@ -78,8 +78,8 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 class Chunk(msgspec.Struct, frozen=True):
     """A box of a tensor: its first element and its extent along each axis; elements lie in C order.
 
-    item: the archive that holds it, None where the checkpoint names none. record: the file within the archive, empty for the
-    only one there is. skip: elements of the record before the box.
+    item: the archive that holds it, None if the checkpoint names none. record: the record within the archive, empty for the
+    only one. skip: elements of the record before the box.
     """
 
     offsets: tuple[int, ...]
@@ -95,7 +95,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class GlobalTensor(msgspec.Struct, frozen=True):
-    """A tensor of the whole model. dtype as safetensors names it; empty where the checkpoint names one that is unknown."""
+    """A tensor of the whole model. dtype as safetensors names it; empty if the checkpoint names an unknown one."""
 
     key: str
     dtype: str

@@ -23,7 +23,7 @@ ARCHIVES = 64
 STEP = 1 << 22
 """Bytes of two chunks that are compared at a time."""
 FIRST = 64
-"""Bytes of a chunk that are looked at first."""
+"""Bytes of a chunk that are compared first."""
 
 
 def open_item_archive(source: Source, item: Item, folder: str) -> Archive:
@@ -43,10 +43,10 @@ def open_item_archive(source: Source, item: Item, folder: str) -> Archive:
 
 
 class ItemArchives:
-    """Opens the archives of a checkpoint's items and keeps some open; it can be sent to another process."""
+    """Opens the archives of a checkpoint's items and keeps some open. It can be pickled."""
 
     def __init__(self, source: Source, folder: str) -> None:
-        """Name where the items lie. folder: what stands before the file of an item."""
+        """Describe the archives of a source. folder: the path in front of an item's file."""
         self.source, self.folder = source, folder
         self.open = lru_cache(ARCHIVES)(self._open)
 
@@ -59,7 +59,7 @@ class ItemArchives:
 
 
 class ChunkLocation:
-    """Where the elements of a chunk lie: bytes [begin, begin + nbytes) of the file `name`, in C order if contiguous."""
+    """The place of a chunk's elements: bytes [begin, begin + nbytes) of the file `name`, in C order if contiguous."""
 
     __slots__ = ("begin", "contiguous", "dtype", "name", "nbytes", "shape", "stride")
 
@@ -82,14 +82,14 @@ def locate_chunk(
 ) -> ChunkLocation:
     """Locate the bytes of a chunk.
 
-    archive: the archive of its item, where it is open already. Raises UnreadableArchive where the item is no archive or
-    does not hold what the table of contents says, and OSError.
+    archive: the archive of its item, if it is open already. Raises UnreadableArchive if the item is no archive or does not hold
+    what the table of contents declares, and OSError.
     """
     if chunk.item is None:
         raise UnreadableArchive("the checkpoint does not say where it lies")
     archive = archive or open_item_archive(source, chunk.item, folder)
     name = f"{folder}/{chunk.item.file}" if folder else chunk.item.file
-    if chunk.record:  # a legacy file: what it holds was read from its data.pkl already
+    if chunk.record:  # a legacy file, whose data.pkl already gave the dtype and the shape
         record, skip, shape, contiguous = chunk.record, chunk.skip, chunk.sizes, True
         stride: tuple[int, ...] = ()
         stored_dtype = dtype
@@ -119,7 +119,7 @@ def locate_chunk(
 def read_tensor(archives: ItemArchives, tensor: GlobalTensor, slices: Sequence[slice] | None) -> NDArray[Any]:
     """Read a tensor, or the part that `slices` select; elements that no chunk holds are zero.
 
-    Raises EvidenceError where a chunk cannot be read.
+    Raises EvidenceError if a chunk cannot be read.
     """
     import numpy as np
 

@@ -9,7 +9,7 @@ from math import prod
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor
 
 MAX_CELLS = 1 << 22
-"""The finest grid that is examined; no checkpoint has as many chunks as this has cells."""
+"""Cells of the finest grid that is examined; no checkpoint has as many chunks."""
 
 
 @dataclass(frozen=True)
@@ -19,15 +19,15 @@ class TilingGap:
     missing: int = 0
     """Number of elements that no chunk holds."""
     missing_at: tuple[int, ...] = ()
-    """Where the first box of them begins."""
+    """Begin of the first box of missing elements."""
     doubled: int = 0
     """Number of elements that several chunks hold."""
     doubled_at: tuple[int, ...] = ()
     """Where the first box of them begins."""
     beyond: Chunk | None = None
-    """The first chunk that reaches out of the tensor; if there is one, the other fields are not filled in."""
+    """The first chunk that reaches out of the tensor; if there is one, the other fields keep their defaults."""
     unexamined: bool = False
-    """The grid is too fine to be examined; `missing` and `doubled` then follow from the sum of the chunks alone."""
+    """The grid is too fine to examine; `missing` and `doubled` then follow only from the sum of the chunks' sizes."""
 
 
 EXACT = TilingGap()

@@ -1,8 +1,8 @@
 """Unstacks the weights of a model by layer and expert, however the checkpoint stacks them.
 
 `torch_dist` stores homogeneous layers stacked: ``decoder.layers.mlp.linear_fc1.weight`` is [layers, rows, columns], experts
-are [layers, experts, rows, columns]. With `singleton_local_shards`, and where layers differ, each layer has keys of its own,
-and the halves of a gated ``linear_fc1`` are ``weight_w`` and ``weight_v``. Here each becomes what Megatron's module calls it:
+are [layers, experts, rows, columns]. With `singleton_local_shards`, and if layers differ, each layer has keys of its own, and the
+halves of a gated ``linear_fc1`` are ``weight_w`` and ``weight_v``. This module gives each weight its name in Megatron's module,
 ``decoder.layers.3.mlp.experts.local_experts.5.linear_fc1.weight``, numbered over the whole model.
 """
 
@@ -21,19 +21,20 @@ OTHER = re.compile(
 PREFIX = re.compile(r"^(module\.|model\.)+(?=(embedding|decoder|output_layer|mtp|value_head|language_model)\.)")
 STACKED_LAYERS = re.compile(r"^(.*\blayers)\.(?!\d)")
 _LAYERS = re.compile(r"layers\.(?!\d)")
-"""Begins with letters, so that searching a key that is not stacked is fast."""
+"""A stack of layers in one tensor. The pattern begins with letters, so that it rejects other keys fast."""
 STACKED_EXPERTS = re.compile(r"\bexperts\.experts\.(?!\d)")
 EXPERT = re.compile(r"\bexperts\.experts\.(?=\d)")
 HALF = re.compile(r"\.(weight|bias)_([wv])$")
 LEAST_PARTS, PARTS_A_CHUNK = 1 << 15, 4
-"""Most layers and experts that are taken apart where a run has few chunks, and for each chunk more.
+"""Most layers and experts that are unstacked: a base for a run with few chunks, and so many more for each chunk.
 
-Megatron writes a chunk for each layer and expert; a shape of 2^20 layers takes a few bytes, and each of them a second tensor.
+Megatron writes a chunk for each layer and expert. A hostile shape of 2^20 layers takes a few bytes, and would become as many
+tensors.
 """
 
 
 def is_weight(key: str) -> bool:
-    """Whether a key belongs to the model, and not to the state of an optimizer or a random generator."""
+    """Whether a key belongs to the model, not to the state of an optimizer or a random generator."""
     # Substring tests first: five times as fast as the regular expression.
     if "opt" in key or "rng_" in key or "rerun_" in key or "chained_" in key:
         return not OTHER.search(key)
@@ -66,7 +67,7 @@ def unstack_weights(tensors: Mapping[str, GlobalTensor]) -> dict[str, GlobalTens
 
 
 def _unstacked(name: str, tensor: GlobalTensor, most: int) -> Sequence[tuple[str, GlobalTensor]]:
-    """Split a tensor along its axes of layers and of experts; it stays whole where that makes more than `most` of them."""
+    """Split a tensor along its axes of layers and experts; keep it whole if there would be more than `most` parts."""
     axes = []
     if _LAYERS.search(name) and (match := STACKED_LAYERS.match(name)):
         axes.append((STACKED_LAYERS, f"{match[1]}."))
@@ -89,7 +90,7 @@ def _unstacked(name: str, tensor: GlobalTensor, most: int) -> Sequence[tuple[str
 
 
 def _count_parts(tensor: GlobalTensor, axes: int) -> int:
-    """Return how many parts its first axes make of a tensor or, where its chunks overlap, of them: the larger number."""
+    """Return into how many parts the first axes split a tensor or, if its chunks overlap, the chunks: the larger number."""
     shape = tensor.shape[:axes]
     of_chunks = sum(
         prod(min(max(size, 0), full) for size, full in zip(chunk.sizes, shape, strict=False)) for chunk in tensor.chunks

@@ -1,6 +1,6 @@
 """Finds the places where a checkpoint declares its quantization, and the method that each declares.
 
-vLLM and SGLang read ``quantization_config`` of config.json (of its text part where a model has several), then
+vLLM and SGLang read ``quantization_config`` of config.json (of its text part if a model has several), then
 ``compression_config``, then the file of the method: hf_quant_config.json (ModelOpt), quantize_config.json (AutoGPTQ),
 quant_config.json (AutoAWQ). transformers reads only the first. Source: vllm/config/model.py `_parse_quant_hf_config`,
 vllm/model_executor/model_loader/weight_utils.py `get_quant_config` (0.32), transformers/quantizers/auto.py (5.23).
@@ -16,9 +16,9 @@ from ckptcheck.checkpoint.config import Config
 
 KEYS = ("quantization_config", "compression_config")
 SIDE_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
-"""File that the tools of a method write beside config.json → the method it declares where it names none."""
+"""File that the tools of a method write beside config.json → the method that it declares by default."""
 NESTED_FILE = "hf_quant_config.json"
-"""The side file whose settings stand below ``quantization``."""
+"""The side file that nests its settings below ``quantization``."""
 ALIASES = {
     "compressed_tensors": "compressed-tensors", "gptq_marlin": "gptq", "auto_gptq": "gptq", "gptqmodel": "gptq",
     "awq_marlin": "awq", "auto_awq": "awq", "gpt_oss_mxfp4": "mxfp4", "modelopt_fp4": "modelopt",
@@ -39,12 +39,12 @@ class Declaration:
     value: Mapping[str, Any] = field(repr=False)
     """The object with the settings; for hf_quant_config.json its inner ``quantization``."""
     method: str | None
-    """Normalised name of the method; None where the object does not name one."""
+    """Normalised name of the method; None if the object does not name one."""
 
     def document(self, **changes: Any) -> Mapping[str, Any]:
         """Return the object that consumers parse, with settings changed: for hf_quant_config.json the whole file.
 
-        There the list is ``exclude_modules``, and beside ``quant_algo`` it is ``ignore``: consumers tell by the nesting.
+        Consumers decide by the nesting: in that file the list is ``exclude_modules``, beside ``quant_algo`` it is ``ignore``.
         """
         value = {**self.value, **changes}
         return {self.key: value} if self.file == NESTED_FILE and self.key else value
@@ -61,15 +61,15 @@ def parse_method(value: Mapping[str, Any], default: str | None = None) -> str | 
         lower = named.lower()
         return ALIASES.get(lower, lower)
     if value.get("load_in_4bit") is True or value.get("load_in_8bit") is True:
-        return "bitsandbytes"  # as transformers 5.23 reads configs of before there was quant_method
+        return "bitsandbytes"  # as transformers 5.23 reads configs older than quant_method
     return default
 
 
 def find_mlx_settings(config: Config) -> Mapping[str, Any] | None:
-    """Return the object by which MLX declares its packed weights; None where there is none.
+    """Return the object by which MLX declares its packed weights, or None.
 
-    It is ``quantization``, with a size of groups and a number of bits; newer versions write it under ``quantization_config``
-    too, also without a method (mlx_lm/utils.py `save_config`).
+    It is ``quantization``, with a group size and a number of bits. Newer versions also write it under ``quantization_config``,
+    without a method (mlx_lm/utils.py `save_config`).
     """
     value = config.value.get("quantization")
     if not isinstance(value, dict) or not {"group_size", "bits"} <= value.keys() or "quant_method" in value:
@@ -96,12 +96,12 @@ def declarations(config: Config | None, side: Mapping[str, Config]) -> tuple[Dec
             if file == NESTED_FILE and isinstance(value.get("quantization"), dict):
                 value, key = value["quantization"], "quantization"
             declarations_found.append(Declaration(file, key, value, parse_method(value, method)))
-    # Engines read the file where config.json has mixed precision without what each layer has (vLLM and SGLang get_quant_config).
+    # Engines read the side file if config.json has mixed precision without each layer's algorithm (get_quant_config of both).
     return tuple(sorted(declarations_found, key=lambda declared: not _completes(declared, declarations_found)))
 
 
 def _completes(declared: Declaration, others: Iterable[Declaration]) -> bool:
-    """Whether a file has the per-layer algorithms that ModelOpt's declaration in config.json lacks, as of some Nemotron."""
+    """Whether a side file has the per-layer algorithms that ModelOpt's declaration in config.json lacks, as for some Nemotron."""
     return (
         declared.file == NESTED_FILE
         and "quantized_layers" in declared.value

@@ -33,13 +33,13 @@ class FormatFault:
     text: str
     """What is wrong, as the end of a sentence about the tensor."""
     form: WeightFormat | None = None
-    """The format that the tensor was compared with; None where no format was."""
+    """The format that the tensor was compared with, or None."""
     scheme: Scheme | None = None
-    """The declared scheme; None where no scheme fits."""
+    """The declared scheme; None if no scheme fits."""
 
     @property
     def needs(self) -> str:
-        """Who cannot do without the tensor, as a clause; empty without a format."""
+        """The programs that need the tensor, as a clause; empty without a format."""
         if self.form is None:
             return ""
         return next((part.needs for part in self.form.companions if part.role == self.role), "") or self.form.needs
@@ -51,7 +51,7 @@ class FormatFault:
 
 
 SchemeSelector = Callable[[str], tuple[Scheme, ...]]
-"""Maps a module to the schemes of which any is acceptable; () where its scheme is unknown."""
+"""Maps a module to its acceptable schemes; () if its scheme is unknown."""
 
 
 def find_format_faults(
@@ -59,8 +59,8 @@ def find_format_faults(
 ) -> list[tuple[FormatFault, ModuleStorage, list[str]]]:
     """Return each fault with the storage that has it and the modules stored so.
 
-    select_schemes: the schemes of a module; None to accept any of the declared schemes. Raises Skip where the method is
-    unknown, or its config does not say how weights are stored.
+    select_schemes: the acceptable schemes of a module; None to accept any declared scheme. Raises Skip if the method is unknown,
+    or if its config does not give the format of the weights.
     """
     if not quantization.is_known_method and quantization.method is not None:
         raise Skip(f"quantization method {quantization.method} is not known to ckptcheck")
@@ -79,8 +79,8 @@ def find_format_faults(
                 faults += [(fault, stored, alike) for fault in _against(stored, schemes)]
         else:
             companions = [role for role in stored.companions if role in own]
-            # One fault per module is enough to report that its weight is missing. A parameter of a model may be called `scale` as
-            # the scales of some files are (the router of Gemma 4), and is one of them where other weights have such.
+            # One fault per module is enough to report that its weight is missing. A model may have a parameter called `scale`
+            # (the router of Gemma 4), so a lone `scale` counts as a companion only if other weights have one.
             if stored.weight is None:
                 companions = [role for role in companions if role not in OTHER_NAMES or role in used]
                 faults += [(FormatFault("weightless", role, ""), stored, modules) for role in companions[:1]]
@@ -133,7 +133,7 @@ FP8_NAMES = tuple({"weight_scale_inv": name, "weight_scale": name} for name in (
 TENSOR_NAMES = {"weight_scale": "weight_scale_inv", "input_scale": "activation_scale"}
 """Names that transformers writes for a scale per tensor; vLLM renames them for Mistral."""
 OTHER_NAMES = {name for names in (*FP8_NAMES, TENSOR_NAMES) for name in names.values()} - {"weight_scale_inv"}
-"""All that are not the usual name of a scale."""
+"""All unusual names of a scale."""
 
 
 def _renamed(companion: Companion, names: Mapping[str, str]) -> Companion:
@@ -147,9 +147,7 @@ def _nearest(stored: ModuleStorage, choices: list[tuple[WeightFormat, Scheme]]) 
     if not fitting:
         return [FormatFault("format", weight.role, "", *choices[0])] if choices else []
     faults = min((list(check_format(stored, form, scheme)) for form, scheme in fitting), key=len)
-    if (
-        faults
-    ):  # with another label on the weight alone, all may be sound: E4M3 called I8, which only packed experts are
+    if faults:  # only the weight's label may differ, as E4M3 called I8, which only packed experts really are
         for form, scheme in choices:
             if (
                 weight.role == form.weight
@@ -204,7 +202,7 @@ def check_format(stored: ModuleStorage, form: WeightFormat, scheme: Scheme) -> I
 
 
 def _applies(case: str, scheme: Scheme, stored: ModuleStorage) -> bool:
-    """Whether a companion belongs to a module: what the scheme says, or for bitsandbytes the scales, which say it themselves."""
+    """Whether a companion belongs to a module: by its scheme, or for bitsandbytes by the scales themselves."""
     if case == "quantized scales":
         return "absmax" in stored.parts and stored.parts["absmax"].dtype == "U8"
     return CASES[case](scheme)
@@ -214,7 +212,7 @@ Sizes = dict[str, int]
 
 
 def _sizes(weight: ModuleTensor, form: WeightFormat, args: QuantizationArgs) -> list[Sizes]:
-    """Return the possible values of O, I and the other symbols; [] where they are unknown.
+    """Return the possible values of O, I and the other symbols; [] if they are unknown.
 
     There may be several: different numbers of columns pack into the same number of words.
     """
@@ -258,7 +256,7 @@ def _expected(shapes: tuple[str, ...], sizes: Sizes) -> str:
 
 
 def _dimensions(shape: str, sizes: Sizes) -> tuple[int, ...] | None:
-    """Evaluate a shape of the tables; None where the config does not give all of its symbols."""
+    """Evaluate a shape of the tables; None if the config does not give all of its symbols."""
     numbers = []
     for dimension in shape.split():
         above, _, below = _factors(dimension)
@@ -288,7 +286,7 @@ def _asymmetric(scheme: Scheme) -> bool:
 
 
 def _static(scheme: Scheme) -> bool:
-    """Whether the scales of the inputs are stored; with tensor groups they are computed, below a stored global scale."""
+    """Whether the scales of the inputs are stored. With tensor groups the engine computes them below a stored global scale."""
     return scheme.inputs is not None and scheme.inputs.dynamic is False and scheme.inputs.strategy != "tensor_group"
 
 

@@ -1,8 +1,8 @@
 """Tables of the formats of quantized weights: the tensors of a module, their dtypes and shapes.
 
 A shape uses the symbols of the format papers: O and I are the rows and columns of the unquantized weight, b its bits, g the
-group size, r and c the rows and columns of a block. ``I*b/32`` is rounded up. Weights of experts that share a tensor have one
-more leading dimension, and so have their companions.
+group size, r and c the rows and columns of a block. ``I*b/32`` is rounded up. Fused experts' weights and their companions have
+one more leading dimension.
 
 Sources: compressed_tensors/compressors and quantization/lifecycle/initialize.py (0.20); vllm/model_executor/layers/
 quantization fp8.py, auto_gptq.py, auto_awq.py, modelopt.py, quark/ (0.32); transformers/integrations finegrained_fp8.py,
@@ -37,7 +37,7 @@ class Companion:
     optional: bool = False
     """Whether it may be absent."""
     needs: str = ""
-    """Who cannot do without it, where that is not what the format says of all."""
+    """The programs that need it, if they differ from `WeightFormat.needs`."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class WeightFormat:
     dtypes: tuple[str, ...]
     """The dtypes that this tensor may have."""
     shape: Shape
-    """Its shape; empty where the rows and columns do not follow from it."""
+    """Its shape; empty if the rows and columns do not follow from it."""
     companions: tuple[Companion, ...]
     needs: str
-    """Who cannot do without the companions, and what happens then, as a clause."""
+    """The programs that need the companions, and what happens without them, as a clause."""
     twins: tuple[tuple[str, str], ...] = ()
-    """(role, the name under which other methods store the same tensor)."""
+    """(role, name of the same tensor in other methods)."""
     whole: int = 1
     """The columns of the unquantized weight are a multiple of this."""
 
@@ -274,5 +274,5 @@ QUARK_SHAPES = (
         (Companion("weight_scale", E8M0, ("O I/32",)), *QUARK_INPUTS), UNFILLED, whole=32,
     ),
 )  # fmt: skip
-"""What Quark 0.13 writes, where its settings say the shapes."""
+"""Formats of Quark 0.13 whose settings determine the shapes."""
 FORMATS |= {form.name: form for form in QUARK_SHAPES}

@@ -1,4 +1,4 @@
-"""Computes how many columns a weight may have that is packed into words."""
+"""Computes the possible numbers of columns of a weight that is packed into words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckptcheck.checkpoint.quantization.storage import ModuleStorage
 
 
 def possible_columns(schemes: Sequence[Scheme], stored: ModuleStorage) -> set[int]:
-    """Return every number of columns that, under one of the schemes, packs into the stored words and has the stored groups."""
+    """Return every number of columns that, under one of the schemes, gives the stored numbers of words and groups."""
     columns: set[int] = set()
     weight, scale = stored.weight, stored.parts.get("weight_scale")
     if weight is None:

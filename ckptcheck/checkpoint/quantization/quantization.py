@@ -33,9 +33,9 @@ class Quantization:
     """How a checkpoint is quantized."""
 
     declarations: tuple[Declaration, ...]
-    """Every config that declares a quantization, in the order in which consumers read them; () where only tensors show it."""
+    """Every config that declares a quantization, in the order in which consumers read them; () if only tensors show it."""
     storages: Mapping[ModuleStorage, list[str]] = field(repr=False)
-    """Storage → the modules that are stored so, quantized or not."""
+    """Storage → the modules with this storage, quantized or not."""
 
     @property
     def main_declaration(self) -> Declaration | None:
@@ -44,7 +44,7 @@ class Quantization:
 
     @property
     def method(self) -> str | None:
-        """The normalised name of the method (``compressed-tensors``, ``fp8``, ``gptq``, …); None where no config names one."""
+        """The normalised name of the method (``compressed-tensors``, ``fp8``, ``gptq``, …); None if no config names one."""
         return self.main_declaration.method if self.main_declaration is not None else None
 
     @property
@@ -59,7 +59,7 @@ class Quantization:
 
     @cached_property
     def schemes(self) -> tuple[Scheme, ...]:
-        """The schemes (bits, groups, activations) of the first declaration that has any, among those of the main method."""
+        """The schemes (bits, groups, activations) of the main method's first declaration that has any."""
         own = (parse_schemes(declared) for declared in self.declarations if declared.method == self.method)
         return next((schemes for schemes in own if schemes), ())
 
@@ -70,7 +70,7 @@ class Quantization:
 
     @cached_property
     def kv_cache(self) -> QuantizationArgs | None:
-        """How the key-value cache is quantized; None where it is not."""
+        """How the key-value cache is quantized, or None."""
         return self.kv_cache_of(self.main_declaration) if self.main_declaration is not None else None
 
     @staticmethod
@@ -108,7 +108,7 @@ def read_quantization(
     tensors: Mapping[str, Tensor],
     kinds: Mapping[str, TensorKind] | None = None,
 ) -> Quantization | None:
-    """Return how a checkpoint is quantized; None where no config declares it and no tensor shows it.
+    """Return how a checkpoint is quantized; None if no config declares it and no tensor shows it.
 
     kinds: see `group_by_storage`.
     """

@@ -1,4 +1,4 @@
-"""Lists the scales of quantized weights and those of the key-value cache, with the modules to which vLLM assigns the latter.
+"""Lists the scales of quantized weights, and the scales of the key-value cache with the modules to which vLLM assigns them.
 
 Source for the cache: vllm/model_executor/layers/quantization/base_config.py and fp8.py `get_cache_scale_mapper` (0.32).
 """
@@ -23,7 +23,7 @@ PROJECTION = re.compile(r"\.(?:[kv]_proj|qk(?:qk)?v_proj)$")
 
 
 def iter_scales(ckpt: Checkpoint) -> Iterator[tuple[str, str, ModuleTensor]]:
-    """Yield the name of each scale, the name of the weight it belongs to, and what its header says."""
+    """Yield the name of each scale, the name of its weight, and its entry in the header."""
     assert ckpt.quantization is not None
     for stored, modules in ckpt.quantization.storages.items():
         if not stored.is_quantized or stored.weight is None:
@@ -49,7 +49,7 @@ def cache_scales(ckpt: Checkpoint) -> dict[int, dict[str, str]]:
 
 
 def scale_owner(name: str) -> str:
-    """Return the module that vLLM gives a scale to, of a name within a layer: ``self_attn`` for ``self_attn.k_proj.k_scale``."""
+    """Return the module to which vLLM assigns a scale, within a layer: ``self_attn`` for ``self_attn.k_proj.k_scale``."""
     before = CACHE_SCALE.sub("", f".{name}").removesuffix(".attn")
     if re.match(r"\.(?:self_attn|mixer)\.", before) and not name.endswith("output_scale"):
         before = PROJECTION.sub("", before)

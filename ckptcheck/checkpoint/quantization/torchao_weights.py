@@ -1,7 +1,7 @@
-"""Reads what torchao says of its quantized weights: their class, their parts and their blocks.
+"""Reads torchao's description of its quantized weights: their class, their parts and their blocks.
 
-A weight of torchao is a subclass of tensors. It is stored as its parts (``q_proj._weight_qdata``, ``q_proj._weight_scale``),
-and `__metadata__` has an entry for the whole (``q_proj.weight``), which names them. Source: torchao 0.18,
+A weight of torchao is a tensor subclass. A file stores its parts (``q_proj._weight_qdata``, ``q_proj._weight_scale``), and
+`__metadata__` has an entry for the whole (``q_proj.weight``), which names the parts. Source: torchao 0.18,
 prototype/safetensors/safetensors_support.py `flatten_tensor_state_dict`.
 """
 
@@ -16,7 +16,7 @@ from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.text.formatting import format_shape
 
 LONGEST = 8192
-"""Longest entry that is read, in characters; those of torchao 0.18 have some 500."""
+"""Longest entry that is read, in characters; torchao 0.18 writes some 500."""
 PLAIN = "Tensor"
 """The class of a weight that is not quantized."""
 ONE_A_NUMBER = {
@@ -39,7 +39,7 @@ class TorchaoWeight:
     parts: tuple[str, ...]
     """The names of its parts: ``qdata``, ``scale``."""
     block: tuple[int, ...]
-    """How many numbers along each dimension share a scale; () where the class does not say."""
+    """How many numbers along each dimension share a scale; () if the class does not give it."""
 
     def tensor_name(self, part: str) -> str:
         """Return the name under which a part is stored."""
@@ -64,7 +64,7 @@ def read_torchao_weights(metadata: Mapping[str, str]) -> Iterator[TorchaoWeight]
 
 
 def list_torchao_faults(weight: TorchaoWeight, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Yield the tensors of a weight that are missing, or that its class does not take, and why, as the end of a sentence."""
+    """Yield the tensors of a weight that are missing or that its class refuses, and why, as the end of a sentence."""
     stored = {part: tensors[name] for part in weight.parts if (name := weight.tensor_name(part)) in tensors}
     for part in weight.parts:
         if part not in stored:
