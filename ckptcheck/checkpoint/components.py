@@ -131,11 +131,9 @@ class Components:
                 {self.config.integer(name) for name in ("encoder_layers", "decoder_layers")} if self.config else set()
             )
             if len(halves - {None}) == 2 and len(self.stack.layers) in halves:
-                return len(
-                    self.stack.layers
-                )  # only one half of an encoder-decoder, unknown which (PP-FormulaNet's text model)
+                return len(self.stack.layers)  # one half, unknown which (PP-FormulaNet's text model)
         if declared is not None and declared < 0 and self.config is not None:
-            # With a negative number transformers builds no layer, so none is expected here; CFG002 reports the number.
+            # With a negative number transformers builds no layer. CFG002 reports it for the names that it knows.
             return None if self.config.key_path(*self.depth_names) in self.config.malformed_counts else 0
         return declared if declared is not None and declared <= MOST_LAYERS else None
 

@@ -47,9 +47,7 @@ class Repository:
             self.commit, gated = self._resolve()
             self.files = {file.name: file for file in sorted(self._list(), key=lambda file: file.name)}
             if gated and (shard := next((file for file in self.files if file.endswith(".safetensors")), None)):
-                self._get(
-                    self._url(shard), 1, start=0
-                )  # the Hub lists a gated repository without access, so try to read it
+                self._get(self._url(shard), 1, start=0)  # the Hub lists a gated repository to everybody, so try to read
             self._opened_by = inf
         except RequestError as failure:
             # ckpt/step_100 may be a mistyped path or a repository

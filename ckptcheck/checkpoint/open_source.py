@@ -21,7 +21,7 @@ REMOTE_JOBS = 16
 PICKLES = re.compile(r"\.(bin|pt|pth|ckpt|pkl)$")
 """Names of files that torch.save writes."""
 STATE_OF_TRAINING = re.compile(r"optimizer|scheduler|rng_state|random_states|scaler|sampler|training_args")
-"""Parts of names under which trainers save files other than weights."""
+"""Beginnings of the names of files in which trainers save something other than weights."""
 OTHER_FORMATS = {".h5": "Keras or TensorFlow", ".keras": "Keras", ".msgpack": "Flax", ".onnx": "ONNX"}
 """Suffix → the framework whose weights have it."""
 

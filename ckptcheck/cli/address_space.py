@@ -1,8 +1,8 @@
-"""Prepares for a process that may map little memory (``ulimit -v``): says so, and lets threads ask for less of it.
+"""Prepares a process that may map little memory (``ulimit -v``): lets threads reserve less, and warns if that is not enough.
 
-A thread whose first object gets no memory never says that it runs, and who started it waits for ever; and OpenBLAS, which numpy
-loads, ends the process with the exit code of findings. Both happen at the border only: each thread reserves 64 MB of addresses by
-default (M_ARENA_MAX of mallopt(3)), and OpenBLAS some 30 MB for each core.
+If a thread's first allocation fails, the thread never reports that it runs, and its parent waits for ever. If OpenBLAS, which numpy
+loads, gets no memory, it ends the process with the exit code of findings. Both happen only near the limit: each thread reserves
+64 MB of addresses by default (M_ARENA_MAX of mallopt(3)), and OpenBLAS some 30 MB for each core.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 LEAST = 256 << 20
-"""Bytes of addresses that must be left when a command begins."""
+"""Fewest bytes of addresses that a command needs at its beginning."""
 PLENTY = 16 << 30
-"""Bytes of addresses with which nothing has to be spared."""
+"""Bytes of addresses that suffice without saving any."""
 M_ARENA_MAX = -8
 
 
 def prepare_for_few_addresses() -> str | None:
-    """Let threads reserve less where few addresses are left; return why nothing can be done where too few are, as a sentence."""
+    """Let threads reserve less if few addresses are left; return a sentence if there are too few to run."""
     try:
         import resource
 

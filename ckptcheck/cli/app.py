@@ -36,7 +36,7 @@ RULE_CODE = re.compile(r"[A-Za-z]{2,4}[0-9]{3}")
 
 
 def build_app(*first_words: str) -> typer.Typer:
-    """Return the command line with the command that these words begin with, or with all of them where none does.
+    """Return the command line with the command that these words begin with, or with all commands if they begin with none.
 
     Importing and building all of them takes longer than the scan of a small checkpoint.
     """
@@ -64,7 +64,7 @@ def build_app(*first_words: str) -> typer.Typer:
 
 
 def select_commands(words: Sequence[str]) -> list[str]:
-    """Return the commands that words on the command line may mean: one, those of a group, or all.
+    """Return the commands that words on the command line may mean: one, a group's commands, or all.
 
     >>> select_commands(["scan", "sound"]), select_commands(["engine", "--help"])
     (['scan'], ['engine install', 'engine list', 'engine remove'])

@@ -1,4 +1,4 @@
-"""The live page of ``refit history --watch``: a screen that is written anew, or a line for each sync where nobody has a screen."""
+"""The live page of ``refit history --watch``: a refreshed screen in a terminal, elsewhere a line for each sync."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as of every program that SIGINT ends: 128 and the number of the signal."""
+"""The usual exit code after SIGINT (Ctrl-C): 128 plus the number of the signal."""
 
 
 def log(message: str) -> None:
@@ -133,9 +133,9 @@ BAR_DELAY = 0.5
 
 
 COLUMNS_WIDTH, LEAST_LABEL = 72, 10
-"""Characters that the bar and its numbers take: amounts, speed, time, time left. And what a label has at least."""
+"""Characters for the bar and its numbers (amounts, speed, time, time left), and the fewest characters of a label."""
 LINE_INTERVAL = 30.0
-"""Seconds between two lines about the progress, where stderr is no terminal: a log of a job."""
+"""Seconds between two lines about the progress in a job's log, where stderr is no terminal."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Shows how long a phase runs whose length nobody knows: a line that moves in a terminal, a line now and then in a log."""
+"""Shows how long a phase of unknown length has run: a moving line in a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Say = Callable[[str], None]
 LINE_INTERVAL = 30.0
 """Seconds between two lines about a phase, where stderr is no terminal: a log of a job."""
 SHORT = 0.5
-"""Seconds up to which a phase's time is not worth a word."""
+"""Longest phase, in seconds, whose time is not shown."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A command that reports: its report lands where -o says, also when the command cannot check anything."""
+"""A command that reports: it writes the report to the file of -o, even if it cannot check anything."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from ckptcheck.verbs.verb import Verb
 
 
 class ReportCommand(typer.core.TyperCommand):
-    """Runs a command. Where it cannot check, writes a report that says so, and lets the error go on to the terminal.
+    """Runs a command. If it cannot check, writes a report that says so, and passes the error on to the terminal.
 
-    A pipeline that uploads the report finds one in every case; its verdict is ``incomplete``.
+    So a pipeline that uploads the report always finds one; its verdict is then ``incomplete``.
     """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -59,7 +59,7 @@ class ReportCommand(typer.core.TyperCommand):
         return rest
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raises what the command raises, and UsageError where -o names one of its inputs."""
+        """Run the command. Raises what the command raises, and UsageError if -o names one of its inputs."""
         if not {"format", "output"} <= ctx.params.keys() or ctx.params.get("part") is not None:  # a part is no report
             return super().invoke(ctx)
         written = str(ctx.params["output"] or "")
@@ -105,7 +105,7 @@ def describe_error(error: CkptcheckError | OSError) -> str:
 
 
 def _refuse_output(command: Any, output: Path | None, ctx: Any) -> None:
-    """Raise OutputError where the report cannot be written, UsageError where it would replace what is read or written otherwise."""
+    """Raise OutputError if the report cannot be written, UsageError if it would replace another input or output."""
     from ckptcheck.text.file_io import require_distinct_outputs, require_writable
 
     declared = find_declared(command)
@@ -144,7 +144,7 @@ def _write_failure(ctx: Any, output: Path | None, reason: str) -> None:
 
 
 def _list_targets(ctx: Any) -> list[str]:
-    """Return what the command was to check: one target for each report that it would have written."""
+    """Return the targets of the command, one for each report that it would have written."""
     words = _list_words(ctx)
     if not words:
         return [ctx.info_name or "ckptcheck"]

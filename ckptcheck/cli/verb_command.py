@@ -159,7 +159,7 @@ def require_file(output: str | None) -> Path | None:
 
 
 def _declare_own(words: str, verb: Verb) -> dict[str, Parameter]:
-    """Return the options that the command has beside those of its verb."""
+    """Return the options that the command has beside its verb's options."""
     own = {**(OF_REPORTS if writes_report(verb) else {}), **(OF_RUNNERS if "runner" in verb.parameters else {})}
     if "Identity" in verb.returns:
         own |= OF_IDENTITIES

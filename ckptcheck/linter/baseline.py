@@ -31,7 +31,7 @@ def write_baseline(path: Path, reports: Iterable[Report]) -> frozenset[Identity]
 
 
 LARGEST = 100_000_000
-"""Bytes of a baseline that are read; a longer one is cut off, and so refused."""
+"""Most bytes of a baseline that are read; a longer one is cut off, so it fails to parse."""
 
 
 def read_baseline(path: Path) -> frozenset[Identity]:

@@ -1,4 +1,4 @@
-"""What every kind of evidence offers the runner, and how it keeps answers that several rules ask for."""
+"""The interface of evidence towards the runner, and the memory for answers that several rules need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class Evidence(Protocol):
-    """What the runner asks of evidence; rules know the rest. `EvidenceDefaults` answers the last seven."""
+    """The part of evidence that the runner needs; rules know the rest. `EvidenceDefaults` provides the last seven members."""
 
     @property
     def kind(self) -> str:
@@ -28,7 +28,7 @@ class Evidence(Protocol):
 
     @property
     def subject(self) -> str:
-        """One line that says what the target is."""
+        """One line that describes the target."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class Evidence(Protocol):
         ...
 
     def view_for(self, kind: str) -> object | None:
-        """Return the evidence as rules on this kind see it; None where it has nothing for them."""
+        """Return the evidence as rules on this kind see it; None if it has nothing for them."""
         ...
 
     @property
@@ -62,21 +62,21 @@ class Evidence(Protocol):
 
     @property
     def identities(self) -> Mapping[str, str]:
-        """Label → identity of a set of weights, where that was computed: ``trainer``, ``engine``, ``manifest``."""
+        """Label → identity of a set of weights, if it was computed: ``trainer``, ``engine``, ``manifest``."""
         ...
 
     def explain_unread(self, view: object) -> str:
-        """Return why a rule that found nothing has not passed: what it asked this view for was not read. "" where all was."""
+        """Return why a rule without findings has not passed: the data that it needs of this view were not read; else ""."""
         ...
 
     @property
     def headline(self) -> str:
-        """One sentence without a full stop that says what it means that no rule found anything; "" for none."""
+        """One sentence, without a full stop, on what a report without findings means; "" for none."""
         ...
 
 
 class EvidenceDefaults:
-    """The answers of evidence that measures nothing, is read, and has one kind of rules."""
+    """The defaults, for evidence without measurements, that was read whole, and that has one kind of rules."""
 
     kind: str
 
@@ -96,7 +96,7 @@ class EvidenceDefaults:
 
     @property
     def reading(self) -> Reading:
-        """What was read of the target: the report says it elsewhere."""
+        """What was read of the target: nothing, because the report gives it elsewhere."""
         return {}
 
     @property
@@ -105,12 +105,12 @@ class EvidenceDefaults:
         return {}
 
     def explain_unread(self, view: object) -> str:
-        """Return why a rule that found nothing has not passed: all that it asked for was read."""
+        """Return "", because everything was read."""
         return ""
 
     @property
     def headline(self) -> str:
-        """What it means that no rule found anything: the number of rules says it."""
+        """ "": the number of rules is enough."""
         return ""
 
 
@@ -129,8 +129,8 @@ E = TypeVar("E", bound=HasMemory)
 def remembered(compute: Callable[Concatenate[E, P], R]) -> Callable[Concatenate[E, P], R]:
     """Compute a function of evidence once for each set of arguments; the evidence keeps the answer for as long as it lives.
 
-    For answers that several rules ask for, in rooms above the evidence. Evidence does not change, so an answer depends
-    on the evidence and on the arguments alone.
+    It serves answers that several rules need, computed in layers above the evidence. Evidence does not change, so an answer
+    depends only on the evidence and the arguments.
     """
 
     def answer(evidence: E, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""Imports a function when it is first called for, where an import at the top would close a circle or cost every run."""
+"""Imports a function on first use, where an import at the top would close a circle or slow every run down."""
 
 from __future__ import annotations
 

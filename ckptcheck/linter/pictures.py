@@ -1,7 +1,7 @@
 """Pictures of what was checked, for the HTML report: heat maps, curves, histograms and tables of texts.
 
 A picture is plain data: numbers, states and names. It knows nothing of HTML, and evidence knows nothing of pictures: the table in
-reporters/evidence_pictures.py says which function draws which evidence, and it is asked only for a format that shows pictures.
+reporters/evidence_pictures.py maps evidence to the functions that draw it, which run only for a format that shows pictures.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from math import isfinite
 from typing import Literal
 
 Tone = Literal["good", "quiet", "notice", "change", "warn", "bad", "gone"]
-"""How a state is drawn. good: as it should be. quiet: nothing to say. notice, change: different, and maybe meant. warn, bad: wrong.
-gone: not there. Each has a colour and a pattern of its own, so that nobody has to tell colours apart."""
+"""How a state is drawn. good: as it should be. quiet: nothing to report. notice, change: different, maybe on purpose. warn, bad:
+wrong. gone: not there. Each has a colour and a pattern, so that a reader need not distinguish colours."""
 Scale = Literal["linear", "log"]
 
 
@@ -24,7 +24,7 @@ class State:
     name: str
     tone: Tone
     meaning: str = ""
-    """A sentence for the legend; "" where the name says enough."""
+    """A sentence for the legend; "" if the name is enough."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class HeatCell:
     """One cell of a heat map."""
 
     value: float | None = None
-    """The number that gives the colour; None where only the state does."""
+    """The number that decides the colour; None if only the state does."""
     state: str = ""
-    """Name of one of the picture's states; "" for none, where the value alone counts."""
+    """Name of one of the picture's states; "" if only the value counts."""
     note: str = ""
-    """What the reader sees beside name, value and state when pointing at the cell."""
+    """Text that a reader sees beside name, value and state when pointing at the cell."""
     name: str = ""
     """The tensor as findings name it (`Finding.key`, `Finding.names`): links lead from the finding to the cell and back."""
     members: Mapping[str, HeatCell] = field(default_factory=dict)
-    """Label → cells that this one stands for (experts). It then shows their median and the gravest state; a click opens them."""
+    """Label → cells that this one combines (experts). It shows their median and the gravest state; a click opens them."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class HeatMap:
 
     title: str
     caption: str
-    """One or two sentences: what is drawn, and how to read it."""
+    """One or two sentences: what the picture shows, and how to read it."""
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     cells: Mapping[tuple[int, int], HeatCell]
@@ -151,7 +151,7 @@ class TextTable:
 
 @dataclass(frozen=True)
 class NoPicture:
-    """Why there is no picture where one belongs."""
+    """The reason for a missing picture."""
 
     title: str
     caption: str

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "ckptcheck-report/1"
 NOTEBOOK = "ckptcheck.reporters.html.page:render_fragment"
-"""The function that shows reports in a notebook. A reporter knows reports, and a report no reporter."""
+"""The function that shows reports in a notebook, named as text because a report must not import a reporter."""
 Reading = Mapping[str, str | int | list[str]]
-"""What was read of a target: label → a text, a number, or a list of texts. The first thing that a report says."""
+"""What ckptcheck read of a target: label → a text, a number, or a list of texts. A report begins with it."""
 Cell = str | int | float | None
 Verdict = Literal["clean", "findings", "incomplete"]
 FailOn = Literal["error", "warning", "info", "never"]
@@ -53,7 +53,7 @@ class Report:
     target: str
     """The target as the user wrote it."""
     subject: str = ""
-    """One line that says what the target is; "" where that is unknown."""
+    """One line that describes the target; "" if unknown."""
     findings: tuple[Finding, ...] = ()
     passed: tuple[str, ...] = ()
     """Codes of rules that ran and found nothing."""
@@ -62,7 +62,7 @@ class Report:
     crashed: tuple[tuple[str, str], ...] = ()
     """(code, error) of rules that failed or could not read their evidence; one makes the verdict incomplete."""
     error: str | None = None
-    """Why the target could not be checked, or not all of it; None where it could."""
+    """Why the target could not be checked, or not all of it; else None."""
     unread: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """Files that could not be read: `error` says why, and rules that needed them repeat it; not part of the JSON form."""
     known: int = 0
@@ -70,17 +70,17 @@ class Report:
     counts: Mapping[str, int] = field(default_factory=lambda: {"files": 0, "tensors": 0, "bytes": 0})
     """Files, tensors and bytes of tensor data that were checked."""
     consumers: tuple[Mapping[str, Any], ...] = ()
-    """One row per consumer that the user named: how it loads the checkpoint; () where none was named."""
+    """One row per consumer that the user named: how it loads the checkpoint; () if the user named none."""
     sections: tuple[Section, ...] = ()
     """Measurements for the reader."""
     read: Reading = field(default_factory=dict)
-    """What was read of the target, where that can be less than all: label → text, number or list."""
+    """What ckptcheck read of the target, if that may be less than all: label → text, number or list."""
     identities: Mapping[str, str] = field(default_factory=dict)
-    """Label → identity of a set of weights (64 hexadecimal digits), where that was computed."""
+    """Label → identity of a set of weights (64 hexadecimal digits), if it was computed."""
     headline: str = field(default="", compare=False)
     """One sentence that says what a clean verdict means; "" for none. Not part of the JSON form; saved with pictures."""
     pictures: tuple[Picture, ...] = field(default=(), compare=False, repr=False)
-    """Pictures for the HTML form, drawn only where the verb is asked for pictures; not part of the JSON form."""
+    """Pictures for the HTML form, drawn only if the user asks for them; not part of the JSON form."""
     rules: tuple[Rule, ...] = field(default=(), compare=False, repr=False)
     """All rules that were loaded, for reporters that describe them; not part of the JSON form."""
     fail_on: FailOn = field(default="error", compare=False, repr=False)
@@ -94,7 +94,7 @@ class Report:
         return "findings" if self.findings else "clean"
 
     def other_reasons(self, outcomes: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-        """Return those of the skipped or crashed rules whose reason is another than `error`, which reporters say once."""
+        """Return the skipped or crashed rules with a reason other than `error`, which reporters print only once."""
         return tuple((code, reason) for code, reason in outcomes if not (self.unread and reason == self.error))
 
     def count(self, severity: Severity) -> int:
@@ -120,7 +120,7 @@ class Report:
         _raise_for_findings(self, self.findings, self._incomplete_reason(), fail_on)
 
     def _incomplete_reason(self) -> str:
-        """Say what could not be checked, "" where everything was."""
+        """Say what could not be checked, or ""."""
         reasons = [self.error] if self.error else [f"{code}: {error}" for code, error in self.crashed]
         return f"{self.target} could not be checked: {reasons[0]}" if self.verdict == "incomplete" else ""
 
@@ -164,13 +164,13 @@ class Report:
 class Reports:
     """The reports of one target or several, in their order. Behaves as one report, and as a sequence of reports.
 
-    Where there is exactly one report, it has all of that report's attributes.
+    If there is exactly one report, it has all of that report's attributes.
     """
 
     reports: tuple[Report, ...]
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute of the only report. Raises AttributeError where there is none or several."""
+        """Return the attribute of the only report. Raises AttributeError if there is none, or several."""
         if name in Report.__dataclass_fields__ or (not name.startswith("_") and hasattr(Report, name)):
             if len(self.reports) == 1:
                 return getattr(self.reports[0], name)
@@ -248,7 +248,7 @@ def _show_in_notebook(reports: Sequence[Report]) -> str:
 
 
 def describe_reading(report: Report) -> list[tuple[str, str]]:
-    """Return what was read of a target as (label, text), a list with commas between its items; and the identities of weights."""
+    """Return (label, text) for what was read of a target, lists joined by commas, and for the identities of weights."""
     read = [
         (
             label,
@@ -272,5 +272,5 @@ def _finite(cell: Cell) -> Cell:
 
 
 def add_cluster_notes(report: Report, notes: Sequence[str]) -> Report:
-    """Add what happened to the cluster of machines that did the work, in sentences; the report as it is where nothing did."""
+    """Add sentences about events in the cluster that did the work; return the report unchanged if there are none."""
     return replace(report, sections=(*report.sections, Section("Cluster", lines=tuple(notes)))) if notes else report

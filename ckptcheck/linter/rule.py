@@ -37,9 +37,9 @@ class Problem:
     line: int | None = None
     """The line in a file that people write, counted from 1."""
     severity: Severity | None = None
-    """Graver or milder than the rule's own, where the evidence shows it; a severity of the settings wins over both."""
+    """A severity other than the rule's own, if the evidence calls for it; a severity in the settings wins over both."""
     names: tuple[str, ...] = ()
-    """All that the message is about, where it names only the first few and counts the rest."""
+    """All names that the message is about, if it gives only the first few and counts the rest."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Finding:
     hint: str | None = None
     line: int | None = None
     names: tuple[str, ...] = ()
-    """All that the message is about, for programs: the message may name only the first few."""
+    """All names that the message is about, for programs: the message may give only the first few."""
 
     @property
     def place(self) -> str:
-        """The known ones of file, line and key: ``config.json num_hidden_layers``, ``job.yaml:12 seed``."""
+        """File, line and key, as far as they are known: ``config.json num_hidden_layers``, ``job.yaml:12 seed``."""
         file = f"{self.file}:{self.line}" if self.file and self.line else self.file
         # The name of a tensor may be empty.
         key = '""' if self.key == "" else self.key
@@ -67,13 +67,13 @@ class Finding:
 
 
 class Skip(Exception):
-    """Raised by a check that applies but cannot look; the report gives the reason, and a skipped rule has not passed."""
+    """Raised by a check that applies but cannot run. The report gives the reason; a skipped rule has not passed."""
 
 
 class SkipForDamage(Skip):
-    """Raised where a file that is missing or broken keeps a rule from looking; the report of the file is another rule's.
+    """Raised if a missing or broken file keeps a rule from checking. Another rule reports the file.
 
-    Where that one did not run, the report is incomplete.
+    If that rule did not run, the report is incomplete.
     """
 
 

@@ -1,8 +1,8 @@
 """Describes the built-in rules without running their files.
 
-A wheel contains an index that `ckptcheck/values/hatch_build.py` generates when the wheel is built. A checkout has none: there the
-text of each rule's file is parsed, so that no build step is needed. The build hook runs this file by its path, before the
-package can be imported: it uses the standard library alone.
+`ckptcheck/values/hatch_build.py` generates an index when it builds a wheel. A checkout has no index: there this module parses the
+text of each rule's file, so that no build step is needed. The build hook runs this file by its path, before the package can be
+imported, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DECORATOR = re.compile(
 
 @dataclass(frozen=True)
 class RuleEntry:
-    """A rule's file, and what its decorator and its docstring say."""
+    """A rule's file, with the content of its decorator and its docstring."""
 
     file: str
     """The file, relative to the folder of the rules."""
@@ -56,7 +56,7 @@ def describe_rule(folder: Path, path: Path) -> RuleEntry | None:
     match = DECORATOR.match(code, code.find("\n@rule("))
     if match is None or not (quotes == "r" or (not quotes and "\\" not in page)):
         return None
-    # What the pattern does not match must not say something that the entry then lacks.
+    # Refuse a decorator whose rest, beyond the pattern, sets something that the entry would lack.
     remainder = code[match.end() :].partition("\ndef ")[0]
     if re.search(r"\bon\s*=(?!=)", remainder) if match["when"] else not re.match(r",?\s*\)", remainder):
         return None

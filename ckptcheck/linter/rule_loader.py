@@ -1,6 +1,6 @@
-"""Finds rules: every file in a rule folder that is named like a rule is one; nothing else registers it.
+"""Finds rules: every file in a rule folder with a rule's name is a rule; there is no other registration.
 
-The file of a built-in rule runs only when the rule first checks something: a scan needs a third of them.
+The file of a built-in rule runs only when the rule first checks something, because a scan needs only a third of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def builtin_rule_folder() -> Path:
 
 
 def load_rules(folders: Iterable[Path] = ()) -> list[Rule]:
-    """Load the built-in rules and those of further folders, ordered by code within each folder's own.
+    """Load the built-in rules, then the rules of further folders, ordered by code within each folder.
 
     Loading runs the code of further folders' files: pass only folders the user named, never one found in a checkpoint.
     Raises CkptcheckError for a folder without rules, a file that cannot be loaded, or a code used twice.
@@ -43,7 +43,7 @@ def load_rules(folders: Iterable[Path] = ()) -> list[Rule]:
 
 
 def _require_rule_files(folder: Path) -> list[Path]:
-    """List the files of rules in a folder. Raises CkptcheckError where there is none."""
+    """List the files of rules in a folder. Raises CkptcheckError if there is none."""
     if not folder.is_dir():
         raise CkptcheckError(f"the rule folder {folder} does not exist")
     files = list_rule_files(folder)

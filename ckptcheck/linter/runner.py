@@ -21,16 +21,16 @@ class RuleRun:
     rule: Rule
     evidence: Evidence
     view: object | None = None
-    """The evidence as the rule sees it; None where it has nothing for the rule."""
+    """The evidence as the rule sees it; None if it has nothing for the rule."""
     applies: bool = False
     findings: list[Finding] = field(default_factory=list)
     passed: bool = False
     skipped: str | None = None
-    """Why the rule could not check; None where it could."""
+    """Why the rule could not check, or None."""
     skipped_for_damage: bool = False
-    """Whether a file that is missing or broken is why."""
+    """Whether a missing or broken file is the reason."""
     crashed: str | None = None
-    """Why the rule failed, or could not read its evidence; None where it ran to its end."""
+    """Why the rule failed, or could not read its evidence; None if it ran to its end."""
 
     def decide_applies(self) -> None:
         """Ask the rule whether it applies to this evidence."""
@@ -44,11 +44,11 @@ class RuleRun:
         self.view = self.evidence.view_for(self.rule.on)
         self.applies = self.view is not None and (self.rule.when is None or bool(self.rule.when(self.view)))
         if self.view is not None and not self.applies:
-            # Whether the rule applies is not known either.
+            # `when` failed, so it is unknown whether the rule applies.
             self.skipped = self.evidence.explain_unread(self.view) or None
 
     def _collect_findings(self, severity: Severity | None) -> None:
-        # One by one: findings from before a crash are kept.
+        # Collect one by one, to keep the findings from before a crash.
         for problem in self.rule.check(self.view):
             self.findings.append(_finding(self.rule, severity, problem))
         if not self.findings:
@@ -60,19 +60,19 @@ class RuleRun:
         try:
             work()
         except Skip as skip:
-            # A rule has one outcome: its findings say more than the place where it could not look.
+            # A rule has one outcome, and its findings say more than the reason of a skip.
             if not self.findings:
                 self.skipped = str(skip)
                 self.skipped_for_damage = isinstance(skip, SkipForDamage)
         except EvidenceError as error:
             self.crashed = error.message
         except Exception as error:
-            # Anyone may write a rule: whatever it raises must not stop the others.
+            # A rule may raise anything; that must not stop the others.
             self.crashed = _describe_crash(error)
 
 
 VALUES = "values"
-"""The kind of rules that run last: other processes may still be reading the values that they wait for."""
+"""The kind of rules that run last, because other processes may still be reading the values."""
 
 
 def run_rules(
@@ -86,12 +86,12 @@ def run_rules(
 
     Args:
         evidence: what the rules check.
-        rules: the rules to run; those for which the evidence has no view do not apply.
-        ignored: code → reason, for rules that the user told not to run.
-        severities: code → severity, where it differs from the rule's own.
+        rules: the rules to run; a rule for which the evidence has no view does not apply.
+        ignored: code → reason, for rules that the user ignores.
+        severities: code → severity, if it differs from the rule's own.
     """
     runs = [RuleRun(rule, evidence) for rule in rules]
-    # All rules are asked first: that loads the files of those that apply before any of them waits for values.
+    # Ask all rules first, which loads the files of applicable rules before any rule waits for values.
     for run in runs:
         run.decide_applies()
     for run in sorted(runs, key=lambda run: run.rule.on == VALUES):
@@ -112,12 +112,12 @@ def run_rules(
             by_reason.setdefault(reason, []).append(name)
         listed = join_truncated([f"{join_truncated(names)}: {reason}" for reason, names in by_reason.items()])
         error = f"could not {evidence.failed_to} {listed}"
-        # A rule that passed may have missed something in what could not be read.
+        # A rule that passed may have missed something in an unreadable file.
         crashed = [(code, _unify(reason, evidence.unread, error)) for code, reason in crashed]
         crashed += [(code, error) for code in passed]
         skipped = [(code, _unify(reason, evidence.unread, error)) for code, reason in skipped]
         passed = []
-    # A stable sort: within a severity the order of the rules stays.
+    # The sort is stable, so rules keep their order within a severity.
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Report(
         target=evidence.target,
@@ -137,14 +137,14 @@ def run_rules(
 
 
 def _tells_damage(runs: Iterable[RuleRun], ignored: Mapping[str, str]) -> bool:
-    """Whether a rule on errors has findings, which may be of the damage that others were skipped for, or the user ignores one."""
+    """Whether an error rule has findings, which may report the damage behind other rules' skips, or the user ignores one."""
     return any(
         run.rule.severity == "error" and (run.findings or (run.applies and run.rule.code in ignored)) for run in runs
     )
 
 
 def _unify(reason: str, files: Iterable[str], error: str) -> str:
-    """Return `error` for a reason that is about one of these files, so that reporters say it once."""
+    """Return `error` for a reason about one of these files, so that reporters print it once."""
     return error if any(file in reason for file in files) else reason
 
 

@@ -1,4 +1,4 @@
-"""Selects rules by code, by the beginning of a code, or by name; finds the rule that a person means who writes them otherwise."""
+"""Selects rules by code, by the beginning of a code, or by name; and finds the rule that a person means by an inexact spelling."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ckptcheck.text.formatting import join_truncated
 CODE = re.compile(r"(?<![a-z0-9])([a-z]{2,5})[ _-]?0*([1-9][0-9]{0,3})(?![a-z0-9])", re.IGNORECASE)
 """A code as people write it: CFG003, cfg3, CFG-03, and within longer text, such as the name of a rule's file."""
 MOST_LISTED = 8
-"""Codes that are listed where their beginning fits several."""
+"""Most codes in a message, if a beginning fits several."""
 MOST_NEAR = 3
-"""Names that are suggested where words stand in several."""
+"""Most suggested names, if several contain the words."""
 
 
 def match_rules(rules: Sequence[Rule], pattern: str) -> list[Rule]:
     """Return the rules whose code starts with `pattern` or whose name is `pattern`.
 
-    Raises CkptcheckError, with what may be meant, if there is none: what is selected has to be written as it is.
+    Raises CkptcheckError, with suggestions, if there is none: a selection has to be spelled exactly.
     """
     name = pattern.strip()
     matches = [rule for rule in rules if name and (rule.code.startswith(name.upper()) or rule.name == name.lower())]
@@ -35,9 +35,9 @@ def match_rules(rules: Sequence[Rule], pattern: str) -> list[Rule]:
 
 
 def find_rules(rules: Sequence[Rule], words: str) -> list[Rule]:
-    """Return the rules that a reader means: by code, by name, by the beginning of a code, or written nearly so.
+    """Return the rules that a reader means: by code, by name, by the beginning of a code, or by an inexact spelling.
 
-    A name may belong to several rules: one for each form of checkpoint. Raises CkptcheckError where none is meant for certain.
+    A name may belong to several rules: one for each form of checkpoint. Raises CkptcheckError if the meaning is not certain.
     """
     words = words.strip()
     if exact := [rule for rule in rules if words.upper() == rule.code or _normalize_name(words) == rule.name]:
@@ -71,13 +71,13 @@ def _normalize_name(words: str) -> str:
 
 
 def _find_codes(rules: Sequence[Rule], words: str) -> list[Rule]:
-    """Return the rules whose codes stand in some words, written as people write them."""
+    """Return the rules whose codes occur in the words, in any usual spelling."""
     codes = {f"{match[1].upper()}{int(match[2]):03}" for match in CODE.finditer(words)}
     return [rule for rule in rules if rule.code in codes]
 
 
 def _suggest(rules: Sequence[Rule], words: str) -> str:
-    """Return what may be meant: a code, a name, or the names that contain all of these words; "" where nothing is near."""
+    """Return a suggestion: a code, a name, or the names that contain all of these words; "" if nothing is near."""
     if coded := _find_codes(rules, words):
         return coded[0].code
     name, names = _normalize_name(words), sorted({rule.name for rule in rules})

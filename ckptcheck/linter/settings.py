@@ -1,7 +1,7 @@
 """Reads the settings of a team: ``ckptcheck.toml``, or ``[tool.ckptcheck]`` in pyproject.toml.
 
-They are searched from the working directory upwards, never in a folder with weights, nor where anybody may have left them: settings
-can name rule folders, and rules are code.
+The search goes from the working directory upwards. It never takes a file from a folder with weights, nor one that another user may
+have left there, because settings can name rule folders, and rules are code.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Settings:
     verbs: Mapping[str, Any] = field(default_factory=dict)
     """Setting of all verbs → value, and verb → its own settings, as they are written."""
     file: Path | None = None
-    """The file that the settings were read from; None where there is none."""
+    """The file that the settings were read from, or None."""
     passed_over: tuple[Path, ...] = ()
     """Nearer files that do not count: they lie in a target, or beside weights."""
 
@@ -90,7 +90,7 @@ class Settings:
 def find_settings(start: Path, targets: Sequence[str] = ()) -> Settings:
     """Return the nearest settings from `start` upwards, passing over any inside a target or beside weights.
 
-    A checkpoint may have been downloaded with settings in it; they count only when they are named (``--config``).
+    A downloaded checkpoint may contain settings; they count only if the user names them (``--config``).
 
     Raises CkptcheckError when the file found is malformed, or is another user's in a folder that everybody may write to.
     """
@@ -119,7 +119,8 @@ WEIGHTS = re.compile(
     r"(model|adapter_model|consolidated|pytorch_model)\b[^/]*\.(safetensors|bin)|.*\.safetensors\.index\.json|.*\.distcp|\.metadata",
     re.DOTALL,
 )
-"""Names of files beside which settings may have come with a checkpoint. Rollouts are no such files, and lie where people work."""
+"""Names of files that mark a folder as a checkpoint's, whose settings may have come with it. Rollouts do not: they lie in
+working directories."""
 
 
 def _holds_weights(folder: Path) -> bool:
@@ -130,9 +131,9 @@ def _holds_weights(folder: Path) -> bool:
 
 
 def _require_trusted(path: Path) -> None:
-    """Raise CkptcheckError for a file of another user in a folder that everybody may write to, such as /tmp.
+    """Raise CkptcheckError for a file of another user in a world-writable folder, such as /tmp.
 
-    Whoever works below such a folder did not ask for it. A colleague's file in a folder of the team is as good as one's own.
+    A user who works below such a folder did not ask for that file. A colleague's file in a folder of the team is trusted.
     """
     if not hasattr(os, "getuid"):  # Windows
         return

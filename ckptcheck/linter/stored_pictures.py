@@ -1,4 +1,4 @@
-"""Writes pictures as JSON and reads them again: what a saved report needs to be drawn later, beside others.
+"""Writes pictures as JSON and reads them again, so that a saved report can be drawn later, beside others.
 
 A picture is an object with the name of its class (`kind`) and its fields as `linter/pictures.py` describes them; fields with their
 default value are left out. The cells of a heat map are rows of [row, column, cell].
@@ -18,7 +18,7 @@ from ckptcheck.linter.pictures import HeatMap, NoPicture, Picture
 KINDS = {kind.__name__: kind for kind in get_args(Picture)}
 """Pictures by the name of their class."""
 MOST_CELLS = 1 << 22
-"""Rows × columns of a heat map that is drawn: a file is anybody's."""
+"""Most rows × columns of a heat map: the file may be hostile."""
 
 
 def picture_to_json(picture: Picture) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def _strip(value: Any) -> Any:
 
 
 def load_picture(form: Any) -> Picture:
-    """Return the picture of a JSON form, `NoPicture` with the reason for one that is none."""
+    """Return the picture of a JSON form; `NoPicture` with the reason if the form is malformed."""
     title = form.get("title") if isinstance(form, dict) else None
     title = title if isinstance(title, str) else "A picture"
     try:

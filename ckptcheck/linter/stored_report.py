@@ -23,7 +23,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class SkippedRule(msgspec.Struct):
-    """A rule that could not look."""
+    """A rule that could not check."""
 
     code: str
     reason: str
@@ -57,7 +57,7 @@ class StoredSection(msgspec.Struct):
 
 
 class StoredReport(msgspec.Struct):
-    """The JSON form of a report: a file is anybody's, so each value is what reporters can write, or it is no report."""
+    """The JSON form of a report. The file may be hostile, so the types admit only values that reporters can write."""
 
     target: str
     findings: list[Finding]

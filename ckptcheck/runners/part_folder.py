@@ -1,4 +1,4 @@
-"""Where parts are kept: a folder that the machines share. checkpoint/objects has one in an object store."""
+"""Keeps parts in a folder that the machines share. checkpoint/objects has one in an object store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckptcheck.text.file_io import read_regular_file, replace_file
 
 SUFFIX = ".ckptcheck-part"
 LARGEST = 1 << 28
-"""Bytes of the largest part that is read."""
+"""Most bytes of a part that are read."""
 
 
 class StoredPart(NamedTuple):
@@ -18,7 +18,7 @@ class StoredPart(NamedTuple):
 
     content: bytes
     version: str
-    """What changes when another process writes it; "" where the place does not say."""
+    """Changes when another process writes the part; "" if the storage gives none."""
 
 
 class PartFolder(Protocol):
@@ -38,8 +38,8 @@ class PartFolder(Protocol):
     def write(self, part: str, content: bytes, known: str | None) -> bool:
         """Write a part, and return whether it was written. Raises CkptcheckError.
 
-        known: the version of it that the writer saw, None for none: where it is another one by now, nothing is written, if the
-        place can tell. ``*`` stands for any.
+        known: the version that the writer saw; None if it saw no part; ``*`` for any. If the part has another version by now,
+        nothing is written, provided that the storage has versions.
         """
         ...
 

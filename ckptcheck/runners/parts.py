@@ -1,7 +1,7 @@
-"""Parts: each of several machines computes its share of all passes and writes it to a file; the files are joined afterwards.
+"""Parts: each of several machines computes its share of all passes and writes it to a file; `join` combines the files.
 
-A part says of which command it is, and of every pass: which share it holds, the hash of the plan, and the identity of every file.
-So a part of another plan, version or state of the checkpoint is not taken for one of this.
+A part holds its command and, for every pass, its share, the hash of the plan, and the identity of every file. So `join` refuses a
+part of another plan, version or state of the checkpoint.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from ckptcheck.text.formatting import join_truncated
 SCHEMA = "ckptcheck-part/1"
 PART = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
 MOST_COMMANDS = 3
-"""Commands that a hint lists."""
+"""Most commands in a hint."""
 
 
 class PassPart(msgspec.Struct):
     """The share of one pass."""
 
     plan: str
-    """Hash of what the whole pass computes."""
+    """Hash of the whole pass, see `hash_plan`."""
     objects: dict[str, str]
-    """File → what changes when it is replaced."""
+    """File → a text that changes when it is replaced."""
     begin: int
     end: int
     """The units [begin, end) of the plan."""
     results: list[bytes]
     is_whole: bool
-    """Whether everything could be read; what could not is read again at a rerun."""
+    """Whether everything could be read; if not, a rerun computes the share again."""
 
 
 class PartFile(msgspec.Struct):
@@ -51,14 +51,14 @@ class PartFile(msgspec.Struct):
     version: str
     verb: str
     arguments: dict[str, Any]
-    """The arguments of the verb that differ from their defaults; ``*`` has those without a name."""
+    """The arguments of the verb that differ from their defaults; ``*`` has the positional ones."""
     index: int
     number: int
     passes: dict[str, PassPart] = {}
 
     @property
     def label(self) -> str:
-        """Which of how many parts this is: ``3/7``."""
+        """The number of this part and of all parts: ``3/7``."""
         return f"{self.index}/{self.number}"
 
 
@@ -96,9 +96,9 @@ def describe_command(verb: str, arguments: Mapping[str, Any], part: str, folder:
 
 
 class PartWriter:
-    """Runs one share of all work and keeps the results; `write` saves them. What an earlier run saved is not computed again.
+    """Runs one share of all work and keeps the results; `write` saves them. It reuses the results that an earlier run saved.
 
-    Whoever asks for a pass gets the results of this share alone, and has to throw away what it makes of them.
+    The caller of a pass gets only the results of this share, and has to discard what it computes from them.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ class PartWriter:
     def write(self) -> str:
         """Save the part, whole or not at all, and return its path or address.
 
-        Where another process wrote the same part meanwhile, and could read everything, that one stays. Raises CkptcheckError,
-        EvidenceError where files changed.
+        If another process has meanwhile written the same part, and could read everything, that part stays. Raises CkptcheckError,
+        EvidenceError if files changed.
         """
         changed = [name for name, one in self._part.passes.items() if not one.is_whole]
         if self.computed or self._old is None or self._old.passes != self._part.passes:
@@ -177,12 +177,12 @@ class Parts:
         self._parts: list[PartFile] = []
 
     def read_command(self) -> tuple[str, dict[str, Any]]:
-        """Return the verb and the arguments of the parts. Raises EvidenceError where one is missing, doubled or of another plan."""
+        """Return the verb and the arguments of the parts. Raises EvidenceError if one is missing, doubled or of another plan."""
         self._parts = self._parts or read_parts(self.folder)
         return self._parts[0].verb, self._parts[0].arguments
 
     def run(self, work: Work[U, R], units: Sequence[U]) -> Iterator[tuple[U, R]]:
-        """Yield each unit with its result. Raises EvidenceError where a part has none, or was made of something else."""
+        """Yield each unit with its result. Raises EvidenceError if a part has none, or comes from another plan or state."""
         self.read_command()
         objects = dict(work.list_objects())
         plan = hash_plan(work, units, objects)
@@ -204,12 +204,12 @@ class Parts:
 
     def _refuse(self, part: PartFile, text: str) -> EvidenceError:
         command = describe_command(part.verb, part.arguments, part.label, _open(self.folder).name)
-        # A rule may raise it, whose report shows the sentence alone.
+        # Put all into one sentence, because the report of a rule that raises this shows nothing else.
         return EvidenceError(f"part {part.label} {text}; run it again: {command}")
 
 
 def hash_plan(work: Work[U, R], units: Sequence[U], objects: Mapping[str, str]) -> str:
-    """Return a hash of what a pass computes: the same on every machine that sees the same files."""
+    """Return a hash of a pass's plan: the same on every machine that sees the same files."""
     state = hashlib.sha256(repr((__version__, work.name, sorted(objects.items()))).encode("utf-8", "surrogatepass"))
     for unit in units:
         state.update(work.describe(unit).encode("utf-8", "surrogatepass") + b"\n")
@@ -226,7 +226,7 @@ def find_share(weights: Sequence[int], index: int, number: int) -> tuple[int, in
     bounds = [0] * (number + 1)
     place = 0
     for at, weight in enumerate(weights):
-        # the part in which the middle of the unit lies; units of no bytes are spread as well
+        # a unit goes to the part in which its middle lies; empty units spread over the parts too
         middle = (2 * before + weight) * number // (2 * total) if total else at * number // len(weights)
         while place < min(middle, number - 1):
             place += 1
@@ -237,7 +237,7 @@ def find_share(weights: Sequence[int], index: int, number: int) -> tuple[int, in
 
 
 def _decode_whole(work: Work[U, R], units: Sequence[U], share: PassPart) -> list[tuple[U, R]]:
-    """Return the units with the results of an earlier run; none where they are no results."""
+    """Return the units with the results of an earlier run; none if they cannot be decoded."""
     try:
         return list(decode_results(work, units, share.results))
     except MalformedResult:
@@ -249,7 +249,7 @@ def _open(folder: str | Path | PartFolder) -> PartFolder:
 
 
 def _read_old(folder: PartFolder, name: str, part: PartFile) -> tuple[PartFile | None, str | None]:
-    """Return what an earlier run of the same command saved, None where it did not or as another version; and its version there."""
+    """Return the part that an earlier run of the same command and version saved, or None; and its version in the folder."""
     try:
         stored = folder.read(name)
     except EvidenceError:
@@ -285,7 +285,7 @@ def _decode_part(content: bytes, place: str) -> PartFile:
 def read_parts(where: str | Path | PartFolder) -> list[PartFile]:
     """Return the parts of a folder in order.
 
-    Raises CkptcheckError where there is none, EvidenceError where one is missing, doubled, of another command or version.
+    Raises CkptcheckError if there is none, EvidenceError if one is missing, doubled, of another command or version.
     """
     folder = _open(where)
     names = folder.list_parts()

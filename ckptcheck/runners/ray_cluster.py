@@ -1,8 +1,8 @@
-"""Runs work in a Ray cluster: each task computes some units on one of its nodes; who asked for the results joins them.
+"""Runs work in a Ray cluster: each task computes some units on one node; the caller joins the results.
 
-Ray repeats the tasks of a node that dies on another one. A node holds the units of its tasks and nothing else; this process holds
-the results of the tasks that are ahead of the first unfinished one. Units whose files lie on the disks of some nodes go to one of
-these (`Work.find_nodes`).
+If a node dies, Ray repeats its tasks on another one. A node holds only the units of its tasks; this process holds the results of
+the tasks ahead of the first unfinished one. Units whose files lie on the disks of some nodes go to one of these nodes
+(`Work.find_nodes`).
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from ckptcheck.text.formatting import count, format_duration
 T = TypeVar("T")
 
 TASK_BYTES, MOST_TASK_BYTES = 1 << 26, 1 << 28
-"""Bytes of the units in a task, about: the more of them the work has, the larger its tasks. Each costs some milliseconds."""
+"""About the least and the most bytes per task. Each task costs some milliseconds, so more work means larger tasks."""
 TASKS_EACH = 16
-"""Tasks for each processor from which on they are larger."""
+"""Tasks per processor beyond which the tasks become larger."""
 TASK_UNITS = 256
 """The most units in a task."""
 RETRIES = 3
-"""How often a task is repeated whose node has died."""
+"""Most retries of a task whose node has died."""
 TASKS_AHEAD = 3
-"""Tasks for each processor of the cluster that are begun and not yet joined."""
+"""Tasks per processor of the cluster that have begun and are not yet joined."""
 MOST_AHEAD = 4096
-"""Tasks that may be done before the first unfinished one: while the files of one node are read, others read theirs."""
+"""Most tasks ahead of the first unfinished one, so that other nodes can go on while one node still reads its files."""
 CONNECT_SECONDS = 60.0
-"""Seconds in which a cluster accepts this process. Ray itself waits for half of them, or without end, and ends the process then."""
+"""Seconds for connecting to a cluster. Ray itself waits half as long and then ends the process, or waits without end."""
 NODE_SECONDS = 120.0
-"""Seconds in which a node answers what it is asked before the work."""
+"""Seconds for a node to answer the questions before the work."""
 REMOTE_THREADS = 4
 """Threads of a task whose bytes come over the network."""
 LEAST_PATIENCE, SLOWEST = 1800.0, 1e6
-"""Seconds in which one of the tasks ends that were begun: so many, and the time of the largest one at so many bytes a second."""
+"""Seconds within which one of the running tasks has to end: a base, and the time of the largest at SLOWEST bytes per second."""
 INSTALL = "pip install 'ckptcheck[ray]'"
 
 
@@ -54,17 +54,17 @@ class Ray:
     """Runs work in a Ray cluster."""
 
     def __init__(self, address: str = "ray") -> None:
-        """Name the cluster; it is connected to when it is needed.
+        """Name the cluster; the connection opens on first use.
 
         Args:
             address: ``ray://head:10001`` or ``head:6379``; ``ray`` for the cluster of this machine or of RAY_ADDRESS.
         """
         self._address = "auto" if address == "ray" else address
         self.notes: list[str] = []
-        """What happened to the cluster meanwhile, in sentences."""
+        """Events in the cluster, in sentences."""
 
     def run(self, work: Work[U, R], units: Sequence[U]) -> Iterator[tuple[U, R]]:
-        """Yield each unit with its result, in order. Raises CkptcheckError without a cluster, EvidenceError where a task fails."""
+        """Yield each unit with its result, in order. Raises CkptcheckError without a cluster, EvidenceError if a task fails."""
         ray = self._connect()
         before = list_nodes(ray)
         queues = TaskQueues(ray, work, units)
@@ -88,7 +88,7 @@ class Ray:
     def ask_nodes(self, call: Callable[..., T], *arguments: Any) -> dict[str, T]:
         """Call a function on every node, and return node → its answer; a note names nodes that give none.
 
-        Raises CkptcheckError without a cluster, EvidenceError where the function fails.
+        Raises CkptcheckError without a cluster, EvidenceError if the function fails.
         """
         ray = self._connect()
         nodes = list_nodes(ray)
@@ -125,9 +125,9 @@ class Ray:
 
 
 def try_to_connect(address: str) -> None:
-    """Connect to a cluster in a process of its own, since ray.init may hang, or end the process, where a raylet has died.
+    """Connect to a cluster in a separate process, because ray.init may hang or end the process if a raylet has died.
 
-    Raises CkptcheckError where there is no cluster, or where it does not answer within CONNECT_SECONDS.
+    Raises CkptcheckError if there is no cluster, or if it does not answer within CONNECT_SECONDS.
     """
     try:
         tried = subprocess.run(
@@ -162,7 +162,7 @@ except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
     os._exit({NO_CLUSTER})
 ray.shutdown()
 """
-"""What the process runs that connects first: it ends with NO_CLUSTER and a message where there is none."""
+"""The code of the separate process that connects first: without a cluster it ends with NO_CLUSTER and a message."""
 
 
 def _explain_no_cluster(address: str, said: str) -> CkptcheckError:
@@ -173,7 +173,7 @@ def _explain_no_cluster(address: str, said: str) -> CkptcheckError:
 
 
 def compute_units(work: Work[Any, Any], units: Sequence[Any], version: str) -> list[bytes]:
-    """Compute units on a node, and return the results as msgpack. Raises RuntimeError where the node has another version."""
+    """Compute units on a node, and return the results as msgpack. Raises RuntimeError if the node has another version."""
     if version != __version__:
         raise RuntimeError(f"the node has ckptcheck {__version__}, and {version} asks")
     threads = REMOTE_THREADS if work.remote_jobs else 1
@@ -197,7 +197,7 @@ def begin_on_node(node: str, call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def call_on_node(node: str, call: Callable[..., T], *arguments: Any) -> T:
-    """Call a function on a node, from this process or from a task, and return its result. Raises OSError where it cannot."""
+    """Call a function on a node, from this process or from a task, and return its result. Raises OSError if that fails."""
     import ray
 
     try:
@@ -220,14 +220,14 @@ def find_own_node() -> str:
 
 @cache
 def _find_remote(call: Callable[..., Any]) -> Any:
-    """Return what calls a function in the cluster: it is sent there once."""
+    """Return Ray's remote form of a function, cached so that Ray sends it to the cluster once."""
     import ray
 
     return ray.remote(num_cpus=0, max_retries=1)(call)
 
 
 def _pin(node: str, *, soft: bool) -> Any:
-    """Return the strategy that puts a task on a node; soft: on another one where the node is dead."""
+    """Return the strategy that puts a task on a node; soft: on another one if the node is dead."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(node, soft=soft)
@@ -239,11 +239,11 @@ class Task(Generic[U]):
 
     units: list[U]
     nodes: frozenset[str]
-    """The nodes that have the files of the units; empty where any node can read them."""
+    """The nodes that have the files of the units; empty if any node can read them."""
 
 
 class TaskQueues(Generic[U]):
-    """The tasks of some work, handed out in their order. Some of each node's are under way at any time."""
+    """The tasks of some work, handed out in their order. Each node has some running tasks at any time."""
 
     def __init__(self, ray: Any, work: Work[U, Any], units: Sequence[U]) -> None:
         self._ray = ray
@@ -275,7 +275,7 @@ class TaskQueues(Generic[U]):
             return None
         self._begin()
         while self._next not in self._done:
-            # those of one node end about in their order, so the oldest of each node tells enough
+            # tasks of one node end roughly in order, so watching the oldest task of each node is enough
             oldest = {self._references[numbers[0]]: numbers for numbers in self._begun.values() if numbers}
             ended = self._ray.wait(list(oldest), fetch_local=False, timeout=self._patience)[0]
             if not ended:
@@ -292,13 +292,13 @@ class TaskQueues(Generic[U]):
         return task, self._references.pop(number)
 
     def cancel(self) -> None:
-        """Cancel what was begun and not handed out."""
+        """Cancel the tasks that have begun and were not handed out."""
         for reference in self._references.values():
             self._ray.cancel(reference)
         self._references.clear()
 
     def _begin(self) -> None:
-        """Begin tasks: a few for each processor of a node, or of the cluster where any node will do."""
+        """Begin tasks: a few for each processor of a node, or of the cluster if any node will do."""
         for node, numbers in self._waiting.items():
             begun = self._begun.setdefault(node, deque())
             processors = self._processors[node] if node else int(self._ray.cluster_resources().get("CPU", 1))
@@ -310,7 +310,7 @@ class TaskQueues(Generic[U]):
 
 
 def _group(work: Work[U, Any], units: Sequence[U], most: int) -> Iterator[Task[U]]:
-    """Put units together that follow each other and whose files the same nodes have. most: bytes of a task, about."""
+    """Group successive units whose files lie on the same nodes. most: about the bytes of a task."""
     task: Task[U] | None = None
     nbytes = 0
     for unit in units:

@@ -1,6 +1,6 @@
-"""Reads the results that another machine computed: one for each unit, of the type of the work, and within what the unit allows.
+"""Reads the results that another machine computed: one for each unit, of the work's result type, within the unit's limits.
 
-A node of a cluster and a folder of parts may hold anything: what fits no unit is refused before anybody computes with it.
+A node of a cluster and a folder of parts may hold anything, so this module refuses a result that does not fit its unit.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import msgspec
 from ckptcheck.runners.runner import R, U, Work
 
 MOST_BYTES, MOST_TIMES = 1 << 22, 16
-"""Bytes of a result at most: so many, and so many for each byte that is read for it. Decoded, they take many times their memory."""
+"""Most bytes of a result: a base, and MOST_TIMES for each byte of its unit. Decoded, it takes many times as much memory."""
 
 
 class MalformedResult(Exception):
-    """What was computed elsewhere is no result of this work: a clause that says why."""
+    """An answer from another machine is no result of this work; the message is a clause that says why."""
 
 
 def decode_results(work: Work[U, R], units: Sequence[U], results: Any) -> Iterator[tuple[U, R]]:
-    """Yield each unit with its result, in order. results: those of all units as MessagePack. Raises MalformedResult."""
+    """Yield each unit with its result, in order. results: the results of all units as MessagePack. Raises MalformedResult."""
     if not isinstance(results, list) or len(results) != len(units):
         raise MalformedResult("there is not one result for each piece of the work")
     decoder = msgspec.msgpack.Decoder(work.result_type)

@@ -1,7 +1,7 @@
-"""The protocols of work that is cut into units and of what runs it, and the runner of this machine.
+"""The protocols of work in units and of its runners, and the runner of this machine.
 
-A pass over all values, all digests or all pairs is a list of units that need nothing of each other. Whoever asks for the pass gets
-each unit with its result, in order, and joins the results; where they were computed makes no difference.
+A pass over all values, all digests or all pairs is a list of independent units. The caller gets each unit with its result, in
+order, and joins the results; the machine that computed them makes no difference.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ U_contra = TypeVar("U_contra", contravariant=True)
 
 
 GROUP_BYTES, GROUP_UNITS = 1 << 18, 64
-"""Bytes and number of the small units that one thread computes before it takes others."""
+"""Most bytes and units of a group of small units, which one thread computes in one go."""
 
 
 class Work(Protocol[U_contra, R]):
-    """What is computed of each unit. It can be sent to another process, with what it reads from."""
+    """Work on units. It can be pickled, with its source."""
 
     @property
     def name(self) -> str:
-        """What is computed of which target: ``values of ./model``."""
+        """The name of the work, with its target: ``values of ./model``."""
         ...
 
     @property
@@ -36,15 +36,15 @@ class Work(Protocol[U_contra, R]):
 
     @property
     def remote_jobs(self) -> int:
-        """How many units may be computed at a time where their bytes come over the network; 0 where they are on this machine."""
+        """How many units may be computed at a time if their bytes come over the network; 0 if they are on this machine."""
         ...
 
     def compute(self, unit: U_contra) -> R:
-        """Compute the result of a unit. What cannot be read is said in the result; nothing is raised for it."""
+        """Compute the result of a unit. Note a read error in the result; raise nothing."""
         ...
 
     def describe(self, unit: U_contra) -> str:
-        """Say which unit this is: the same on every machine, and for no other unit of the work."""
+        """Return a text that identifies the unit: the same on every machine, and unique within the work."""
         ...
 
     def weigh(self, unit: U_contra) -> int:
@@ -52,19 +52,19 @@ class Work(Protocol[U_contra, R]):
         ...
 
     def find_nodes(self, unit: U_contra) -> frozenset[str]:
-        """Return the nodes of the Ray cluster on whose disks the files of a unit lie; empty where any node can read them."""
+        """Return the nodes of the Ray cluster on whose disks the files of a unit lie; empty if any node can read them."""
         ...
 
     def list_objects(self) -> Mapping[str, str]:
-        """Map each file to what changes when it is replaced: its size, and its ETag or the time of its last change."""
+        """Map each file to a text that changes when it is replaced: its size, and its ETag or the time of its last change."""
         ...
 
     def fits(self, unit: U_contra, result: R) -> bool:
-        """Whether a result that has its type can be one of this unit: another machine may answer with anything."""
+        """Whether a result of the right type fits this unit, because another machine may answer with anything."""
         ...
 
     def is_whole(self, result: R) -> bool:
-        """Whether everything could be read that the result needs."""
+        """Whether everything that the result needs could be read."""
         ...
 
 
@@ -72,7 +72,7 @@ class Runner(Protocol):
     """Runs work."""
 
     def run(self, work: Work[U, R], units: Sequence[U]) -> Iterator[tuple[U, R]]:
-        """Yield each unit with its result, in order. Raises EvidenceError where results cannot be had."""
+        """Yield each unit with its result, in order. Raises EvidenceError if results are unavailable."""
         ...
 
 
@@ -83,8 +83,8 @@ class Local:
         """Choose how the threads run.
 
         Args:
-            jobs: how many there are; None: as many as there are cores, more where bytes come over the network.
-            waits: at an early end, wait for what they are doing. Without that a slow disk delays no Ctrl-C.
+            jobs: number of threads; None: the number of cores, more if bytes come over the network.
+            waits: at an early end, wait for the threads. Without it, a slow disk does not delay Ctrl-C.
         """
         self._jobs, self._waits = jobs, waits
 
@@ -103,7 +103,7 @@ class Local:
 
 
 def _group_small(work: Work[U, R], units: Sequence[U]) -> Iterator[list[U]]:
-    """Put small units together: handing one to a thread takes as long as reading some kilobytes."""
+    """Group small units, because handing one to a thread takes as long as reading some kilobytes."""
     group: list[U] = []
     weight = 0
     for unit in units:
@@ -124,7 +124,7 @@ class _Waiting(Generic[U, R]):
 def run_in_threads(
     compute: Callable[[U], R], units: Sequence[U], jobs: int, *, waits: bool = False
 ) -> Iterator[tuple[U, R]]:
-    """Yield each unit with its result, in order. A few units more than there are threads are begun and not yet yielded."""
+    """Yield each unit with its result, in order. At any time, a few more units than threads have begun."""
     pool = ThreadPoolExecutor(jobs)
     waiting: deque[_Waiting[U, R]] = deque()
     try:

@@ -1,4 +1,4 @@
-"""Tells addresses of storage that is not on this machine from paths."""
+"""Distinguishes addresses of remote storage from paths."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ SIGNS = {
     "✓": "OK", "✗": "X", "Δ": "delta ", "Σ": "sum ", "‖": "||", "²": "^2", "⁴": "^4", "“": '"', "”": '"', "‘": "'", "’": "'",
     **dict.fromkeys("─━═╌╸╺", "-"), **dict.fromkeys("│┃║▌", "|"), **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯┏┓┗┛┡┩╇", "+"),
 }  # fmt: skip
-"""Sign of our own messages and tables → what ASCII has in its place. A sign of a checkpoint is written as an escape instead:
-two names must not become one."""
+"""Sign in ckptcheck's own messages and tables → its likeness in ASCII. A sign from a checkpoint becomes an escape instead, so
+that two names never become one."""
 
 ERROR_HANDLER = "ckptcheck.likeness"
 REPLACED_HANDLERS = ("strict", "surrogateescape", "backslashreplace")
-"""The handlers that Python chooses by itself. Another one was chosen by the user: PYTHONIOENCODING=ascii:replace."""
+"""Python's default handlers. Any other handler is the user's choice: PYTHONIOENCODING=ascii:replace."""
 
 
 def write_likeness(error: UnicodeError) -> tuple[str, int]:

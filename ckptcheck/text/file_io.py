@@ -31,21 +31,21 @@ def expand_home(path: str) -> str:
 
 
 def real_path(path: str | Path) -> Path:
-    """Return a path without links, absolute; where a link leads to itself, as far as it can be followed.
+    """Return an absolute path without links; at a link to itself, the path as far as it can be followed.
 
-    `Path.resolve` raises RuntimeError there until Python 3.12, and every folder may hold such a link.
+    `Path.resolve` raises RuntimeError at such a link until Python 3.12, and any folder may hold one.
     """
     return Path(os.path.realpath(path))
 
 
 def path_exists(path: Path) -> bool:
-    """Return whether something lies there. Raises OSError where that cannot be known, as in a folder that is not ours to see.
+    """Return whether a path exists. Raises OSError if that is unknown, as in a folder without permission.
 
-    `Path.exists` answers no to that since Python 3.14.
+    `Path.exists` returns False in that case since Python 3.14.
     """
     try:
         path.stat()
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # a name with a NUL is none
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a name with a NUL
         return False
     return True
 
@@ -53,7 +53,7 @@ def path_exists(path: Path) -> bool:
 def open_regular_file(path: str | Path) -> int:
     """Open a file for reading and return its descriptor; never a link, nor a pipe or a device, which may have no end.
 
-    What was a file when its folder was listed may have been exchanged since then, so the descriptor is what is checked.
+    A file may have been exchanged since its folder was listed, so this checks the open descriptor, not the path.
     `os.open` takes a third of the time of `open`, and sampling values takes thousands of reads. Raises OSError.
     """
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
@@ -70,7 +70,7 @@ def open_regular_file(path: str | Path) -> int:
 
 
 def open_regular_file_to_append(path: str | Path) -> int:
-    """Open or create a file whose end is written to and return its descriptor; never a link, a pipe or a device. Raises OSError."""
+    """Open or create a file for appending and return its descriptor; never a link, a pipe or a device. Raises OSError."""
     return _open_or_create(path, os.O_WRONLY | os.O_APPEND)
 
 
@@ -92,7 +92,7 @@ def _open_or_create(path: str | Path, flags: int) -> int:
 
 
 PIECE = 1 << 20
-"""Bytes of one read of what has no size: of a pipe, or of a file that grows."""
+"""Bytes of one read from a file without a fixed size: a pipe, or a file that grows."""
 
 
 def open_regular_stream(path: str | Path) -> BinaryIO:
@@ -107,16 +107,16 @@ def read_regular_file(path: str | Path, most: int) -> bytes:
 
 
 def _read_up_to(file: BinaryIO, most: int) -> bytes:
-    """Return the first `most` bytes of a stream, and take memory for what is there: a read takes it for what it may return.
+    """Return the first `most` bytes of a stream, in pieces, because one large read would allocate `most` bytes at once.
 
-    Raises OSError, also where a read would wait, as of ``/proc/kmsg``, which calls itself a regular file.
+    Raises OSError, also if a read would wait, as of ``/proc/kmsg``, which poses as a regular file.
     """
     content = file.read(min(most, os.fstat(file.fileno()).st_size + 1))
     if content is None:
         raise OSError(errno.EAGAIN, "it has nothing to read now")
     if not (rest := most - len(content)) or not (piece := file.read(min(rest, PIECE))):
         return content
-    pieces = io.BytesIO()  # joined, they would take their memory twice
+    pieces = io.BytesIO()  # joining a list of pieces would take the memory twice
     pieces.write(content)
     while piece:
         pieces.write(piece)
@@ -128,8 +128,8 @@ def _read_up_to(file: BinaryIO, most: int) -> bytes:
 def read_whole_file(path: str | Path, most: int) -> bytes:
     """Return the content of a file that the user named, which may be a link or a pipe.
 
-    Raises OSError, also for one of more than `most` bytes: a device has no end, and a sparse file costs its maker nothing; and
-    for a pipe into which nobody writes.
+    Raises OSError, also for a pipe without a writer, and for more than `most` bytes: a device has no end, and a sparse file
+    costs its maker nothing.
     """
     with os.fdopen(_open_with_writer(path), "rb") as file:
         state = os.fstat(file.fileno())
@@ -141,14 +141,14 @@ def read_whole_file(path: str | Path, most: int) -> bytes:
 
 
 def _open_with_writer(path: str | Path) -> int:
-    """Open a file for reading and return its descriptor; of a pipe only where somebody has it open for writing. Raises OSError."""
+    """Open a file for reading and return its descriptor; a pipe only if a process has it open for writing. Raises OSError."""
     file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     try:
         if stat.S_ISFIFO(os.fstat(file).st_mode):
             waiting = select.poll()
             waiting.register(file, select.POLLIN)
             if not waiting.poll(WRITER_PATIENCE * 1000):
-                with contextlib.suppress(BlockingIOError):  # somebody has it open, and has written nothing yet
+                with contextlib.suppress(BlockingIOError):  # a process has it open, but has written nothing yet
                     os.read(file, 1)
                     raise OSError(errno.EPIPE, "it is a pipe into which nobody writes")
         os.set_blocking(file, True)
@@ -159,15 +159,15 @@ def _open_with_writer(path: str | Path) -> int:
 
 
 WRITER_PATIENCE = 10.0
-"""Seconds in which somebody has to open a pipe for writing."""
+"""Seconds within which another process has to open a pipe for writing."""
 LARGEST_JSON = 1 << 28
-"""Bytes of a JSON file that are read."""
+"""Most bytes of a JSON file that are read."""
 
 
 def read_json_file(path: str | Path, most: int = LARGEST_JSON) -> Any:
-    """Return the value of a JSON file, or of the one that a link names; never of a pipe or a device, which may have no end.
+    """Return the value of a JSON file, also through a link; never of a pipe or a device, which may have no end.
 
-    Raises OSError, also for a file of more than `most` bytes, and ValueError where it is no JSON or nested too deep.
+    Raises OSError, also for a file of more than `most` bytes, and ValueError if it is no JSON or nested too deep.
     """
     raw = read_regular_file(os.path.realpath(path), most + 1)
     if len(raw) > most:
@@ -179,21 +179,21 @@ def read_json_file(path: str | Path, most: int = LARGEST_JSON) -> Any:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write to a temporary file beside `path` and rename it over it; what was there keeps its permissions.
+    """Write to a temporary file beside `path` and rename it over `path`, keeping the permissions of an existing file.
 
-    Raises CkptcheckError when the folder cannot be written to; nothing half-written is left, also on Ctrl-C.
+    Raises CkptcheckError if the folder cannot be written to. Leaves nothing half-written, also on Ctrl-C.
     """
     with open_for_replace(path) as temporary:
         temporary.write_bytes(content)
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether a path is a pipe, a device, or a stream of this process: written to, and never replaced.
+    """Whether a path is a pipe, a device, or a stream of this process, which is written to and never replaced.
 
-    /dev/stdout is a link, and what it leads to is a regular file where the shell has redirected it.
+    /dev/stdout is a link, and leads to a regular file if the shell has redirected it.
     """
     if find_own_stream(path) is not None:
-        return True  # also where the stream is closed: root would replace the link for every process
+        return True  # also if the stream is closed, because root would replace the link for every process
     return path.exists() and not path.is_file()
 
 
@@ -280,9 +280,9 @@ def open_for_replace(path: Path) -> Iterator[Path]:
 
 
 def _open_with_reader(path: Path) -> int:
-    """Open a stream for writing and return its descriptor; a pipe only where somebody opens it for reading. Raises OSError.
+    """Open a stream for writing and return its descriptor; a pipe only if a process opens it for reading. Raises OSError.
 
-    One of this process is written on where it stands: opened anew, a file that a shell redirected it to would begin from the start.
+    A stream of this process keeps its position: opened anew, a redirected file would be overwritten from its start.
     """
     if (number := find_own_stream(path)) is not None:
         return os.dup(number)
@@ -304,7 +304,7 @@ def _open_with_reader(path: Path) -> int:
 
 
 READER_PATIENCE = 10.0
-"""Seconds in which somebody has to open a pipe for reading."""
+"""Seconds within which another process has to open a pipe for reading."""
 
 
 def _umask() -> int:

@@ -1,4 +1,4 @@
-"""Names that only files of a model have: no report is written over one."""
+"""Names that only files of a model have, so that no report overwrites one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NAMES = frozenset(
 
 
 OWN = b'{"__metadata__":{"ckptcheck.'
-"""How the header of a safetensors file begins that ckptcheck wrote: rollouts."""
+"""Beginning of a safetensors header that ckptcheck wrote: rollouts."""
 
 
 def refuse_model_file(output: Path | None) -> None:
-    """Raise UsageError for a file that is there already, and whose name only a model's file has; not for our own rollouts."""
+    """Raise UsageError for an existing file with a name that only a model's file has, except ckptcheck's own rollouts."""
     if output is None or not (output.name in NAMES or output.name.endswith(ENDINGS)):
         return
     if output.is_file() and not _is_own(output):
@@ -35,5 +35,5 @@ def _is_own(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(8 + len(OWN))[8:] == OWN
-    except OSError:  # what cannot be read is somebody's
+    except OSError:  # an unreadable file may be a model's
         return False

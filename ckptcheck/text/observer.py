@@ -1,4 +1,4 @@
-"""The person or program that follows long work: it receives messages, and how far the work is."""
+"""The observer of long work, which receives messages and progress."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 Advance = Callable[[int, int], None]
-"""Is called with how much is done and how much there is in all."""
+"""Receives the amount that is done and the whole amount."""
 
 
 class Observer:
@@ -16,23 +16,23 @@ class Observer:
         """Receive one sentence about what happens now."""
 
     def progress(self, label: str, *, bytewise: bool = True) -> AbstractContextManager[Advance | None]:
-        """Return a context in which work on `label` runs; it gives the function that counts, or None where nobody looks.
+        """Return a context in which work on `label` runs; it gives the function that counts, or None without an audience.
 
         bytewise: the work counts bytes, else files, prompts or sequences.
         """
         return nullcontext(None)
 
     def phase(self, label: str, most: float | None = None) -> AbstractContextManager[None]:
-        """Return a context in which a phase runs that counts nothing.
+        """Return a context for a phase without a count.
 
-        most: seconds after which it is given up; None if nobody knows.
+        most: the phase's time limit in seconds; None if unknown.
         """
         self.log(label)
         return nullcontext()
 
     @contextmanager
     def stages(self) -> Iterator[Callable[[str], None]]:
-        """Give a function that begins one stage of the work after the other: each is a phase until the next, or the block, ends."""
+        """Give a function that begins the next stage of the work; each stage is a phase until the next begins or the block ends."""
         with ExitStack() as running:
 
             def begin(label: str) -> None:

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 FOLDER = re.compile(r"/dev/fd|/proc/(self|thread-self|[0-9]+|[0-9]+/task/[0-9]+)/fd")
-"""The folders in which a process finds its own streams, by their numbers; each has those of the process alone that looks."""
+"""The folders in which a process finds its own streams by number; each process sees only its own streams there."""
 MOST_LINKS = 40
-"""Links behind each other that are followed, as the system does."""
+"""Most links that are followed one after the other, as in Linux."""
 NAMES = {0: "standard input", 1: "standard output", 2: "standard error"}
 
 
 def find_own_stream(path: Path) -> int | None:
-    """Return the number of the stream of this process that a path leads to, None where it leads elsewhere.
+    """Return the number of the stream of this process that a path leads to, or None.
 
     The stream itself may be a link again, to the file into which a shell has redirected it.
     """
@@ -33,9 +33,9 @@ def find_own_stream(path: Path) -> int | None:
 
 
 def explain_closed_stream(path: Path) -> str | None:
-    """Say that a path leads to a standard stream which was closed when this process began; None where it does not.
+    """Explain that a path leads to a standard stream that was closed when this process began; else return None.
 
-    Something else has taken its number since then, the null device or any file: what is written there nobody reads.
+    Something else has taken its number since then, the null device or any file, so no reader would get the output.
     """
     number = find_own_stream(path)
     streams = {0: sys.__stdin__, 1: sys.__stdout__, 2: sys.__stderr__}

@@ -1,4 +1,4 @@
-"""Reads TOML after a look at how deeply its keys nest: Python's parser needs time and memory of the square of the depth."""
+"""Reads TOML after a check of how deeply its keys nest, because Python's parser takes time and memory quadratic in the depth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckptcheck.text.file_io import read_regular_file, real_path
 LARGEST = 1_000_000
 """Largest file that is read, in bytes."""
 DEEPEST = 100
-"""Largest number of parts of a dotted key."""
+"""Most parts of a dotted key, because the parser takes time and memory quadratic in them."""
 DOTTED = re.compile(r"""("[^"\\\n]*(?:\\.[^"\\\n]*)*"|'[^'\n]*'|[A-Za-z0-9_-]+)|(\.)|[ \t]+|.|\n""")
 """A part of a key, a dot, blanks, or any other character."""
 
@@ -47,7 +47,7 @@ def read_toml_file(path: Path) -> dict[str, Any]:
         raise CkptcheckError(f"{path} is not TOML: {error}") from error
 
 
-# a verb reads its own settings, then those of the rules, from one file
+# cached, because a verb reads its own settings, then the rules' settings, from one file
 _parse_once = functools.lru_cache(maxsize=2)(parse_toml)
 
 

@@ -37,7 +37,7 @@ class Option:
     because: str = ""
     """Why they have none."""
     needs: tuple[str, ...] = ()
-    """Parameters of which one has to be given, else this one has no effect."""
+    """Parameters: without any of them, this one has no effect."""
     hint: str = ""
     """What to do where it has no effect."""
     has_commas: bool = False

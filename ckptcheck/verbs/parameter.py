@@ -26,7 +26,7 @@ class Parameter:
     kinds: tuple[Any, ...]
     """The types that it takes, without None and without sequences."""
     item: tuple[Any, ...]
-    """The types of which it takes one or several; () where it takes no several."""
+    """The types of its values, if it takes one or several; () if it takes only one."""
     takes_none: bool
     is_variadic: bool
     """Whether it is ``*name``: all values without a name."""
@@ -125,7 +125,7 @@ class Given:
         return self._values[name]
 
     def reject(self, unused: Iterable[str], where: str, hint: str | None = None) -> None:
-        """Raise UsageError that names those of the unused options that the user gave. where: why they have no effect."""
+        """Raise UsageError that names the unused options that the user gave. where: why they have no effect."""
         flags = [self._parameters[name].flag(self._values[name]) for name in unused if name in self.names]
         if flags:
             raise UsageError(f"{join_words(flags)} {'has' if len(flags) == 1 else 'have'} no effect {where}", hint)

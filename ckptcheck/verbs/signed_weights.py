@@ -178,7 +178,7 @@ def ask_servers(
 ) -> SignatureCheck:
     """Compare servers with the signed weights. Where these are not as they were signed, no server is asked.
 
-    Raises CkptcheckError where nobody listens, and for weights that no server loads.
+    Raises CkptcheckError if no server answers, and for weights that no server loads.
     """
     if not check.is_as_signed:
         return replace(check, is_attached=True)

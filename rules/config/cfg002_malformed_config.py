@@ -6,8 +6,8 @@ of the config (layers, heads, hidden and intermediate size, vocabulary, experts)
 The nested config of the language model is checked too.
 
 ## Why it matters
-transformers, vLLM and SGLang stop on a file that is no JSON object: on those of images and sounds `AutoProcessor` does. A quoted
-number passes the parser and fails later, or is compared as text.
+transformers, vLLM and SGLang stop on a config that is no JSON object, and `AutoProcessor` stops on such a processor config. A
+quoted number passes the parser and fails later, or is compared as text.
 
 ## How to fix
 Write the file again with the library that made it, or correct the value.

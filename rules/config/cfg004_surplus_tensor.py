@@ -8,7 +8,7 @@ Every stored tensor has a place in the model that the config describes. An error
 - what a setting that is off leaves out (`attention_bias`, `mlp_bias`, …), and biases that the architecture never has.
 
 A warning for modules that the architecture does not have, and for a reward or value head under a name that its class does not
-load. An info for a language-modelling head in a model that scores. A module that stands where a missing one should is said there.
+load. An info for a language-modelling head in a model that scores. CFG003 reports a module that has taken a missing one's place.
 
 ## Why it matters
 transformers leaves the tensors out with an easily missed warning, SGLang without one, and vLLM mostly stops with a KeyError. The

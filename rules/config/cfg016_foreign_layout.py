@@ -7,7 +7,7 @@ on and off, and those that it renames. A classifier or a bare model is held agai
 have other names in front of the layers, but no others within them. In any architecture, all layers with experts use one layout: a
 tensor for each expert, or one for all.
 
-Where no name fits, nothing else is said of names: every parameter is missing, and every tensor left over.
+If no name fits, this is the only finding on names: that every parameter is missing and every tensor left over is a consequence.
 
 ## Why it matters
 transformers initializes the whole model with random numbers and lists the omitted tensors in a warning. In SGLang many models

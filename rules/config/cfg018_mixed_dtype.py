@@ -4,7 +4,7 @@
 - Among the floating-point dtypes of 16 bits and more, each tensor has the same dtype in all layers (and all experts). Different
   tensors may have different dtypes: norms and router biases are often kept in F32.
 - Among the dtypes of 8 bits (F8_E4M3, F8_E5M2, I8, U8 and others) the same holds for tensors of one shape. Where no config
-  declares a quantization and there are no scales, floats of 8 bits count among those of more.
+  declares a quantization and there are no scales, floats of 8 bits are compared with the wider dtypes.
 - A checkpoint that holds at least 20 tensors of BF16 and not more than two of F16 outside the layers, or the reverse, is not sure
   to label these right.
 
@@ -12,15 +12,15 @@
 This is rarely intended: it comes from a merge of two checkpoints, a resumed conversion or a patched layer. Engines silently
 cast to one dtype, so layers that were trained in F32 lose bits, and a trainer that keeps dtypes trains with two.
 
-Dtypes of one width also get mixed up by a wrong label: the bytes are those of the other dtype, the size is right, and every
-number is read as another one. VAL006 tells that from the values of a matrix of 4 KiB or more. In a vector the values cannot tell:
+A wrong label also mixes up dtypes of one width: the bytes belong to the other dtype, the size is right, and a loader reads every
+number as another one. VAL006 sees that in the values of a matrix of 4 KiB or more. In a vector the values do not show it:
 BF16 gains between 1.6 and 2.1, read as F16, lie between 1.95 and 2.01.
 
 ## How to fix
 Convert again from one source, with one dtype.
 
 ## When it can be wrong
-Recipes with mixed precision keep the first and the last layers, or those of multi-token prediction, in a wider dtype on
+Recipes with mixed precision keep the first and the last layers, or the layers of multi-token prediction, in a wider dtype on
 purpose; therefore this is a warning. Use `--ignore CFG018` there. A model that was cast completely, or whose same tensor was
 cast in every layer, is uniform and passes. Scales are not checked.
 

@@ -1,8 +1,8 @@
 """`architectures` and `model_type` belong to two different models.
 
 ## What it checks
-The first of `architectures` is a class that transformers builds for this `model_type`, where transformers knows both. And no nested
-config has the model type of another one: that of the images in `text_config`, as if the two were exchanged.
+The first of `architectures` is a class that transformers builds for this `model_type`, if transformers knows both. And no nested
+config has the model type of another one, such as the image model's type in `text_config`, as if the two were exchanged.
 
 ## Why it matters
 transformers builds what `model_type` says and does not look at `architectures`; vLLM and SGLang do the reverse. Trainer and engine

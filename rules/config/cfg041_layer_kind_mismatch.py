@@ -1,11 +1,11 @@
 """A layer is of another kind than the config gives it.
 
 ## What it checks
-- Experts or a dense feed-forward block: which settings say so (`first_k_dense_replace`, `decoder_sparse_step`, `mlp_only_layers`,
-  `moe_layer_freq`, `mlp_layer_types`, …) was learned from transformers for each architecture.
+- Experts or a dense feed-forward block: the settings that decide it (`first_k_dense_replace`, `decoder_sparse_step`,
+  `mlp_only_layers`, `moe_layer_freq`, `mlp_layer_types`, …) were learned from transformers for each architecture.
 - Attention, convolution, linear attention, Mamba: the layers to which `layer_types` or `layers_block_type` gives one type hold the
   same kind of mixer. Two mixers are of different kinds if each has tensors that the other lacks. For the architectures of
-  transformers it was learned which tensors only layers of one type have, and each layer is held against its own type.
+  transformers the tensors that only layers of one type have were learned, and each layer is compared with its own type.
 
 Where config.json lacks a setting, the default of its class counts.
 

@@ -1,7 +1,7 @@
 """The model's generation_config.json has sampling settings with which no text is generated.
 
 ## What it checks
-In generation_config.json, of what a request leaves out:
+In generation_config.json, for settings that a request leaves out:
 
 - `repetition_penalty` is a fraction above 0, or 1; `temperature` is from 0 to 2, and where the model samples (`do_sample`) a
   fraction above 0, or 1;

@@ -47,7 +47,7 @@ from ckptcheck.values.detectors.roles import name_pattern
 
 FACTOR = 10.0
 SCALE_FACTOR = 10_000
-"""How far a scale alone may be above those of its siblings: no two layers are known to differ so much."""
+"""Largest factor of a lone scale over its siblings' scales: no two layers are known to differ so much."""
 
 
 @rule("QNT030", "unlike-scale", severity="error", on="quantization")

@@ -1,7 +1,7 @@
 """The chat template does not parse, fails on every conversation, or drops what the user says.
 
 ## What it checks
-The templates are chat_template.jinja, those of additional_chat_templates, and `chat_template` of tokenizer_config.json.
+The templates are chat_template.jinja, the files in additional_chat_templates, and `chat_template` of tokenizer_config.json.
 - Each is UTF-8 text, and parses with jinja as transformers uses it. If there are several, one is called `default`.
 - The default one, and the one for tools (`tool_use`), render at least one of twelve small conversations (with a system prompt,
   an answer, tools; contents as texts and as lists of parts).

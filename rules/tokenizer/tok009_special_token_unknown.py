@@ -97,7 +97,7 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
 
 
 def _check_framing(ckpt: TokenizedCheckpoint, known: Vocabulary) -> Iterator[Problem]:
-    """Yield the tokens around every text whose ids are those of no token, or of another one."""
+    """Yield the tokens around every text whose ids belong to no token, or to another one."""
     from ckptcheck.checkpoint.embedding_table import find_embedding_table
 
     for framing in known.framing:
