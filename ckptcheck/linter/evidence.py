@@ -110,7 +110,7 @@ class EvidenceDefaults:
 
     @property
     def headline(self) -> str:
-        """ "": the number of rules is enough."""
+        """An empty text: the number of rules that passed is enough."""
         return ""
 
 

@@ -92,7 +92,7 @@ def find_settings(start: Path, targets: Sequence[str] = ()) -> Settings:
 
     A downloaded checkpoint may contain settings; they count only if the user names them (``--config``).
 
-    Raises CkptcheckError when the file found is malformed, or is another user's in a folder that everybody may write to.
+    Raises CkptcheckError if the file found is malformed, or is another user's in a world-writable folder.
     """
     named = [Path(expand_home(target)) for target in targets]
     scanned = [real_path(path if path.is_dir() else path.parent) for path in named if path.exists()]

@@ -1,13 +1,13 @@
 """A parameter that the model has is not stored.
 
 ## What it checks
-Every parameter of the model is filled by a stored tensor. Each cause is one finding, and what follows from it is not said again:
+A stored tensor fills every parameter of the model. Each cause is one finding, without its consequences:
 - **layers**: as many as the config declares (`num_hidden_layers`, `encoder_layers`, `vision_config.depth`, …), without a gap;
 - **experts**: as many in each layer as the config declares, each with all its weights, in single tensors or fused; and the
   router's `e_score_correction_bias` where `topk_method` is `noaux_tc`;
 - **parts of a layer**: what its siblings have, in any architecture. Layers are siblings if every per-layer list of the config
-  (`layer_types`, `mlp_only_layers`, …) gives them the same entry. In architectures of transformers also what every layer has, so
-  that a name which an exporter dropped from all layers, or from one of two, is seen;
+  (`layer_types`, `mlp_only_layers`, …) gives them the same entry. In architectures of transformers also the tensors of every layer,
+  which shows a name that an exporter dropped from all layers, or from one of two;
 - **switches**: what a setting adds (`attention_bias`, `mlp_bias`, `use_qk_norm`, `q_lora_rank`, …), also by its default;
 - **both ends**: the token embedding, an untied output head, the head of a classifier, reward model or critic; a declared layer of
   multi-token prediction (a warning);

@@ -29,7 +29,7 @@ from ckptcheck.checkpoint.heads import never_ties
 from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
 
 SAMPLES, SAMPLE = 16, 4096
-"""How many pieces of a table are compared, and their bytes."""
+"""Number of pieces of a table that are compared, and the bytes of each."""
 
 
 @rule(
@@ -55,7 +55,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             severity="info",
             hint="drop the head",
         )
-    elif alike is None:  # many releases store both, and nearly all of them the same twice
+    elif alike is None:  # many releases store both, nearly all of them with equal values
         yield Problem(
             "the output head is stored although the config ties it to the embedding, and no values show whether it is the same",
             file=ckpt.tensor_to_file[head],
@@ -73,7 +73,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 
 
 def _are_alike(ckpt: Checkpoint, head: str, embedding: str) -> bool | None:
-    """Whether samples of head and embedding are the same bytes; None where no values can be read, or all are zero."""
+    """Whether samples of head and embedding have the same bytes; None if no values can be read, or if all are zero."""
     own, other = ckpt.tensors[head], ckpt.tensors[embedding]
     if (own.dtype, own.shape) != (other.dtype, other.shape):
         return False

@@ -2,7 +2,7 @@
 
 ## What it checks
 For the architectures of transformers: at least one module inside the layers has a name that transformers looks for, and at least
-one stored name at all is one of those. The known names are those that transformers itself saves, with each option of the config
+one stored name at all is one of these. The known names are the names that transformers itself saves, with each option of the config
 on and off, and those that it renames. A classifier or a bare model is held against the language model of its `model_type`: it may
 have other names in front of the layers, but no others within them. In any architecture, all layers with experts use one layout: a
 tensor for each expert, or one for all.

@@ -40,7 +40,7 @@ BYTES = frozenset(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"
 FLOATS_OF_8_BITS = frozenset(dtype for dtype in BYTES if dtype.startswith("F8_"))
 HALVES = {"F16": "BF16", "BF16": "F16"}
 MIN_COMMON, MAX_LONE = 20, 2
-"""Tensors of the common dtype of 16 bits that it takes, and tensors of the other one that may be mislabelled."""
+"""Fewest tensors of the common 16-bit dtype for a finding, and most tensors of the other one that may be mislabelled."""
 
 
 @rule("CFG018", "mixed-dtype", severity="warning", on="layers")
@@ -53,7 +53,7 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
     has_scales = any("scale" in template for template in ckpt.forms_by_template)
     apart = BYTES if is_declared or has_scales else BYTES - FLOATS_OF_8_BITS
     for template, forms in ckpt.forms_by_template.items():
-        # Scales of quantized weights belong to the quantization rules.
+        # The quantization rules check the scales of quantized weights.
         if "scale" in template or len({dtype for dtype, _ in forms}) == 1:
             continue
         for name in ckpt.layout.names_by_template[template]:
@@ -84,7 +84,7 @@ def check(ckpt: LayeredCheckpoint) -> Iterator[Problem]:
 
 
 def _check_lone_labels(ckpt: LayeredCheckpoint, ours: str) -> Iterator[Problem]:
-    """Yield the few tensors outside the layers whose dtype of 16 bits no other tensor has."""
+    """Yield the few tensors outside the layers with a 16-bit dtype that no other tensor has."""
     halves = [
         (name, ckpt.tensors[name].dtype)
         for template, forms in ckpt.forms_by_template.items()

@@ -49,7 +49,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 def _has_none_by_design(ckpt: Checkpoint, name: str, shape: tuple[int, ...]) -> bool:
     """Whether the config asks for a tensor without elements: `num_register_tokens` of 0, or two widths without a difference.
 
-    ZeRO-3 leaves one dimension and no more, whatever the tensor was.
+    ZeRO-3 leaves exactly one dimension, whatever the tensor was.
     """
     resolved = ckpt.config.resolved if ckpt.config is not None else None
     if resolved is None or len(shape) < 2:

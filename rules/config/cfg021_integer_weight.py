@@ -35,7 +35,7 @@ from ckptcheck.checkpoint.quantization.declarations import KNOWN
 from ckptcheck.text.formatting import count, join_truncated
 
 BESIDE = ("weight", "qweight", "weight_packed", "_weight_qdata", "W_q", "weight._data", "weight._data._data")
-"""What a weight beside a bias is called in its module."""
+"""Names that a weight beside a bias may have in its module."""
 INTEGERS = frozenset(("BOOL", *(f"{kind}{bits}" for kind in "IU" for bits in (8, 16, 32, 64))))
 
 
@@ -94,7 +94,7 @@ def _check_biases(ckpt: Checkpoint) -> Iterator[Problem]:
 
 
 def _has_float_biases(ckpt: Checkpoint) -> bool:
-    """Whether the method that the config declares stores biases as floats."""
+    """Whether the declared method stores biases as floats."""
     quantization = ckpt.quantization
     if ckpt.is_adapter or quantization is None or quantization.method not in (*KNOWN, "torchao", "hqq", "quanto"):
         return False
@@ -107,7 +107,7 @@ def _has_float_biases(ckpt: Checkpoint) -> bool:
 
 
 def _is_quantized(ckpt: Checkpoint) -> bool:
-    """Whether anything hints at a quantization, or there is no config that could."""
+    """Whether anything hints at a quantization, or there is no config to do so."""
     if ckpt.is_adapter:
         return False
     config = ckpt.config

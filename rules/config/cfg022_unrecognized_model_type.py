@@ -32,7 +32,7 @@ from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.consumers.model_types import find_registering_engine
 
 SIZES = {"hidden_size", "num_hidden_layers"}
-"""Keys of nearly every config of transformers."""
+"""Keys that nearly every config of transformers has."""
 
 
 @rule(
@@ -81,6 +81,6 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
 
 
 def _version(text: object) -> tuple[int, ...]:
-    """Return major and minor version; () where there is none."""
+    """Return major and minor version; () if there is none."""
     found = re.match(r"(\d+)\.(\d+)", text) if isinstance(text, str) else None
     return tuple(int(part) for part in found.groups()) if found else ()

@@ -15,8 +15,8 @@ Correct the value, or copy the config of the model this one was trained or conve
 
 ## When it can be wrong
 transformers 4 did not check types, so a config that is older than transformers 5 may have worked with it. A config with its
-own class (`auto_map`) is not checked. CFG002 reports sizes and counts that are no integers. What a class refuses of several
-values together, only `--dry-load transformers` says.
+own class (`auto_map`) is not checked. CFG002 reports sizes and counts that are no integers. Which combinations of values a class
+refuses, only `--dry-load transformers` shows.
 
 ## Seen in
 huggingface/transformers#44877 (a whole number for a multiplier), sgl-project/sglang#26674 (0 for 0.0),

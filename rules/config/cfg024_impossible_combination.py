@@ -18,7 +18,7 @@ Copy the values from the config of the model this one was trained or converted f
 `layer_types` as long as it was: remove the same entries.
 
 ## When it can be wrong
-A config with its own class (`auto_map`) is not checked. What else a model refuses, `--dry-load transformers` says.
+A config with its own class (`auto_map`) is not checked. `--dry-load transformers` reports all else that a model refuses.
 
 ## Seen in
 kakaocorp/kanana-1.5-2.1b-instruct-2505 (24 heads, hidden size 1,792; huggingface/transformers#46211), ramanathanlab/genslm#110,
@@ -41,14 +41,14 @@ WIDTHS = ("hidden_size", "d_model", "embed_dim", "n_embd")
 WIDTH_OF_HEADS = re.compile(
     r"head_dim|head_size|d_kv|kv_channels|d_head|dim_head|_factor|expand|lora_rank|attention_hidden"
 )
-"""Fields that give the heads a width which is not the hidden size by their number."""
+"""Fields that give the heads a width other than the hidden size divided by their number."""
 WITHOUT_PADDING = frozenset(
     ("bloom", "blt", "codegen", "cpmant", "ctrl", "falcon", "falcon_mamba", "fsmt", "funnel", "gpt2", "gpt_bigcode", "gpt_neo",
      "gpt_neox", "gpt_neox_japanese", "gpt-sw3", "gptj", "longt5", "mamba", "mamba2", "mllama_text_model", "moshi", "mpnet", "mpt",
      "mt5", "musicgen_decoder", "musicgen_melody_decoder", "nemotron_h", "openai-gpt", "perceiver", "pix2struct_text_model",
      "reformer", "rwkv", "switch_transformers", "t5", "udop", "umt5", "xlnet", "xlstm")
 )  # fmt: skip
-"""Model types whose embedding does not get `pad_token_id`, or has more rows than `vocab_size` (transformers 5.24)."""
+"""Model types whose embedding ignores `pad_token_id`, or has more rows than `vocab_size` (transformers 5.24)."""
 
 
 @rule(
@@ -98,7 +98,7 @@ def _iter_wrong_heads(part: ResolvedPart, table: WeightsTable | None) -> Iterato
 
 
 def _find_size(part: ResolvedPart, key: str, demanded: str | None) -> Setting | None:
-    """Return the hidden size of a part: the one that the class demands, else that of its encoder or decoder, else its only one."""
+    """Return the hidden size of a part: the one that the class demands, else its encoder's or decoder's, else its only one."""
     heads = HEADS.fullmatch(key)
     half = heads[1] or "" if heads is not None else ""
     names = [demanded] if demanded else [*(f"{half}{name}" for name in WIDTHS if half), *WIDTHS]
@@ -106,7 +106,7 @@ def _find_size(part: ResolvedPart, key: str, demanded: str | None) -> Setting | 
 
 
 def _are_defaults(part: ResolvedPart, heads: Setting, size: Setting) -> bool:
-    """Whether the config repeats what the class takes by itself: Qwen3-Omni's thinker has 28 heads and a hidden size of 2,048."""
+    """Whether the config repeats the class's defaults: Qwen3-Omni's thinker has 28 heads and a hidden size of 2,048."""
     defaults = part.config_class.defaults
     return (defaults.get(heads.name), defaults.get(size.name)) == (heads.value, size.value)
 
@@ -129,7 +129,7 @@ def _iter_wrong_layer_lists(part: ResolvedPart) -> Iterator[Fault]:
 
 
 def _iter_lost_padding(part: ResolvedPart) -> Iterator[Fault]:
-    """Yield a token of padding that the embedding has no row for; torch takes a negative one from the end."""
+    """Yield a padding token without a row in the embedding; torch counts a negative one from the end."""
     padding, rows = part.find("pad_token_id"), part.find("vocab_size")
     if padding is None or rows is None or part.config_class.model_type in WITHOUT_PADDING:
         return

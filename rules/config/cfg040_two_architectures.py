@@ -60,7 +60,7 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
 
 
 def _find_exchanged(part: ResolvedPart, file: str) -> Iterator[Problem]:
-    """Yield the nested configs that have the model type of another one beside them."""
+    """Yield the nested configs that have the model type of a neighbouring one."""
     nested = part.config_class.nested
     for name, own in nested.items():
         settings = part.settings.get(name)
@@ -79,7 +79,7 @@ def _find_exchanged(part: ResolvedPart, file: str) -> Iterator[Problem]:
 
 
 def _list_parts(model_type: str) -> frozenset[str]:
-    """Return the model types that a config of one type holds by default, however deep; itself too."""
+    """Return the model types in the default config of one type, at any depth, with the type itself."""
     known, waiting = {model_type}, [model_type]
     while waiting:
         config_class = find_config_class(waiting.pop())

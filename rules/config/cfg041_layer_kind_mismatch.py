@@ -7,10 +7,10 @@
   same kind of mixer. Two mixers are of different kinds if each has tensors that the other lacks. For the architectures of
   transformers the tensors that only layers of one type have were learned, and each layer is compared with its own type.
 
-Where config.json lacks a setting, the default of its class counts.
+If config.json lacks a setting, the default of its class counts.
 
 ## Why it matters
-transformers builds what the config says, initializes it with random numbers and leaves out what is stored, with an easily missed
+transformers builds the layers by the config, initializes them at random and leaves out the stored tensors, with an easily missed
 warning; vLLM stops or leaves it uninitialized. A config that lost a key, a list of another size of the family, or one that an
 export script sorted, does this.
 

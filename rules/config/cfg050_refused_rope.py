@@ -5,7 +5,7 @@ Where transformers knows the `model_type`, in `rope_scaling` and `rope_parameter
 
 - the type is one that transformers computes
 - the keys that the type needs are there, and above 0 (`factor` of linear, `low_freq_factor` of llama3, `long_factor` of longrope)
-- what transformers computes with is a number
+- every setting that transformers computes with is a number
 - lists of factors (longrope) have one for each pair of channels that is rotated
 
 ## Why it matters
@@ -17,7 +17,7 @@ card: each type has its own keys.
 
 ## When it can be wrong
 A config with its own class (`auto_map`) is not checked. Older versions of transformers only warned about a key that is not there.
-What a class needs for single kinds of layers, only `--dry-load transformers` says.
+Only `--dry-load transformers` shows what a class needs for single kinds of layers.
 
 ## Seen in
 huggingface/transformers#32167, huggingface/transformers#32182: which missing keys of `rope_scaling` stop transformers

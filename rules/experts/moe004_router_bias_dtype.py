@@ -34,7 +34,7 @@ BIAS = "e_score_correction_bias"
 FEW = 4
 """A rounded bias has at most one different value for this many experts."""
 LEAST_EXPERTS = 32
-"""With fewer experts, few different values show nothing."""
+"""Fewest experts for a finding: with fewer, few different values show nothing."""
 LAYERS_READ = 8
 """Of so many layers the values are read, a few hundred bytes each."""
 FAMILIES = frozenset(

@@ -44,7 +44,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     ckpt.require_whole()
     for group in group_faults(ckpt, *TEXTS):
         if group.fault.kind == "weightless" and f"{group.key.rpartition('.')[0]}.compressed" in ckpt.tensors:
-            continue  # compressed-tensors stores what is not zero of a sparse weight; engines refuse that (QNT031)
+            continue  # compressed-tensors stores only the nonzero numbers of a sparse weight; engines refuse that (QNT031)
         yield Problem(
             TEXTS[group.fault.kind].format(weight=group.weight, others=group.others),
             file=group.file,

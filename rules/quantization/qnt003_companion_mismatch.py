@@ -17,7 +17,7 @@ quantize again.
 
 ## When it can be wrong
 - A loader of your own may cast a scale, or take it in another shape, on purpose. If it is the only consumer: `--ignore QNT003`.
-- If the config declares several schemes and no consumer's matching tells which one a module has, a module is sound if it fits any
+- If the config declares several schemes and no consumer's matching decides which one a module has, a module is sound if it fits any
   of them. So the rule misses a mix-up of two schemes.
 - It misses a wrong group size that gives the same number of groups.
 

@@ -26,7 +26,7 @@ from ckptcheck.checkpoint.views import QuantizedCheckpoint
 from ckptcheck.text.formatting import count
 
 MIN_SCALES = 8
-"""Weights below which equal scales may be chance, as in a model of one layer."""
+"""Fewest weights for a finding: with fewer, as in a model of one layer, equal scales may be chance."""
 
 
 @rule("QNT012", "constant-scale", severity="warning", on="quantization")

@@ -82,7 +82,7 @@ def _find_unpaired(ckpt: QuantizedCheckpoint, scales: Scales) -> Iterator[Proble
 
 
 def _find_misplaced(ckpt: QuantizedCheckpoint, scales: Scales) -> Iterator[Problem]:
-    """Yield the scales whose name leads vLLM to no attention module."""
+    """Yield the scales whose names vLLM maps to no attention module."""
     stack = ckpt.components.stack
     if stack is None:
         return

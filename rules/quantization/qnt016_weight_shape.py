@@ -91,7 +91,7 @@ def _misshapen(ckpt: QuantizedCheckpoint, names: list[str]) -> Iterator[Problem]
 
 
 def _check_states(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
-    """Yield the weights of bitsandbytes that are not what their state says, or whose state it cannot read."""
+    """Yield the weights of bitsandbytes that contradict their state, or whose state it cannot read."""
     wrong: dict[str, list[tuple[str, str]]] = {}
     for stored, modules in ckpt.quantization.storages.items():
         part = stored.parts.get("quant_state")

@@ -9,7 +9,7 @@ Qwen3-MoE in SGLang. The tests of this project compare how each version matches 
 The consumer has no place for the tensors.
 - vLLM stops at the first one.
 - SGLang stops in some models (`q_proj` of Qwen3). In most it drops them, with a warning (Llama) or without a line in the log
-  (Qwen3-MoE), and serves what was in memory.
+  (Qwen3-MoE), and serves uninitialized memory.
 - transformers starts the module from random numbers.
 - If the weight keeps its name, as in FP8, the numbers are cast without a scale, a thousand times too large.
 

@@ -8,7 +8,7 @@ ignored: the engines do not count it to the Linear modules, and transformers doe
 
 ## Why it matters
 The consumer allocates packed weights and scales, and nothing in the checkpoint fills them.
-- vLLM stops. SGLang stops or serves what was in memory, depending on the model's loader.
+- vLLM stops. SGLang stops, or serves uninitialized memory, depending on the model's loader.
 - If the weight keeps its name, as in FP8, it is cast without a scale.
 
 The usual case is a router: transformers keeps it in full precision, whether or not the ignore list has it. So the checkpoint loads

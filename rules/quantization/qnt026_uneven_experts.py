@@ -4,7 +4,7 @@
 The same projection is stored in the same way in all experts of a layer: the same tensors, dtypes and shapes.
 
 ## Why it matters
-vLLM and SGLang build the experts of a layer as one module with one scheme. Both stop at, or drop, what is stored in another way.
+vLLM and SGLang build the experts of a layer as one module with one scheme. Both stop at, or drop, experts of another scheme.
 SGLang judges the whole layer by the names of expert 0.
 
 ## How to fix

@@ -50,7 +50,7 @@ MIN_CORRELATION = 0.55
 FEW_BITS = 4
 """Up to so many bits a step is large enough to judge each weight by itself."""
 MIN_WEIGHTS = 8
-"""Weights of more bits whose median counts."""
+"""Fewest weights of more than FEW_BITS bits for a median that counts."""
 
 
 @rule("QNT029", "misplaced-zero-point", severity="error", on="quantization", when=has_zero_points)
@@ -85,7 +85,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
 
 
 def _find_shifted(fits: Sequence[ZeroPointFit]) -> list[ZeroPointFit]:
-    """Return the weights whose integers lie beside their zero points."""
+    """Return the weights whose integers do not lie around their zero points."""
     many_bits = [fit for fit in fits if fit.bits > FEW_BITS]
     usual = median(fit.shift for fit in many_bits) if many_bits else 0.0
     # Chance alone moves the mean of some thousand integers of 8 bits by a step, each in its own direction.
@@ -96,7 +96,7 @@ def _find_shifted(fits: Sequence[ZeroPointFit]) -> list[ZeroPointFit]:
 
 
 def _describe_convention(ckpt: QuantizedCheckpoint, fit: ZeroPointFit) -> str:
-    """Say what the zero points seem to be, and what the config declares, where it declares that."""
+    """Say what the zero points seem to be, and what the config declares, if it declares a method."""
     if ckpt.quantization.method == "gptq":
         second = ckpt.quantization.config.get("checkpoint_format") == "gptq_v2"
         if not second and fit.shift < 0:

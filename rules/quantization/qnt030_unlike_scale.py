@@ -94,7 +94,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
 
 
 def _find_absurd_scales(ckpt: QuantizedCheckpoint) -> dict[str, tuple[float, float]]:
-    """Return scale → (its largest number, what is typical of its siblings), for scales that are far too large."""
+    """Return scale → (its largest number, its siblings' typical one), for scales that are far too large."""
     siblings: dict[str, list[tuple[str, float]]] = {}
     for name, _, part in iter_scales(ckpt):
         stats = ckpt.values.tensors.get(name)

@@ -11,7 +11,7 @@
 - No other method stands beside `load_in_4bit` or `load_in_8bit`.
 - AWQ: weights of the version gemm have zero points, also where `zero_point` is not true: AutoRound and GPTQModel write so for
   symmetric weights, and store zero points that are all 8.
-- Quark: the scheme of all modules, those of single ones and what is excluded are there, if empty.
+- Quark: the settings for all modules, for single modules and for excluded ones are present, even if they are empty.
 - TorchAO: `quant_type` is there.
 - AutoRound: weights have 2 to 8 bits, and groups a size.
 - bitsandbytes: switches are true or false, and the kinds of 4 bits are nf4 and fp4.
@@ -52,7 +52,7 @@ LIBRARIES = {
     "auto-round": "transformers 5.24 refuses the config",
     "awq": "GPTQModel, with which transformers loads it, refuses it or invents what is missing",
 }
-"""Method → what its library makes of a setting that it does not take."""
+"""Method → what its library does with a setting that it does not accept."""
 REMOVED_FORMATS = ("marlin-24", "sparse-bitmask", "sparse-24-bitmask")
 BOTH = "compressed-tensors 0.20 and vLLM 0.32"
 

@@ -1,7 +1,7 @@
 """The quantization config names a method that no consumer knows.
 
 ## What it checks
-If weights are stored quantized, by any method whose tensors ckptcheck tells by their names, `quant_method` is a method of
+If weights are stored quantized, by any method whose tensors ckptcheck knows by their names, `quant_method` is a method of
 transformers 5.23, vLLM 0.32 or SGLang 0.5.23.
 
 ## Why it matters

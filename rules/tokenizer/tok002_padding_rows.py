@@ -46,7 +46,7 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
         return
     tokens = ckpt.tokenizer.max_id + 1
     unused = table.rows - tokens
-    if unused > PADDING and unused * PART > table.rows:  # in integers: a config may say a number that no float has
+    if unused > PADDING and unused * PART > table.rows:  # in integers: a config may hold a number beyond any float
         multiple = next((size for size in (1024, 512, 256, 128, 64) if table.rows % size == 0), None)
         padded = f", although {table.rows:,} is a multiple of {multiple}" if multiple else ""
         yield Problem(

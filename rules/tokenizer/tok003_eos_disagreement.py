@@ -124,7 +124,7 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
 def _may_generate(ckpt: TokenizedCheckpoint) -> bool:
     """Whether some class may generate with the model.
 
-    transformers writes a generation_config.json beside each model that can; else the class tells, where it is one of transformers.
+    transformers writes a generation_config.json beside each model that can; without that file, its own classes show it.
     The config of CLIP has an `eos_token_id` from before its class needed it, and nothing is generated.
     """
     config = ckpt.config

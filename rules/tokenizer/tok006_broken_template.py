@@ -5,7 +5,7 @@ The templates are chat_template.jinja, the files in additional_chat_templates, a
 - Each is UTF-8 text, and parses with jinja as transformers uses it. If there are several, one is called `default`.
 - The default one, and the one for tools (`tool_use`), render at least one of twelve small conversations (with a system prompt,
   an answer, tools; contents as texts and as lists of parts).
-- The default one is not empty, and in a text model it depends on the conversation and writes what the user says.
+- The default one is not empty; in a text model its output depends on the conversation and contains the user's text.
 - What `add_generation_prompt` adds names the same speaker, after the same control token, as the beginning of a written answer
   does (a warning). What follows may differ, such as a block of thinking.
 
@@ -15,7 +15,7 @@ exceeds them.
 ## Why it matters
 - `apply_chat_template` of transformers raises an error, and vLLM and SGLang answer every chat with one.
 - A file that is not text, or an entry without its template, keeps the tokenizer from loading.
-- A template that drops what the user says fails nowhere: the model answers prompts that it never received.
+- A template that drops the user's text raises no error: the model answers prompts that it never received.
 - A prompt that names another speaker than the answers in training (`message['role']` lost, or a word mistyped) makes every answer
   worse, and no loader sees it.
 - transformers, vLLM and SGLang take a byte order mark for text and start every prompt with it: one to three invisible tokens that

@@ -36,9 +36,9 @@ from ckptcheck.checkpoint.views import TokenizedCheckpoint
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 MIN_TOKENS, MIN_WORD_TOKENS = 20, 10_000
 MIN_ORDERED = 1_000
-"""Merges from which their order is judged."""
+"""Fewest merges for which their order is judged."""
 MAX_LATE = 0.3
-"""Share of the merges that may join a part which only later ones make."""
+"""Largest accepted share of merges with a part that only later merges make."""
 
 
 @rule("TOK012", "lost-merges", severity="error", on="tokenizer")

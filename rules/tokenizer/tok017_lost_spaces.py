@@ -35,7 +35,7 @@ MIN_TOKENS, MIN_SHARE = 20, 0.05
 GENERIC = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend")
 """The classes of transformers that take every step from tokenizer.json."""
 WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-"""How the classes end whose answers are decoded."""
+"""Suffixes of the classes that generate text."""
 
 
 @rule("TOK017", "lost-spaces", severity="error", on="tokenizer")
