@@ -41,7 +41,7 @@ ALONE = "where servers are compared with each other only"
 
 
 def reject_unused(given: Given) -> None:
-    """Reject options about what is not started. Raises UsageError where no check is left, too."""
+    """Reject options about parts that do not start. Raises UsageError also if no check is left."""
     reject_checks(given)
     reject_phases(given, ["step", "sync"], NOT_MADE)
     if given["source"] is None:

@@ -33,7 +33,7 @@ ENGINE_OPTIONS = ("engine", "engine_tp", "engine_mode", "dtype", "engine_gpus", 
 
 
 def reject_unused(given: Given) -> None:
-    """Reject options of an engine where the transport brings its receiver."""
+    """Reject options of an engine if the transport brings its own receiver."""
     from ckptcheck.live.conformance.live_run import is_own_transport
 
     if is_own_transport(given["transport"]):

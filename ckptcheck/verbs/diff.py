@@ -18,7 +18,7 @@ LAYOUTS = "Megatron and adapters"
 
 
 def reject_unused(given: Given) -> None:
-    """Reject options about values where a side is a file of digests."""
+    """Reject options about values if a side is a file of digests."""
     from ckptcheck.compare.known_weights import is_known_weights
 
     if not any(is_known_weights(os.fspath(given[name])) for name in ("first", "second")):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def reject_unused(given: Given) -> None:
-    """Reject the names of a checkpoint's tensors where no checkpoint is compared."""
+    """Reject the names of a checkpoint's tensors if no checkpoint is compared."""
     if given["saved"] is None:
         given.reject(["like"], "without --saved", "name the checkpoint that the job saved")
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def reject_unused(given: Given) -> None:
-    """Reject options of an engine where two trainers are run."""
+    """Reject options of an engine if two trainers run."""
     if given["engine"] in ("transformers", "megatron"):
         where = f"with --engine {given['engine']}: two trainers are run"
         given.reject(["engine_tp", "engine_mode", "engine_python"], where)

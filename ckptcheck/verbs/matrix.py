@@ -41,7 +41,7 @@ AXES = "The axes of the table"
 
 
 def reject_unused(given: Given) -> None:
-    """Reject options of sides that no pair has, and of sampling where nothing is sampled."""
+    """Reject options of sides that no pair has, and options of sampling if nothing is sampled."""
     sides = {side for pair in several(given["pairs"]) for side in pair.split(":")}
     if sides <= {"transformers", "megatron"}:
         given.reject(

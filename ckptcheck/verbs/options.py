@@ -23,10 +23,10 @@ class Option:
 
     help: str
     names: str = ""
-    """How the command line writes it, where that is not the parameter's name: ``--from``, ``-o --output``, ``--scan/--no-scan``."""
+    """Its spelling on the command line, if not the parameter's name: ``--from``, ``-o --output``, ``--scan/--no-scan``."""
     metavar: str = ""
     shown: str = ""
-    """What the help shows as the default where the default itself says nothing: ``cores`` for None."""
+    """The default in the help, if the value itself says nothing: ``cores`` for None."""
     least: float | None = None
     """The least number that it takes; None: any."""
     most: float | None = None
@@ -39,7 +39,7 @@ class Option:
     needs: tuple[str, ...] = ()
     """Parameters: without any of them, this one has no effect."""
     hint: str = ""
-    """What to do where it has no effect."""
+    """What to do if it has no effect."""
     has_commas: bool = False
     """Whether the command line takes several values with commas between them."""
     is_required: bool = False
@@ -47,7 +47,7 @@ class Option:
     is_output: bool = False
     """Whether it names a file that the verb writes."""
     listed: str = ""
-    """``module:function`` that lists the values it takes, which the help names; "" where the type says all."""
+    """``module:function`` that lists its values for the help; "" if the type names them all."""
     normalize: str = ""
     """``module:function`` that returns a value in its one form, and raises CkptcheckError for a malformed one."""
     is_repeated: bool = False
@@ -63,7 +63,7 @@ class Setting(Option):
 
 
 SETTING = object()
-"""``Annotated[TopP, SETTING]``: makes a setting of what is an option of other verbs."""
+"""``Annotated[TopP, SETTING]`` turns an option of other verbs into a setting."""
 
 # What several verbs take. The headings of the help, in its order:
 RULES = "Which rules run"

@@ -22,7 +22,7 @@ class Parameter:
 
     name: str
     default: Any
-    """Its default; `inspect.Parameter.empty` where it has to be given."""
+    """Its default; `inspect.Parameter.empty` if it is required."""
     kinds: tuple[Any, ...]
     """The types that it takes, without None and without sequences."""
     item: tuple[Any, ...]
@@ -50,18 +50,18 @@ class Parameter:
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values that its type names; () where it takes more than some words."""
+        """The values that its type names; () if it takes more than a fixed list of words."""
         literals = [kind for kind in (*self.kinds, *self.item) if get_origin(kind) is Literal]
         return get_args(literals[0]) if literals else ()
 
     def list_choices(self) -> tuple[str, ...]:
-        """Return the values that it takes; () where it takes more than some words. Only now is imported what lists them."""
+        """Return the values that it takes; () if it takes more than a fixed list of words. Imports the function that lists them."""
         if self.declared is not None and self.declared.listed:
             return tuple(load(self.declared.listed)())
         return self.choices
 
     def flag(self, value: object = None) -> str:
-        """Return its name on the command line: ``--output``, not ``-o``; and for False the name of what switches it off."""
+        """Return its name on the command line: ``--output``, not ``-o``; for False, the name of the switch that turns it off."""
         name = self.name.replace("_", "-")
         if self.is_setting:
             return f"--set {name}"
@@ -183,7 +183,7 @@ def _describe(kind: Any) -> str:
 
 
 def load(name: str) -> Any:
-    """Return what ``module:name`` names."""
+    """Return the object that ``module:name`` names."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 

@@ -89,7 +89,7 @@ def open_job_report(
     model: str | None = None,
     pictures: bool = False,
 ) -> "tuple[Job, Report]":
-    """Return a job as `preflight` reads it, and what it finds in it. model: a copy of the model that it names, None for none."""
+    """Return a job as `preflight` reads it, with its report. model: a copy of the model that the job names, or None."""
     from ckptcheck.jobs.job import build_settings_section
     from ckptcheck.jobs.open_job import open_job, split_variables
     from ckptcheck.jobs.this_machine import Probe

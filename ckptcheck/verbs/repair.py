@@ -103,7 +103,7 @@ def plan_index_repair(ckpt: Checkpoint) -> tuple[Repair | None, str | None]:
 
 
 def _read_present(ckpt: Checkpoint, name: str) -> tuple[bytes | None, str | None]:
-    """Return the present content of a file of the folder, None where there is none; and why it cannot be rewritten."""
+    """Return the present content of a file of the folder, or None; and why it cannot be rewritten."""
     file = ckpt.source.files.get(name)
     if file is None:
         if ckpt.source.local is not None and os.path.lexists(ckpt.source.local / name):

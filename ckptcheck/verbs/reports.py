@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_notes(report: Report, runner: Runner | None) -> Report:
-    """Add what happened to the cluster that did the work."""
+    """Add the events in the cluster that did the work."""
     from ckptcheck.linter.report import add_cluster_notes
 
     return add_cluster_notes(report, getattr(runner, "notes", ()))
@@ -28,7 +28,7 @@ def build_report(
     ignored: Mapping[str, str] | None = None,
     pictures: bool = False,
 ) -> Report:
-    """Run rules over evidence, and draw it where pictures are asked for.
+    """Run rules over evidence, and draw it if pictures are wanted.
 
     loaded: all rules; None: the built-in ones. selected: those that run; None: all loaded ones.
     """

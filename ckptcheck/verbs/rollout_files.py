@@ -1,4 +1,4 @@
-"""Reads rollouts of any kind, and what decodes their tokens."""
+"""Reads rollouts of any kind, and the tokenizers that decode their tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def list_sources() -> list[str]:
 
 
 def load_decoder(folder: Path) -> Callable[[Sequence[int]], str]:
-    """Return a function from token ids to their text. Raises CkptcheckError where no tokenizer.json can be read."""
+    """Return a function from token ids to their text. Raises CkptcheckError if no tokenizer.json can be read."""
     from ckptcheck.checkpoint.open_tokenizer import FILE, open_tokenizer, read_tokenizer_file
 
     tokenizer = open_tokenizer(read_tokenizer_file(folder), str(folder / FILE if folder.is_dir() else folder))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def check_runner(runner: Runner | None, device: str = "cpu") -> Runner | None:
-    """Return the runner, None for the default one. Raises CkptcheckError where it cannot run anything."""
+    """Return the runner, None for the default one. Raises CkptcheckError if it cannot run anything."""
     from ckptcheck.runners.parts import Parts
     from ckptcheck.runners.runner import Local
 

@@ -1,4 +1,4 @@
-"""Scans targets: opens each, repairs it where asked, and runs the rules over it."""
+"""Scans targets: opens each, repairs it on request, and runs the rules over it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _create_value_reader(request: ScanRequest, progress: Advance | None) -> Valu
 
 
 def run_passes(targets: Sequence[str], request: ScanRequest) -> None:
-    """Run every pass that rules about values may ask for, by the runner of the request, which keeps what it computes.
+    """Run every pass that rules about values may need, by the runner of the request, which keeps the results.
 
     Raises CkptcheckError where a target cannot be opened, EvidenceError where not everything could be read.
     """
@@ -175,7 +175,7 @@ def _scan_megatron(megatron: Megatron, request: ScanRequest, rows: list[dict[str
 
 
 def _add_vocabulary(report: Report, ckpt: Checkpoint) -> Report:
-    """Add the counts of near-zero and identical rows, where the rules have read the values."""
+    """Add the counts of near-zero and identical rows, if the rules have read the values."""
     if ckpt.values_read is None:
         return report
     from ckptcheck.values.detectors.vocabulary_summary import summarize_vocabulary
@@ -184,7 +184,7 @@ def _add_vocabulary(report: Report, ckpt: Checkpoint) -> Report:
 
 
 def _add_pictures(report: Report, ckpt: Checkpoint, request: ScanRequest) -> Report:
-    """Add what the page shows, where that is asked for."""
+    """Add the sections and pictures of the page, if they are wanted."""
     if not request.pictures:
         return report
     from ckptcheck.reporters.evidence_pictures import draw_pictures
@@ -193,7 +193,7 @@ def _add_pictures(report: Report, ckpt: Checkpoint, request: ScanRequest) -> Rep
 
 
 def _list_tensor_records(ckpt: Checkpoint) -> list[dict[str, object]]:
-    """Return the statistics of every tensor for --stats. Raises CkptcheckError where no values are read."""
+    """Return the statistics of every tensor for --stats. Raises CkptcheckError if no values are read."""
     from ckptcheck.values.detectors.tensor_table import tensor_records
 
     try:

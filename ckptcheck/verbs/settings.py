@@ -20,7 +20,7 @@ SWITCHES = {"true": True, "on": True, "yes": True, "false": False, "off": False,
 def read_verb_settings(
     verb: str, known: Mapping[str, Parameter], targets: Sequence[StrPath], config: StrPath | None
 ) -> dict[str, Any]:
-    """Return what the project sets for a verb.
+    """Return the project's settings for a verb.
 
     verb: its function. known: its settings. targets: what it reads; settings inside of these do not count. config: the file of the
     settings; None: the nearest. Raises CkptcheckError for a setting or a verb that is not there, and for a value that is not taken.
@@ -50,7 +50,7 @@ def read_verb_settings(
 
 
 def parse_settings(table: Mapping[str, Any], known: Mapping[str, Parameter], place: str, owner: str) -> dict[str, Any]:
-    """Return setting → value. place: where the table stands. owner: the verb.
+    """Return setting → value. place: the place of the table. owner: the verb.
 
     Raises CkptcheckError as `read_verb_settings` does.
     """

@@ -12,7 +12,7 @@ from ckptcheck.verbs.verb import verb
 
 
 def reject_unused(given: Given) -> None:
-    """Reject options of the other way to sign. Raises UsageError where neither or both are chosen, too."""
+    """Reject options of the other way to sign. Raises UsageError also if neither or both are chosen."""
     keyless = given["keyless"]
     if keyless == (given["private_key"] is not None):
         raise UsageError(

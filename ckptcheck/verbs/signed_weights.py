@@ -41,10 +41,10 @@ def choose_signer(
     allow_expired: bool,
     ignore_unsigned_files: bool,
 ) -> TrustedSigner | None:
-    """Return whose signature `verify` accepts; None where no signature is asked for.
+    """Return the signers whose signature `verify` accepts; None if no signature is requested.
 
     is_required: there is no manifest to verify with either. Raises UsageError for arguments that contradict each other, and
-    where a signature is named and nobody to trust: a signature that fits no known key proves nothing.
+    for a signature without a signer to trust: a signature that fits no known key proves nothing.
     """
     from ckptcheck.compare.signatures.keys import TrustedSigner
 

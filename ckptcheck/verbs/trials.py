@@ -1,4 +1,4 @@
-"""Rejects what has no effect on a trial: timeouts of phases that it does not have, and GPUs of a trainer that is kept off them."""
+"""Rejects options without effect on a trial: timeouts of phases that it lacks, and GPUs of a trainer on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckptcheck.verbs.parameter import Given, several
 
 
 def reject_checks(given: Given) -> None:
-    """Reject GPUs of a trainer that computes on the CPU. Raises UsageError where no check is left, too."""
+    """Reject GPUs of a trainer that computes on the CPU. Raises UsageError also if no check is left."""
     if not (given["check_weights"] or given["check_logprobs"]):
         raise UsageError("with both checks turned off there is nothing to check")
     if given["device"] == "cpu":

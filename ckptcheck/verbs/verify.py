@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def reject_unused(given: Given) -> None:
-    """Reject options about servers where none is asked."""
+    """Reject options about servers if the command asks none."""
     if not given["attach"]:
         given.reject(["allow_remote", "engine_python"], "without --attach")
 

@@ -39,7 +39,7 @@ RUN_OPTIONS = (
 
 
 def reject_unused(given: Given) -> None:
-    """Reject options about what is not run."""
+    """Reject options about parts that do not run."""
     if given["source"] is None:
         given.reject(RUN_OPTIONS, "without SOURCE: nothing is run", "name the trainer's checkpoint after FILE")
     if given["engine"] == "none":
