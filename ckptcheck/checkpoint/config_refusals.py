@@ -15,7 +15,7 @@ ACTIVATION = re.compile(r"(^|_)(act|act_fn|activation|activation_function)$")
 DTYPES = ("dtype", "torch_dtype")
 """Keys of the dtype; where both are there, transformers takes the first."""
 DEFAULT_DTYPES = ("float", "float16", "float32", "float64", "half", "double", "bfloat16")
-"""Dtypes in which torch creates parameters: `torch.set_default_dtype` refuses all others, those of 8 bits too."""
+"""Dtypes in which torch creates parameters: `torch.set_default_dtype` refuses all others, 8-bit dtypes too."""
 
 
 def iter_wrong_types(part: ResolvedPart) -> Iterator[Fault]:

@@ -1,4 +1,4 @@
-"""The table of commands, and the one place that turns an error into a sentence and an exit code."""
+"""The table of commands, and the single place that turns an error into a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ GROUPS = {
     "parity": "Measure the gap between an engine's logprobs and a trainer's.",
     "engine": "Build, list and remove the isolated Python environments that vLLM, SGLang, Megatron and RL frameworks run in.",
 }
-"""First words of commands that are no command alone → their help."""
+"""First words of commands that are not commands themselves → their help."""
 GROUP_SETTINGS: dict[str, Any] = {
     "no_args_is_help": True,
     "rich_markup_mode": None,  # its tables cut the names of long options where the terminal has 80 columns
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 RULE_CODE = re.compile(r"[A-Za-z]{2,4}[0-9]{3}")
-"""What users write for a rule."""
+"""The code of a rule as users write it."""
 
 
 def build_app(*first_words: str) -> typer.Typer:
@@ -142,7 +142,7 @@ def _translate_help(words: list[str]) -> list[str]:
 
 
 def _point_to_help(error: Exception) -> str:
-    """Say whose help explains a usage error: the command's, or the general one where no command was recognized."""
+    """Name the help that explains a usage error: the command's, or the general one if no command was recognized."""
     first_word = "".join(sys.argv[1:2])
     if RULE_CODE.fullmatch(first_word):
         return f"ckptcheck rule {first_word.upper()} prints the page of that rule"
@@ -182,7 +182,7 @@ def _exit_with_error(message: str, hint: str | None = None, code: int = 2) -> No
 
 
 def _wrap(line: str) -> str:
-    """Wrap a line between its words where stderr is a terminal; a pipe gets it whole, so that grep works."""
+    """Wrap a line between its words if stderr is a terminal; a pipe gets it whole, so that grep works."""
     if not sys.stderr.isatty():
         return line + "\n"
     import shutil

@@ -56,7 +56,7 @@ class NestedCommandGroup(CommandGroup):
 
     @classmethod
     def list_second_words(cls, first_word: str) -> list[str]:
-        """Return what makes a command of two words of a command of one.
+        """Return the second words that form a command of two words with a first one.
 
         >>> NestedCommandGroup.list_second_words("refit")
         ['history', 'lora']

@@ -14,13 +14,13 @@ from ckptcheck.reporters.printable import printable
 from ckptcheck.verbs.history import follow_history
 
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
-"""Moves to the top left corner of a terminal, and clears the screen and what was scrolled out of it."""
+"""Moves to the top left corner of a terminal, and clears the screen and its scrollback."""
 SYNCS = "weight syncs"
 """Title of the section with a row for each sync."""
 
 
 def follow(file: Path, format: str, output: Path | None, *, verbose: bool = False) -> Report | None:
-    """Show the record of a job now and at each sync, until Ctrl-C. Return the last report, None where there was none.
+    """Show the record of a job now and at each sync, until Ctrl-C. Return the last report, or None.
 
     On a terminal the whole report is written anew. Elsewhere each sync is a line, and each finding once. With an output file,
     or in another format than text, each report replaces the one before.

@@ -140,7 +140,7 @@ LINE_INTERVAL = 30.0
 
 @contextmanager
 def progress_bar(target: str, *, bytewise: bool = True) -> Iterator[Advance]:
-    """Show a progress bar with speed, time and time left while the block runs; where stderr is no terminal, a line now and then.
+    """Show a progress bar with speed, time and time left while the block runs; without a terminal, a line now and then.
 
     Gives the function to call with how much is done and how much there is in all. bytewise: the work counts bytes, else items.
     """
@@ -237,7 +237,7 @@ class TerminalObserver(Observer):
         return progress_bar(label, bytewise=bytewise)
 
     def phase(self, label: str, most: float | None = None) -> contextlib.AbstractContextManager[None]:
-        """Show how long a phase has taken, and what is left to it."""
+        """Show the time that a phase has taken, and the time left."""
         from ckptcheck.cli.phase_line import follow_phase
 
         return follow_phase(label, most, log)

@@ -12,7 +12,7 @@ from ckptcheck.text.formatting import format_duration
 
 Say = Callable[[str], None]
 LINE_INTERVAL = 30.0
-"""Seconds between two lines about a phase, where stderr is no terminal: a log of a job."""
+"""Seconds between two lines about a phase in a job's log, where stderr is no terminal."""
 SHORT = 0.5
 """Longest phase, in seconds, whose time is not shown."""
 

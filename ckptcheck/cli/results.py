@@ -1,4 +1,4 @@
-"""Writes what verbs return that is no report."""
+"""Writes the results of verbs that return no report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckptcheck.errors import CkptcheckError, UsageError
 
 
 def write_result(result: Any, values: Mapping[str, Any]) -> None:
-    """Write what a verb returned. values: what stood on the command line."""
+    """Write the result of a verb. values: the values on the command line."""
     if isinstance(result, str):
         sys.stdout.write(result)
     elif hasattr(result, "section"):
@@ -46,7 +46,7 @@ def _write_identities(found: list[Any], format: str) -> None:
 
 
 def write_preview_repairs(function: Callable[..., str], arguments: Mapping[str, Any], values: Mapping[str, Any]) -> int:
-    """Write what ``--fix`` would change; return the exit code, 1 where it would change something."""
+    """Write the changes that ``--fix`` would make; return the exit code, 1 if there are any."""
     from ckptcheck.reporters.printable import printable_lines
     from ckptcheck.reporters.runner_commands import break_commands
 

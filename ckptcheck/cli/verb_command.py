@@ -1,4 +1,4 @@
-"""Makes a command out of a verb: its options are those that the verb declares, and what every command has."""
+"""Makes a command out of a verb: with the options that the verb declares, and the options that every command has."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMATS_HELP = (
     "Format of the report; html is a page with pictures, for a browser, json-with-pictures is for ckptcheck report."
 )
 Declaration = tuple[Any, Option, object]
-"""The type of an option, what it is, and its default."""
+"""The type of an option, its declaration, and its default."""
 OF_REPORTS: Mapping[str, Declaration] = {
     "format": (ReportFormat, Option(FORMATS_HELP), "text"),
     "output": (str | None, Option("Write the report to a file.", "-o --output", metavar="FILE"), None),
@@ -36,7 +36,7 @@ OF_REPORTS: Mapping[str, Declaration] = {
     ),
     "verbose": (bool, Option("Also list the rules that passed, and long tables whole.", "-v --verbose"), False),
 }  # fmt: skip
-"""What every command has that writes a report."""
+"""Options of every command that writes a report."""
 OF_IDENTITIES: Mapping[str, Declaration] = {
     "format": (
         Literal["text", "json"],
@@ -44,7 +44,7 @@ OF_IDENTITIES: Mapping[str, Declaration] = {
         "text",
     ),
 }
-"""What a command has whose verb returns an identity."""
+"""Options of a command whose verb returns an identity."""
 OF_RUNNERS: Mapping[str, Declaration] = {
     "part": (
         str | None,
@@ -64,7 +64,7 @@ OF_RUNNERS: Mapping[str, Declaration] = {
         None,
     ),
 }  # fmt: skip
-"""What a command has whose verb takes a runner."""
+"""Options of a command whose verb takes a runner."""
 OF_SETTINGS: Mapping[str, Declaration] = {
     "set": (
         list[str],
@@ -76,7 +76,7 @@ OF_SETTINGS: Mapping[str, Declaration] = {
         None,
     ),
 }
-"""What a command has whose verb has settings."""
+"""Options of a command whose verb has settings."""
 SWITCHES: Mapping[str, tuple[str, str, Option]] = {
     "scan": (
         "diff", "preview_repairs",
@@ -90,7 +90,7 @@ SWITCHES: Mapping[str, tuple[str, str, Option]] = {
 }  # fmt: skip
 """Command → a switch that has another function of the verb's module called, and that function."""
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
-"""Python converts no more than some thousand digits."""
+"""A whole number of few digits, because Python refuses to convert more than some thousand."""
 
 
 def load_verb(words: str) -> Verb:
@@ -123,7 +123,7 @@ def make_command(words: str) -> Callable[..., None]:
 
 
 def describe_verb(verb: Verb) -> str:
-    """Return the help of a verb: its docstring up to what is for programs, which begins with Returns, Raises or In Python."""
+    """Return the help of a verb: its docstring up to the part for programs, which begins with Returns, Raises or In Python."""
     paragraphs = inspect.cleandoc(verb.function.__doc__ or "").split("\n\n")
     ends = [number for number, text in enumerate(paragraphs) if text.startswith(("Return", "Raises", "In Python"))]
     return "\n\n".join(paragraphs[: ends[0] if ends and ends[0] else len(paragraphs)])
@@ -225,7 +225,7 @@ def _choose_type(parameter: Parameter) -> Any:
 
 
 def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> None:
-    """Run the verb with what the user wrote, and write what it returns."""
+    """Run the verb with the user's arguments, and write its result."""
     from ckptcheck.cli import output as out
 
     arguments = {
@@ -272,7 +272,7 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
 
 
 def _run_each(verb: Verb, arguments: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """Run the verb; where the command line takes several of what the verb takes one, for each of them."""
+    """Run the verb, once for each value if the command line takes several of an argument and the verb one."""
     for name, parameter in verb.parameters.items():
         if parameter.declared is not None and parameter.declared.is_repeated:
             return [verb.run({**arguments, name: each}, names) for each in arguments[name]]
@@ -280,7 +280,7 @@ def _run_each(verb: Verb, arguments: Mapping[str, Any], names: Sequence[str]) ->
 
 
 def _convert(parameter: Parameter, value: Any) -> Any:
-    """Return what the user wrote as the verb takes it: lists of words, of numbers."""
+    """Return the user's value in the verb's form: lists of words, of numbers."""
     declared = parameter.declared
     if declared is None or not declared.has_commas:
         return value

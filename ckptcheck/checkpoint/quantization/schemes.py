@@ -281,7 +281,7 @@ def _auto_round_scheme(key: str, value: Mapping[str, Any], targets: tuple[str, .
     bits, kind = value.get("bits", 4), value.get("data_type", "int")
     if type(bits) is int and bits >= 16:
         return Scheme(key, targets)
-    packing = value.get("packing_format", "auto_round:gptq")  # what transformers takes where there is none
+    packing = value.get("packing_format", "auto_round:gptq")  # transformers' default
     form = None
     if kind == "int" and packing in AUTO_ROUND_PACKINGS:
         form = "auto-round-awq" if packing.endswith("awq") else "auto-round-gptq"
