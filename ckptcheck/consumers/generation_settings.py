@@ -28,9 +28,8 @@ def list_refused_at_request(settings: Mapping[str, Any]) -> Iterator[tuple[str, 
             continue
         if not _is_number(value):
             if key != "num_beams":
-                is_read = (
-                    samples or key == "repetition_penalty"
-                )  # transformers ignores the other settings when it decodes greedily
+                # transformers ignores the other settings when it decodes greedily
+                is_read = samples or key == "repetition_penalty"
                 yield key, f"is {_write(value)}, and no number", BOTH if is_read else VLLM
             continue
         if key == "repetition_penalty" and value != 1 and not (isinstance(value, float) and value > 0):

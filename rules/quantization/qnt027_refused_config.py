@@ -11,7 +11,7 @@ The engine does not start, whatever the weights are. Often only one of two engin
 not the trainer: transformers with GPTQModel or AutoAWQ loads the schemes that vLLM refuses.
 
 ## How to fix
-Do what the message says: quantize again with a scheme that both read, or add the setting. Or use another consumer and name it
+Follow the message: quantize again with a scheme that both read, or add the setting. Or use another consumer and name it
 with `--consumers`.
 
 ## When it can be wrong

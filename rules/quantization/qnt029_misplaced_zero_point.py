@@ -26,8 +26,8 @@ whether that was it.
 
 ## When it can be wrong
 - A weight whose numbers really lie on one side of zero. We know none in a trained model with 32 or more outputs.
-- With 8 bits a step is so small that only the median of all weights tells; one wrong weight among sound ones is missed. So are
-  zero points that are floats (HQQ), weights with an activation order for the second check, and what the sample leaves out.
+- With 8 bits a step is so small that only the median of all weights shows a shift. The rule misses one wrong weight among sound
+  ones, zero points that are floats (HQQ), weights with an activation order in the second check, and weights outside the sample.
 - `--ignore QNT029`, or a reason under `[ignore]`, silences it.
 
 ## Seen in

@@ -21,7 +21,7 @@ compressed-tensors 0.20 parses `config_groups` with classes that forbid anything
 them, and stop before they read a weight, also on a checkpoint that the version before loaded. `BitsAndBytesConfig` of
 transformers raises a TypeError.
 
-With a `quantization_status` of `frozen` or `initialized`, as tools of 2024 wrote, transformers 5.23 builds modules whose
+With a `quantization_status` of `frozen` or `initialized`, as tools of 2024 wrote it, transformers 5.23 builds modules whose
 weights are still to be quantized, and starts what the file does not have for them (`weight`, `weight_zero_point`) from random
 numbers.
 

@@ -8,7 +8,7 @@ The id of every token is smaller than the number of rows of the token embedding.
 - without a tokenizer.json, the pieces of a SentencePiece model that numbers the tokens (which no vocab.json or dict.txt does),
   and the tokens of a tiktoken file or of tekken.json. Some classes put further tokens before the pieces (XLM-R), and the code of
   a repository may add tokens: those are not counted.
-- those of added_tokens.json, if tokenizer_config.json has no `added_tokens_decoder` (else transformers does not read the file).
+- the tokens of added_tokens.json, if tokenizer_config.json has no `added_tokens_decoder` (else transformers ignores the file).
 
 TOK009 reports a new bos, eos or padding token.
 

@@ -54,7 +54,7 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
 
 
 def _check_pair(ckpt: TokenizedCheckpoint, vocabulary: Vocabulary) -> Iterator[Problem]:
-    """Yield why the library tokenizers refuses vocab.json and merges.txt, where the tokenizer is read from them."""
+    """Yield why the library tokenizers refuses vocab.json and merges.txt, if the tokenizer is read from them."""
     from ckptcheck.checkpoint.vocabulary import find_merge_fault
 
     settings, config = ckpt.tokenizer.tokenizer_config, ckpt.config

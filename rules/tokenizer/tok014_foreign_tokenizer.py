@@ -5,7 +5,7 @@ A word and its forms (after a space, with a capital letter, in the plural) have 
 compares the rows of such tokens, about the mean of all rows, in the embedding and in a separate head:
 
 - Their mean cosine is at least 0.25 as the ids are; or no range of ids can be shifted, by up to 1,024 rows, so that it becomes that
-  and four times what it was. The message names the first id that is shifted, exactly or up to the next word.
+  and four times as large as it was. The message names the first shifted id, exactly or up to the next word.
 - They are more alike than other pairs of tokens with nearby ids. Of a tail of the ids (at least 200 pairs) the same is asked.
 
 | mean cosine | as it is | ids one off | another tokenizer | the same, less that of nearby pairs |
@@ -57,7 +57,7 @@ from ckptcheck.values.detectors.related_tokens import compare_related_tokens, de
 def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     ckpt.require_value_reader()
     fits = {name: fit for name in ckpt.vocabulary_tensors if (fit := compare_related_tokens(ckpt, name)) is not None}
-    # EMB008 reports where only one of the two disagrees.
+    # EMB008 reports a model in which only one of the two disagrees.
     if not fits or any(fit.fits for fit in fits.values()):
         return
     name, fit = next(iter(fits.items()))

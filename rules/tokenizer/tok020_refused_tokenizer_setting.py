@@ -57,7 +57,7 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
 def _check_special_tokens(tokenizer: Tokenizer) -> Iterator[Problem]:
     """Yield the special tokens that are neither a text nor an object with one, and an empty padding.
 
-    special_tokens_map.json overrides tokenizer_config.json where transformers reads it, and may set a token to null.
+    special_tokens_map.json overrides tokenizer_config.json if transformers reads it, and may set a token to null.
     """
     config, names = tokenizer.tokenizer_config, tokenizer.older_names
     if config is not None and config.value.get("pad_token") == "" and not config.value.get("unk_token"):
@@ -88,7 +88,7 @@ def _check_special_tokens(tokenizer: Tokenizer) -> Iterator[Problem]:
 
 
 def _check_added_tokens(tokenizer: Tokenizer) -> Iterator[Problem]:
-    """Yield the first token of added_tokens.json, where transformers reads it, that has no id."""
+    """Yield the first token without an id in added_tokens.json, if transformers reads that file."""
     older = tokenizer.older_tokens
     for token, number in older.value.items() if older is not None else ():
         if not isinstance(number, (int, float)):
