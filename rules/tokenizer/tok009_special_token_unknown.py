@@ -5,7 +5,7 @@ These are tokens of the tokenizer:
 - `bos_token`, `eos_token` and `pad_token`, of special_tokens_map.json, which overrides tokenizer_config.json; if
   tokenizer_config.json has `added_tokens_decoder`, its own, as in transformers;
 - `cls_token` and `sep_token`, if the post-processor of tokenizer.json puts them around every text;
-- the tokens that the post-processor puts around every text: the ids that it writes for them are tokens' ids, and where a token is in
+- the tokens that the post-processor puts around every text: the ids that it writes for them are tokens' ids, and if a token is in
   the vocabulary, they are its own (a warning);
 - `unk_token`, if the model (WordPiece, WordLevel) returns it for an unknown word.
 
