@@ -92,7 +92,7 @@ def hash_leaf(name: str, tensor: TensorIdentity) -> bytes:
 def compute_root(tensors: Mapping[str, TensorIdentity]) -> str:
     """Return the root of the Merkle tree over tensors, in hexadecimal digits.
 
-    Leaves and nodes are told apart by their first byte, and a node without a partner moves up, as in RFC 6962.
+    The first byte distinguishes leaves from nodes, and a node without a partner moves up, as in RFC 6962.
     """
     level = [hash_leaf(name, each) for name, each in sorted(tensors.items())]
     if not level:
@@ -112,8 +112,8 @@ def identify_checkpoint(
 ) -> Identity:
     """Return the identity of a checkpoint.
 
-    reference: a Hugging Face checkpoint of the same model, whose config says what the tensors of a Megatron run are called there.
-    Raises EvidenceError, also where the reference has no config of a family whose names are known.
+    reference: a Hugging Face checkpoint of the same model; its config determines the Hugging Face names of a Megatron
+    run's tensors. Raises EvidenceError, also if the reference has no config of a family whose names are known.
     """
     if absent := describe_absent(ckpt):
         raise EvidenceError(
@@ -168,14 +168,14 @@ def _sum_tensors(
 
 @dataclass(frozen=True)
 class IdentityPlan:
-    """Which tensors a set has under their plain names, and where their elements lie, before any is read."""
+    """The tensors of a set under their plain names, and where their elements lie. Planning reads no element."""
 
     side: ComparisonSide
     table: FamilyTable | None
     layouts: Mapping[str, TensorLayout] = field(repr=False)
-    """Plain name → where the tensor lies."""
+    """Plain name → location of the tensor."""
     copies: tuple[Mapping[str, TensorLayout], ...] = field(default=(), repr=False)
-    """The same, of those parts that further ranks have as well; they have to be equal."""
+    """The same for the parts that further ranks hold as copies; a copy has to be equal."""
 
     @property
     def names(self) -> str:
@@ -201,7 +201,7 @@ class IdentityPlan:
 def leave_out_copies(
     tensors: dict[str, TensorIdentity], table: FamilyTable | None, tied: str, embedding: str
 ) -> dict[str, str]:
-    """Take out of a set the tensors that are others stored again, and return them with the reason.
+    """Remove the tensors of a set that store another tensor again, and return them with the reason.
 
     tied: the name of a head that is the embedding, "" for none.
     """
@@ -219,8 +219,8 @@ def leave_out_copies(
 def plan_identity(side: ComparisonSide, reference: Checkpoint | Megatron | None = None) -> IdentityPlan:
     """Find the tensors of a set under their plain names.
 
-    reference: see `identify_checkpoint`. Raises EvidenceError where a tensor does not fit its layout, and where the reference has
-    no config of a family whose names are known.
+    reference: see `identify_checkpoint`. Raises EvidenceError if a tensor does not fit its layout, or if the reference
+    has no config of a family whose names are known.
     """
     table, vocabulary = side.table, None
     if reference is not None:
@@ -242,7 +242,7 @@ def plan_identity(side: ComparisonSide, reference: Checkpoint | Megatron | None 
 
 
 def _split_tensors(side: ComparisonSide, table: FamilyTable | None) -> dict[str, TensorLayout]:
-    """Return the tensors under their plain names; parts of quantized weights under the names that they are stored by."""
+    """Return the tensors under their plain names; parts of quantized weights keep their stored names."""
     entries: Mapping[str, TableEntry] = {}
     if table is not None:
         entries = table.megatron if side.is_megatron else table.variants

@@ -1,6 +1,6 @@
-"""Compares two sets of weights of which one is known by its digests alone: a manifest, or what ``ckptcheck identity`` wrote.
+"""Compares two sets of weights by digests alone: one side is a manifest or the output of ``ckptcheck identity``.
 
-Each plain tensor is equal or not. How far two are apart, and why, no digest says.
+Each plain tensor is equal or not. Digests cannot say how far two tensors are apart, or why.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ckptcheck.text.file_io import expand_home, read_regular_file, read_whole_fi
 from ckptcheck.text.formatting import count, natural_sort_key
 
 HEAD = re.compile(rb'\s{0,99}\{\s{0,99}"schema"\s{0,9}:\s{0,9}"ckptcheck-(manifest|identity)/')
-"""How both kinds of files begin."""
+"""The first bytes of both kinds of files."""
 
 
 class IdentityFile(msgspec.Struct):
-    """What ``ckptcheck identity --format json`` writes."""
+    """The output of ``ckptcheck identity --format json``."""
 
     schema: str
     target: str
@@ -38,7 +38,7 @@ class IdentityFile(msgspec.Struct):
 
 @dataclass(frozen=True)
 class KnownWeights:
-    """A set of weights, as its digests say it."""
+    """A set of weights, described by its digests."""
 
     target: str
     """What the user named."""
@@ -46,12 +46,12 @@ class KnownWeights:
     names: str
     """Whose names the tensors have."""
     source: str = ""
-    """The kind of file that has the digests: ``a manifest`` or ``an identity file``; "" where they were computed now."""
+    """The kind of file that holds the digests: ``a manifest`` or ``an identity file``; "" if this run computed them."""
 
 
 @dataclass(frozen=True)
 class KnownComparison(EvidenceDefaults):
-    """Two sets of weights, at least one of which is known by its digests alone."""
+    """Two sets of weights; at least one is known only by its digests."""
 
     first: KnownWeights
     second: KnownWeights
@@ -111,7 +111,7 @@ class KnownComparison(EvidenceDefaults):
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """Nothing: a set of which a tensor cannot be read has no identity."""
+        """Nothing: a set with an unreadable tensor has no identity, so there is nothing to compare."""
         return {}
 
     @property
@@ -141,7 +141,7 @@ class KnownComparison(EvidenceDefaults):
 
 
 def is_known_weights(target: str) -> bool:
-    """Whether a target is a file on this disk that has the digests of a set of weights."""
+    """Whether a target is a file on this disk that holds the digests of a set of weights."""
     if not target.endswith(".json"):
         return False
     try:
@@ -154,7 +154,7 @@ def is_known_weights(target: str) -> bool:
 
 
 def read_known_weights(target: str) -> KnownWeights:
-    """Read a manifest, or what ``ckptcheck identity --format json`` wrote. Raises CkptcheckError, EvidenceError."""
+    """Read a manifest, or the output of ``ckptcheck identity --format json``. Raises CkptcheckError, EvidenceError."""
     path = Path(expand_home(target))
     raw = _read(path, target)
     if (found := HEAD.match(raw)) is not None and found[1] == b"manifest":
@@ -190,7 +190,7 @@ def _read(path: Path, target: str) -> bytes:
 
 
 def compare_known_weights(first: KnownWeights, second: KnownWeights) -> KnownComparison:
-    """Compare two sets by their digests. Raises EvidenceError where they call their tensors otherwise."""
+    """Compare two sets by their digests. Raises EvidenceError if their naming conventions differ."""
     if first.names != second.names:
         raise EvidenceError(
             f"{first.target} has {first.names}'s names and {second.target} {second.names}'s, so no tensor can be compared",
@@ -201,5 +201,5 @@ def compare_known_weights(first: KnownWeights, second: KnownWeights) -> KnownCom
 
 
 def take_identity(found: Identity) -> KnownWeights:
-    """Return a set whose digests were computed now."""
+    """Return a set whose digests this run computed."""
     return KnownWeights(found.target, found.tensors, found.names)

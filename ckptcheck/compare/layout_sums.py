@@ -1,7 +1,8 @@
 """Sums the elements of tensors for their shard digests, where they lie: nothing is joined, and each byte is read once.
 
-Large files on a disk of this machine are mapped in worker processes, which is twice as fast as reading them: a file that shrinks
-then kills a worker, and what it was at is read by this process, which says what is wrong. All others are read by threads.
+Large files on a disk of this machine are mapped in worker processes, which is twice as fast as reading them: a file
+that shrinks then kills a worker, and this process reads the worker's batch itself and reports the fault. Threads read
+all other files.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ckptcheck.values.worker import Batch
 
 SLAB = 1 << 23
-"""Bytes that are summed at a time."""
+"""Bytes of a slab: the unit of work of a thread or worker."""
 MAX_PARTS = 100
 """The most parts in a batch: two batches have to fit into a pipe of 64 KiB."""
 
@@ -33,7 +34,7 @@ Key = TypeVar("Key")
 
 
 class SummedSlab(NamedTuple):
-    """What one piece of a file adds to the sums of a tensor."""
+    """The addition of one piece of a file to the sums of a tensor."""
 
     file: str
     sums: Sums
@@ -47,9 +48,9 @@ def iterate_sums(
     jobs: int,
     look_at: Callable[[Key, NDArray[Any], tuple[int, ...]], None] | None = None,
 ) -> Iterator[tuple[Key, SummedSlab]]:
-    """Yield what each piece of each tensor adds to the sums of its shard digest, in no particular order.
+    """Yield the addition of each piece of each tensor to the sums of its shard digest, in no particular order.
 
-    look_at: called in threads with a tensor, a rectangle of it as unsigned integers, and the index of its first element.
+    look_at: threads call it with a tensor, a rectangle of it as unsigned integers, and the index of its first element.
     Raises UnreadableFile, also at the end where a file changed.
     """
     slabs = [(key, slab) for key, layout in layouts.items() for slab in cut_slabs(layout)]
@@ -96,7 +97,7 @@ def _sum_mapped(
     slabs: list[tuple[Key, FileChunk]],
     jobs: int,
 ) -> Iterator[tuple[Key, SummedSlab]]:
-    """Let worker processes map the files; a batch over which a worker died is read by this process."""
+    """Let worker processes map the files; this process reads a batch over which a worker died."""
     from ckptcheck.values.worker_pool import WorkerPool
 
     slabs.sort(key=lambda task: (task[1].file, task[1].offset))
@@ -175,12 +176,13 @@ def find_unlike_copies(
     sums: Mapping[str, Mapping[tuple[str, str], Sums]],
     kinds: tuple[str, str],
 ) -> dict[tuple[str, str], list[str]]:
-    """Return (file, the file of which it should hold a copy) → the tensors whose parts differ between the two.
+    """Return (file, the file that it should copy) → the tensors whose parts differ between the two.
 
     On a mesh that replicates (HSDP), the file of each rank has its own copy.
 
-    whole: name → tensor, joined from the parts of the ranks that come first. copy: the same of the ranks that have these parts as
-    well. sums: file → what it adds to the sums of each tensor, by (kind, name). kinds: what both sets are called there.
+    whole: name → tensor, joined from the parts of the ranks that come first. copy: the same for the ranks that hold
+    copies of these parts. sums: file → its addition to the sums of each tensor, by (kind, name). kinds: the kinds of
+    `whole` and `copy` in `sums`.
     """
     unlike: dict[tuple[str, str], list[str]] = {}
     for name, layout in copy.items():

@@ -25,9 +25,9 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD = "https://ckptcheck.github.io/ckptcheck/identity/#what-weights-were-made-from"
 IDENTITY, TENSORS = "ckptcheckIdentityV1", "ckptcheckTensorsV1"
-"""Names of digests: the identity of a set of weights; and where it has none, the same root over its stored tensors."""
+"""Names of digests: the identity of a set of weights; for a set without one, the same root over its stored tensors."""
 MOST_INPUTS = 256
-"""Inputs of one set of weights that are followed: a merge has some ten."""
+"""Inputs of one set of weights that are followed: a merge has about ten."""
 MARK = 12
 """Hexadecimal digits that stand for a tensor of an input, so that a tensor that changed can be named."""
 
@@ -71,25 +71,25 @@ class Input:
     name: str
     digest: Mapping[str, str]
     names: str = ""
-    """Whose names its tensors had: ``Hugging Face`` or ``Megatron``."""
+    """The naming convention of its tensors: ``Hugging Face`` or ``Megatron``."""
     marks: frozenset[str] = field(default_factory=frozenset, repr=False)
     """A mark of each of its tensors; empty where the statement has none."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a manifest states about where its weights come from."""
+    """The origin that a manifest states for its weights."""
 
     inputs: tuple[Input, ...]
     tool: str
-    """Name and version, "" where it is not stated."""
+    """Name and version; "" if the manifest does not state them."""
     command: str
     subject: Mapping[str, str]
-    """The digests of the weights that the statement is about."""
+    """The digests of the weights that the statement describes."""
 
 
 class MalformedOrigin(Exception):
-    """A manifest states an origin that cannot be read: one sentence."""
+    """A manifest states an origin that cannot be read; the message is one sentence."""
 
 
 def digest_manifest(manifest: Manifest) -> dict[str, str]:
@@ -121,7 +121,7 @@ def state_origin(
 
 
 def read_origin(manifest: Manifest) -> Origin | None:
-    """Return what a manifest states about its origin, None where it states nothing. Raises MalformedOrigin."""
+    """Return the origin that a manifest states; None if it states none. Raises MalformedOrigin."""
     if manifest.made_from is None:
         return None
     try:
@@ -161,7 +161,7 @@ def _read_input(resource: _Resource) -> Input:
 
 
 def _list_tensors(manifest: Manifest) -> Mapping[str, TensorIdentity]:
-    """Return the tensors that the digest of a manifest is computed from."""
+    """Return the tensors that enter the digest of a manifest."""
     if manifest.identity is not None:
         return manifest.weights
     return {name: TensorIdentity(each.dtype, each.shape, each.digest) for name, each in manifest.tensors.items()}
@@ -179,34 +179,34 @@ class Link:
     """The manifest that states it."""
     input: Input
     found: str | None = None
-    """The manifest that was given for it; None: none was."""
+    """The manifest that the user gave for it; None without one."""
     is_same: bool = False
-    """Whether the weights of that manifest are those that the input was."""
+    """Whether the weights of that manifest are the input's."""
     changed: tuple[str, ...] = ()
-    """Tensors of that manifest that the input did not have with these values; () where that is not known."""
+    """Tensors of that manifest whose values the input did not have; () if that is not known."""
     gone: int = 0
-    """Tensors of the input that the manifest does not have with these values."""
+    """Tensors of the input whose values the manifest does not have."""
     other_names: bool = False
     """Whether the two cannot be compared, because one has Megatron's names."""
 
 
 @dataclass(frozen=True)
 class Lineage(EvidenceDefaults):
-    """The evidence about a chain of manifests, from the weights that are verified back to the first that were given."""
+    """The evidence about a chain of manifests, from the verified weights back to the first one that the user gave."""
 
     target: str
     links: tuple[Link, ...]
     trouble: Mapping[str, str] = field(default_factory=dict)
-    """Manifest → why what it states about its origin is not about its weights."""
+    """Manifest → why its statement of origin is not about its weights."""
     unused: tuple[str, ...] = ()
-    """Manifests that were given, and that nothing in the chain was made from."""
+    """Manifests that the user gave, and from which nothing in the chain was made."""
     tools: Mapping[str, str] = field(default_factory=dict)
     """Manifest → the tool and the command that made its weights."""
     kind: str = "lineage"
 
     @property
     def subject(self) -> str:
-        """What was followed."""
+        """The chain, in words."""
         return f"a chain of {count(len(self.links), 'link')}"
 
     @property
@@ -230,7 +230,7 @@ class Lineage(EvidenceDefaults):
 
 @dataclass(frozen=True)
 class _Given:
-    """A manifest that was given, with what is computed from it once: many inputs may be held against it."""
+    """A manifest that the user gave. Its values are computed once, because many inputs may be compared with it."""
 
     manifest: Manifest
 
@@ -240,7 +240,7 @@ class _Given:
 
     @cached_property
     def marks(self) -> dict[str, str]:
-        """Mark → the tensor, in the order in which a person counts their names."""
+        """Mark → the tensor, in natural order of names."""
         tensors = _list_tensors(self.manifest)
         return {_mark(name, tensors[name]): name for name in sorted(tensors, key=natural_sort_key)}
 
@@ -281,7 +281,7 @@ def _agree(digest: Mapping[str, str], given: _Given) -> bool:
 
 
 def _find_link(child: str, wanted: Input, given: Mapping[str, _Given]) -> Link:
-    """Find the manifest of an input: the one of its weights, else the one of its name."""
+    """Find the manifest of an input: by its weights, else by its name."""
     named = [name for name, one in given.items() if _name_alike(wanted.name, name, one.manifest.target)]
     for name in [*named, *given]:
         if _agree(wanted.digest, given[name]):

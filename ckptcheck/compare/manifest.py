@@ -31,7 +31,7 @@ from ckptcheck.values.tensor_stream import TensorStream, open_run_streams, open_
 
 SCHEMA = "ckptcheck-manifest/1"
 LARGEST = 1 << 28
-"""Bytes of the largest manifest that is read: one of 500,000 tensors has some 180 MB."""
+"""Bytes of the largest manifest that is read: a manifest of 500,000 tensors has about 180 MB."""
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -43,9 +43,9 @@ class ManifestEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     digest: str
     # The shard that held it, or the folder of several shards.
     file: str
-    # The plain tensors of the identity whose elements it holds; None: the one of its own name, if the manifest lists that.
+    # The plain tensors of the identity whose elements it holds; None: its own name, if the manifest lists that.
     parts: tuple[str, ...] | None = None
-    # Where its bytes began in the data of that shard; a manifest that is signed has it.
+    # Offset of its bytes in the data of that shard; a signed manifest has it.
     offset: int | None = None
 
     @property
@@ -66,13 +66,13 @@ class Manifest(msgspec.Struct, omit_defaults=True):
     target: str
     # Name → entry.
     tensors: dict[str, ManifestEntry]
-    # The name of the set of weights in every layout; None where it has none, and in manifests of older versions.
+    # The identity of the weights, the same in every layout; None without one, and in manifests of older versions.
     identity: str | None = None
-    # Whose names the tensors of the identity have: "Hugging Face" or "Megatron".
+    # The naming convention of the identity: "Hugging Face" or "Megatron".
     names: str | None = None
     # Plain name → the tensor as the identity counts it.
     weights: dict[str, TensorIdentity] = {}
-    # What the weights were made from, a statement of in-toto (`compare.lineage`); None: it is not stated.
+    # The origin of the weights, a statement of in-toto (`compare.lineage`); None if the manifest states none.
     made_from: dict[str, Any] | None = None
 
     def list_parts(self, name: str) -> tuple[str, ...]:
@@ -94,10 +94,10 @@ def build_manifest(
     runner: Runner | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Manifest:
-    """Digest every tensor, in `jobs` threads or by a runner, and compute the identity of the weights in the same reading.
+    """Digest every tensor, in `jobs` threads or by a runner, and compute the identity of the weights in the same pass.
 
-    reference: a Hugging Face checkpoint of the same model, whose config says what the tensors of a Megatron run are called there.
-    Raises EvidenceError if a tensor is missing or unreadable: a partial manifest proves nothing.
+    reference: a Hugging Face checkpoint of the same model; its config determines the Hugging Face names of a Megatron
+    run's tensors. Raises EvidenceError if a tensor is missing or unreadable: a partial manifest proves nothing.
     """
     if absent := describe_absent(ckpt):
         raise EvidenceError(
@@ -124,7 +124,7 @@ def digest_checkpoint(
     progress: Callable[[int, int], None] | None,
     broken: dict[str, str] | None = None,
 ) -> tuple[dict[str, ManifestEntry], Identity | None]:
-    """Return name → entry of every tensor, and the identity; None without a plan, and where a part of it was not read.
+    """Return name → entry of every tensor, and the identity; None without a plan, or if a part of it was not read.
 
     broken: see `digest_tensors`. Raises EvidenceError.
     """

@@ -1,7 +1,7 @@
-"""Computes the identity of a set in the same reading of its bytes as the digests of a manifest.
+"""Computes the identity of a set in the same pass over its bytes as the digests of a manifest.
 
 The manifest reads every stored tensor as a stream of bytes. This module says which bytes of which stream belong to which plain
-tensor, so that the sums of its shard digest are made of blocks that are read anyway.
+tensor, so that its shard digest comes from blocks that are read anyway.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """The plain tensors of a set, and where their elements are in the streams of its stored tensors."""
+    """The plain tensors of a set, and where their elements lie in the streams of its stored tensors."""
 
     identity: IdentityPlan
     # Stream → the parts of it that belong to plain tensors. The streams have the names of `values.tensor_stream`.
@@ -35,7 +35,7 @@ class StreamPlan:
 
 
 def plan_stream_identity(ckpt: Checkpoint | Megatron, reference: Checkpoint | Megatron | None = None) -> StreamPlan:
-    """Say which bytes of which stream belong to which plain tensor. Raises EvidenceError as `plan_identity` does."""
+    """Map the bytes of each stream to their plain tensor. Raises EvidenceError as `plan_identity` does."""
     if isinstance(ckpt, Megatron):
         side = build_megatron_side(ckpt, _find_in_ranks(ckpt) if ckpt.form == "legacy" else _find_in_stream)
     else:
@@ -61,7 +61,7 @@ def _find_in_stream(run: Megatron, name: str, tensor: GlobalTensor) -> TensorLay
 
 
 def _find_in_ranks(run: Megatron) -> Callable[[Megatron, str, GlobalTensor], TensorLayout]:
-    """Return what finds the chunks of a weight in the streams of a legacy checkpoint, which has one for each tensor of a rank."""
+    """Return a function that finds a weight's chunks in a legacy checkpoint, whose streams are tensors of ranks."""
     streams: dict[tuple[str, str], list[tuple[str, Chunk]]] = {}
     for name, tensor in list_rank_tensors(run):
         (chunk,) = tensor.chunks

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from ckptcheck.compare.lineage import Lineage
 
 FEWEST_TELLING = 8
-"""Tensors from which on a manifest can be told to be of another model: each of fewer is listed."""
+"""With fewer tensors no manifest counts as another model's: the report lists each tensor."""
 SAME_STRUCTURE = 0.9
-"""Share of all names that have one shape on both sides from which on the architecture is called the same."""
+"""Share of names with the same shape on both sides at which the architecture counts as the same."""
 MOST_KEPT = 0.1
-"""Share of the tensors that another model may have in common with the one of the manifest: a frozen embedding, constants."""
+"""Share of tensors that another model may have in common with the manifest's: a frozen embedding, constants."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Verification(EvidenceDefaults):
     manifest: Manifest
     # Name → the tensor as it is now.
     current: Mapping[str, ManifestEntry] = field(repr=False)
-    # Name of a listed tensor → why it cannot be read; these are not in `current`.
+    # Name of a listed tensor → why it cannot be read; `current` lacks these.
     unreadable: Mapping[str, str] = field(default_factory=dict, repr=False)
-    # The set of weights as it is now; None where it has no identity, or the manifest lists none.
+    # The set of weights as it is now; None if it has no identity, or if the manifest lists none.
     identity: Identity | None = None
-    # The manifests of what the weights were made from; None where none was given.
+    # The manifests of the weights' inputs; None if the user gave none.
     lineage: Lineage | None = None
-    # A signature that lies beside the weights and that nobody verified; "" for none.
+    # A signature that lies beside the weights and that this run does not verify; "" without one.
     unverified: str = ""
     kind: str = "manifest"
 
@@ -86,7 +86,7 @@ class Verification(EvidenceDefaults):
 
     @cached_property
     def is_other_layout(self) -> bool:
-        """Whether the weights are stored otherwise than the manifest lists: a tensor is gone, and all its parts are there."""
+        """Whether the layout differs from the manifest's: a listed tensor is gone, and all its parts are there."""
         if self.identity is None:
             return False
         current = self.identity.tensors
@@ -115,9 +115,9 @@ class Verification(EvidenceDefaults):
 
     @cached_property
     def other_model(self) -> str | None:
-        """Say in a sentence that the manifest is of another model or another state of it; None where it is of this one.
+        """Return a sentence if the manifest is of another model, or of another state of this one; None if it matches.
 
-        Judged by the tensors whose bytes occur once in the manifest: norms of ones are alike in any two models.
+        The judgement uses tensors whose bytes occur once in the manifest: norms of ones are alike in any two models.
         """
         listed = self.manifest.tensors
         occurrences = Counter(entry.content for entry in listed.values())
@@ -145,7 +145,7 @@ class Verification(EvidenceDefaults):
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The chain of manifests, and a signature that nobody verified."""
+        """The chain of manifests, and a signature that this run does not verify."""
         chain = self.lineage.list_sections() if self.lineage is not None else ()
         advice = (
             f"{self.unverified} was not verified; --public-key, --certificate-chain or --signer says whose it has to be"
@@ -153,23 +153,23 @@ class Verification(EvidenceDefaults):
         return (*chain, Section("Signature", lines=(advice,))) if self.unverified else chain
 
     def view_for(self, kind: str) -> object | None:
-        """Return this evidence, and for rules on a chain of manifests that chain."""
+        """Return this evidence; to rules on a chain of manifests that chain."""
         return self.lineage if kind == "lineage" else super().view_for(kind)
 
     @property
     def headline(self) -> str:
-        """How many tensors are unchanged; "" where not all are."""
+        """How many tensors are unchanged; "" if one changed."""
         if self.current.keys() != self.manifest.tensors.keys() or not all(map(self._is_unchanged, self.current)):
             return ""
         return f"{count(len(self.current), 'tensor is', 'tensors are')} unchanged, byte for byte"
 
     def require_same_layout(self) -> None:
-        """Skip a rule about stored tensors where the weights are stored otherwise than the manifest lists. Raises Skip."""
+        """Skip a rule about stored tensors if the layout of the weights differs from the manifest's. Raises Skip."""
         if self.is_other_layout:
             raise Skip("the weights are stored in another layout, see MAN005")
 
     def require_this_model(self) -> None:
-        """Skip a rule that would list every tensor where the manifest is of another model or layout. Raises Skip."""
+        """Skip a rule that would list every tensor, if the manifest is of another model or layout. Raises Skip."""
         self.require_same_layout()
         if self.other_model:
             raise Skip("the manifest is of another model or another state of it, see MAN001")
@@ -209,8 +209,8 @@ def verify_manifest(
 ) -> Verification:
     """Digest a checkpoint as it is now, for comparison with its manifest.
 
-    reference: see `build_manifest`. Raises EvidenceError if a file cannot be read, and where the manifest calls the weights
-    otherwise than the checkpoint does, so that no tensor can be compared.
+    reference: see `build_manifest`. Raises EvidenceError if a file cannot be read, or if manifest and checkpoint use
+    different naming conventions, so that no tensor can be compared.
     """
     plan = None
     if manifest.identity is not None:
@@ -240,7 +240,7 @@ def verify_files(
 ) -> Verification:
     """Digest the tensors of files that may have changed, for comparison with a manifest.
 
-    files: all others are known to be as they were when the manifest was written, so their tensors are not read.
+    files: no other file changed since the manifest was written, so other tensors are not read.
     Raises EvidenceError if a file cannot be read.
     """
     streams, listed = open_checkpoint_streams(ckpt), manifest.tensors

@@ -36,7 +36,7 @@ class Point:
     cosine: float
     """Cosine similarity of the two flattened matrices."""
     first_token: int | None
-    """The first token whose own relative difference is over the limit, or that is not finite; None where there is none."""
+    """The first token whose own relative difference is over the limit, or that is not finite; None without one."""
     tokens: int
     """How many tokens the prompt has at this point."""
     non_finite_sides: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ def rounding_limit(dtype: str) -> float:
 
 
 def find_first_diverging(found: Sequence[Point], limit: float, growth: float = 20.0) -> Point | None:
-    """Return the first point that differs by more than rounding or is not finite, None where there is none.
+    """Return the first point that differs by more than rounding or is not finite; None without one.
 
     Its relative difference is over `limit`, and over `growth` times the largest difference before it: rounding errors grow from
     layer to layer, and a point that only passes on a wrong input is not the origin.

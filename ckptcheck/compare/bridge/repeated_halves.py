@@ -65,7 +65,7 @@ def find_repeated_half(ckpt: Checkpoint, name: str) -> str | None:
 
 
 def _find_in_matrix(ckpt: Checkpoint, name: str, rows: TensorLayout, columns: TensorLayout) -> str | None:
-    """Like `find_repeated_half`, for one matrix. A tensor of more dimensions is given twice: flattened to rows, and to columns."""
+    """Like `find_repeated_half`, for one matrix. The caller flattens other tensors to rows, and to columns."""
     if _repeats_first_half(ckpt, name, rows):
         return "rows"
     if columns.shape[1] * columns.itemsize >= 64 and _repeats_first_half(ckpt, name, columns.transpose()):

@@ -12,7 +12,7 @@ USUAL_HEAD_DIM = (128, 64, 256, 96, 80, 32, 192, 16, 8)
 
 @dataclass(frozen=True)
 class AttentionGeometry:
-    """What is known of a model's attention. Where a number is None, its usual values are tried."""
+    """The known dimensions of a model's attention. The diagnosis tries the usual values of a number that is None."""
 
     heads: int | None = None
     kv_heads: int | None = None

@@ -102,7 +102,7 @@ def _count_runs(numbers: NDArray[np.int64]) -> int:
 
 
 def _describe_rank(pair: MatrixPair, numbers: NDArray[np.int64], length: int) -> str:
-    """Return words for the tensor-parallel rank if these rows or columns are exactly its shard; "" otherwise."""
+    """Return words for the tensor-parallel rank whose shard is exactly these rows or columns; "" if it is no rank's."""
     for ranks in pair.input.geometry.tp_sizes(length):
         rank, rest = divmod(int(numbers[0]), length // ranks)
         if not rest and len(numbers) == length // ranks and _count_runs(numbers) == 1:

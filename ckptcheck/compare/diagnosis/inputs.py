@@ -64,7 +64,7 @@ CACHE_BYTES = 1 << 27
 
 @dataclass(frozen=True)
 class TensorKey:
-    """What is explained together: a tensor, the members of a fused tensor, or one expert of a stacked tensor."""
+    """The unit of one explanation: a tensor, the members of a fused tensor, or one expert of a stacked tensor."""
 
     # In the order of the fused tensor.
     names: tuple[str, ...]

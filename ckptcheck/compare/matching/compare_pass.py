@@ -49,7 +49,7 @@ class PairSlice:
 
 @dataclass
 class PassResult:
-    """What comparing all pairs found."""
+    """The result of comparing all pairs."""
 
     # One for each pair.
     results: list[CompareResult]
@@ -83,7 +83,7 @@ class SliceComparison:
 
     @property
     def name(self) -> str:
-        """What is computed of which targets."""
+        """The comparison and its targets, in words."""
         return f"comparison of {self.files[0].target} with {self.files[1].target}"
 
     @property
@@ -118,7 +118,7 @@ class SliceComparison:
         return find_common_nodes(self.files, {one.first.file for one in unit}, {one.second.file for one in unit})
 
     def list_objects(self) -> dict[str, str]:
-        """Map each file to what changes when it is replaced."""
+        """Map each file to a state that changes when somebody replaces the file."""
         return list_versions(self.files)
 
     def fits(self, unit: list[PairSlice], result: list[SliceResult]) -> bool:

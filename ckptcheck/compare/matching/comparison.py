@@ -46,7 +46,7 @@ class UndeclaredCast:
 
 @dataclass
 class ValueDifferences:
-    """What reading both sides found."""
+    """The findings of reading both sides."""
 
     # Pairs that differ, how they were compared, and how they differ.
     different: list[tuple[TensorPair, CompareSpec, CompareResult]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class _ClassifiedPairs:
     # Pairs that are compared number by number, and how.
     plain: list[tuple[TensorPair, CompareSpec]] = field(default_factory=list)
     undeclared: list[UndeclaredCast] = field(default_factory=list)
-    # Weights that the adapter changes.
+    # The weights that the adapter changes.
     adapted: list[TensorPair] = field(default_factory=list)
     # A quantized weight and a dense one.
     quantized: list[TensorPair] = field(default_factory=list)
@@ -93,11 +93,11 @@ class Comparison(EvidenceDefaults):
     adapter: Adapter | None = None
     # Number of threads; None for one per core.
     jobs: int | None = None
-    # What compares; None: threads of this process.
+    # The runner that compares; None: threads of this process.
     runner: Runner | None = field(default=None, repr=False)
     progress: Callable[[int, int], None] | None = field(default=None, repr=False)
     kind: str = "comparison"
-    # What rules and pictures work out of it, see `linter.evidence.remembered`.
+    # Values that rules and pictures derive from it, see `linter.evidence.remembered`.
     memory: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
     @property
@@ -107,7 +107,7 @@ class Comparison(EvidenceDefaults):
 
     @property
     def deltas(self) -> tuple[DeltaChain, ...]:
-        """The chains of deltas that lead to the two sides; () where both are as they lie."""
+        """The chains of deltas that lead to the two sides; () if both sides are stored in full."""
         chains = [getattr(side.source, "chain", None) for side in (self.first, self.second)]
         return tuple(chain for chain in chains if chain is not None)
 
@@ -117,7 +117,7 @@ class Comparison(EvidenceDefaults):
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """What each delta of a chain changed."""
+        """The changes of each delta of a chain."""
         from ckptcheck.checkpoint.deltas.chain import tabulate_chain
 
         return tuple(tabulate_chain(chain) for chain in self.deltas)
@@ -249,7 +249,7 @@ class Comparison(EvidenceDefaults):
 
     @cached_property
     def value_differences(self) -> ValueDifferences:
-        """What differs between the two sides. Reads both."""
+        """The differences between the two sides. Reads both."""
         from ckptcheck.compare.matching.compare_pass import compare_pairs
         from ckptcheck.compare.matching.quantized.distance import QuantizedComparison
         from ckptcheck.compare.matching.tensor_files import TensorFiles
@@ -295,7 +295,7 @@ class Comparison(EvidenceDefaults):
 
     @cached_property
     def merges(self) -> dict[str, ModuleMerge | str]:
-        """Weight that the adapter changes → what became of its update, or why that cannot be said. Raises EvidenceError."""
+        """Weight that the adapter changes → the fate of its update, or why it is unknown. Raises EvidenceError."""
         from ckptcheck.compare.matching.merged_adapter import measure_merges
 
         return measure_merges(self.adapter, self._classified.adapted, (self.first, self.second)) if self.adapter else {}
@@ -320,12 +320,12 @@ class Comparison(EvidenceDefaults):
 
     @property
     def subject(self) -> str:
-        """One line that counts what became of all tensors."""
+        """One line that counts the tensors by outcome."""
         return " · ".join(self._describe_accounts())
 
     @property
     def headline(self) -> str:
-        """How many tensors are equal, and in which sense; "" where one differs, though no rule that ran says so."""
+        """How many tensors are equal, and in which sense; "" if one differs, even if no rule that ran reports it."""
         differences = self.value_differences
         if differences.different or any(
             distance.is_mismatch(came_first=first) for _, distance, first in differences.quantized

@@ -87,7 +87,7 @@ def _whole(pair: TensorPair) -> DiagnosedTensor:
 
 
 def _split_experts(comparison: Comparison, pair: TensorPair) -> list[DiagnosedTensor]:
-    """Split a tensor that stacks experts and is too large for memory: as its family's table does, otherwise expert by expert."""
+    """Split a large tensor that stacks experts: by its family's table, or without a table expert by expert."""
     whole = _whole(pair)
     name, *sides = whole
     if whole.first.nbytes <= LARGE_BYTES or len(whole.first.shape) != 3 or "expert" not in name:
@@ -122,7 +122,7 @@ PreviousVersion = tuple[TensorFiles, Mapping[str, TensorLayout]]
 
 
 def _open_previous(comparison: Comparison, stack: ExitStack) -> PreviousVersion | None:
-    """Return the files of the version previous_version, and what of it belongs to each name."""
+    """Return the files of the previous version, and its tensor for each name."""
     if comparison.previous is None:
         return None
     own = replace(comparison, second=comparison.previous, previous=None, bridge="builtin", progress=None)
@@ -174,7 +174,7 @@ def _build_input(
     slab: chunked_diagnosis.Slab | None,
     only: Iterable[str] | None = None,
 ) -> DiagnosisInput:
-    """Return what the diagnosis reads: whole tensors without the large ones, or one slab of each matrix.
+    """Return the input of the diagnosis: whole tensors without the large ones, or one slab of each matrix.
 
     only: names to which the input is restricted; None for no restriction.
     """

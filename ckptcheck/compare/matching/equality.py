@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What the user accepts as equal."""
+    """The equality that the user accepts."""
 
     # A dtype to which both sides are cast, "none", or "auto": the second side's own dtype where its config declares it, or
     # where the cast loses nothing.
@@ -61,7 +61,7 @@ class CompareResult:
     different: int = 0
     # The largest |a - b| among differing finite numbers.
     largest: float = 0.0
-    # Differing elements of which one side is NaN or infinite.
+    # Differing elements that are NaN or infinite on one side.
     not_finite: int = 0
     # Index in the tensor of the first element that differs.
     first: tuple[int, ...] | None = None

@@ -30,7 +30,8 @@ MEGATRON_PREFIXES = ("decoder.", "embedding.")
 def build_megatron_side(run: Megatron, locate: LocateTensor | None = None) -> ComparisonSide:
     """Describe a Megatron checkpoint.
 
-    locate: says where a weight lies; None: in the files of the run. Raises EvidenceError if it holds no readable weights.
+    locate: returns where a weight lies; None: in the files of the run. Raises EvidenceError if it holds no readable
+    weights.
     """
     locate = locate or _locate_tensor
     weights = run.weights

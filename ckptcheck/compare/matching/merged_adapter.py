@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 ROWS_BYTES = 1 << 26
 """Bytes of a float32 matrix that are computed at a time."""
 MARGIN = 0.1
-"""How far the factor of a merged adapter may be from 1."""
+"""Distance from 1 that the factor of a merged adapter may have."""
 MOST_LEFT_OVER = 0.25
-"""Norm of what the update does not explain, relative to the update's. B·A computed in bf16 leaves 0.06 of a tiny update."""
+"""Norm of the unexplained difference, relative to the update's. B·A computed in bf16 leaves 0.06 of a tiny update."""
 MERGE_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
 """The dtypes in which a merge may have been computed."""
 
@@ -54,10 +54,10 @@ Outcome = Literal["merged", "unmerged", "scaled", "different", "too-small"]
 
 @dataclass(frozen=True)
 class ModuleMerge:
-    """What became of the adapter's update of one weight."""
+    """The fate of the adapter's update of one weight."""
 
     outcome: Outcome
-    """`too-small`: the update is smaller than the rounding of the weight, so nothing can be told."""
+    """`too-small`: the update is smaller than the rounding of the weight, which hides it."""
     factor: float = 1.0
     """How many times the update is in the merged weight."""
     left_over: float = 0.0
@@ -73,13 +73,13 @@ class Adapter:
     pairs: Mapping[str, LoraPair] = field(repr=False)
     """Stored name of a weight of the base model → the LoRA pair that changes it."""
     scales: Mapping[str, float] = field(repr=False)
-    """The same → by what B·A is multiplied."""
+    """The same → the factor of B·A."""
     saved: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Stored name of a tensor of the base model → the tensor of the adapter that takes its place."""
     lacking: tuple[str, ...] = ()
     """Modules that the adapter changes and the base model does not have."""
     unsupported: Mapping[str, str] = field(default_factory=dict)
-    """Module → why what the adapter does to it is not computed."""
+    """Module → why the adapter's change of it is not computed."""
 
     def changes(self, name: str) -> bool:
         """Whether the adapter changes a weight of the base model, by its stored name."""
@@ -87,7 +87,7 @@ class Adapter:
 
 
 def is_adapter(target: str, *, follow_links: bool = False) -> bool:
-    """Whether a target is an adapter and no whole model. Raises the exceptions of `open_target`."""
+    """Whether a target is an adapter rather than a whole model. Raises the exceptions of `open_target`."""
     evidence = open_target(target, options=ScanOptions(follow_links=follow_links))
     return isinstance(evidence, Checkpoint) and evidence.is_adapter
 
@@ -95,7 +95,7 @@ def is_adapter(target: str, *, follow_links: bool = False) -> bool:
 def open_adapter(target: str, base: ComparisonSide, *, follow_links: bool = False) -> Adapter:
     """Open an adapter and find what it changes in its base model.
 
-    Raises CkptcheckError where it is no LoRA adapter, or nothing of it can be computed.
+    Raises CkptcheckError if it is no LoRA adapter, or if no part of it can be computed.
     """
     ckpt = open_checkpoint(target, options=ScanOptions(follow_links=follow_links))
     if not ckpt.is_adapter or ckpt.adapter is None:
@@ -142,7 +142,7 @@ def open_adapter(target: str, base: ComparisonSide, *, follow_links: bool = Fals
 def measure_merges(
     adapter: Adapter, pairs: Sequence[TensorPair], sides: tuple[ComparisonSide, ComparisonSide]
 ) -> dict[str, ModuleMerge | str]:
-    """Map each weight that the adapter changes to what became of its update, or to the reason why that cannot be said.
+    """Map each weight that the adapter changes to the fate of its update, or to the reason why that is unknown.
 
     Raises EvidenceError if a file cannot be read.
     """
@@ -159,14 +159,14 @@ def measure_merges(
 def _measure_merge(
     adapter: Adapter, pair: TensorPair, files: tuple[TensorFiles, TensorFiles, TensorFiles]
 ) -> ModuleMerge | str:
-    """Say what became of the adapter's update of one weight.
+    """Judge the fate of the adapter's update of one weight.
 
     Args:
         adapter: changes the weight.
         pair: the weight of the base model and of the merged one, of equal shape.
         files: of the base model, the merged one and the adapter.
 
-    Returns the reason where it cannot be said. Raises UnreadableFile.
+    Returns the reason if the fate is unknown. Raises UnreadableFile.
     """
     import numpy as np
 

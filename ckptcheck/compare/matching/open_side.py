@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def open_side(
     target: str, *, jobs: int | None = None, follow_links: bool = False, runner: Runner | None = None
 ) -> ComparisonSide:
-    """Open what the user named as one side of a comparison. runner: where its bytes will be read.
+    """Open what the user named as one side of a comparison. runner: will read its bytes.
 
     Raises CkptcheckError if there is nothing to compare, EvidenceError if the checkpoint cannot be read completely.
     """

@@ -42,7 +42,7 @@ class TensorPair:
 
 @dataclass
 class MatchResult:
-    """Where each tensor of both sides ended up."""
+    """The account of every tensor of both sides."""
 
     # Pairs of equal shape, which are compared.
     pairs: list[TensorPair] = field(default_factory=list)

@@ -27,7 +27,7 @@ BUFFER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|rotary_pos_emb\.inv_freq|maske
 """Buffers that older releases saved beside the weights and every loader recomputes."""
 
 MOST_DIMENSIONS = 32
-"""Dimensions of an array of NumPy before 2.0; safetensors files may state any number."""
+"""NumPy before 2.0 supports no more dimensions; safetensors files may state any number."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class TensorFiles:
         return self._source.target
 
     def list_versions(self) -> dict[str, str]:
-        """Map each file to what changes when it is replaced."""
+        """Map each file to a state that changes when somebody replaces the file."""
         return {name: describe_version(self._source, name) for name in self._source.files}
 
     def find_nodes(self, files: Iterable[str]) -> frozenset[str]:
@@ -78,7 +78,7 @@ class TensorFiles:
         ]
 
     def note_state(self, file: str) -> None:
-        """Note the state of a file that another process reads, for `list_changed`. Raises UnreadableFile."""
+        """Record the state of a file that another process reads, for `list_changed`. Raises UnreadableFile."""
         try:
             self._open(file)
         except OSError as error:
@@ -138,13 +138,13 @@ class TensorFiles:
             if file not in self._descriptors:
                 descriptor = open_regular_file(self._source.files[file].path)
                 self._descriptors[file] = descriptor
-                # since it was listed, for its header was read then
+                # The state at the listing counts, because the header was read then.
                 self._state_at_listing[file] = self._source.files[file].state or describe_state(os.fstat(descriptor))
             return self._descriptors[file]
 
 
 def list_versions(sides: tuple[TensorFiles, TensorFiles]) -> dict[str, str]:
-    """Map each file of both sides, ``A: name`` and ``B: name``, to what changes when it is replaced."""
+    """Map each file of both sides, ``A: name`` and ``B: name``, to a state that changes when it is replaced."""
     named = zip("AB", sides, strict=True)
     return {f"{side}: {name}": state for side, files in named for name, state in files.list_versions().items()}
 
@@ -152,7 +152,7 @@ def list_versions(sides: tuple[TensorFiles, TensorFiles]) -> dict[str, str]:
 def find_common_nodes(
     sides: tuple[TensorFiles, TensorFiles], first: Iterable[str], second: Iterable[str]
 ) -> frozenset[str]:
-    """Return the nodes of a cluster on whose disks the files of both sides lie, or else those of one side.
+    """Return the nodes of a cluster on whose disks the files of both sides lie, or without any the nodes of one side.
 
     Empty where any node can read them.
     """

@@ -1,7 +1,8 @@
 """Reads the file of a signature: a Sigstore bundle whose in-toto statement lists the digests of a model's files.
 
 Formats: https://docs.sigstore.dev/about/bundle/, https://github.com/in-toto/attestation/tree/main/spec/v1, and the predicate
-``https://model_signing/signature/v1.0`` of OpenSSF model signing. Nothing that is read here is trusted before `check_signature`.
+``https://model_signing/signature/v1.0`` of OpenSSF model signing. Callers must not trust anything from here before
+`check_signature`.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from ckptcheck.errors import EvidenceError
 from ckptcheck.text.file_io import read_whole_file
 
 DEFAULT_NAME = "model.sig"
-"""What model_signing calls a signature unless told otherwise."""
+"""The file name that model_signing gives a signature by default."""
 LARGEST = 1 << 27
-"""Bytes of the largest signature that is read: one of 100,000 files has some 20 MB."""
+"""Bytes of the largest signature that is read: a signature of 100,000 files has about 20 MB."""
 PREDICATE = "https://model_signing/signature/v1.0"
 OLD_PREDICATE = "https://model_signing/Digests/v0.1"
-"""Of model_signing 0.2, whose subjects are the files."""
+"""Predicate of model_signing 0.2, whose subjects are the files."""
 HASHES = ("sha256", "blake2", "blake2b", "blake3")
 
 SignerKind = Literal["key", "certificate", "keyless"]
 
 
 class MalformedSignature(Exception):
-    """A file that is no signature of a model: one sentence."""
+    """A file is no signature of a model; the message is one sentence."""
 
 
 class SignedItem(msgspec.Struct, frozen=True):
     """A file that the signature covers, or a range of its bytes."""
 
     name: str
-    """As the statement writes it: the path in the model's folder, for a range followed by ``:START:END``."""
+    """The name in the statement: the path in the model's folder, and for a range ``:START:END``."""
     file: str
     digest: str
     """Hexadecimal."""
@@ -46,10 +47,10 @@ class SignedItem(msgspec.Struct, frozen=True):
 
 
 class Bundle(msgspec.Struct, frozen=True):
-    """What a signature says, whoever wrote it."""
+    """The content of a signature, not yet verified."""
 
     raw: bytes
-    """The bundle, in which no member is there twice."""
+    """The bundle; no JSON member occurs twice in it."""
     kind: SignerKind
     model: str
     """The name of the folder that was signed."""
@@ -60,13 +61,13 @@ class Bundle(msgspec.Struct, frozen=True):
     ignored: tuple[str, ...]
     """Paths that the signer left out."""
     key_hint: str = ""
-    """SHA-256 of the public key in its PEM form, "" where the signer wrote none."""
+    """SHA-256 of the public key in its PEM form; "" if the signer wrote none."""
     certificates: tuple[bytes, ...] = ()
     """The signer's certificate and those that lead to its root, each as DER."""
 
     @property
     def files(self) -> frozenset[str]:
-        """The files that are covered."""
+        """The files that the signature covers."""
         return frozenset(item.file for item in self.items)
 
 
@@ -135,7 +136,7 @@ class _Predicate(msgspec.Struct):
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Read a signature. Raises MalformedSignature, and EvidenceError where the file cannot be read."""
+    """Read a signature. Raises MalformedSignature, and EvidenceError if the file cannot be read."""
     try:
         raw = read_whole_file(path, LARGEST)
     except FileNotFoundError:
@@ -146,9 +147,10 @@ def read_bundle(path: Path) -> Bundle:
 
 
 def parse_bundle(raw: bytes) -> Bundle:
-    """Return what the bytes of a signature say. Raises MalformedSignature."""
+    """Parse the bytes of a signature. Raises MalformedSignature."""
     try:
-        # a member that is there twice is read once: model_signing must not verify another one than what is read here
+        # JSON parsers disagree on repeated members: model_signing must not verify another member than the one read
+        # here.
         raw = msgspec.json.encode(msgspec.json.decode(raw))
         file = msgspec.json.decode(raw, type=_File)
         statement = msgspec.json.decode(_decode(file.dsse_envelope.payload), type=_Statement)

@@ -1,4 +1,4 @@
-"""Names what changed in a file of weights since a manifest was written, by tensor."""
+"""Names the tensors of a file that changed since a manifest was written."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ CLAUSES: Mapping[str, tuple[str, str, str] | None] = {
     "moved": ("tensor is", "tensors are", "in another file, unchanged"),
     "new": ("tensor was", "tensors were", "not signed"),
 }
-"""Kind of change → how a clause counts its tensors; None where each tensor is a clause. In the order of a sentence."""
+"""Kind of change, in the order of a sentence → how a clause counts its tensors; None: each has its own clause."""
 REORDERED = "reordered"
-"""Unchanged, and at another place in the file: said where nothing else is."""
+"""Unchanged, but at another offset in the file; reported only if nothing else changed."""
 
 
 @dataclass(frozen=True)
 class TensorChanges:
-    """The tensors of a file in which something changed since it was signed."""
+    """The tensors of a file that changed since somebody signed it."""
 
     number: int
-    """Tensors that were signed in this file."""
+    """Tensors that the signature covers in this file."""
     found: Mapping[str, Mapping[str, str]]
     """Kind of change → tensor → how a sentence names it."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All tensors in which something changed."""
+        """All tensors with a change."""
         return tuple(dict.fromkeys(name for named in self.found.values() for name in named))
 
     @property
     def text(self) -> str:
-        """The changes in clauses; "" where no tensor of the file is known."""
+        """The changes in clauses; "" if no tensor of the file is known."""
         clauses = []
         for kind, words in CLAUSES.items():
             if named := self.found.get(kind):
@@ -57,7 +57,7 @@ class TensorChanges:
 
 
 def find_changes(verification: Verification, file: str) -> TensorChanges:
-    """Return what became of the tensors of one file."""
+    """Return the changes of the tensors of one file."""
     listed, current = verification.manifest.tensors, verification.current
     # The place of a tensor in a manifest is its file, or a folder that the file lies in.
     signed_here = [
@@ -80,7 +80,7 @@ def find_changes(verification: Verification, file: str) -> TensorChanges:
 def _compare_tensor(
     verification: Verification, name: str, holders: Mapping[tuple[str, tuple[int, ...], str], list[str]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the kind of change of a signed tensor, and how a sentence names it; nothing where it is as it was."""
+    """Yield the kind of change of a signed tensor, and how a sentence names it; nothing for an unchanged tensor."""
     old, now = verification.manifest.tensors[name], verification.current.get(name)
     if name in verification.renamed:
         yield "renamed", f"{name} is called {verification.renamed[name]}"
@@ -97,7 +97,7 @@ def _compare_tensor(
         forms = " → ".join(f"{each.dtype} {format_shape(each.shape)}" for each in (old, now))
         yield "reformed", f"{name} ({forms})"
     elif len(owners := holders.get(now.content, [])) == 1:
-        # norms of ones are alike: only a value that one tensor had says where it came from
+        # Norms of ones are alike: a value names its source only if exactly one tensor had it.
         yield "exchanged", f"{name} holds what {owners[0]} held"
     else:
         yield "rewritten", name

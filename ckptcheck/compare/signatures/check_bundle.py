@@ -1,4 +1,4 @@
-"""Verifies a bundle with the package model-signing, and says which files are not as they were signed."""
+"""Verifies a bundle with the package model-signing, and names the files that changed since the signature."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ SIGNED_WITH: dict[SignerKind, str] = {
 
 @dataclass(frozen=True)
 class SignedFiles:
-    """What became of the files that a signature covers."""
+    """The state of the files that a signature covers."""
 
     changed: tuple[SignedItem, ...] = ()
-    """Items whose bytes are others."""
+    """Items whose bytes differ."""
     missing: tuple[str, ...] = ()
     unsigned: tuple[str, ...] = ()
-    """Files that are there, and that the signature does not cover."""
+    """Files of the model that the signature does not cover."""
 
 
 @dataclass(frozen=True)
 class BundleCheck:
-    """What came out of verifying a bundle."""
+    """The result of verifying a bundle."""
 
     refusal: str | None
-    """Why the signature is not that of the trusted signer; None if it is."""
+    """Why the signature is not the trusted signer's; None if it is."""
     expired: str | None = None
-    """Since when the certificate has not been valid; None where it is, or where there is none."""
+    """The date on which the certificate expired; None if it is valid, or without a certificate."""
     files: SignedFiles = SignedFiles()
 
 
@@ -51,8 +51,8 @@ def check_bundle(
 ) -> BundleCheck:
     """Verify a signature, and then the files that it covers.
 
-    model_signing decides; what is added here is which files are meant, and that a certificate may have expired, which
-    model_signing does not look at. Raises CkptcheckError for a key that cannot be read, and EvidenceError for such a file.
+    model_signing decides. This function adds the names of the files, and the expiry of certificates, which
+    model_signing does not check. Raises CkptcheckError for an unreadable key, and EvidenceError for an unreadable file.
     """
     require_packages()
     from model_signing import hashing, verifying
@@ -108,9 +108,9 @@ def check_bundle(
 
 
 def _compare_files(bundle: Bundle, current: Any, name_of_single: str) -> SignedFiles:
-    """Compare what was signed with model_signing's manifest of the files as they are.
+    """Compare the signed items with model_signing's manifest of the present files.
 
-    name_of_single: what ``.`` stands for, which is the name of a model that is a single file.
+    name_of_single: the file that ``.`` stands for: model_signing gives a model of a single file that name.
     """
 
     def parse(name: str, digest: str) -> SignedItem:
@@ -125,7 +125,7 @@ def _compare_files(bundle: Bundle, current: Any, name_of_single: str) -> SignedF
         for name, item in signed.items()
         if item.file in there and (name not in now or now[name].digest != item.digest)
     ]
-    # a file that has grown has ranges that were not signed
+    # A file that grew has ranges that the signature does not cover.
     changed += [item for name, item in now.items() if name not in signed and item.file in covered]
     return SignedFiles(
         tuple(sorted(changed, key=lambda item: (item.file, item.begin))),
@@ -135,7 +135,7 @@ def _compare_files(bundle: Bundle, current: Any, name_of_single: str) -> SignedF
 
 
 def _describe_refusal(error: Exception | None, bundle: Bundle, signer: TrustedSigner) -> str:
-    """Say in a clause why a signature is not verified."""
+    """Return a clause that says why a signature failed verification."""
     name = type(error).__name__
     if signer.public_key is not None and bundle.key_hint and bundle.key_hint != signer.key_hint():
         return f"it was signed with another key than {signer.public_key.name}"
@@ -149,7 +149,7 @@ def _describe_refusal(error: Exception | None, bundle: Bundle, signer: TrustedSi
 
 
 def _describe_expiry(bundle: Bundle) -> str | None:
-    """Say which certificate of a bundle is not valid today; None if all are."""
+    """Describe the certificate of a bundle that is not valid today; None if all are valid."""
     from cryptography import x509
 
     today = datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""What signs a model, and what its signature is verified with: a key pair, certificates, or an identity (keyless)."""
+"""The keys that sign a model and verify its signature: a key pair, certificates, or an identity (keyless)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ EXTRA_HINT = "pip install 'ckptcheck[sign]'"
 PASSWORD_VARIABLE = "CKPTCHECK_KEY_PASSWORD"
 """Environment variable with the password of a private key. An option would show in the list of processes."""
 LARGEST = 1 << 20
-"""Bytes of a key, a chain or a trust configuration that are read."""
+"""Bytes that are read of a key, a chain or a trust configuration."""
 TOKEN_VARIABLE = "CKPTCHECK_IDENTITY_TOKEN"
 """Environment variable with an OpenID Connect token for a keyless signature."""
 
 
 def require_packages() -> None:
-    """Import the packages that sign. Raises CkptcheckError where they are not installed, or do not fit together."""
+    """Import the packages that sign. Raises CkptcheckError if they are missing, or do not fit together."""
     try:
         import model_signing.signing
         import model_signing.verifying  # noqa: F401
@@ -37,7 +37,7 @@ def require_packages() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what the packages print and warn of away from stdout, which belongs to the report."""
+    """Keep prints and warnings of the packages away from stdout, which belongs to the report."""
     import warnings
 
     with redirect_stdout(StringIO()), warnings.catch_warnings():
@@ -47,15 +47,15 @@ def quiet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SigningKey:
-    """What signs. Exactly one of `private_key` and `keyless` is set."""
+    """The signer. Exactly one of `private_key` and `keyless` is set."""
 
     private_key: Path | None = None
     """An elliptic-curve key (P-256, P-384, P-521) as PEM."""
     password: str | None = None
     signing_certificate: Path | None = None
-    """The certificate of the private key as PEM; None: the key alone signs."""
+    """The certificate of the private key as PEM; None to sign with the key alone."""
     certificate_chain: tuple[Path, ...] = ()
-    """The certificates between it and the root, as PEM."""
+    """The certificates between the signer's and the root, as PEM."""
     keyless: bool = False
     """Sign with an identity: of the CI job, of `token`, or of whoever logs in by browser. Needs a network."""
     token: str | None = None
@@ -63,7 +63,7 @@ class SigningKey:
     """A Sigstore instance of your own; None: the public one."""
 
     def configure(self, config: Any) -> None:
-        """Tell model_signing's signing configuration what signs. Raises CkptcheckError."""
+        """Set the signer in model_signing's signing configuration. Raises CkptcheckError."""
         named = [self.private_key, self.signing_certificate, *self.certificate_chain, self.trust_config]
         _require_readable(*named)
         try:
@@ -77,7 +77,8 @@ class SigningKey:
                 config.use_certificate_signer(
                     private_key=self.private_key,
                     signing_certificate=self.signing_certificate,
-                    # model_signing cannot read an empty chain; the certificate itself adds nothing to one
+                    # model_signing cannot read an empty chain, so the chain is the certificate itself, which adds
+                    # nothing.
                     certificate_chain=self.certificate_chain or (self.signing_certificate,),
                 )
             else:
@@ -97,26 +98,26 @@ class SigningKey:
 
 @dataclass(frozen=True)
 class TrustedSigner:
-    """Whose signature is accepted. Exactly one of `public_key`, `certificate_chain` and `identity` is set."""
+    """The trusted signer. Exactly one of `public_key`, `certificate_chain` and `identity` is set."""
 
     public_key: Path | None = None
     certificate_chain: tuple[Path, ...] = ()
-    """Root certificates, and others that lead to the signer's."""
+    """Root certificates, and the intermediate ones that lead to the signer's."""
     identity: str | None = None
-    """Who signed without a key of their own: an address of e-mail, or of a workflow."""
+    """The identity of a keyless signer: an e-mail address, or the URL of a workflow."""
     oidc_issuer: str | None = None
-    """Who vouches for the identity, such as ``https://accounts.google.com``."""
+    """The issuer of the identity, such as ``https://accounts.google.com``."""
     trust_config: Path | None = None
     allow_expired: bool = False
-    """Accept a certificate that has expired since."""
+    """Accept a certificate that expired after the signature."""
 
     @property
     def kind(self) -> SignerKind:
-        """The kind of signature that this verifies."""
+        """The kind of signature that this key verifies."""
         return "key" if self.public_key is not None else "certificate" if self.certificate_chain else "keyless"
 
     def configure(self, config: Any) -> None:
-        """Tell model_signing's verifying configuration what to verify with. Raises CkptcheckError."""
+        """Set the trusted signer in model_signing's verifying configuration. Raises CkptcheckError."""
         _require_readable(self.public_key, *self.certificate_chain, self.trust_config)
         try:
             if self.public_key is not None:
@@ -135,7 +136,7 @@ class TrustedSigner:
             raise CkptcheckError(f"{name} cannot verify: {error}", f"name {what} in PEM form") from error
 
     def key_hint(self) -> str:
-        """Return what a bundle has as a hint of the public key: SHA-256 of its PEM form, in hexadecimal digits."""
+        """Return the hint of the public key that a bundle holds: SHA-256 of its PEM form, in hexadecimal digits."""
         from cryptography.hazmat.primitives import serialization
 
         assert self.public_key is not None
@@ -157,7 +158,7 @@ def _require_readable(*paths: Path | None) -> None:
 
 
 def describe_sigstore_failure(error: Exception, done: Literal["signed", "verified"]) -> CkptcheckError:
-    """Return the error for what Sigstore did not do: whether it could not be reached, and what works without a network."""
+    """Return the error for a failure of Sigstore: whether it was unreachable, and what works without a network."""
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and cause not in causes:
         causes.append(cause)

@@ -19,9 +19,9 @@ from ckptcheck.text.file_io import real_path, replace_file, require_writable
 from ckptcheck.text.formatting import join_truncated
 
 MANIFEST_NAME = "ckptcheck.manifest.json"
-"""The file in the folder that lists the tensors and what they were made from. The signature covers it like any other."""
+"""The file in the folder that lists the tensors and their origin. The signature covers it like any other."""
 LEFT_OUT = (".cache",)
-"""Where `hf download` keeps its own notes; model_signing itself leaves out what belongs to git."""
+"""The folder in which `hf download` keeps its own notes; model_signing itself leaves out git's files."""
 
 
 def sign_folder(
@@ -36,8 +36,8 @@ def sign_folder(
 ) -> Path:
     """Write the manifest of a model into its folder, sign all files there, and return the file of the signature.
 
-    A manifest that lies there already keeps what it says the model was made from. Raises CkptcheckError where it is of other
-    weights than those that lie there, and where a tensor, the key or a file cannot be read.
+    A manifest that lies there already keeps its statement of origin. Raises CkptcheckError if it describes other
+    weights than the folder holds, or if a tensor, the key or a file cannot be read.
     """
     require_packages()
     from model_signing import hashing, signing
@@ -70,14 +70,14 @@ def sign_folder(
             raise EvidenceError(f"cannot sign {folder}: {type(error).__name__}: {error}") from error
         content = written.read_bytes()
     if changed := list_rewritten(ckpt.source, ckpt.source.files.keys() - {MANIFEST_NAME, signature.name}):
-        # the manifest may be of other bytes than those that were signed
+        # Between manifest and signature the bytes may have changed.
         raise EvidenceError(f"{join_truncated(changed)} was replaced or written to while {folder} was being signed")
     replace_file(signature, content)
     return signature
 
 
 def find_inside(path: Path, folder: Path) -> str | None:
-    """Return the path of a file relative to a folder, None where it lies elsewhere."""
+    """Return the path of a file relative to a folder; None if it lies elsewhere."""
     try:
         return real_path(path).relative_to(real_path(folder)).as_posix()
     except ValueError:
@@ -93,7 +93,7 @@ def describe_hash_failure(error: Exception) -> EvidenceError:
 
 
 def _keep_lineage(current: Manifest, recorded: Manifest, path: Path) -> Manifest:
-    """Return the manifest of the weights as they are, with what an earlier one adds to it. Raises CkptcheckError."""
+    """Return the manifest of the present weights, with the origin from an earlier manifest. Raises CkptcheckError."""
     names = current.tensors.keys() | recorded.tensors.keys()
     others = sorted(
         name
@@ -118,7 +118,7 @@ def _keep_lineage(current: Manifest, recorded: Manifest, path: Path) -> Manifest
 
 
 def _add_offsets(manifest: Manifest, ckpt: Checkpoint | Megatron) -> Manifest:
-    """Note where in its file each tensor begins, so that another order of the same tensors can be named later."""
+    """Record the offset of each tensor in its file, so that a later run can name a change of their order."""
     if isinstance(ckpt, Megatron):
         return manifest
     tensors = {

@@ -26,7 +26,7 @@ from ckptcheck.runners.runner import Runner
 from ckptcheck.text.formatting import count, natural_sort_key
 
 LOADED_SUFFIXES = (".json", ".py", ".jinja", ".model", ".txt", ".tiktoken", ".so")
-"""How the names of other files end that loaders read."""
+"""Suffixes of the other files that loaders read."""
 WEIGHT_SUFFIXES = (
     ".safetensors",
     ".bin",
@@ -40,37 +40,37 @@ WEIGHT_SUFFIXES = (
     ".h5",
     ".msgpack",
 )
-"""How the names of files with weights end."""
+"""Suffixes of files with weights."""
 
 
 @dataclass(frozen=True)
 class SignatureCheck(EvidenceDefaults):
-    """A signature, and what it is held against."""
+    """A signature, and the files and manifests to compare it with."""
 
     target: str
     signature: Path
     bundle: Bundle | None
-    """None: the file is no signature."""
+    """None if the file is no signature."""
     check: BundleCheck
     ckpt: Checkpoint | Megatron | None = field(default=None, repr=False)
-    """None: nothing whose tensors can be read."""
+    """None if no tensor can be read."""
     manifest: Manifest | None = field(default=None, repr=False)
-    """The manifest that the signature covers, where it is as it was signed."""
+    """The manifest that the signature covers, if its bytes are still the signed ones."""
     verification: Verification | None = field(default=None, repr=False)
-    """The tensors of files that have changed, against that manifest; None where no file has, and where there is no manifest."""
+    """The tensors of changed files, compared with that manifest; None if no file changed, or without a manifest."""
     named: Verification | None = field(default=None, repr=False)
-    """All tensors against the manifest that the user named; None where none was named."""
+    """All tensors, compared with the manifest that the user named; None if the user named none."""
     unnamed: str = ""
-    """Why the tensors of changed files cannot be named; "" where they can."""
+    """Why the tensors of changed files cannot be named; "" if they can."""
     left_out: tuple[str, ...] = ()
     """Files that loaders read and that the signer left out on purpose."""
     allow_expired: bool = False
     lineage: Lineage | None = None
-    """The manifests of what the weights were made from; None where none was given."""
+    """The manifests of the weights' inputs; None if the user gave none."""
     is_attached: bool = False
-    """Whether servers are to be asked for the signed weights."""
+    """Whether the user wants servers compared with the signed weights."""
     served: Evidence | None = field(default=None, repr=False)
-    """What the servers answered; None where none was asked."""
+    """The servers' answers; None if no server was asked."""
     kind: str = "signature"
 
     @property
@@ -81,12 +81,12 @@ class SignatureCheck(EvidenceDefaults):
 
     @property
     def files(self) -> SignedFiles:
-        """What became of the signed files."""
+        """The state of the signed files."""
         return self.check.files
 
     @cached_property
     def other_model(self) -> str | None:
-        """Say in a sentence that the signature is of another model; None where it is of this one."""
+        """Return a sentence if the signature is of another model; None if it is of this one."""
         if self.bundle is None or self.check.refusal:
             return None
         if self.verification is not None:
@@ -118,18 +118,18 @@ class SignatureCheck(EvidenceDefaults):
         return self.named.manifest.made_from != self.manifest.made_from
 
     def require_signer(self) -> None:
-        """Skip a rule where nobody vouches for what the signature states. Raises Skip."""
+        """Skip a rule if no trusted signer vouches for the signature's statement. Raises Skip."""
         if self.check.refusal:
             raise Skip("the signature is not verified, see SIG001")
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The chain of manifests, and what was measured of servers."""
+        """The chain of manifests, and the measurements of servers."""
         chain = self.lineage.list_sections() if self.lineage is not None else ()
         return (*chain, *(self.served.sections if self.served is not None else ()))
 
     def view_for(self, kind: str) -> object | None:
-        """Return this evidence; for rules on a manifest the comparison with the named one, for those on lineage the chain."""
+        """Return this evidence; for rules on a manifest the comparison with it, for rules on lineage the chain."""
         views = {"manifest": self.named, "lineage": self.lineage}
         if kind in views:
             return views[kind]
@@ -138,7 +138,7 @@ class SignatureCheck(EvidenceDefaults):
 
     @property
     def failed_to(self) -> str:
-        """The verb for what could not be done: servers are compared."""
+        """The verb for a failure: servers are compared."""
         return self.served.failed_to if self.served is not None else "read"
 
     @property
@@ -149,13 +149,13 @@ class SignatureCheck(EvidenceDefaults):
 
     @property
     def headline(self) -> str:
-        """How many files are as they were signed."""
+        """How many files are unchanged since the signature."""
         number = len(self.bundle.files) if self.bundle is not None else 0
         return f"the signature is verified, and {count(number, 'file is', 'files are')} as signed"
 
     @property
     def subject(self) -> str:
-        """What is held against what."""
+        """The sides of the check, in words."""
         files = count(len(self.bundle.files), "signed file") if self.bundle is not None else "no signed file"
         what = self.ckpt.subject if self.ckpt is not None else "files"
         servers = f" · {self.served.subject}" if self.served is not None else ""
@@ -189,11 +189,10 @@ def check_signature(
     runner: Runner | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> SignatureCheck:
-    """Verify the signature of a folder; where a file has changed, find out which tensors have.
+    """Verify the signature of a folder; of a changed file find the changed tensors.
 
-    ignore_unsigned: say nothing about files that the signature does not cover.
-    A file that is as it was signed is read once, for its digest. Raises CkptcheckError for a key that cannot be read, and
-    EvidenceError for a file.
+    ignore_unsigned: report no file that the signature does not cover. An unchanged file is read once, for its digest.
+    Raises CkptcheckError for an unreadable key, and EvidenceError for an unreadable file.
     """
     try:
         bundle = read_bundle(signature)
@@ -231,7 +230,7 @@ def check_signature(
 
 
 def _list_left_out(bundle: Bundle, folder: Path) -> Iterator[str]:
-    """Yield the files that loaders read among those that the signer left out. What belongs to git or a download is hidden.
+    """Yield the files that loaders read and the signer left out, without the files of git or of a download.
 
     The files are those of the folder, whatever the signature names: no path of it is opened, and no link is followed.
     """
@@ -252,7 +251,7 @@ def is_weights(file: str) -> bool:
 
 
 def list_tensors(check: SignatureCheck, file: str, ranges: Iterable[tuple[int, int | None]] = ()) -> list[str]:
-    """Return the tensors that a file holds now; where ranges of its bytes are given, those that touch one."""
+    """Return the tensors that a file holds now; with ranges of its bytes, only the tensors that touch one."""
     ckpt = check.ckpt
     if not isinstance(ckpt, Checkpoint) or file not in ckpt.shards:
         return []

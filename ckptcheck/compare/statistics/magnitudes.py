@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 FACTORS = (
     "weight_scale", "weight_scale_inv", "weight_scales", "weight_scale_2", "weight_global_scale", "scales", "SCB", "absmax",
 )  # fmt: skip
-"""Roles of scales that the numbers of a weight are multiplied by."""
+"""Roles of scales that multiply the numbers of a weight."""
 DIVISORS = ("weight_global_scale",)
-"""Those of them that they are divided by."""
+"""The roles among them whose scale divides."""
 LARGEST_PACKED = 8.0
 """About the largest number of four bits."""
 MIN_SIBLINGS = 4
-"""Weights of one name, in different layers or experts, that it takes to say what is usual."""
+"""Fewer weights of one name, in different layers or experts, do not show what is usual."""
 FIRST_LOOK = 4.0
-"""Factor between the largest numbers of siblings from which rows are read."""
+"""Factor between the largest numbers of siblings at which rows are read."""
 MAX_SUSPECTS = 256
-"""Weights of one name of which rows are read."""
+"""Weights of one name whose rows are read."""
 COMPARED_SIBLINGS = 9
-"""Siblings whose rows are read: those whose largest numbers are the most usual."""
+"""Siblings whose rows are read: the ones nearest to the usual largest number."""
 RUNS, ROWS = 4, 4
 """Runs of neighbouring rows that are read, spread evenly, and the rows of each."""
 USUAL_LARGEST = (1e-4, 50.0)
-"""Between these lies the largest number of at least half of the weights of any trained model that is known."""
+"""In every known trained model, at least half of the weights have their largest number between these two."""
 USUAL_RMS = (1e-5, 10.0)
-"""Between these lies their root mean square."""
+"""The same for their root mean square."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class UnlikeMagnitude:
 def find_unlike_quantized_weights(ckpt: Checkpoint, larger: float, smaller: float) -> list[UnlikeMagnitude]:
     """Return the quantized weights that are at least `larger` times as large as their siblings, or `smaller` times as small.
 
-    Experts are not judged for being small: one that the router never chose decays. Raises Skip if a file shrank since its
+    A small expert is no finding: an expert that the router never chose decays. Raises Skip if a file shrank since its
     values were read, OSError if reading fails.
     """
     sizes = [size for size in _iter_quantized_sizes(ckpt) if size.factors]
@@ -95,7 +95,8 @@ def find_unlike_quantized_weights(ckpt: Checkpoint, larger: float, smaller: floa
 def measure_absurd_scales(ckpt: Checkpoint) -> tuple[float, int] | None:
     """Return the median RMS of some quantized weights and how many they are, if no trained model is that large or small.
 
-    None where it is usual, or fewer than MIN_SIBLINGS weights could be read. Raises as `find_unlike_quantized_weights`.
+    None if the median is usual, or if fewer than MIN_SIBLINGS weights could be read. Raises as
+    `find_unlike_quantized_weights`.
     """
     from ckptcheck.compare.matching.tensor_files import TensorFiles
 

@@ -1,9 +1,9 @@
-"""Finds zero points that do not belong to the integers that they are subtracted from.
+"""Finds zero points that do not belong to their integers.
 
 The numbers of a trained weight lie around zero. So the integers of a group lie around its zero point: over many groups their mean
-distance is a small part of a step, and where the zero point of a group is high, its integers are. Zero points that are stored one
-too low or too high shift all numbers by a step. Those of other groups (an exchanged tensor, eight columns in the wrong order)
-leave the mean distance as it is, and take the relation away.
+distance is a small part of a step, and a group with a high zero point has high integers. Zero points that are stored
+one too low or too high shift all numbers by a step. Zero points of other groups (an exchanged tensor, eight columns in
+the wrong order) keep the mean distance but lose the correlation.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MAX_MEMBERS = 96
 MIN_OUTPUTS = 32
 """Outputs of a weight below which it is not judged: one output may lie on one side of zero."""
 SAMPLED_INTEGERS = 1 << 14
-"""Integers of a block that are read, where it is whole rows; of each weight there are BLOCKS."""
+"""Integers of a block of whole rows; BLOCKS blocks are read of each weight."""
 MIN_INPUTS = 128
-"""Inputs of a block, where it is columns."""
+"""Inputs of a block of columns."""
 BLOCKS = 2
 MIN_PAIRS = 64
-"""Groups from which their relation to the zero points counts."""
+"""Fewer groups do not show a correlation with the zero points."""
 MIN_SPREAD = 0.5
-"""Standard deviation of zero points, in steps, from which it counts."""
+"""Below this standard deviation of the zero points, in steps, a correlation means nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ZeroPointFit:
     shift: float
     """Mean distance of the integers from their zero points, in steps."""
     correlation: float | None
-    """Correlation of the zero points with the mean integers of their groups; None where the zero points hardly differ."""
+    """Correlation of the zero points with the mean integers of their groups; None if the zero points hardly differ."""
 
 
 def has_zero_points(ckpt: Checkpoint) -> bool:
@@ -64,7 +64,7 @@ def _zero_point_role(way: ModuleStorage) -> str | None:
 
 
 def measure_zero_points(ckpt: Checkpoint) -> list[ZeroPointFit]:
-    """Measure the quantized weights that store zero points as integers; of more than MAX_MEMBERS of one name, some.
+    """Measure quantized weights that store zero points as integers, at most MAX_MEMBERS of one name.
 
     Raises Skip if a file shrank since its values were read, OSError if reading fails.
     """
@@ -91,7 +91,7 @@ def measure_zero_points(ckpt: Checkpoint) -> list[ZeroPointFit]:
 
 
 def _fit(files: TensorFiles, weight: ScaledWeight, name: str) -> ZeroPointFit | None:
-    """Measure one weight; None where it is too small, or its tensors do not fit each other, which other rules report."""
+    """Measure one weight; None if it is too small, or if its tensors do not fit (other rules report that)."""
     import numpy as np
 
     from ckptcheck.compare.matching.tensor_files import UnreadableFile
@@ -119,7 +119,7 @@ def _fit(files: TensorFiles, weight: ScaledWeight, name: str) -> ZeroPointFit | 
 
 
 def _choose_blocks(weight: ScaledWeight) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Return [begin, end) of rows and of columns for blocks of whole groups, such as lie together in the file."""
+    """Return [begin, end) of rows and of columns for blocks of whole groups that lie together in the file."""
     outputs, inputs = weight.shape
     group = weight.block[1]
     (chunk,) = weight.weight.chunks[:1]

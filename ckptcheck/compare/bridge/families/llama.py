@@ -42,6 +42,6 @@ FUSED = {
         f"{LAYER}.mlp.gate_proj.weight", f"{LAYER}.mlp.up_proj.weight", split=split_glu
     ),
 }
-"""Projections that inference engines fuse, as a dump of their state dict holds them."""
+"""Projections that inference engines fuse; a dump of an engine's state dict holds them fused."""
 
 LLAMA = FamilyTable(OUTSIDE | NORMS | QKV | DENSE, FUSED)

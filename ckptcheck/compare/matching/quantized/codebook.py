@@ -51,7 +51,7 @@ class CodebookWeight(QuantizedWeight):
     block: int = 64
     # Blocks that share a nested largest magnitude.
     nested_block: int = 256
-    # Is added to every dequantized largest magnitude.
+    # Added to every dequantized largest magnitude.
     offset: float = 0.0
 
     @property

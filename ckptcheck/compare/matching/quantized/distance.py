@@ -33,9 +33,9 @@ REMOTE_WEIGHTS = 4
 """Weights at a time where a side is not on this machine; each holds several times MAX_READ_BYTES."""
 HALF = 0.5
 OTHER_WEIGHT_RMS = 1.0
-"""Root mean square distance, in steps, from which these are other weights: rounding causes 0.29."""
+"""Root mean square distance, in steps, at which the sides count as other weights: rounding causes 0.29."""
 OTHER_WEIGHT_COSINE = 0.7
-"""Cosine below which these are other weights, for grids so coarse that nothing is a step away: rounding to 2 bits leaves 0.9."""
+"""The same for the cosine, for grids so coarse that nothing is a step away: rounding to 2 bits leaves 0.9."""
 ARITHMETIC = 2.0**-8
 """Relative error of bf16 arithmetic."""
 
@@ -47,7 +47,7 @@ class QuantizedDistance:
     elements: int = 0
     # Numbers that are farther away than rounding explains.
     beyond: int = 0
-    # Numbers of which one side is NaN or infinite.
+    # Numbers that are NaN or infinite on one side.
     not_finite: int = 0
     # The largest distance, in steps of the grid.
     steps: float = 0.0
@@ -71,7 +71,7 @@ class QuantizedDistance:
 
     @property
     def is_different_weight(self) -> bool:
-        """Whether these are different weights: no quantization method moves a weight so far."""
+        """Whether the sides are different weights: no quantization method moves a weight so far."""
         return bool(self.not_finite) or (
             bool(self.beyond) and (self.rms >= OTHER_WEIGHT_RMS or self.cosine < OTHER_WEIGHT_COSINE)
         )
@@ -147,7 +147,7 @@ def _product(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
 
 
 class DistanceResult(msgspec.Struct):
-    """The distance of a pair, or why there is none."""
+    """The distance of a pair, or why it was not measured."""
 
     distance: QuantizedDistance | None = None
     reason: str = ""
@@ -164,7 +164,7 @@ class QuantizedComparison:
 
     @property
     def name(self) -> str:
-        """What is computed of which targets."""
+        """The comparison and its targets, in words."""
         return f"quantized weights of {self.files[0].target} with {self.files[1].target}"
 
     @property
@@ -192,15 +192,15 @@ class QuantizedComparison:
         return find_common_nodes(self.files, pair.first.files, pair.second.files)
 
     def list_objects(self) -> dict[str, str]:
-        """Map each file to what changes when it is replaced."""
+        """Map each file to a state that changes when somebody replaces the file."""
         return list_versions(self.files)
 
     def fits(self, unit: int, result: DistanceResult) -> bool:
-        """Whether it has a distance, whose sums of squares are none below zero, or a reason."""
+        """Whether it has a distance with nonnegative sums of squares, or a reason."""
         if (found := result.distance) is None:
             return bool(result.reason)
         squares = (found.squares, *found.products[1:])
-        return 0 <= found.beyond <= found.elements and all(number >= 0 for number in squares)  # NaN is none
+        return 0 <= found.beyond <= found.elements and all(number >= 0 for number in squares)  # false for NaN
 
     def is_whole(self, result: DistanceResult) -> bool:
         """Whether the pair was compared."""

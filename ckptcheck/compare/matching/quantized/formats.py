@@ -42,7 +42,7 @@ def find_quantized_weights(
 def build_quantized_weight(
     ckpt: Checkpoint, way: ModuleStorage, module: str, stored: Mapping[str, TensorLayout]
 ) -> QuantizedWeight | None:
-    """Return the weight of a module that is stored quantized; None where one of its tensors is not in `stored`."""
+    """Return the weight of a module that is stored quantized; None if one of its tensors is not in `stored`."""
     quantization, weight = ckpt.quantization, way.weight
     assert quantization is not None
     assert weight is not None

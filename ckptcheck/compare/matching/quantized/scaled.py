@@ -39,7 +39,7 @@ class ScaledWeight(QuantizedWeight):
     bits: int = 8
     # Rows and columns that share a scale.
     block: tuple[int, int] = (1, 1)
-    # Is added to a stored zero point.
+    # Added to a stored zero point.
     shift: int = 0
     # Eight rows share a row of words, in AWQ's order.
     interleaved: bool = False
