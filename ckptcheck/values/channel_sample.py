@@ -1,7 +1,8 @@
 """Samples the norms of some rows and columns of a matrix while its bytes are scanned.
 
-A matrix of a layer is 256 rows and 256 columns to it, in runs of neighbours: enough to see how the channels differ, at a hundredth
-of what reading those rows again would cost. The runs are summed apart, since each lies in the part of one of eight ranks.
+It takes 256 rows and 256 columns of a matrix, in runs of neighbours: enough to see how the channels differ, at a
+hundredth of the cost of reading those rows again. Each run has its own sum, since each lies in the part of one of eight
+ranks.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.tensor import Tensor
 
 SAMPLED_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "I8")
-"""dtypes whose matrices are sampled. The last two are read without their scales."""
+"""dtypes whose matrices are sampled, the last two without their scales."""
 MAX_CHANNELS, RUNS = 256, 8
-"""Channels that are sampled, and the runs of neighbouring channels that they form, spread evenly. Where all channels of an axis are
-sampled, its eighths are the runs."""
+"""Channels that are sampled, and the evenly spread runs of neighbours that they form. If all channels of an axis are
+sampled, the runs are its eighths."""
 MIN_CHANNELS = 32
 """Rows and columns below which a matrix is not sampled."""
 MAX_ROW_BYTES = 1 << 20
@@ -36,7 +37,7 @@ class ChannelSample:
     row_sums: NDArray[np.float32]
     """[rows, runs]: the sums of squares of the sampled rows over each run of columns."""
     column_sums: NDArray[np.float32]
-    """[runs, columns]: those of the sampled columns over each run of rows."""
+    """[runs, columns]: the same for the sampled columns over each run of rows."""
 
     @cached_property
     def rows(self) -> NDArray[np.float64]:
@@ -63,7 +64,7 @@ def choose_channels(channels: int, most: int = MAX_CHANNELS) -> NDArray[np.intp]
 
 
 def choose_runs(channels: int, most: int = MAX_CHANNELS) -> list[tuple[int, int]]:
-    """Return the first channel of each run that is sampled, and the one after its last.
+    """Return [begin, end) of each run of sampled channels.
 
     >>> choose_runs(100)
     [(0, 100)]
@@ -78,7 +79,7 @@ def choose_runs(channels: int, most: int = MAX_CHANNELS) -> list[tuple[int, int]
 
 
 def is_sampled(name: str, tensor: Tensor) -> bool:
-    """Whether the channels of a tensor are sampled: those of matrices, but for those of single experts, of which there are many."""
+    """Whether the channels of a tensor are sampled: it is a matrix, and not one of the many of single experts."""
     if len(tensor.shape) != 2 or min(tensor.shape) < MIN_CHANNELS or tensor.dtype not in SAMPLED_DTYPES:
         return False
     rows, columns = tensor.shape
@@ -98,7 +99,7 @@ def find_run_starts(number: int) -> list[int]:
 def sum_squares(
     raw: NDArray[np.uint8], dtype: str, first_row: int, shape: tuple[int, int]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return what the sampled rows in a piece of a matrix add to the sums of squares: [rows, runs] and [runs, columns].
+    """Return the addition of a piece of a matrix to the sums of squares: [rows, runs] and [runs, columns].
 
     raw: the bytes of a whole number of rows.
     first_row: the row with which the piece begins.
@@ -136,9 +137,9 @@ def sum_squares(
 
 
 def join_sums(pieces: list[tuple[bytes, bytes]], shape: tuple[int, ...]) -> ChannelSample | None:
-    """Join the sums of the pieces of a matrix, in order; None where a piece is missing.
+    """Join the sums of the pieces of a matrix, in order; None if a piece is missing.
 
-    pieces: the bytes of what `sum_squares` returned.
+    pieces: results of `sum_squares`, as bytes.
     """
     import numpy as np
 

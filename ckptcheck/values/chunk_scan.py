@@ -60,7 +60,7 @@ def _count_non_finite(part: NDArray[Any], form: NumberFormat, start: int, stats:
 
 
 def find_constant_pattern(patterns: NDArray[Any]) -> int | None:
-    """Return the pattern that all elements have, None if they differ. The first 64 elements are compared first."""
+    """Return the pattern that all elements have; None if they differ. The first 64 elements are compared first."""
     first = patterns[0]
     if patterns.size < 2 or not (patterns[:64] == first).all():
         return None

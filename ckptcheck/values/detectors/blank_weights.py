@@ -1,4 +1,4 @@
-"""Finds checkpoints and stacks of layers whose every matrix is zero, or one number: memory that nothing was written to."""
+"""Finds checkpoints and stacks of layers whose every matrix is zero, or one number: memory that nothing wrote to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 MIN_MATRICES = 2
-"""Matrices that it takes to call a whole blank, and different matrices and layers that it takes in a stack."""
+"""Fewer matrices do not make a checkpoint blank; nor do fewer kinds of matrices, or layers, a stack."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class BlankWeights:
 
 @remembered
 def find_blank_weights(ckpt: Checkpoint) -> list[BlankWeights]:
-    """Return the whole checkpoint if each of its matrices holds one number only, else the stacks of layers of which that is true.
+    """Return the whole checkpoint if each of its matrices holds one number only, else the stacks of layers that do.
 
     Scales, and tensors that start at zero by design, count neither way. A stack needs two layers and two kinds of matrices, for
     gates and adapters of one kind often start at zero. It uses the statistics and reads nothing. Raises Skip if values are not
@@ -72,7 +72,7 @@ def find_blank_weights(ckpt: Checkpoint) -> list[BlankWeights]:
 
 @remembered
 def find_blank_tensors(ckpt: Checkpoint) -> frozenset[str]:
-    """Return the tensors that `find_blank_weights` covers: one sentence speaks for them all. Raises as it does."""
+    """Return the tensors that `find_blank_weights` covers: one finding reports them all. Raises the same."""
     blank_weights = find_blank_weights(ckpt)
     if any(blank.prefix is None for blank in blank_weights):
         return frozenset(ckpt.values.tensors)
@@ -91,6 +91,6 @@ def _is_blank(stats: TensorStats) -> bool:
 
 
 def _is_weight_matrix(stats: TensorStats) -> bool:
-    """Whether a tensor is a matrix that initialising or training fills with different numbers."""
+    """Whether a tensor is a matrix that an initialiser or training fills with different numbers."""
     shaped = is_packed(stats) or (is_matrix(stats) and min(stats.shape) > 1)
     return shaped and not is_scale(stats.name) and not starts_at_zero(stats.name)

@@ -18,7 +18,7 @@ STEP_BYTES = 1 << 22
 PREFIX_BYTES = 64
 """Bytes compared first: nearly all tensors that differ do so within them."""
 REMOTE_PIECES = 32
-"""Pieces of tensors that are read at a time where each is a request: the values of a model have thousands of them."""
+"""Pieces that are read at a time if each is a request: the values of a model have thousands of them."""
 
 
 def read_tensor_bytes(ckpt: Checkpoint, name: str, start: int, length: int) -> bytes:
@@ -28,10 +28,10 @@ def read_tensor_bytes(ckpt: Checkpoint, name: str, start: int, length: int) -> b
 
 
 def map_pieces(ckpt: Checkpoint, read: Callable[[T], R], units: Sequence[T]) -> Iterator[R]:
-    """Yield what a function that reads pieces of tensors returns for each unit, in order.
+    """Call a function that reads pieces of tensors for each unit, and yield its results in order.
 
-    In an object store each piece takes as long as the way there and back, so several units are read at a time. On disk one is read
-    when its result is asked for.
+    In an object store each piece costs a round trip, so several units are read at a time. On disk a unit is read when
+    the caller asks for its result.
     """
     if ckpt.source.local is not None:
         yield from map(read, units)
@@ -40,7 +40,7 @@ def map_pieces(ckpt: Checkpoint, read: Callable[[T], R], units: Sequence[T]) -> 
 
 
 def have_equal_bytes(ckpt: Checkpoint, first: tuple[str, int], second: tuple[str, int], length: int) -> bool:
-    """Whether two pieces of `length` bytes hold the same. A piece is (tensor, its first byte within the tensor).
+    """Whether two pieces of `length` bytes are equal. A piece is (tensor, its first byte within the tensor).
 
     Raises Skip if a file has shrunk: bytes that are gone are neither equal nor different.
     """
@@ -69,7 +69,7 @@ def iter_repeats(
 ) -> Iterator[tuple[T, T]]:
     """Yield each unit that repeats an earlier one, with the first unit that it repeats.
 
-    prefixes: for each unit something cheap that equal units have in common; only units with the same prefix are compared.
+    prefixes: a cheap value of each unit; equal units have equal ones, so only units with the same prefix are compared.
     """
     originals: dict[Hashable, list[T]] = {}
     for unit, prefix in zip(units, prefixes, strict=True):

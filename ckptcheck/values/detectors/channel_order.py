@@ -1,9 +1,10 @@
 """Finds matrices whose channels are not in the order of those around them: shuffled, rolled, or of another layer.
 
-A matrix of a layer shares each of its axes with others. Along the residual stream it follows the norms of its layer and the
-matrices of the layers beside it. Along the inner axis of a feed-forward block, the rows of up follow the columns of down: unit j
-computes act(…) × (up_j · x), and column j of down carries it on, so training changes both together. A matrix whose rows or columns
-are in another order, or that belongs to another layer, has the right shape and the right statistics, and follows nothing.
+A matrix of a layer shares each of its axes with others. Along the residual stream it follows the norms of its layer and
+the matrices of the neighbouring layers. Along the inner axis of a feed-forward block, the rows of up follow the columns
+of down: unit j computes act(…) × (up_j · x), and column j of down carries it on, so training changes both together. A
+matrix whose rows or columns are in another order, or that belongs to another layer, has the right shape and the right
+statistics, and follows nothing.
 """
 
 from __future__ import annotations
@@ -58,24 +59,25 @@ UP_AND_DOWN = (
     ("intermediate.dense", "output.dense"),
     ("intermediate_dense", "output_dense"),
 )
-"""Names of the matrix that computes the units of a feed-forward block, without its activation where there is a gate, and of the one
-that carries them on."""
+"""Names of the matrix that computes the units of a feed-forward block (up, if there is a gate), and of the one that
+reads them."""
 GATES = {"up_proj": "gate_proj", "w3": "w1", "wi_1": "wi_0"}
 MIN_LAYERS = 6
-"""Layers that it takes to say what is usual."""
+"""Fewer layers do not show what is usual."""
 MAX_SHARE = 0.25
 """Share of the layers that may differ from the others: more are another kind of layer."""
 MAX_REFERENCES = 24
-"""Profiles that a matrix is compared with: the norms of its layer first, then those of the layers beside it, which are the most
-alike."""
+"""Profiles that a matrix is compared with: the norms of its layer first, then the most similar profiles of the
+neighbouring layers."""
 USUALLY_FOLLOWS, HARDLY_FOLLOWS = 0.5, 0.1
-"""R² along the residual stream: the least in the median of the layers, and the most in a layer that stands out."""
+"""R² along the residual stream: the lower bound for the median layer, and the upper bound for a layer that stands
+out."""
 USUALLY_AGREES, HARDLY_AGREES = 0.6, 0.25
-"""Correlation inside a block: the least in the median of the layers, and the most in a layer that stands out."""
+"""Correlation inside a block: the lower bound for the median layer, and the upper bound for a layer that stands out."""
 PARTS = 8
-"""Parts of a block whose order is looked at: ranks of a tensor-parallel trainer, or pairs of them."""
+"""Parts of a block whose order is tried: ranks of a tensor-parallel trainer, or pairs of them."""
 BETTER = 0.1
-"""By how much more an order of more parts has to agree than one of fewer."""
+"""An order of more parts has to agree by this much more than one of fewer."""
 MIN_PART = 32
 """Channels that are read of each part."""
 
@@ -100,9 +102,9 @@ class MismatchedBlock:
     usual: float
     """The correlation in the median of the layers."""
     belongs: tuple[int, int] | None = None
-    """The layers of the down that up agrees with, and of the up that down agrees with, if both are others."""
+    """The layer whose down agrees with this up, and the layer whose up agrees with this down; both are other layers."""
     order: tuple[int, ...] = ()
-    """The order of up's parts in which it agrees with down, counted from 0; empty if there is none."""
+    """The order of up's parts, counted from 0, in which it agrees with down; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +119,16 @@ class FeedForwardBlock:
     units: tuple[NDArray[np.float64], NDArray[np.float64]]
     """The profiles of up and of down along their units."""
     gate: NDArray[np.float64] | None
-    """The same of the gate, if there is one."""
+    """The same of the gate; None without a gate."""
     gate_stats: TensorStats | None
 
 
 def find_scattered_matrices(ckpt: Checkpoint) -> list[ScatteredMatrix]:
-    """Return the matrices and norms that do not follow the residual stream where the same of other layers do.
+    """Return the matrices and norms that do not follow the residual stream, while their siblings in other layers do.
 
-    It rests on the samples of the value pass, and reads the norms again. The first and the last layer of a stack are not judged:
-    the stream differs there. Raises Skip if a file shrank since its values were read, OSError if reading fails.
+    It uses the samples of the value pass, and reads the norms again. It does not judge the first and the last layer of
+    a stack: the stream differs there. Raises Skip if a file shrank since its values were read, OSError if reading
+    fails.
     """
     scattered: list[ScatteredMatrix] = []
     for stack in ckpt.layout.stacks.values():
@@ -150,7 +153,7 @@ def find_scattered_matrices(ckpt: Checkpoint) -> list[ScatteredMatrix]:
 
 
 def _choose_low(values: dict[int, float], usual: float, low: float) -> list[int]:
-    """Return the layers with a low value where it is usually high, without the first and the last."""
+    """Return the layers with a low value, if the value is usually high; never the first or the last layer."""
     layers = sorted(values)
     if len(layers) < MIN_LAYERS or median(values.values()) < usual:
         return []
@@ -163,7 +166,7 @@ def _choose_low(values: dict[int, float], usual: float, low: float) -> list[int]
 
 
 def _read_profiles(ckpt: Checkpoint, stack: Stack, layer: int, channels: int) -> dict[str, NDArray[np.float64]]:
-    """Return what each norm and matrix of a layer shows of the residual stream."""
+    """Return the profile of each norm and matrix of a layer along the residual stream."""
     import numpy as np
 
     profiles: dict[str, NDArray[np.float64]] = {}
@@ -185,7 +188,7 @@ def _read_profiles(ckpt: Checkpoint, stack: Stack, layer: int, channels: int) ->
 
 
 def _measure_fits(profiles: dict[int, dict[str, NDArray[np.float64]]], layer: int, roles: list[str]) -> list[float]:
-    """Return how well some profiles of a layer follow its norms, but for themselves, and all profiles of the layers beside it."""
+    """Return how well some profiles of a layer follow its other norms and all profiles of the neighbouring layers."""
     import numpy as np
 
     references = [profile for role, profile in profiles[layer].items() if NORM.search(role) and role not in roles]
@@ -211,7 +214,7 @@ def find_explained(ckpt: Checkpoint) -> set[str]:
     }
     return drawn.union(
         copied,
-        of_equal_layers,  # a block of layers that is there twice has other layers beside it
+        of_equal_layers,  # The neighbours of a repeated block of layers are the wrong ones.
         (matrix.name for matrix in find_transposed_matrices(ckpt)),
         (stats.name for stats in find_mislabelled(ckpt)),
         find_single_magnitudes(ckpt),
@@ -219,10 +222,10 @@ def find_explained(ckpt: Checkpoint) -> set[str]:
 
 
 def find_mismatched_blocks(ckpt: Checkpoint) -> list[MismatchedBlock]:
-    """Return the feed-forward blocks whose up and down do not agree where those of other layers do.
+    """Return the feed-forward blocks whose up and down do not agree, while other layers' do.
 
-    It rests on the samples of the value pass; of a block that stands out it reads 256 rows and columns again. Raises Skip if a
-    file shrank since its values were read, OSError if reading fails.
+    It uses the samples of the value pass, and reads 256 rows and columns again of a block that stands out. Raises Skip
+    if a file shrank since its values were read, OSError if reading fails.
     """
     found: list[MismatchedBlock] = []
     for stack in ckpt.layout.stacks.values():
@@ -296,7 +299,7 @@ def _take_units(ckpt: Checkpoint, stats: TensorStats, axis: int) -> NDArray[np.f
 
 
 def _find_layers(block: FeedForwardBlock, blocks: dict[int, FeedForwardBlock], usual: float) -> tuple[int, int] | None:
-    """Return the layers of the down and of the up that the block's up and down agree with, if both are others."""
+    """Return the layer whose down agrees with this up, and the one whose up agrees with this down; both are others."""
     downs = {layer: correlate_profiles(block.units[0], other.units[1]) for layer, other in blocks.items()}
     ups = {layer: correlate_profiles(other.units[0], block.units[1]) for layer, other in blocks.items()}
     down, up = max(downs, key=downs.__getitem__), max(ups, key=ups.__getitem__)
@@ -304,7 +307,7 @@ def _find_layers(block: FeedForwardBlock, blocks: dict[int, FeedForwardBlock], u
 
 
 def _find_order(ckpt: Checkpoint, block: FeedForwardBlock, usual: float) -> tuple[int, ...]:
-    """Return the order in which up's parts agree with down's, in the fewest parts; empty if there is none but its own."""
+    """Return the order in which up's parts agree with down's, in the fewest parts; empty if no other order does."""
     import numpy as np
 
     units = block.up.shape[block.axis]

@@ -1,8 +1,8 @@
-"""What the norms of a matrix's channels show: profiles, and how well one follows others.
+"""Computes profiles from the norms of a matrix's channels, and how well one profile follows others.
 
 Training makes some channels large and others small, along the residual stream and inside each block, and every matrix that reads or
-writes a channel shows it. A profile holds, for each sampled channel, the logarithm of the mean of the squares of its row or column,
-less the mean of all.
+writes a channel shows it. A profile holds, for each sampled channel, the logarithm of the mean square of its row or
+column, less the mean over the channels.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ def clip_profiles(profiles: NDArray[np.float64]) -> NDArray[np.float64]:
     import numpy as np
 
     differences = profiles - _take_medians(profiles)
-    deviations = 1.4826 * _take_medians(np.abs(differences))  # that of a normal distribution
+    deviations = 1.4826 * _take_medians(np.abs(differences))  # of a normal distribution
     clipped = np.clip(differences / np.where(deviations, deviations, 1.0), -MAX_DEVIATION, MAX_DEVIATION)
     centred: NDArray[np.float64] = clipped - clipped.mean(axis=1, keepdims=True)
     return centred
 
 
 def clip_profile(profile: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Do to one profile what `clip_profiles` does to several."""
+    """Like `clip_profiles`, for one profile."""
     clipped: NDArray[np.float64] = clip_profiles(profile[None])[0]
     return clipped
 
@@ -102,7 +102,7 @@ def correlate_profiles(first: NDArray[np.float64], second: NDArray[np.float64]) 
 
 
 def compute_adjusted_r2(profiles: NDArray[np.float64], references: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of each profile's variance that references explain beyond what as many random ones would explain.
+    """Return the share of each profile's variance that references explain, beyond the share of as many random ones.
 
     profiles: [profile, channel], each with mean zero. references: [reference, channel], with mean zero.
     """

@@ -1,4 +1,4 @@
-"""Finds matrices whose numbers pile up at one largest magnitude, as numbers that were cut off there do.
+"""Finds matrices whose numbers pile up at one largest magnitude, as clipped numbers do.
 
 A trained matrix has one or two numbers of its largest magnitude: of nine trained models, none has a matrix of the layers in which
 more than one in 6,000 is within a thousandth of it. A cast to a format that ends there, or a scale that was too small, leaves a
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 MIN_SHARE = 0.01
-"""Share of the numbers in the middle of a matrix that lie at its largest magnitude."""
+"""Share of the numbers in the middle of a matrix that has to lie at its largest magnitude."""
 MIN_MAGNITUDES = 24
 """Different magnitudes below which the matrix may hold a few levels by design: ternary weights, or up to five bits, unpacked."""
 
@@ -28,7 +28,7 @@ class ClippedMatrix:
     name: str
     bound: float
     share: float
-    """Share of the numbers that were read which lie there."""
+    """Share of the sampled numbers that lie there."""
 
 
 def find_clipped_matrices(ckpt: Checkpoint) -> list[ClippedMatrix]:

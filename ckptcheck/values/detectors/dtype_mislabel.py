@@ -35,11 +35,12 @@ span as little. 512 weights of SmolLM2 have at least 153."""
 BF16_READ_AS_F16 = (0.25, 2.5)
 """Range in which BF16 magnitudes from 1e-7 to 8 lie when read as F16; weights that really span little are smaller."""
 MAX_SIBLINGS = 64
-"""Siblings of the usual dtype that are read, spread evenly: experts are thousands. All siblings of another dtype are read."""
+"""Siblings of the usual dtype that are read, spread evenly: there are thousands of experts. All siblings of another
+dtype are read."""
 
 
 def find_mislabelled(ckpt: Checkpoint) -> Iterator[TensorStats]:
-    """Yield the matrices whose values span what weights usually span only if read as the other dtype of 16 bits.
+    """Yield the matrices whose values have the usual span of weights only if read as the other 16-bit dtype.
 
     It reads 1 KiB of each matrix, and two more places if that one is suspicious. Yields nothing on the Hub. Raises OSError if
     reading fails.
@@ -89,7 +90,7 @@ def _reads_better(ckpt: Checkpoint, stats: TensorStats, quarter: int) -> bool:
 
 
 def is_byte_swapped(ckpt: Checkpoint, name: str) -> bool:
-    """Whether values span what weights usually span only with the bytes of each number swapped; False on the Hub.
+    """Whether values have the usual span of weights only with the bytes of each number swapped; False on the Hub.
 
     It reads 1 KiB in three places. Raises OSError if reading fails.
     """

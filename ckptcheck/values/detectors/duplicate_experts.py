@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 MAX_REMOTE_EXPERTS = 4
-"""The most experts with equal statistics that are compared on the Hub, where each costs a request. In FP8 all experts of a
-layer have equal statistics."""
+"""Experts with equal statistics that are compared on the Hub, where each costs a request. In FP8 all experts of a layer
+have equal statistics."""
 Copies = dict[int, list[int]]
 """Expert → the later experts that hold the same bytes."""
 
@@ -54,7 +54,7 @@ def iter_stacked_experts(ckpt: Checkpoint) -> Iterator[str]:
 def iter_repeated_numbered_experts(ckpt: Checkpoint) -> Iterator[RepeatedExperts]:
     """Yield the layers in which experts with tensors of their own repeat. Raises OSError if reading fails.
 
-    It compares experts with equal statistics: first their first bytes, then all bytes.
+    It compares experts with equal statistics: their first bytes, then all bytes.
     """
     stack, values = ckpt.components.stack, ckpt.values.tensors
     assert stack is not None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 RANK_COUNTS = (2, 4, 8)
 """Common numbers of vocabulary-parallel ranks."""
 MIN_ROWS = 16
-"""Rows from which a part is judged. This many rows of a larger part are compared byte by byte."""
+"""A part with fewer rows is not judged. Of a larger part this many rows are compared byte by byte."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class DuplicateShard:
     """Rows of each part."""
 
     def matching_row(self, row: int) -> int | None:
-        """Return the row of the other part at the same place; None for rows of neither part."""
+        """Return the row at the same place of the other part; None for rows of neither part."""
         for begin, other_begin in ((self.first, self.second), (self.second, self.first)):
             if begin <= row < begin + self.rows:
                 return other_begin + row - begin
@@ -41,7 +41,7 @@ class DuplicateShard:
 def find_duplicate_rank_shards(ckpt: Checkpoint, name: str) -> list[DuplicateShard]:
     """Return the pairs of parts of an embedding or head that hold the same rows, split among 2, else 4, else 8 ranks.
 
-    Parts whose rows are mostly one and the same (zero, reserved) are left out. Raises Skip if the values could not be read,
+    Parts that mostly repeat one row (zero, reserved) do not count. Raises Skip if the values could not be read,
     OSError if reading fails.
     """
     tensor = ckpt.tensors[name]

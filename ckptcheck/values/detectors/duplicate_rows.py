@@ -22,9 +22,9 @@ MAX_COMPARED_ROWS = 16
 def find_duplicate_rows(ckpt: Checkpoint, name: str, rows: Iterable[int]) -> dict[int, list[int]]:
     """Return row → the other rows with the same bytes, for each of `rows` that has any.
 
-    Rows that are zero, or one number throughout, are left out, since other rules report them; so are copies in a rank's part that
-    the matrix holds twice. Only rows with equal fingerprints are read. Raises Skip for packed dtypes and if the values could
-    not be read, OSError if reading fails.
+    Rows that are zero, or one number throughout, and copies in a rank's part that the matrix holds twice, do not count,
+    since other rules report them. Only rows with equal fingerprints are read. Raises Skip for packed dtypes and if the
+    values could not be read, OSError if reading fails.
     """
     import numpy as np
 

@@ -85,9 +85,9 @@ def find_equal_layers(ckpt: Checkpoint) -> dict[int, int]:
 
 
 def find_equal_matrices(ckpt: Checkpoint) -> list[TensorCopy]:
-    """Return the matrices that hold the bytes of an earlier one, and the experts that hold those of an expert in another layer.
+    """Return the matrices that repeat an earlier one, and the experts that repeat an expert of another layer.
 
-    Layers that are copies as a whole, and models whose config says that layers share weights, are left out. Raises as
+    Layers that are copies as a whole, and models whose config says that layers share weights, do not count. Raises as
     `find_equal_layers`.
     """
     if _declares_any(ckpt, LAYER_SHARING):
@@ -173,7 +173,7 @@ def _are_equal_units(ckpt: Checkpoint, unit: CompareUnit, original: CompareUnit)
 
 
 def group_copies(pairs: Iterable[tuple[int, int]]) -> list[tuple[list[int], list[int]]]:
-    """Group (copy, original) pairs: those at the same distance, and then those with the same originals.
+    """Group (copy, original) pairs by distance, and then by originals.
 
     >>> group_copies([(2, 0), (3, 1), (4, 0), (5, 1)])
     [([2, 3, 4, 5], [0, 1])]
@@ -192,7 +192,7 @@ def group_copies(pairs: Iterable[tuple[int, int]]) -> list[tuple[list[int], list
 
 
 def describe_copies(copies: Iterable[TensorCopy]) -> list[str]:
-    """Write which unit repeats which, one sentence for all layers in which the same happened."""
+    """Write which unit repeats which, one sentence for all layers with the same repetition."""
     inside: dict[tuple[str, str], list[int]] = {}
     across: dict[tuple[int, int], list[tuple[str, str]]] = {}
     for copy in copies:

@@ -1,8 +1,8 @@
 """Finds norms of a layer that hold each other's weights.
 
-Which channels a norm makes large changes slowly from layer to layer, and in another way for each of its places (before attention,
-before the feed-forward block). So a norm is more like the one in its own place in the layers beside it than like those in other
-places.
+The channels that a norm makes large change slowly from layer to layer, and differently for each place of a norm (before
+attention, before the feed-forward block). So a norm resembles the norm in the same place of the neighbouring layers
+more than norms in other places.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 MIN_LAYERS = 6
-"""Layers that it takes to say what is usual."""
+"""Fewer layers do not show what is usual."""
 MIN_DIFFERENCE = 0.2
-"""By how much more the norms are like those in their own place in the median layer, and by how much less exchanged ones are."""
+"""By how much more norms in the median layer resemble norms in their own place than in others, and by how much less
+exchanged ones do."""
 MAX_NORMS = 8
 """Places of norms in a layer that are compared, each with each: 28 pairs."""
 MAX_SHARE = 0.25
@@ -40,11 +41,11 @@ MAX_SHARE = 0.25
 
 @dataclass(frozen=True)
 class ExchangedNorms:
-    """Two norms of a layer, each of which is like the other in the layers beside it."""
+    """Two norms of a layer; each resembles the other one of the neighbouring layers."""
 
     names: tuple[str, str]
     difference: float
-    """By how much more they are like the norms in their own place, as correlations; negative."""
+    """By how much more they resemble the norms in their own place, as correlations; negative."""
     usual: float
     """The same in the median of the layers."""
 
@@ -101,9 +102,9 @@ def _find_exchanged(
     second: dict[int, NDArray[np.float64]],
     differences: dict[int, tuple[float, float]],
 ) -> dict[int, float]:
-    """Return the layers whose norms are exchanged, and the sum of their differences; more than MAX_SHARE of them are not all.
+    """Return the layers whose norms are exchanged, and the sum of their differences.
 
-    The clearest one is taken first, and put right: the layers beside it may be sound.
+    It takes the clearest layer first and corrects it, because its neighbours may be sound. It stops once it has more than MAX_SHARE of the layers.
     """
     first, second = dict(first), dict(second)
     left = {layer: both for layer, both in differences.items() if sum(both) <= -MIN_DIFFERENCE}
@@ -127,7 +128,7 @@ def _find_exchanged(
 def _measure_difference(
     stack: Stack, first: dict[int, NDArray[np.float64]], second: dict[int, NDArray[np.float64]], layer: int
 ) -> tuple[float, float] | None:
-    """Return by how much more each of two norms of a layer is like its own in the layers beside it; None beside other kinds."""
+    """Return by how much more each norm resembles its own place in neighbouring layers; None beside other kinds."""
     beside = (layer - 1, layer + 1)
     if not {*beside, layer} <= first.keys() & second.keys():
         return None

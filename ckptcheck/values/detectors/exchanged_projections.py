@@ -3,8 +3,8 @@
 Training leaves the two sides of a product alike. In a gated feed-forward block, unit j computes act(gate_j · x) × (up_j · x), and
 column j of down carries it on. It is linear in up_j, so gradient descent changes the norms of up_j and of down's column j together,
 but not those of gate_j (Du, Hu and Lee 2018: the difference of their squares is conserved). In the same way value channel j goes
-with column j of the output projection, and key channel j with query channel j. So the correlation of these norms over the channels
-tells which matrix is which.
+with column j of the output projection, and key channel j with query channel j. So the correlation of these norms over
+the channels distinguishes the matrices.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("wi_0", "wi
 MIN_CHANNELS = 128
 """Channels below which chance may look like a correlation."""
 MAX_QUERY_HEADS = 4
-"""Query heads that are read of those that share a key head: their mean is compared, and more change it little."""
+"""Query heads that are read for each key head: their mean is compared, and more heads change it little."""
 MIN_LAYERS = 4
-"""Layers that it takes to say what is usual."""
+"""Fewer layers do not show what is usual."""
 MIN_USUAL, REVERSED_SHARE = 0.4, 0.4
 """By how much more the matrices of a kind have to agree with their own partners than with each other's, in the median layer; and
 which share of that an exchanged pair has to agree less."""
 MIN_TYPICAL_SHARE = 0.5
-"""Share of the usual correlation that gate has to have with down: a gate whose up was drawn anew follows down hardly at all."""
+"""Share of the usual correlation that gate has to have with down: a gate hardly follows down if up was drawn anew."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class ExchangedPair:
     """Two kinds of projections that hold each other's weights in some layers."""
 
     first: str
-    """What the first is called: "k_proj"."""
+    """The name of the first: "k_proj"."""
     second: str
     tensors: tuple[str, ...]
     """The first tensor of each pair, in the order of the layers."""
     layers: tuple[int, ...]
     agreement: float
-    """How much more the pair that is the least doubtful agrees with its own partners than with each other's; negative."""
+    """By how much more the least doubtful pair agrees with its own partners than with each other's; negative."""
     usual: float
     """The same in the median of all layers; negative if most layers are exchanged."""
 
@@ -85,12 +85,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Correlations over the channels between the norms of two matrices and those of their partners."""
+    """Correlations over the channels between the norms of two matrices and their partners' norms."""
 
     with_own: tuple[float, ...]
-    """For each partner, the correlation with the matrix that it belongs to."""
+    """For each partner, the correlation with its own matrix."""
     with_other: tuple[float, ...]
-    """The same with the other matrix. If the two are exchanged, so are these."""
+    """The same with the other matrix. If the matrices are exchanged, so are the correlations."""
 
     @property
     def own(self) -> float:
@@ -116,9 +116,9 @@ class Agreement:
 def find_exchanged_projections(ckpt: Checkpoint) -> list[ExchangedPair]:
     """Return keys and values, and gates and ups, that hold each other's weights, in some layers or in most.
 
-    It rests on the samples of the value pass. Where query heads share key heads, it reads up to 1,024 rows of the queries and 256
-    of the output projection again; so it judges nothing on the Hub. Raises Skip if a file shrank since its values were read,
-    OSError if reading fails.
+    It uses the samples of the value pass. If query heads share key heads, it reads up to 1,024 rows of the queries and
+    256 of the output projection again; so it judges nothing on the Hub. Raises Skip if a file shrank since its values
+    were read, OSError if reading fails.
     """
     if not ckpt.can_sample:
         return []
@@ -141,7 +141,7 @@ def find_exchanged_projections(ckpt: Checkpoint) -> list[ExchangedPair]:
             if abs(usual) > MIN_USUAL
             and agreement.difference < -REVERSED_SHARE * abs(usual)
             and max(agreement.differences) < 0
-            # Where there are two partners, a matrix that was drawn anew reverses one difference only.
+            # With two partners, a matrix that was drawn anew reverses only one difference.
             and (len(agreement.differences) > 1 or agreement.other > MIN_TYPICAL_SHARE * typical)
         ]
         if exchanged:
@@ -194,7 +194,7 @@ def _make_block(ckpt: Checkpoint, stack: Stack, layer: int, path: str, roles: li
 
 
 def _gives_heads(ckpt: Checkpoint) -> bool:
-    """Whether the config says how wide a head is. Else it is unknown which query heads share a key head."""
+    """Whether the config says how wide a head is. Otherwise the query heads that share a key head are unknown."""
     config = ckpt.config
     return config is not None and bool(config.integer("head_dim", "num_key_value_heads", "num_kv_heads"))
 
@@ -249,12 +249,12 @@ def measure_partner(ckpt: Checkpoint, block: Block) -> NDArray[np.float64]:
 
 @remembered
 def _remember_partners(_: Checkpoint) -> dict[str, NDArray[np.float64]]:
-    """Return what `measure_partner` fills: a block cannot be a key, and several detectors ask for the same one."""
+    """Return the cache of `measure_partner`: a block cannot be a key, and several detectors ask for the same one."""
     return {}
 
 
 def find_head_width(ckpt: Checkpoint, block: Block) -> int:
-    """Return the width of a head of an attention block, as the config says; of all of its keys where it does not."""
+    """Return the width of a head of an attention block by the config, or else the width of all its keys."""
     config = ckpt.config
     width = config.integer("head_dim") if config is not None else None
     heads = config.integer("num_key_value_heads", "num_kv_heads") if config is not None else None
@@ -262,7 +262,7 @@ def find_head_width(ckpt: Checkpoint, block: Block) -> int:
 
 
 def expand_heads(ckpt: Checkpoint, block: Block, channels: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return [group, channel]: the channels of the query heads that share each channel of a key head."""
+    """Return [group, channel]: the query channels that share each channel of a key head."""
     import numpy as np
 
     if block.query is None or block.query.shape[0] == block.first.shape[0]:
@@ -274,7 +274,7 @@ def expand_heads(ckpt: Checkpoint, block: Block, channels: NDArray[np.intp]) -> 
 
 
 def _raise_zeros(squares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return mean squares without zeros, whose logarithm is taken."""
+    """Return mean squares without zeros, because their logarithm follows."""
     import numpy as np
 
     raised: NDArray[np.float64] = np.maximum(squares, 1e-6 * squares.max() + 1e-300)

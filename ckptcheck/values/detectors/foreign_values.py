@@ -1,8 +1,8 @@
 """Finds value projections that belong to the output projection of another layer.
 
 Value channel j goes with column j of the output projection, and training changes the norms of both together (see
-`exchanged_projections`). Heads differ as wholes, and alike in all layers, so their means are taken out: what is left of two layers
-has nothing to do with each other.
+`exchanged_projections`). Heads differ from each other in the same way in all layers, so the mean of each head is
+subtracted: the remainders of two layers are unrelated.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 AGREES, HARDLY_AGREES = 0.35, 0.2
-"""Correlation of both values with the other layer's outputs, at least, and of both with their own, at most."""
+"""Lower bound for the correlation of both values with the other layer's outputs, and upper bound for the correlation
+with their own."""
 MIN_LAYERS, MAX_LAYERS = 4, 1024
-"""Layers that are compared with each other: fewer have no usual one, and of more the table of all pairs is large."""
+"""Layers that are compared with each other: fewer do not show what is usual, and more make the table of all pairs
+large."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class ExchangedValues:
 def find_exchanged_values(ckpt: Checkpoint) -> list[ExchangedValues]:
     """Return the pairs of layers whose value, or output, projections hold each other's weights.
 
-    It rests on the samples of the value pass, and reads what `find_exchanged_projections` reads. Raises Skip if a file shrank since
-    its values were read, OSError if reading fails.
+    It uses the samples of the value pass, and reads the same as `find_exchanged_projections`. Raises Skip if a file
+    shrank since its values were read, OSError if reading fails.
     """
     import numpy as np
 
@@ -76,7 +78,7 @@ def find_exchanged_values(ckpt: Checkpoint) -> list[ExchangedValues]:
 
 
 def _scale_profiles(profiles: list[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return [profile, channel], each of length one: their products are correlations. Zeros stay zeros."""
+    """Return [profile, channel], each profile with length one: their products are correlations. Zeros stay zeros."""
     import numpy as np
 
     stacked = np.stack(profiles)

@@ -1,9 +1,8 @@
 """Finds rows of a trained embedding or head that were drawn anew from an initialiser.
 
 A row that was drawn is independent of all others: its squared cosine with any direction is 1 / columns on average. Training
-makes rows alike. Of 512 rows of SmolLM2-135M none looks drawn, and of all-MiniLM-L6-v2 two. With half of the rows drawn anew, in
-one range or at random, 45 to 51 % do.
-The mean of a squared cosine of a normal vector is textbook statistics.
+makes rows alike. Of 512 rows, none of SmolLM2-135M and two of all-MiniLM-L6-v2 look drawn. With half of the rows drawn
+anew, in one range or at random, 45 to 51 % do. The mean of a squared cosine of a normal vector is textbook statistics.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ MIN_TRAINING = 1.75
 MIN_SHARE = 0.1
 """Share of the rows that has to be drawn, and that has to be trained."""
 MAX_SIZE_SPREAD = 2.0
-"""Sizes of rows of one draw vary by 1 / sqrt(2 * columns); those of the drawn rows may vary this many times as much."""
+"""Sizes of rows of one draw vary by 1 / sqrt(2 * columns); the found rows' sizes may vary this many times as much."""
 CONTIGUOUS = 0.9
-"""Share of the drawn rows that lie in one range, from which it is named."""
+"""A range is named if it holds this share of the drawn rows."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +49,17 @@ class FreshRows:
     size: float
     """Their root mean square."""
     trained_size: float
-    """That of the median other row."""
+    """The root mean square of the median other row."""
     span: tuple[int, int] | None
     """The first and the last row of their range, within a 64th of the matrix; None if they are spread over it."""
 
 
 @remembered
 def find_fresh_rows(ckpt: Checkpoint, name: str) -> FreshRows | None:
-    """Return the rows that look drawn, if at least a tenth of the rows do and a tenth do not; None else.
+    """Return the rows that look drawn, if at least a tenth of the rows do and a tenth do not; otherwise None.
 
-    It reads 512 rows. 8-bit and packed numbers are not judged. Raises Skip if the file shrank, OSError if reading fails.
+    It reads 512 rows. It does not judge 8-bit and packed numbers. Raises Skip if the file shrank, OSError if reading
+    fails.
     """
     import numpy as np
 
@@ -132,7 +132,7 @@ def _judge(
     if min(drawn.mean(), trained.mean()) < MIN_SHARE or np.median(training[trained]) < MIN_TRAINING:
         return None
     middle = float(np.median(sizes[drawn]))
-    # By the median deviation: a few rare tokens that training hardly reached may be among them.
+    # The median deviation, because a few rare tokens that training hardly reached may be among them.
     spread = 1.4826 * float(np.median(np.abs(sizes[drawn] - middle))) / middle
     if spread > MAX_SIZE_SPREAD / sqrt(2 * columns):
         return None

@@ -1,11 +1,11 @@
 """Finds the part of one rank that was drawn anew in a matrix whose other parts are trained.
 
-Training makes some channels large and others small, and the parts of all tensor-parallel ranks show the same ones: the rows of gate
-that one of eight ranks held have large columns where the rows of the other ranks have them. A part that was drawn is flat along
-both axes, and independent of the others. A single head that training never used looks so too (three BERTs of rxnfp have some), so
-that a part of an attention matrix counts from two heads on.
+Training makes some channels large and others small, and the parts of all tensor-parallel ranks show the same ones: the
+rows of gate on one of eight ranks have the same large columns as the rows on the other ranks. A part that was drawn is
+flat along both axes, and independent of the others. A single head that training never used looks the same (three BERTs
+of rxnfp have some), so a part of an attention matrix counts only if it has two heads or more.
 
-The value pass sums the sampled channels of each eighth apart. Only a part that looks drawn is read again.
+The value pass sums the sampled channels of each eighth separately. Only a part that looks drawn is read again.
 The variance of a mean of squares is textbook statistics.
 """
 
@@ -30,20 +30,22 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 MIN_LENGTH, MIN_CHANNELS = 128, 192
-"""Channels that are cut into parts, and channels along which the parts are compared, below which chance may look like training."""
+"""With fewer channels to cut into parts, or fewer along which the parts are compared, chance may look like training."""
 CHANCE_DEVIATIONS = 4.0
 """Standard deviations that a statistic may be off by chance."""
 MIN_AGREEMENT, MIN_AGREEMENT_FOR_EIGHTH = 0.4, 0.5
-"""Correlation with the mean of the other trained parts that the median trained part has to have, and where one eighth is drawn."""
+"""Correlation with the mean of the other trained parts that the median trained part has to have, and the same if one
+eighth is drawn."""
 MAX_CORRELATION = 0.2
-"""Correlation with the mean of the trained parts that a part which was drawn may have by chance: three standard deviations. Of nine
-trained models, single heads aside, the flat eighth that is nearest has 0.33, and the nearest pair of neighbours 0.40."""
+"""Correlation with the mean of the trained parts that a drawn part may have by chance: three standard deviations. In
+nine trained models, apart from single heads, the lowest correlation of a flat eighth is 0.33, and of a pair of
+neighbours 0.40."""
 MIN_TRAINED = 3
 """Eighths that have to be trained."""
 MIN_HEADS = 2
-"""Heads that a part of an attention matrix has to have: training may leave one as it was."""
+"""Heads that a part of an attention matrix has to have: training may leave a single one unchanged."""
 MAX_ROWS = 128
-"""Rows that are read of a part that looks drawn: a second look, after what the pass sampled of it."""
+"""Rows that are read of a part that looks drawn: a second look, after the samples of the pass."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,11 @@ class FreshShare:
     """0 for rows, 1 for columns."""
     begin: int
     end: int
-    """The first of them, and the one after the last."""
+    """[begin, end) of these rows or columns."""
     length: int
-    """How many the matrix has."""
+    """How many of them the matrix has."""
     distribution: str
-    """As `InitSample` names it."""
+    """The distribution, as `InitSample` names it."""
     correlation: float
     """The largest correlation of one of its eighths with the trained ones."""
     usual: float
@@ -84,22 +86,22 @@ class Cut:
 
     @property
     def across(self) -> NDArray[np.float64]:
-        """Those of the other axis."""
+        """The same of the other axis."""
         return self.sample.rows if self.axis else self.sample.columns
 
     @property
     def profiles(self) -> NDArray[np.float64]:
-        """[eighths, channels of the other axis]: the sums of squares of these in each eighth, of which all are equally long."""
+        """[eighths, channels of the other axis]: their sums of squares in each eighth; all eighths are equally long."""
         import numpy as np
 
         return (self.sample.row_sums.T if self.axis else self.sample.column_sums).astype(np.float64)
 
 
 def find_fresh_shares(ckpt: Checkpoint) -> list[FreshShare]:
-    """Return the parts of the layers' matrices, eighths to halves and more, that look drawn while the rest is trained.
+    """Return the parts of the layers' matrices, an eighth or more, that look drawn while the rest is trained.
 
-    It rests on the samples of the value pass, and reads up to 128 rows of a part that looks drawn. Raises Skip if a file shrank
-    since its values were read, OSError if reading fails.
+    It uses the samples of the value pass, and reads up to 128 rows of a part that looks drawn. Raises Skip if a file
+    shrank since its values were read, OSError if reading fails.
     """
     import numpy as np
 
@@ -119,7 +121,7 @@ def _iter_cuts(ckpt: Checkpoint) -> Iterator[Cut]:
             for role in sorted(roles):
                 if role not in heads_by_role:
                     heads_by_role[role] = _count_heads(ckpt, f"layer.{{}}.{role}")
-                # Of few heads even the largest part has too few.
+                # With few heads even the largest part has too few.
                 if heads_by_role[role] * (RUNS - MIN_TRAINED) < MIN_HEADS * RUNS:
                     continue
                 name = stack.full_name(layer, role)
@@ -133,9 +135,9 @@ def _iter_cuts(ckpt: Checkpoint) -> Iterator[Cut]:
 
 
 def _iter_flat(cuts: list[Cut]) -> Iterator[tuple[Cut, NDArray[np.bool_]]]:
-    """Yield the matrices of which the channels in some eighth, not in all, are of one size; and in which.
+    """Yield the matrices in which the channels of some eighths, not of all, have one size; and these eighths.
 
-    All are compared at once: one by one that would take longer than the samples did.
+    All are compared at once: one by one that would take longer than sampling them.
     """
     import numpy as np
 
@@ -168,7 +170,7 @@ def _is_chance(squares: NDArray[np.float64], length: int) -> NDArray[np.bool_]:
 
 
 def _count_heads(ckpt: Checkpoint, role: str) -> float:
-    """Return how many heads the channels of a matrix belong to: infinitely many in a feed-forward block, 0 where unknown."""
+    """Return the number of heads of a matrix's channels: infinite in a feed-forward block, 0 if unknown."""
     if KEYS.search(role) or QUERIES.search(role):
         names = ("num_key_value_heads", *HEADS) if KEYS.search(role) else HEADS
         return (ckpt.config.integer(*names) if ckpt.config is not None else None) or 0
@@ -212,7 +214,7 @@ def _correlate_with_trained(profiles: NDArray[np.float64], trained: NDArray[np.b
 
 
 def _read_share(ckpt: Checkpoint, stats: TensorStats, axis: int, begin: int, end: int) -> NDArray[np.float32]:
-    """Read some rows of the rows `begin` to `end` of a matrix, or of all rows the columns `begin` to `end`."""
+    """Read some of the rows `begin` to `end` of a matrix, or the columns `begin` to `end` of all rows."""
     import numpy as np
 
     if axis == 0:

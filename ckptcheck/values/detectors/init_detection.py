@@ -44,7 +44,7 @@ STAYS_RANDOM = re.compile(
 )
 """Names of tensors that stay random by design: projections, Fourier features; the pooler of an encoder, which nothing uses."""
 MIN_SIDE = 32
-"""Rows and columns below which chance may equal training."""
+"""With fewer rows or columns chance may equal training."""
 PREVIEW_BYTES = 1 << 12
 """Bytes of every matrix that are read first."""
 SAMPLE_BYTES, SAMPLE_RUNS = 1 << 19, 16
@@ -59,7 +59,7 @@ CHANCE_DEVIATIONS = 4.0
 SAMPLED_MATRICES = 16
 """Matrices that decide whether a checkpoint with constant norms is untrained."""
 TRAINED_NORMS_PER_CONSTANT = 8
-"""Trained norms that it takes for each constant one: then low precision or a short training is no explanation."""
+"""Trained norms for each constant one: with this many, low precision or a short training is no explanation."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class InitSample:
 
     name: str
     distribution: str
-    """As the message names it: "normal", "uniform" or "truncated normal"."""
+    """The distribution, as the message names it: "normal", "uniform" or "truncated normal"."""
     norm_spread: float
     """Standard deviation of the norms of its rows, relative to their mean."""
 
@@ -124,7 +124,7 @@ def _find_init_groups(ckpt: Checkpoint) -> list[TensorGroup]:
 
 
 def find_init_heads(ckpt: Checkpoint) -> list[str]:
-    """Return the reward, value and classification heads that hold what ``torch.nn.Linear`` initialises them with.
+    """Return the reward, value and classification heads that still hold the initial values of ``torch.nn.Linear``.
 
     It draws uniformly within ± 1 / sqrt(columns). Training by half a percent carries some values over that bound, so even a
     head of one row can be judged. A head with a normal initialiser looks like one that training hardly moved.
@@ -150,9 +150,9 @@ def looks_untrained(ckpt: Checkpoint) -> bool:
 
     Norms start at one (or zero), and any training moves them. A model without norms needs nearly all vectors constant.
     Norms may also be constant because they were lost, or multiplied into the matrices that follow them. So half of
-    SAMPLED_MATRICES matrices have to look drawn too, if any can be judged. On the Hub no matrix is read. An initialiser leaves
-    spread and norms of one: where most matrices hold one number, or all norms are zero and should not be, it was none.
-    Raises as `find_init_groups`.
+    SAMPLED_MATRICES matrices have to look drawn too, if any can be judged. On the Hub no matrix is read. An initialiser
+    leaves a spread of numbers, and norms of one: if most matrices hold one number, or all norms are zero and should not
+    be, no initialiser made the checkpoint. Raises as `find_init_groups`.
     """
     if not has_constant_norms(ckpt) or _is_mostly_constant(ckpt) or (has_plain_norms(ckpt) and _has_zero_norms(ckpt)):
         return False
@@ -187,7 +187,7 @@ def _has_zero_norms(ckpt: Checkpoint) -> bool:
 
 @remembered
 def find_initial_constants(ckpt: Checkpoint) -> frozenset[str]:
-    """Return the tensors of a model that looks untrained that an initialiser may have left zero, or one number throughout.
+    """Return the tensors of an untrained model that an initialiser may have left zero, or one number throughout.
 
     It does so to a whole kind of tensor, in every layer. A tensor whose sibling in another layer holds different numbers was lost.
     So was an embedding or a head. Empty for a trained model. Raises as `looks_untrained`.
@@ -209,7 +209,7 @@ def find_initial_constants(ckpt: Checkpoint) -> frozenset[str]:
             [stats for stats in members if stats.constant and not stats.zero],
         ):
             others = len(members) - len(same) if same and same[0].zero else len(drawn)
-            # Elsewhere than in the layers, the number in a name may tell modules of different kinds apart.
+            # Outside the layers, the number in a name may distinguish modules of different kinds.
             if others < (1 if kind.startswith(inside) else max(2, len(same))):
                 constants.update(stats.name for stats in same)
     return frozenset(constants)
@@ -233,7 +233,7 @@ def has_constant_norms(ckpt: Checkpoint) -> bool:
 
 
 def find_constant_norms(ckpt: Checkpoint) -> dict[str, tuple[TensorStats, ...]]:
-    """Return name pattern → the norms that are one number, where at least eight times as many siblings are not."""
+    """Return name pattern → the norms that are one number, if at least eight times as many siblings are not."""
     groups: dict[str, list[TensorStats]] = {}
     for name, stats in ckpt.values.tensors.items():
         if name in ckpt.tensor_to_file and len(stats.shape) == 1 and stats.shape[0] > 1 and NORM.search(name):
@@ -304,10 +304,9 @@ def _test_for_init(ckpt: Checkpoint, stats: TensorStats) -> InitSample | None:
 
 
 def match_initialiser(values: NDArray[Any], absmax: float) -> tuple[str, float] | None:
-    """Return the distribution of rows of a matrix, and the spread of their norms, if they look drawn; None else.
+    """Return the distribution of rows of a matrix, and the spread of their norms, if they look drawn; otherwise None.
 
-    values: float32 [rows, columns]; they are changed.
-    absmax: the largest magnitude of the matrix that the rows are of.
+    values: float32 [rows, columns]; this function overwrites them. absmax: the largest magnitude of the whole matrix.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Reads some rows and columns of a matrix again, for what the value pass does not sample."""
+"""Reads some rows and columns of a matrix that the value pass does not sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FLOATS = ("F64", "F32", "F16", "BF16")
 """dtypes of the matrices that can be compared without their scales."""
 MAX_SLICES = 32
-"""Runs of columns up to which cutting them out one by one takes less time than picking single columns."""
+"""Up to this many runs of columns, cutting out run by run is faster than picking single columns."""
 
 
 def read_rows(
@@ -62,7 +62,7 @@ def compute_mean_squares(values: NDArray[Any], axis: int) -> NDArray[np.float64]
     """Return the mean of the squares of a matrix along an axis."""
     import numpy as np
 
-    # einsum multiplies and adds in one go: a third of the time of square and mean.
+    # einsum multiplies and adds in one pass: a third of the time of square and mean.
     sums: NDArray[np.float64] = np.einsum("ij,ij->" + "ji"[axis], values, values).astype(np.float64)
     means: NDArray[np.float64] = sums / values.shape[axis]
     return means

@@ -1,4 +1,4 @@
-"""Reads a piece from the middle of each projection, once for all rules that look at how its numbers are distributed."""
+"""Reads a piece from the middle of each projection, once for all rules on the distribution of its numbers."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 PIECE = 2048
 """Numbers that are read from the middle of a matrix."""
 MAX_OF_A_KIND = 256
-"""Matrices of one kind that are looked at: of experts there are thousands."""
+"""Matrices of one kind that are read: there are thousands of experts."""
 LEAST_SIDE = 32
 """Narrower matrices are tables, kernels of convolutions or gates of a few heads."""
 PLACES, SHORT_PIECE = tuple((number + 0.5) / 16 for number in range(16)), 256
-"""Where a suspicious matrix is read again, and how many numbers there."""
+"""The places at which a suspicious matrix is read again, and the numbers at each."""
 MIN_SIBLINGS, SIBLINGS_PER_SUSPECT = 3, 3
-"""Sound siblings that it takes to call a matrix an exception, and how many for each such matrix."""
+"""Sound siblings that make a matrix an exception, and how many each such matrix needs."""
 NEAR = 1e-3
-"""How near a number has to be to the largest magnitude of its matrix to count as cut off there, as a share of it."""
+"""A number this near to the largest magnitude of its matrix, as a share of it, counts as clipped."""
 TABLE = re.compile(r"embed|position|rel_pos|rope|rotary|A_log|inv_freq|filter|mask", re.I)
 """Names of tables that are no projections."""
 
 
 @dataclass(frozen=True)
 class MiddlePiece:
-    """What the numbers in the middle of a matrix say."""
+    """Statistics of the numbers in the middle of a matrix."""
 
     number: int
     """How many were read."""
@@ -49,14 +49,15 @@ class MiddlePiece:
     cut_off: int
     """How many lie at the largest magnitude of the whole matrix."""
     sign: int
-    """1 or -1 if all of them have that sign, zeros aside; 0 else."""
+    """1 or -1 if all nonzero ones have that sign; otherwise 0."""
     magnitude: float
-    """The magnitude that all of them have, zeros aside; 0 if they have several."""
+    """The magnitude of all nonzero ones; 0 if they have several."""
 
 
 @remembered
 def read_middle_pieces(ckpt: Checkpoint) -> dict[str, MiddlePiece]:
-    """Return what the middle of each projection says: of the language model's layers, and of whatever else is repeated.
+    """Return the statistics of each projection's middle: in the language model's layers, and in any other repeated
+    module.
 
     Raises Skip if a file has shrunk, OSError if reading fails.
     """
@@ -87,7 +88,7 @@ def list_layer_projections(ckpt: Checkpoint) -> list[str]:
 
 @remembered
 def list_kinds(ckpt: Checkpoint) -> list[list[str]]:
-    """Return for each projection that is repeated its first ones: the same matrix in several layers or experts."""
+    """Return the first members of each repeated projection: the same matrix in several layers or experts."""
     return [
         kind
         for names in ckpt.layout.names_by_template.values()
@@ -110,7 +111,7 @@ def is_projection(ckpt: Checkpoint, name: str) -> bool:
 
 
 def read_piece(ckpt: Checkpoint, name: str, place: float, number: int = PIECE) -> NDArray[Any]:
-    """Read so many numbers of a matrix as float32 or float64, or all where it has fewer.
+    """Read so many numbers of a matrix as float32 or float64; all if it has fewer.
 
     place: where the middle of the piece lies, 0 at the start of the matrix and 1 at its end.
     Raises Skip if the file has shrunk, OSError if reading fails.
@@ -137,7 +138,7 @@ def read_all_over(ckpt: Checkpoint, name: str) -> NDArray[Any]:
 
 
 def are_exceptions(suspects: int, sound: int) -> bool:
-    """Whether so many matrices are exceptions among so many sound siblings, and no other way to train or to prune."""
+    """Whether so many matrices are exceptions among so many sound siblings, rather than a way to train or to prune."""
     return suspects > 0 and sound >= max(MIN_SIBLINGS, SIBLINGS_PER_SUSPECT * suspects)
 
 
@@ -163,7 +164,7 @@ def measure_piece(values: NDArray[Any], absmax: float = inf) -> MiddlePiece:
 
 
 def _find_magnitude(magnitudes: NDArray[Any]) -> float:
-    """Return the magnitude that all numbers have, zeros aside; 0 if they have several."""
+    """Return the magnitude of all nonzero numbers; 0 if they have several."""
     import numpy as np
 
     # A few numbers rule out nearly every piece.

@@ -29,7 +29,7 @@ MAX_DISTANCE = 1e-2
 """Distance, as a share of a row's length, within which a model cannot tell two rows apart. The nearest control tokens of
 SmolLM2 lie at 0.12."""
 MAX_SPREAD_SHARE = 0.1
-"""The same as a share of the rows' spread: where all rows are similar, a small distance proves nothing."""
+"""The same as a share of the rows' spread: if all rows are similar, a small distance proves nothing."""
 PREFIX_TOLERANCE = 2e-2
 """Share of a row's largest number by which the first numbers of a candidate may differ: MAX_DISTANCE at four standard
 deviations."""
@@ -81,7 +81,7 @@ def find_near_duplicate_rows(
 def _find_near_duplicate_rows(
     ckpt: Checkpoint, name: str, first: NDArray[Any], rows: Iterable[int], ignored: Container[int]
 ) -> dict[int, NearDuplicate]:
-    """`near` for rows that are finite as far as is known. first: [peak and first numbers, rows]."""
+    """Find the near duplicates among rows not known to hold NaN or Inf. first: [peak and first numbers, rows]."""
     import numpy as np
 
     duplicate_shards = find_duplicate_rank_shards(ckpt, name)

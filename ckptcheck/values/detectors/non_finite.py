@@ -35,7 +35,7 @@ def _format_layers(ckpt: Checkpoint, names: Iterable[str]) -> str:
 def report_non_finite(
     ckpt: Checkpoint, bad: Sequence[TensorStats], kind: Literal["nan", "inf"], hint: str
 ) -> Iterator[Problem]:
-    """Yield one problem per shard for the tensors with such values: the first tensor with the place, the others by name."""
+    """Yield one problem per shard for the tensors with such values: the first with its place, the others by name."""
     for shard in dict.fromkeys(stats.shard for stats in bad):
         first, *rest = [stats for stats in bad if stats.shard == shard]
         number, place, word = (

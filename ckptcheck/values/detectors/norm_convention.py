@@ -1,4 +1,4 @@
-"""Tells by which number a model multiplies where a norm's weight is zero: by zero, or by one."""
+"""Determines the factor of a norm's weight of zero: zero, or one in families that multiply by 1 + weight."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def _iter_model_types(settings: dict[str, Any], depth: int = 4) -> Iterator[str]
 
 
 def has_plain_norms(ckpt: Checkpoint) -> bool:
-    """Whether norms are known to multiply by their weight itself.
+    """Whether norms certainly multiply by their weight itself.
 
-    That is known of architectures that transformers can build, and of Megatron runs that saved their arguments.
+    This is known for architectures that transformers can build, and for Megatron runs that saved their arguments.
     """
     if has_zero_centred_norms(ckpt):
         return False

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 MAX_ZERO_STRETCH = 1 / 8
 """Share of a norm's weights; a longer stretch of zeros counts as lost. A dead attention head may have up to this many."""
 MIN_WEIGHTS = 16
-"""Weights from which a norm is long enough to judge."""
+"""A norm with fewer weights is too short to judge."""
 MIN_NORMS = 4
-"""Norms that it takes to judge a model or a shard."""
+"""Fewer norms are too few to judge a model or a shard."""
 MIXED_SIGNS = (0.35, 0.65)
 """Share of negative weights in a piece of a matrix: about half."""
 ONE_SIGN = 0.01
 """Share of negative weights that a norm may have by chance or training."""
 MIN_WEIGHTS_FOR_SIGNS = 64
-"""Weights from which the share of negative ones is meaningful."""
+"""With fewer weights the share of negative ones means little."""
 MIN_NEGATIVE_SHARE, NEARLY_ALL = 1 / 2, 0.9
 """Share of a kind's norms that have to have many negative weights, and share of the weights of a single norm that have to be
 negative. SmolLM2's largest share is 0.47, in its first norm, and the next 0.005; with one subtracted, 0.996 and more."""
@@ -41,13 +41,13 @@ of the layers of SmolLM2 and all-MiniLM-L6-v2 at least 98 % are below one."""
 FINAL_NORM = re.compile(r"(^|\.)(final_)?(norm|ln_f|norm_f|layer_?norm|final_norm)\.weight$")
 """Names of the norm behind the last layer."""
 PRECISE = ("F32", "F64")
-"""dtypes in which every step of training moves a 1."""
+"""dtypes so precise that every step of training moves a 1."""
 HEAD_NORM = re.compile(r"(^|[._])[qk]_?(layer|ln|norm)")
 """Names of norms of queries and keys, which may have any sign: changed together, the signs of both cancel out."""
 
 
 def find_zero_norms(ckpt: Checkpoint) -> list[TensorStats]:
-    """Return the norms that are all zero where zero does not mean one. In a family that is not known, at least half must not be."""
+    """Return the all-zero norms, if zero does not mean one. In an unknown family at least half are not zero."""
     norms = [stats for stats in ckpt.values.tensors.values() if is_norm(stats)]
     zero = [stats for stats in norms if stats.zero and stats.name not in find_blank_tensors(ckpt)]
     is_sure = 2 * len(zero) <= len(norms) and not has_zero_centred_norms(ckpt)
@@ -57,8 +57,8 @@ def find_zero_norms(ckpt: Checkpoint) -> list[TensorStats]:
 def find_lost_norms(ckpt: Checkpoint) -> tuple[list[TensorStats], str | None]:
     """Return the norms of the layers and the name of the final norm, if the layers' norms are all constant in a trained model.
 
-    The model counts as trained if its final norm is not constant and its matrices do not look freshly drawn. Else the name is
-    None.
+    The model counts as trained if its final norm is not constant and its matrices do not look freshly drawn. Otherwise
+    the name is None.
     """
     stack = ckpt.components.stack
     if stack is None or not has_constant_norms(ckpt) or looks_untrained(ckpt):
@@ -73,10 +73,10 @@ def find_lost_norms(ckpt: Checkpoint) -> tuple[list[TensorStats], str | None]:
 
 
 def find_norms_without_scale(ckpt: Checkpoint) -> tuple[list[TensorStats], int]:
-    """Return the norms of the layers, if all hold 1 while their biases are trained, and how many biases are; ([], 0) else.
+    """Return the layers' norms and the number of trained biases, if the norms hold 1 beside them; otherwise ([], 0).
 
-    A method that multiplies norms into the matrices moves their biases too, and leaves these zero. 16 bits are not judged: in steps
-    that are small beside their precision a bias moves away from 0, and a 1 stays.
+    A method that multiplies norms into the matrices moves their biases too, and leaves these zero. 16-bit norms are not
+    judged: a small step moves a bias away from 0, but the precision is too low to move a 1.
     """
     stack = ckpt.components.stack
     if stack is None or not has_constant_norms(ckpt) or looks_untrained(ckpt):
@@ -90,9 +90,10 @@ def find_norms_without_scale(ckpt: Checkpoint) -> tuple[list[TensorStats], int]:
 
 
 def find_lost_final_norm(ckpt: Checkpoint) -> tuple[TensorStats | None, int]:
-    """Return the final norm if it is one number, as before training, and how many norms of the layers are not.
+    """Return the final norm if it is one number, as before training, and how many norms of the layers are trained.
 
-    Half of the layers' norms, and at least MIN_NORMS, have to be trained. Else it returns None. VAL013 reports a norm that is zero.
+    Half of the layers' norms, and at least MIN_NORMS, have to be trained. Otherwise it returns None. VAL013 reports a
+    norm that is zero.
     """
     stack = ckpt.components.stack
     if stack is None:
@@ -115,11 +116,11 @@ def _parent(name: str) -> str:
 
 
 def find_negative_norms(ckpt: Checkpoint) -> list[str]:
-    """Return the norms of the layers from which one seems to be subtracted, as a family stores them that multiplies by 1 + weight.
+    """Return the norms of the layers from which one seems to be subtracted, as in families that multiply by 1 + weight.
 
-    Nearly all weights of such a norm are negative; or many are, and so are those of most norms of its kind. Returns nothing
-    where norms may be centred at zero, and where only a part of a file is shifted (see `find_misplaced_norms`). Reads and raises
-    as `find_torn_norms`.
+    Nearly all weights of such a norm are negative; or many are, and most norms of its kind have many as well. Returns
+    nothing if norms may be centred at zero, or if only a part of a file is shifted (see `find_misplaced_norms`). Reads
+    and raises as `find_torn_norms`.
     """
     if not has_plain_norms(ckpt):
         return []
@@ -134,9 +135,9 @@ def find_negative_norms(ckpt: Checkpoint) -> list[str]:
 
 
 def find_raised_norms(ckpt: Checkpoint) -> list[str]:
-    """Return the norms of the layers of a kind of which hardly one has weights below one: one seems to be added to them.
+    """Return the norms of a kind to which one seems to be added: hardly any of them has weights below one.
 
-    Returns nothing where norms may be centred at zero. Reads and raises as `find_torn_norms`.
+    Returns nothing if norms may be centred at zero. Reads and raises as `find_torn_norms`.
     """
     if not has_plain_norms(ckpt):
         return []
@@ -149,7 +150,7 @@ def find_raised_norms(ckpt: Checkpoint) -> list[str]:
 
 
 def _layer_norm_kinds(ckpt: Checkpoint) -> list[list[tuple[TensorStats, NDArray[Any]]]]:
-    """Return the norms of the layers that are not constant, with their weights, by kind; without those of queries and keys."""
+    """Return kind → the layers' norms that are not constant, with their weights; without norms of queries and keys."""
     norms = _read_norm_weights(ckpt)
     stack = ckpt.components.stack
     kinds: dict[str, list[tuple[TensorStats, NDArray[Any]]]] = {}
@@ -161,7 +162,7 @@ def _layer_norm_kinds(ckpt: Checkpoint) -> list[list[tuple[TensorStats, NDArray[
 
 
 def find_torn_norms(ckpt: Checkpoint) -> dict[str, tuple[int, int]]:
-    """Return norm → [begin, end) of a stretch of zero weights, where most norms of its shape have no such stretch.
+    """Return norm → [begin, end) of a stretch of zero weights, if most norms of its shape have no such stretch.
 
     It reads every norm. Returns nothing on the Hub, or if a zero means one. Raises OSError if reading fails.
     """
@@ -181,7 +182,7 @@ def find_torn_norms(ckpt: Checkpoint) -> dict[str, tuple[int, int]]:
 
 
 def find_misplaced_norms(ckpt: Checkpoint) -> dict[str, list[str]]:
-    """Return shard → the norms with as many negative weights as a matrix, where a third of their siblings have hardly any.
+    """Return shard → the norms with as many negative weights as a matrix, if a third of their siblings have hardly any.
 
     Shifted data affect everything that follows. So there have to be at least MIN_NORMS in a shard, from three layers, and
     three in four of the norms from the first of them on: a model's first norm may have both signs by itself (SmolLM2's has).

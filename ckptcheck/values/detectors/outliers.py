@@ -18,7 +18,7 @@ FACTOR, FACTOR_WITHOUT_SIBLINGS = 10_000, 1_000_000
 MIN_ABSURD_MAGNITUDE = 10_000.0
 """Without siblings no smaller magnitude is absurd: the model's other matrices say less about a tensor than its siblings."""
 MIN_SIBLINGS = 3
-"""Siblings that it takes for their median to be typical."""
+"""The median of fewer siblings is not typical."""
 WEIGHT_SUFFIXES = ("weight", "proj")
 """Endings of the names of weights. Without siblings only these are judged: tables, masks and bounds may hold any value."""
 
@@ -31,11 +31,11 @@ class Outlier:
     typical: float
     """The typical largest magnitude of the reference."""
     reference: str
-    """What the tensor is compared with, as the message says it."""
+    """The reference, as the message names it."""
 
 
 def find_outliers(ckpt: Checkpoint) -> Iterator[Outlier]:
-    """Yield the matrices, norms and biases whose largest magnitude is absurd. It uses the statistics and reads nothing."""
+    """Yield the matrices, norms and biases whose largest magnitude is absurd. It uses only the statistics."""
     groups: dict[str, list[TensorStats]] = {}
     bias_groups: dict[str, list[TensorStats]] = {}
     for name, stats in ckpt.values.tensors.items():
