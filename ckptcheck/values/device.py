@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PART = 1 << 26
 """Bytes on the device at a time, for each thread. The reductions need up to twice as many for intermediates."""
 SMALL = 1 << 20
-"""Bytes below which the transfer to the device costs more than the scan."""
+"""With fewer bytes the transfer to the device costs more than the scan."""
 
 
 class DeviceScanner:

@@ -1,6 +1,6 @@
 """Digests the bytes of every tensor with xxh3-128, which is as fast as reading. It finds accidents, not forgeries.
 
-The same reading sums the parts of plain tensors for the identity of the set (`tensor_part`).
+The same pass sums the parts of plain tensors for the identity of the set (`tensor_part`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ckptcheck.values.tensor_stream import BrokenTensor, TensorStream
 DIGEST = re.compile("[0-9a-f]{32}")
 ZEROS = bytes(1 << 20)
 REMOTE_TENSORS = 8
-"""Tensors that are read at a time where they are not on this machine; each holds 8 MiB."""
+"""Tensors that are read at a time if they are not on this machine; each holds 8 MiB."""
 
 
 class DigestResult(msgspec.Struct):
-    """The digest of a tensor, or why there is none."""
+    """The digest of a tensor, or why it has none."""
 
     digest: str = ""
     broken: str = ""
@@ -34,7 +34,7 @@ class DigestResult(msgspec.Struct):
     """Why its bytes could not be read, though they may be intact."""
     hint: str | None = None
     sums: dict[str, Sums] = {}
-    """Tensor → what the bytes add to its shard digest, of the tensors that were asked for."""
+    """Requested tensor → the addition of the bytes to its shard digest."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class TensorDigests:
     source: Source
     streams: Mapping[str, TensorStream]
     parts: Mapping[str, Sequence[TensorPart]] = field(default_factory=dict)
-    """Stream → the parts of it whose shard digest is computed in the same reading."""
+    """Stream → the parts of it whose shard digests the same pass computes."""
     result_type = DigestResult
 
     @property
     def name(self) -> str:
-        """What is computed of which target."""
+        """The computation and its target, in words."""
         return f"digests of {self.source.target}"
 
     @property
     def remote_jobs(self) -> int:
-        """How many tensors are read at a time where they are not on this machine."""
+        """How many tensors are read at a time if they are not on this machine."""
         return 0 if self.source.local is not None else REMOTE_TENSORS
 
     def compute(self, unit: str) -> DigestResult:
@@ -73,7 +73,7 @@ class TensorDigests:
         return DigestResult(state.hexdigest(), sums=parts.sums)
 
     def describe(self, unit: str) -> str:
-        """Say which tensor it is, and of which its parts are."""
+        """Name the tensor, and the tensors that it holds parts of."""
         stream = self.streams[unit]
         return repr((unit, stream.dtype, stream.shape, stream.file, [part.tensor for part in self.parts.get(unit, ())]))
 
@@ -86,7 +86,7 @@ class TensorDigests:
         return find_nodes(self.source, self.streams[unit].file)
 
     def list_objects(self) -> dict[str, str]:
-        """Map each file to what changes when it is replaced."""
+        """Map each file to a state that changes when somebody replaces the file."""
         return {name: describe_version(self.source, name) for name in self.source.files}
 
     def fits(self, unit: str, result: DigestResult) -> bool:
@@ -117,7 +117,7 @@ def digest_tensors(
 ) -> dict[str, str]:
     """Return tensor → hexadecimal digest of its bytes in row-major order.
 
-    source: where the streams read. progress: called with the bytes digested so far and the bytes of all tensors.
+    source: the files of the streams. progress: called with the bytes digested so far and the bytes of all tensors.
     broken: receives tensor → reason for the tensors that the checkpoint does not hold intact; without it they are errors.
     parts: stream → parts of it that belong to plain tensors. sums: receives plain tensor → the two sums of its shard digest.
     Raises EvidenceError if a file cannot be read to the end: there is no digest of half a tensor.

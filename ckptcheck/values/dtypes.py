@@ -1,4 +1,4 @@
-"""Describes how each dtype of safetensors encodes a number, as far as a scan has to know.
+"""Describes how each dtype of safetensors encodes a number, as far as a scan needs it.
 
 In any sign-magnitude float, the largest pattern without its sign answers both questions of a scan: it is the largest
 magnitude, and because Inf and NaN have the largest exponents, it shows whether there is either.
@@ -33,9 +33,9 @@ class NumberFormat:
     unsigned: str
     """The numpy dtype that shows the patterns as unsigned integers."""
     limit: int | None = None
-    """The first pattern (without sign) that is not finite, None if all are finite."""
+    """The first pattern (without sign) that is not finite; None if all are finite."""
     infinity: int | None = None
-    """The pattern of Inf, None if there is no Inf."""
+    """The pattern of Inf; None without Inf."""
     fnuz: bool = False
     """Whether the only NaN is the pattern of minus zero."""
     signed: bool = True

@@ -1,4 +1,4 @@
-"""Notes a few bytes of a file at regular places: pieces of the file that are copies of others have the same ones."""
+"""Records a few bytes of a file at regular intervals, its marks: copies of a piece have the same marks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARK_BYTES = 8
 def take_marks(raw: NDArray[np.uint8], begin: int) -> bytes:
     """Return the first bytes of each block of the file that begins in `raw`, one after the other.
 
-    begin: where `raw` begins in the file. A mark that does not lie in `raw` as a whole is left out.
+    begin: where `raw` begins in the file. A mark that `raw` does not hold as a whole does not count.
     """
     import numpy as np
 
@@ -28,5 +28,5 @@ def take_marks(raw: NDArray[np.uint8], begin: int) -> bytes:
 
 
 def count_marks(begin: int, nbytes: int) -> int:
-    """Return how many marks a run of bytes of a file has."""
+    """Return how many marks lie in a run of bytes of a file."""
     return max(0, (nbytes - (-begin % MARK_STEP) - MARK_BYTES) // MARK_STEP + 1)

@@ -23,7 +23,7 @@ def can_fork() -> bool:
 
 
 class ForkedWorker:
-    """A child process that scans batches as `worker.main` does. It has the part of `subprocess.Popen` that the pool uses."""
+    """A child process that scans batches as `worker.main` does, with as much of `subprocess.Popen` as the pool uses."""
 
     def __init__(self, other_streams: list[IO[bytes]]) -> None:
         """Fork the child.

@@ -26,7 +26,7 @@ LIBRARIES = {
     Path("ckptcheck/values/pattern_max.c"): Path("ckptcheck/values/_pattern_max.so"),
     Path("ckptcheck/values/shard_digest.c"): Path("ckptcheck/values/_shard_digest.so"),
 }
-"""Source → what it is compiled to."""
+"""Source → the compiled library."""
 RULE_INDEX = Path("ckptcheck/linter/rule_index.py")
 PACKED_RULES = Path("ckptcheck/_rules")
 CLONES = (
@@ -40,7 +40,7 @@ CLONES = (
 class CompiledKernels(BuildHookInterface[Any]):
     """Adds the compiled libraries to wheels and to the source tree of an editable install, the rules and their index to wheels.
 
-    The cases of the rules stay behind: only the tests read them.
+    Wheels do not hold the cases of the rules: only the tests read them.
     """
 
     PLUGIN_NAME = "custom"
@@ -95,7 +95,7 @@ def compile_library(source: Path, library: Path) -> bool:
     compiler = shlex.split(os.environ.get("CC", "cc"))
     flags = ["-O3", "-shared", "-fPIC", str(source)]
     if sys.platform == "linux":
-        flags.append("-Wl,--no-as-needed")  # names the C library in the file: auditwheel tells glibc from musl by that
+        flags.append("-Wl,--no-as-needed")  # auditwheel distinguishes glibc from musl by it
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".kernel-") as folder:
         output = Path(folder) / library.name
         for clones in CLONES:

@@ -24,9 +24,9 @@ from ckptcheck.values.dtypes import NumberFormat
 from ckptcheck.values.zero_runs import STRIDE, sample_words
 
 CHUNK = 1 << 19
-"""Bytes scanned together: whatever reads them after that finds them in the cache."""
+"""Bytes scanned together: the next reader finds them in the cache."""
 KERNEL_VERSION = 1
-"""What `pattern_max_version` of the source that belongs to this file returns."""
+"""The return value of `pattern_max_version` in the source that belongs to this file."""
 LIBRARY = Path(__file__).with_name("_pattern_max.so")
 
 MaxPatterns = Callable[[NDArray[np.uint8], NumberFormat], tuple[list[int], bool]]
@@ -69,7 +69,7 @@ def _first_word(chunk: int) -> int:
 
 @cache
 def _load_kernel() -> MaxPatterns | None:
-    """Return the compiled kernel; None if there is none, or one that was compiled from another version of the source."""
+    """Return the compiled kernel; None without one, or if it comes from another version of the source."""
     if sys.byteorder != "little":
         return None
     try:

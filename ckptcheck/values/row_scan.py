@@ -14,7 +14,7 @@ ROW_SAMPLE = 64
 
 
 def max_row_patterns(raw: NDArray[np.uint8], dtype: str, row: int) -> bytes:
-    """Return for each row the largest pattern without sign among its first elements, 0 if these are all the same.
+    """Return for each row the largest pattern without sign among its first elements; 0 if these are all the same.
 
     raw: The bytes of a whole number of rows.
     row: Bytes of a row.

@@ -22,13 +22,13 @@ MAX_PIECES = 400
 
 @dataclass(frozen=True)
 class ScanPlan:
-    """What a value pass scans."""
+    """The shards and pieces that a value pass scans."""
 
     shards: Mapping[str, Shard]
     """The shards whose every tensor can be read."""
     batches: list[Batch]
     rows: Mapping[str, int]
-    """Matrix → bytes of a row, for the matrices whose rows get statistics of their own. The channels of others are sampled."""
+    """Matrix → bytes of a row, for matrices whose rows get statistics; the pass samples channels of others."""
     nbytes: int
     """Bytes of all tensors."""
 

@@ -1,4 +1,4 @@
-"""Computes the digest of `ckptcheck_worker.shard_digest` with numpy, or in C where the kernel was compiled: the same digits."""
+"""Computes the same digest as `ckptcheck_worker.shard_digest`, with numpy, or in C if the kernel was compiled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import (
 __all__ = ["add_sums", "format_sums", "is_compiled", "sum_bytes", "sum_rows", "sum_shard"]
 
 KERNEL_VERSION = 1
-"""What `shard_digest_version` of the source that belongs to this file returns."""
+"""The return value of `shard_digest_version` in the source that belongs to this file."""
 LIBRARY = Path(__file__).with_name("_shard_digest.so")
 STEP = 1 << 8
 """Blocks that numpy sums at a time: half a megabyte, which stays in the cache."""
@@ -38,16 +38,16 @@ SumRows = Callable[[NDArray[np.uint8], int, int], Sums]
 
 
 def sum_bytes(raw: bytes | NDArray[np.uint8], start: int = 0) -> Sums:
-    """Return what consecutive bytes of a tensor add to its two sums. start: the first one's place in the tensor."""
+    """Return the addition of consecutive bytes of a tensor to its two sums. start: offset of the first one."""
     data = np.frombuffer(raw, np.uint8)
     return sum_rows(data.reshape(1, -1), start, 0) if data.size else (0, 0)
 
 
 def sum_shard(array: NDArray[Any], offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Sums:
-    """Return what a shard adds to the two sums of its tensor.
+    """Return the addition of a shard to the two sums of its tensor.
 
     offsets: the index of its first element in the whole tensor, one number an axis; None for the origin.
-    shape: of the whole tensor; None where the shard is the whole.
+    shape: of the whole tensor; None if the shard is the whole.
     """
     sums, width = (0, 0), array.itemsize
     for index, start, stride in iterate_runs(array.shape, offsets, shape):
@@ -58,10 +58,10 @@ def sum_shard(array: NDArray[Any], offsets: Sequence[int] | None = None, shape: 
 
 
 def sum_rows(rows: NDArray[np.uint8], start: int, stride: int) -> Sums:
-    """Return what runs of bytes add to the two sums of their tensor.
+    """Return the addition of runs of bytes to the two sums of their tensor.
 
     rows: [run, byte], in row-major order.
-    start: the place of the first run in the tensor, in bytes. stride: by how many bytes the runs lie apart there.
+    start: offset of the first run in the tensor, in bytes. stride: bytes from one run to the next there.
     """
     return (_load_kernel() or sum_rows_numpy)(rows, start, stride)
 
@@ -77,7 +77,7 @@ def sum_rows_numpy(rows: NDArray[np.uint8], start: int, stride: int) -> Sums:
     step = max(1, SCATTERED // max(stride, 1)) if rows.shape[1] < LONG_RUN else 1
     for row in range(0, len(rows), step):
         part = rows[row : row + step]
-        if len(part) > 1:  # the bytes between the runs are zero, which adds nothing
+        if len(part) > 1:  # Zeros between the runs add nothing.
             spread = np.zeros((len(part), stride), np.uint8)
             spread[:, : part.shape[1]] = part
             part = spread
@@ -121,7 +121,7 @@ def _weigh_blocks(half: int, first: int, number: int) -> NDArray[np.uint64]:
 
 @cache
 def _load_kernel() -> SumRows | None:
-    """Return the compiled kernel; None if there is none, or one that was compiled from another version of the source."""
+    """Return the compiled kernel; None without one, or if it comes from another version of the source."""
     if sys.byteorder != "little":
         return None
     try:

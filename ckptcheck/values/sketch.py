@@ -1,7 +1,7 @@
 """Sketches the values of a tensor: mean, spread and quantiles, from a sample that the value pass takes on its way.
 
-A sample is runs of neighbouring elements, spread evenly: what the pass has just read is still near, so that it costs no second
-reading. The samples of all tensors together have a budget; of a model with many tensors each one is smaller.
+A sample is runs of neighbouring elements, spread evenly. The pass has just read them, so they are still in the cache.
+The samples of all tensors share a budget, so more tensors make each sample smaller.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 SKETCHED = frozenset(
     name for name, form in FORMATS.items() if not form.integer and not form.packed and form.signed and name != "C64"
 )
-"""The dtypes whose elements are real numbers, each in bytes of its own."""
+"""The dtypes whose elements are real numbers that share no byte."""
 SHARES = (0.01, 0.25, 0.5, 0.75, 0.99)
-"""Which quantiles a sketch has."""
+"""The quantiles of a sketch."""
 MOST_ELEMENTS, LEAST_ELEMENTS, ALL_ELEMENTS = 4096, 128, 1 << 23
 """Elements of one tensor that are sampled, and of all tensors together."""
 TOGETHER = 32
@@ -33,7 +33,7 @@ BLOCK = 1 << 20
 
 
 class Sketch(msgspec.Struct, frozen=True):
-    """What a sample says of a tensor. The numbers are as stored, without scales; those that are not finite are left out."""
+    """Statistics of a sample of a tensor. The numbers are as stored, without scales; only finite ones count."""
 
     elements: int
     """How many finite elements the sample has."""
@@ -41,7 +41,7 @@ class Sketch(msgspec.Struct, frozen=True):
     std: float
     """The standard deviation."""
     quantiles: tuple[float, ...]
-    """In the order of SHARES."""
+    """The quantiles, in the order of SHARES."""
     zeros: float
     """The share of elements that are zero."""
 

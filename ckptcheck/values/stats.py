@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ckptcheck.values.channel_sample import ChannelSample
 
 MIN_ZERO_RUN = 1024
-"""Bytes from which a run of zero bytes counts."""
+"""Shorter runs of zero bytes do not count."""
 
 
 class ChunkStats(msgspec.Struct):
@@ -29,25 +29,26 @@ class ChunkStats(msgspec.Struct):
     inf: int = 0
     """How many elements are infinite."""
     first_nan: int = -1
-    """Position of the first NaN, -1 if there is none."""
+    """Position of the first NaN; -1 without one."""
     first_inf: int = -1
-    """Position of the first Inf, -1 if there is none."""
+    """Position of the first Inf; -1 without one."""
     constant: int | None = None
-    """The pattern of all elements if they have one and the same, else None."""
+    """The pattern of all elements if they are equal; otherwise None."""
     zero_runs: list[tuple[int, int]] = []
     """[begin, end) in bytes of the runs of at least MIN_ZERO_RUN zero bytes, and of shorter ones at either end."""
     row_max: bytes = b""
-    """What `row_scan.max_row_patterns` returns, if the piece asks for rows."""
+    """The result of `row_scan.max_row_patterns`, if the piece asks for rows."""
     row_fingerprints: bytes = b""
-    """What `row_scan.row_fingerprints` returns, if the piece asks for rows."""
+    """The result of `row_scan.row_fingerprints`, if the piece asks for rows."""
     row_squares: bytes = b""
-    """float32 [rows, runs]: what the piece adds to the sums of squares of the sampled rows (`channel_sample.sum_squares`)."""
+    """float32 [rows, runs]: the addition of the piece to the sums of squares of the sampled rows
+    (`channel_sample.sum_squares`)."""
     column_squares: bytes = b""
-    """The same of the sampled columns, [runs, columns]."""
+    """The same for the sampled columns, [runs, columns]."""
     elements: bytes = b""
-    """What `sketch.take_sample` returns, if the piece asks for a sample."""
+    """The result of `sketch.take_sample`, if the piece asks for a sample."""
     marks: bytes = b""
-    """What `file_marks.take_marks` returns."""
+    """The result of `file_marks.take_marks`."""
 
 
 class TensorStats(msgspec.Struct):
@@ -64,9 +65,9 @@ class TensorStats(msgspec.Struct):
     inf: int = 0
     """How many elements are infinite."""
     first_nan: int = -1
-    """Flat index of the first NaN, -1 if there is none."""
+    """Flat index of the first NaN; -1 without one."""
     first_inf: int = -1
-    """Flat index of the first Inf, -1 if there is none."""
+    """Flat index of the first Inf; -1 without one."""
     zero: bool = False
     """Whether every element is zero, of either sign."""
     constant: bool = False
@@ -78,22 +79,22 @@ class ValueStats:
     """Statistics of all tensors of a checkpoint."""
 
     tensors: dict[str, TensorStats] = field(default_factory=dict)
-    """By name; tensors of shards that could not be read to the end are left out."""
+    """By name, without tensors of shards that could not be read to the end."""
     zero_runs: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """Shard → [begin, end) of its runs of at least MIN_ZERO_RUN zero bytes from the start of the data, across tensors."""
     complete_shards: set[str] = field(default_factory=set)
     """The shards whose every value was scanned."""
     row_max: dict[str, bytes] = field(default_factory=dict)
-    """Embedding or head → for each row the largest magnitude among its first elements, 0 if these are all the same.
+    """Embedding or head → for each row the largest magnitude among its first elements; 0 if these are all the same.
     Unsigned patterns of the dtype, as `row_scan.max_row_patterns` returns them."""
     row_fingerprints: dict[str, bytes] = field(default_factory=dict)
     """Embedding or head → the first FINGERPRINT_BYTES bytes of each row."""
     samples: dict[str, ChannelSample] = field(default_factory=dict)
     """Matrix → the mean squares of some of its rows and columns (`channel_sample.is_sampled` says which matrices)."""
     element_samples: dict[str, tuple[str, bytes]] = field(default_factory=dict)
-    """Tensor of numbers → dtype and patterns of a sample of its elements; {} where the pass takes none."""
+    """Tensor of numbers → dtype and patterns of a sample of its elements; {} if the pass takes none."""
     marks: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
-    """Shard → the number of a block and the marks from it on, of each piece that has some (see `file_marks`)."""
+    """Shard → for each piece with marks the number of its first block, and the marks from it on (see `file_marks`)."""
     shrunk: dict[str, str] = field(default_factory=dict)
     """Shard → what happened to it while it was being read."""
     unread: dict[str, str] = field(default_factory=dict)
@@ -101,7 +102,7 @@ class ValueStats:
 
     @cached_property
     def sketches(self) -> dict[str, Sketch]:
-        """Tensor → what its sample says of its values."""
+        """Tensor → the sketch of its sample."""
         return sketch_samples(self.element_samples)
 
 
@@ -115,7 +116,7 @@ class StatsAccumulator:
     first_nan: int = -1
     first_inf: int = -1
     constants: set[int | None] = field(default_factory=set)
-    """The constant pattern of each piece, None for a piece that has several patterns."""
+    """The constant pattern of each piece; None for a piece with several patterns."""
     row_max: dict[int, bytes] = field(default_factory=dict)
     """First element of a piece → the maxima of its rows."""
     row_fingerprints: dict[int, bytes] = field(default_factory=dict)
@@ -171,7 +172,7 @@ class StatsAccumulator:
         return b"".join(self.row_fingerprints[offset] for offset in sorted(self.row_fingerprints))
 
     def join_squares(self, shape: tuple[int, ...]) -> ChannelSample | None:
-        """Return the sample of the channels of a matrix; None where nothing of it was sampled."""
+        """Return the sample of the channels of a matrix; None without one."""
         from ckptcheck.values.channel_sample import join_sums
 
         return join_sums([self.squares[offset] for offset in sorted(self.squares)], shape)
@@ -182,7 +183,7 @@ class StatsAccumulator:
 
 
 def merge_runs(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge runs that touch, as a run does that crosses from one piece to the next; keep those of MIN_ZERO_RUN or more."""
+    """Merge runs that touch, because a run may cross from one piece to the next; keep runs of MIN_ZERO_RUN or more."""
     merged: list[list[int]] = []
     for begin, end in sorted(runs):
         if merged and begin <= merged[-1][1]:

@@ -1,4 +1,4 @@
-"""Says which bytes of a stream belong to which tensor, and sums them for its shard digest block by block.
+"""Maps the bytes of a stream to their tensors, and sums them for the shard digests block by block.
 
 A stream is the row-major bytes of a stored tensor. It may hold several plain tensors (a fused projection), or a shard of one (the
 tensor of one rank). Each is a rectangle: an offset, an extent and strides.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import mmap
 
 Sums = tuple[int, int]
-"""What bytes add to the two sums of the shard digest of their tensor."""
+"""The addition of bytes to the two sums of the shard digest of their tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TensorPart:
         return prod(self.extent) * self.itemsize
 
     def cut(self, begin: int, end: int) -> Iterator[TensorPart]:
-        """Yield the rectangles of those elements that lie whole in the bytes [begin, end) of the stream.
+        """Yield the rectangles of the elements that lie whole in the bytes [begin, end) of the stream.
 
         Every element lies in one piece, and a stride spans the smaller ones, as in any rectangle of a row-major tensor.
         """
@@ -76,7 +76,7 @@ class TensorPart:
 
 
 def sum_part(part: TensorPart, raw: bytes | mmap.mmap, begin: int = 0) -> Sums:
-    """Return what a part adds to the sums of its tensor. raw: the bytes of the stream from byte `begin` on."""
+    """Return the addition of a part to the sums of its tensor. raw: the bytes of the stream from byte `begin` on."""
     import numpy as np
 
     from ckptcheck.values.shard_digest import sum_shard
@@ -102,7 +102,7 @@ class PartSums:
         if not self._parts:
             return
         raw = self._carried + block if self._carried else block
-        # An element that goes on in the next block waits for it.
+        # An element that continues in the next block waits for it.
         whole = len(raw) - len(raw) % max(part.itemsize for part in self._parts)
         for part in self._parts:
             for box in part.cut(self._at, self._at + whole):

@@ -69,8 +69,8 @@ def open_run_streams(run: Megatron) -> dict[str, TensorStream]:
     """Return tensor → stream of its bytes, which it joins from the chunks of a Megatron run. Elements in no chunk are zero.
 
     Weights have the names of Megatron's modules over the whole model. Optimizer states have the keys they are stored under.
-    In a legacy checkpoint every rank's tensors are streams of their own, ``mp_rank_00_001/model/NAME``: the intact copies of
-    other ranks must not hide a copy that is damaged on one rank.
+    In a legacy checkpoint every rank's tensors are streams of their own, ``mp_rank_00_001/model/NAME``: the intact
+    copies of other ranks must not hide a damaged copy.
     """
     if run.form == "legacy":
         return {name: _chunk_stream(run, tensor) for name, tensor in list_rank_tensors(run)}

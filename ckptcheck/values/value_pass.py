@@ -23,11 +23,11 @@ from ckptcheck.values.worker import Batch, ChunkScanner, fits_piece, scan_piece
 from ckptcheck.values.worker_pool import WorkerPool
 
 READ_BYTES = 1 << 23
-"""Bytes read at a time if files are not mapped."""
+"""Bytes that are read at a time if files are not mapped."""
 MIN_BYTES_FOR_WORKERS = 1 << 28
-"""Bytes from which starting processes (0.2 s) is faster than reading in this one."""
+"""With this many bytes, starting processes (0.2 s) is faster than reading in this one."""
 REMOTE_READS = 16
-"""Reads at a time where the files are not on this machine: each waits for the network. They hold READ_BYTES each."""
+"""Reads at a time if the files are not on this machine: each waits for the network, and holds READ_BYTES."""
 NETWORK_FILE_SYSTEMS = frozenset(
     (
         "nfs",
@@ -89,7 +89,7 @@ def run_value_pass(
                 values.marks.setdefault(batch.shard, []).append((-(-piece.begin // MARK_STEP), chunk.marks))
             start = piece.begin - plan.shards[batch.shard].data_start
             runs.setdefault(batch.shard, []).extend((start + begin, start + end) for begin, end in chunk.zero_runs)
-    for name in list_rewritten(source, plan.shards):  # since they were listed, for their headers were read then
+    for name in list_rewritten(source, plan.shards):  # The headers were read at the listing.
         if name not in values.shrunk and name not in values.unread:
             values.unread[name] = "it was replaced or written to while it was being read"
     values.zero_runs.update({name: merge_runs(pieces) for name, pieces in runs.items()})
@@ -112,7 +112,7 @@ def run_value_pass(
 def _scan_mapped(
     pool: WorkerPool, source: Source, plan: ScanPlan, values: ValueStats
 ) -> Iterator[tuple[Batch, list[ChunkStats]]]:
-    """Let the workers of a pool map and scan the files; a batch over which a worker died is read by this process."""
+    """Let the workers of a pool map and scan the files; this process reads a batch over which a worker died."""
     lost_shards: set[str] = set()
     try:
         pool.submit(plan.batches)
@@ -129,7 +129,7 @@ def _scan_mapped(
 def _scan_read(
     source: Source, plan: ScanPlan, batches: list[Batch], runner: Runner, values: ValueStats, scan: ChunkScanner
 ) -> Iterator[tuple[Batch, list[ChunkStats]]]:
-    """Let a runner read the files and scan what was read."""
+    """Let a runner read and scan the files."""
     lost: set[str] = set()
     for batch, result in runner.run(BatchScan(source, tuple(plan.shards), scan, lost), batches):
         if result.reason:
@@ -140,12 +140,12 @@ def _scan_read(
 
 
 class BatchResult(msgspec.Struct):
-    """What scanning a batch gave."""
+    """The result of scanning a batch."""
 
     chunks: list[ChunkStats] = []
-    """One for each piece; none where the file could not be read."""
+    """One for each piece; empty if the file could not be read."""
     reason: str = ""
-    """Why the file could not be read; "" where it could."""
+    """Why the file could not be read; "" if it could."""
     has_shrunk: bool = False
     """Whether the file has fewer bytes than it had, or is gone."""
 
@@ -163,12 +163,12 @@ class BatchScan:
 
     @property
     def name(self) -> str:
-        """What is computed of which target."""
+        """The computation and its target, in words."""
         return f"values of {self.source.target}"
 
     @property
     def remote_jobs(self) -> int:
-        """How many batches are read at a time where they are not on this machine."""
+        """How many batches are read at a time if they are not on this machine."""
         return 0 if self.source.local is not None else REMOTE_READS
 
     def compute(self, unit: Batch) -> BatchResult:
@@ -189,7 +189,7 @@ class BatchScan:
         return BatchResult(chunks)
 
     def describe(self, unit: Batch) -> str:
-        """Say which bytes of which file the batch has."""
+        """Name the file of the batch and its bytes."""
         return repr((unit.shard, unit.size, unit.pieces))
 
     def weigh(self, unit: Batch) -> int:
@@ -201,11 +201,11 @@ class BatchScan:
         return find_nodes(self.source, unit.shard)
 
     def list_objects(self) -> dict[str, str]:
-        """Map each file to what changes when it is replaced."""
+        """Map each file to a state that changes when somebody replaces the file."""
         return {name: describe_version(self.source, name) for name in self.shards}
 
     def fits(self, unit: Batch, result: BatchResult) -> bool:
-        """Whether there is a reason, or statistics for each piece that it can have."""
+        """Whether it has a reason, or possible statistics for each piece."""
         if result.reason:
             return True
         return len(result.chunks) == len(unit.pieces) and all(map(fits_piece, result.chunks, unit.pieces))
@@ -221,7 +221,7 @@ def can_map(source: Source) -> bool:
 
 
 def _is_remote(folder: Path) -> bool:
-    """Whether a folder lies on a network file system. Only Linux tells; elsewhere the answer is no."""
+    """Whether a folder lies on a network file system; False on systems other than Linux, which do not tell."""
     try:
         device = os.stat(folder).st_dev
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()
@@ -236,7 +236,7 @@ def _is_remote(folder: Path) -> bool:
 
 
 def _row_sizes(ckpt: HasValues) -> dict[str, int]:
-    """Return embedding or head, or part of one → bytes of a row."""
+    """Return name of an embedding or head, or of a part of one → bytes of a row."""
     sizes = {}
     for name in (part for parts in ckpt.vocabulary_tensors.values() for part in parts):
         if ckpt.tensors[name].has_rows:
@@ -283,7 +283,7 @@ class ValuePass:
         self._submitted: ScanPlan | None = None
 
     def unavailable_reason(self, source: Source) -> str | None:
-        """Return why the values of this source are not read, as the reason of a skip; None where they are read."""
+        """Return why the values of this source are not read, as the reason of a skip; None if they are read."""
         if source.local is None and not getattr(source, "is_nearby", False) and not self._read_remote:
             place = "in an object store" if source.allows_sampling else "on the Hub"
             return f"values {place} are read only with --values"
@@ -302,7 +302,7 @@ class ValuePass:
         self._pool.submit(self._submitted.batches)
 
     def read(self, ckpt: HasValues) -> ValueStats:
-        """Read all values and return their statistics. Raises Skip where they are not read."""
+        """Read all values and return their statistics. Raises Skip if they are not read."""
         if (reason := self.unavailable_reason(ckpt.source)) is not None:
             raise Skip(reason)
         pool = self._pool or (WorkerPool(self._jobs) if self._is_mapped(ckpt) else None)

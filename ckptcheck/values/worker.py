@@ -1,7 +1,7 @@
-"""A worker process: it reads one batch after another from stdin, scans or sums its pieces, and writes what it found to stdout.
+"""A worker process: it reads batches from stdin, scans or sums their pieces, and writes the results to stdout.
 
 It maps the files, which is twice as fast as reading them. If a mapped file shrinks or its disk fails, the system kills the
-process that maps it by SIGBUS. So the worker dies, and the process that asked lives on and reports what happened.
+process that maps it by SIGBUS. So only the worker dies, and its parent lives on and reports the fault.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Batch(msgspec.Struct, array_like=True):
 
 
 class BatchStats(msgspec.Struct, array_like=True):
-    """What a worker found in a batch: one entry for each piece, and one for each part."""
+    """The results of a batch: one entry for each piece, and one for each part."""
 
     chunks: list[ChunkStats]
     sums: list[Sums]
@@ -78,7 +78,7 @@ ChunkScanner = Callable[[NDArray[np.uint8], str], ChunkStats]
 
 
 def scan_piece(raw: NDArray[np.uint8], piece: Piece, scan: ChunkScanner) -> ChunkStats:
-    """Scan the bytes of a piece, each of its rows if the piece asks for that, and samples of its channels and elements."""
+    """Scan the bytes of a piece, and as the piece asks its rows and samples of its channels and elements."""
     stats = scan(raw, piece.dtype)
     stats.marks = take_marks(raw, piece.begin)
     if piece.row:
@@ -93,7 +93,7 @@ def scan_piece(raw: NDArray[np.uint8], piece: Piece, scan: ChunkScanner) -> Chun
 
 
 def fits_piece(stats: ChunkStats, piece: Piece) -> bool:
-    """Whether these can be the statistics of a piece, which another machine computed: no count or position beyond its end."""
+    """Whether these can be the statistics of a piece, because another machine computed them: none exceeds its size."""
     bits = FORMATS[piece.dtype].bits
     number, width = piece.nbytes * 8 // bits, bits // 8
     rows = piece.nbytes // piece.row if piece.row else 0
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 def serve_batches(source: IO[bytes], sink: IO[bytes]) -> None:
-    """Scan the batches that come from `source` and write what was found to `sink`, until `source` is closed."""
+    """Scan the batches from `source` and write the results to `sink`, until the parent closes `source`."""
     path, mapped = None, None
     decoder = msgspec.msgpack.Decoder(Batch)
     while (message := read_message(source)) is not None:

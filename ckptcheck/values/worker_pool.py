@@ -24,7 +24,7 @@ Worker = subprocess.Popen[bytes] | ForkedWorker
 QUEUE_DEPTH = 2
 """Batches assigned to a worker at a time: the one that it scans, and the next."""
 PREFILL_ROUNDS = 8
-"""Batches assigned to a worker by `submit`, before anybody reads its results; fewer if they do not fit into its pipe."""
+"""Batches assigned to a worker by `submit`, before the parent reads results; fewer if they do not fit into its pipe."""
 PIPE_BYTES = 1 << 15
 """Bytes of batches that fit into a pipe with room to spare."""
 
@@ -65,7 +65,7 @@ class WorkerPool:
                 self._assign(worker, self._waiting.popleft())
 
     def iter_results(self, lost_shards: Container[str] = ()) -> Iterator[tuple[Batch, BatchStats | None]]:
-        """Yield each batch with its statistics as soon as they come, or with None if the worker died over it.
+        """Yield each batch with its statistics as soon as they arrive, or with None if the worker died over it.
 
         Each worker has its next batch waiting, so that it never waits for this process. Waiting batches fit into the
         worker's pipe: otherwise worker and parent could each wait for the other to read.

@@ -104,7 +104,8 @@ def _find_exchanged(
 ) -> dict[int, float]:
     """Return the layers whose norms are exchanged, and the sum of their differences.
 
-    It takes the clearest layer first and corrects it, because its neighbours may be sound. It stops once it has more than MAX_SHARE of the layers.
+    It takes the clearest layer first and corrects it, because its neighbours may be sound. It stops once it has more
+    than MAX_SHARE of the layers.
     """
     first, second = dict(first), dict(second)
     left = {layer: both for layer, both in differences.items() if sum(both) <= -MIN_DIFFERENCE}

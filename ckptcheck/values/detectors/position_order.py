@@ -1,7 +1,7 @@
-"""Finds tables of learned positions whose rows are in another order than they were trained in, or were never trained.
+"""Finds tables of learned positions whose rows are out of order, or were never trained.
 
-A model learns for neighbouring positions nearly the same vector. So the row that is most alike a row is one of its neighbours, and
-a table whose rows were shuffled, or whose parts changed places, still shows where each row belongs.
+A model learns for neighbouring positions nearly the same vector. So the row most similar to a row is one of its
+neighbours, and a table with shuffled rows or exchanged parts still shows where each row belongs.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ POSITIONS = re.compile(r"(^|\.)(wpe|position_embeddings?|embed_positions|positio
 OTHER_PLACES = re.compile(r"(?i)vis|image|patch|pixel|vit|video|audio|speech|relative|query|spatial|2d")
 """Parts of the names of tables whose rows are no places in a text: patches in a plane, frames, distances, objects to find."""
 MIN_ROWS, MIN_COLUMNS, MAX_ROWS = 128, 64, 2048
-"""Size from which a table is judged, and the rows of it that are compared."""
+"""A smaller table is not judged. Of a larger one this many rows are compared."""
 NEAR = 4
 """Distance up to which a row is a neighbour."""
 ALIKE, CHANCE = 0.5, 2.0
-"""The cosine from which a row is surely like another: this much, and so many times the largest that drawn rows have."""
+"""Cosine at which a row surely resembles another: this much, and so many times the largest cosine of drawn rows."""
 MIN_ALIKE = 1 / 8
-"""Share of the rows that have to be like another one. IgLM was trained with a third of its positions."""
+"""Share of the rows that have to resemble another one. IgLM was trained with a third of its positions."""
 MAX_IN_ORDER, MAX_REGULAR = 0.25, 0.5
-"""Share of these whose most alike row may be a neighbour in a shuffled table, and share that may lie at one of four distances:
-a table that repeats a shorter one (Longformer), or that counts patches row by row, has regular distances."""
+"""In a shuffled table at most this share of these rows have a neighbour as most similar row, and at most this share lie
+at one of four distances: a table that repeats a shorter one (Longformer), or counts patches row by row, has regular
+distances."""
 PARTS = (2, 4, 8)
 """Numbers of parts that may have changed places."""
 MAX_CHANCE, MAX_NEIGHBOURS = 1.2, 8.0
 """Cosines of rows that were drawn: their root mean square, and the mean of neighbours in standard errors, both in units of chance.
 Trained tables have 1.75 and more, and 75 and more."""
 MIN_GAP = 0.3
-"""By how much the cosine at the seam where a part belongs is larger than at the seam where it stands."""
+"""The cosine at the seam where a part belongs is larger by this much than at the seam where it stands."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ class DisorderedPositions:
     rows: int
     """How many rows were compared."""
     alike: int
-    """How many of them are surely like another row."""
+    """How many of them surely resemble another row."""
     in_order: int
-    """How many of these are most alike one of their neighbours."""
+    """How many of these resemble one of their neighbours most."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,9 @@ class MovedPart:
     start: int
     """The first row of the part that continues it."""
     cosine: float
-    """How alike these two rows are."""
+    """Cosine of these two rows."""
     found: float
-    """How alike the rows are that stand at these seams: the larger of the two cosines."""
+    """The larger of the cosines at the two seams where they stand."""
 
 
 def find_position_tables(ckpt: Checkpoint) -> list[str]:
@@ -90,10 +91,10 @@ def find_position_tables(ckpt: Checkpoint) -> list[str]:
 
 
 def find_drawn_positions(ckpt: Checkpoint) -> list[str]:
-    """Return the tables of positions whose rows are like each other by chance alone, as before training.
+    """Return the tables of positions whose rows resemble each other only by chance, as before training.
 
-    A model whose config names another kind of positions does not use its table, and one whose tokens' rows are like each other by
-    chance alone was not trained. Raises as `judge_positions`.
+    A model whose config names another kind of positions does not use its table, and a model whose token rows resemble
+    each other only by chance was not trained. Raises as `judge_positions`.
     """
     kind = ckpt.config.get("position_embedding_type") if ckpt.config is not None else None
     if kind not in (None, "absolute"):
@@ -106,7 +107,7 @@ def find_drawn_positions(ckpt: Checkpoint) -> list[str]:
 
 
 def judge_positions(ckpt: Checkpoint, name: str) -> DisorderedPositions | MovedPart | None:
-    """Return how a table of positions is out of order; None where it is not, or where it does not show an order.
+    """Return how a table of positions is out of order; None if it is in order, or shows no order.
 
     Raises Skip if the file has shrunk, OSError if reading fails.
     """
@@ -130,7 +131,7 @@ def _read_table(ckpt: Checkpoint, name: str) -> NDArray[Any]:
 
 
 def _is_drawn(rows: NDArray[Any]) -> bool:
-    """Whether rows are like each other by chance alone."""
+    """Whether rows resemble each other only by chance."""
     import numpy as np
 
     with np.errstate(all="ignore"):
@@ -139,7 +140,7 @@ def _is_drawn(rows: NDArray[Any]) -> bool:
         number, columns = unit.shape
         if number < MIN_ROWS:
             return False
-        # The cosines of all pairs, without the number of them: |U Uᵀ| = |Uᵀ U|.
+        # The cosines of all pairs without the large matrix of pairs: |U Uᵀ| = |Uᵀ U|.
         squares = float(np.square(unit.T @ unit).sum()) - number
         spread = sqrt(max(0.0, squares) / (number * (number - 1)) * columns)
         neighbours = float(np.einsum("ij,ij->", unit[1:], unit[:-1])) / (number - 1)
@@ -149,7 +150,7 @@ def _is_drawn(rows: NDArray[Any]) -> bool:
 def judge_order(
     number: int, read: Callable[[NDArray[np.intp]], NDArray[Any]]
 ) -> DisorderedPositions | MovedPart | None:
-    """Return how the rows of a table are out of order; None where they are not, or do not show an order.
+    """Return how the rows of a table are out of order; None if they are in order, or show no order.
 
     read: returns the rows with some indices.
     """
@@ -169,7 +170,7 @@ def judge_order(
 
 
 def _to_unit(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return the rows as vectors of length one; those without a direction as zeros."""
+    """Return the rows as vectors of length one; a row without a direction as zeros."""
     import numpy as np
 
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
@@ -177,7 +178,7 @@ def _to_unit(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def _judge_neighbours(unit: NDArray[Any], least: float) -> DisorderedPositions | None:
-    """Find for each row the one that is most alike it."""
+    """Find for each row the most similar other row."""
     import numpy as np
 
     cosines = unit @ unit.T

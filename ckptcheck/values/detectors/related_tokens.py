@@ -1,10 +1,10 @@
 """Compares the rows of related tokens: a word with and without a leading space, with a capital letter, and in the plural.
 
-Training gives such words similar rows, whatever the model. So the rows show which tokens a matrix was trained with, and by how
-many rows the ids of another tokenizer miss them. The similarity is the mean cosine of the rows about their mean. It is 0.60 for
-SmolLM2-135M and 0.66 for all-MiniLM-L6-v2 (plurals alone), and 0.01 for both if the ids are one off. With other tokenizers it is
-0.00 to 0.11, for frequent tokens have low ids and are alike everywhere; compared with other pairs of nearby ids, it is within
-0.004 of zero, 1.6 standard errors.
+Training gives such words similar rows, whatever the model. So the rows show the tokens of training, and by how many
+rows the ids of another tokenizer miss them. The similarity is the mean cosine of the rows about their mean. It is 0.60
+for SmolLM2-135M and 0.66 for all-MiniLM-L6-v2 (plurals alone), and 0.01 for both if the ids are one off. With other
+tokenizers it is 0.00 to 0.11, because frequent tokens have low ids and similar rows everywhere; less the similarity of
+other pairs of nearby ids, it is within 0.004 of zero, 1.6 standard errors.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ SPACES = "Ġ▁"
 MIN_LETTERS = 3
 """Letters of a word. Shorter tokens are pieces of many words."""
 MIN_PAIRS = 200
-"""Pairs of related tokens from which a matrix is judged."""
+"""With fewer pairs of related tokens a matrix is not judged."""
 PREVIEW_TOKENS = 1 << 13
 """Tokens whose relatives the first look compares."""
 ID_RANGES = 8
 """Ranges of ids that have to agree with each other."""
 MIN_SIMILARITY = 0.25
-"""Mean cosine of related tokens from which their rows are surely theirs."""
+"""Mean cosine of related tokens at which the rows surely belong to them."""
 MAX_EXCESS, MAX_DEVIATIONS = 0.02, 4.0
-"""How much more alike than other pairs of nearby ids unrelated tokens may be, as a cosine and in standard errors. A model of 3
-million weights has 0.04 and 10 after 100 steps of training."""
+"""By how much unrelated tokens may be more similar than other pairs of nearby ids, as a cosine and in standard errors.
+A model of 3 million weights has 0.04 and 10 after 100 steps of training."""
 NEARBY = (3, 5, 8, 13)
 """Pairs with nearby ids that each pair is compared with: how many pairs further they are."""
 COLUMNS = 128
 """Elements of each row that the second look compares."""
 MAX_SHIFT = 1024
-"""Rows by which ids may miss theirs: no more tokens are reserved or added (tekken.json reserves 1,000)."""
+"""Rows by which ids may miss: no tokenizer reserves or adds more tokens (tekken.json reserves 1,000)."""
 COARSE_PAIRS, COARSE_COLUMNS, COARSE_RANGES = 2048, 32, 1024
 """Pairs, elements of a row and ranges of ids with which every shift is tried."""
 MIN_SHIFTED_PAIRS = 64
@@ -67,7 +67,7 @@ class ShiftedRange:
     """A range of ids that miss their rows by one and the same number."""
 
     first: int
-    """The first such id; it is known up to the words that have relatives."""
+    """The first such id, as far as words with relatives show it."""
     end: int
     """The first id that is not shifted so."""
     by: int
@@ -79,19 +79,19 @@ class TokenFit:
     """How well the rows of one matrix fit the tokens."""
 
     similarity: float
-    """Mean cosine of related tokens' rows; where there is a `foreign_from`, of those with an id from there on."""
+    """Mean cosine of related tokens' rows; with a `foreign_from`, only of ids from there on."""
     pairs: int
-    """How many pairs that is the mean of."""
+    """The number of pairs in that mean."""
     shifts: tuple[ShiftedRange, ...] = ()
     """Where ids miss their rows; empty if they fit, or if no shift explains why they do not."""
     similarity_if_shifted: float = 0.0
     """The similarity if every shift were undone."""
     foreign_from: int | None = None
-    """The first id from which the rows are trained, and belong to other tokens than these; None if there is none."""
+    """The first id from which the rows are trained but belong to other tokens; None without one."""
 
     @property
     def fits(self) -> bool:
-        """Whether nothing speaks against it that the rows belong to the tokens."""
+        """Whether the rows may belong to the tokens."""
         return not self.shifts and self.foreign_from is None
 
 
@@ -100,9 +100,9 @@ def compare_related_tokens(ckpt: Checkpoint, name: str) -> TokenFit | None:
     """Return how well the rows of an embedding or head fit the tokenizer; None if that cannot be judged.
 
     The first look takes the first 8 bytes of each row, which the value pass kept. The matrix is read again only if related
-    tokens are not similar there, in all or in a range of ids. Packed and 8-bit numbers, vocabularies with fewer than MIN_PAIRS
-    pairs and matrices that were never trained are not judged. Raises Skip if the values could not be read, OSError if reading
-    fails.
+    tokens are not similar there, in all or in a range of ids. It does not judge packed and 8-bit numbers, vocabularies
+    with fewer than MIN_PAIRS pairs, and untrained matrices. Raises Skip if the values could not be read, OSError if
+    reading fails.
     """
     import numpy as np
 
@@ -138,7 +138,7 @@ def find_related_tokens(ids: Mapping[str, int], rows: int, step: int = 1) -> NDA
     """Return the ids of related tokens, [pairs, 2], the lower id first; only ids of one of `rows` rows.
 
     Each lower-case word of ASCII letters is paired with itself after a space, with a capital letter, and with an s.
-    step: look at every such token only.
+    step: take only every `step`-th token.
     """
     import numpy as np
 
@@ -185,7 +185,7 @@ def _agree_everywhere(similarities: NDArray[np.floating[Any]], pairs: NDArray[np
 
 
 def _normalize(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the rows about their mean, each of length one; rows that are not finite become zero. Changes its argument."""
+    """Return the rows less their mean, with length one; rows that are not finite become zero. Changes its argument."""
     import numpy as np
 
     rows[~np.isfinite(rows).all(axis=1)] = 0
@@ -194,7 +194,7 @@ def _normalize(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _scale(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the rows with length one; zero rows stay zero. Changes its argument."""
+    """Return the rows scaled to length one; zero rows stay zero. Changes its argument."""
     import numpy as np
 
     rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
@@ -208,7 +208,7 @@ def _judge(rows: NDArray[np.float32], pairs: NDArray[np.intp]) -> TokenFit | Non
     if _neighbour_excess(rows) < MIN_NEIGHBOUR_EXCESS:
         return None
     places = np.arange(len(rows))
-    # The last row is that of ids that have none.
+    # The last row stands for ids without a row.
     rows = np.concatenate([rows, np.zeros_like(rows[:1])])
     before = _similarities(rows, places, pairs)
     fit = TokenFit(float(before.mean()), len(pairs))
@@ -233,7 +233,7 @@ def _judge(rows: NDArray[np.float32], pairs: NDArray[np.intp]) -> TokenFit | Non
 def _find_break(similarities: NDArray[np.float32], pairs: NDArray[np.intp]) -> tuple[int, NDArray[np.intp]]:
     """Return the first id from which related tokens may be unrelated, and the pairs with an id from there on.
 
-    The id is 0 unless at least MIN_PAIRS pairs below it are similar and as many are left.
+    The id is 0 unless at least MIN_PAIRS pairs below it are similar and at least MIN_PAIRS remain.
     """
     import numpy as np
 
@@ -247,7 +247,7 @@ def _find_break(similarities: NDArray[np.float32], pairs: NDArray[np.intp]) -> t
 
 
 def _are_unrelated(rows: NDArray[np.float32], pairs: NDArray[np.intp]) -> bool:
-    """Whether related tokens are no more alike than the same tokens paired with those of other pairs nearby."""
+    """Whether related tokens are no more similar than the same tokens paired with tokens of nearby pairs."""
     import numpy as np
 
     pairs, places = pairs[np.argsort(pairs[:, 1], kind="stable")], np.arange(len(rows))
@@ -273,7 +273,7 @@ def _apply_shift(places: NDArray[np.intp], shift: ShiftedRange) -> NDArray[np.in
 
 
 def _move(places: NDArray[np.intp], by: int, none: int) -> NDArray[np.intp]:
-    """Return the rows that lie `by` further; `none` for those that leave the matrix. none: the row that stands for no row."""
+    """Return the rows that lie `by` further. none: the row that stands for rows outside the matrix."""
     import numpy as np
 
     moved = places + by
@@ -305,7 +305,7 @@ def _find_shift(rows: NDArray[np.float32], places: NDArray[np.intp], pairs: NDAr
 def _shift_gains(
     rows: NDArray[np.float32], places: NDArray[np.intp], pairs: NDArray[np.intp], by: int, scale: int
 ) -> NDArray[np.float64]:
-    """Return what a shift gains in similarity by each id, or by each range of `scale` ids."""
+    """Return the similarity that a shift gains with each id, or with each range of `scale` ids."""
     import numpy as np
 
     low, high = pairs.T
@@ -335,7 +335,7 @@ def _best_range(gains: NDArray[np.float64]) -> tuple[int, int, float]:
 
 
 def _has_offset(rows: NDArray[np.float32], pairs: NDArray[np.intp]) -> bool:
-    """Whether all ids miss their rows by one number, however large, by a few pairs and the first elements of the rows.
+    """Whether all ids miss their rows by one number, however large. It uses a few pairs and the first elements of rows.
 
     The rows that belong to the last ids have to exist, as in a model that reads sounds before texts (Bark). Halves of a vocabulary
     that changed places miss by one number too, but by one that leads beyond the end.
@@ -351,7 +351,7 @@ def _has_offset(rows: NDArray[np.float32], pairs: NDArray[np.intp]) -> bool:
 
 
 def _neighbour_excess(rows: NDArray[np.float32]) -> float:
-    """Return how much closer the nearest neighbours of sampled rows are than if the elements of each column were shuffled.
+    """Return how much closer nearest neighbours of sampled rows are than after shuffling the elements of each column.
 
     Copies of a row are no neighbours: they show no training.
     """
@@ -368,7 +368,7 @@ def _neighbour_excess(rows: NDArray[np.float32]) -> float:
 
 
 def describe_misfit(ckpt: Checkpoint, name: str, fit: TokenFit) -> str:
-    """Say as a clause how the rows of a matrix miss the tokens. fit: one that does not fit."""
+    """Return a clause that says how the rows of a matrix miss the tokens. fit: one that does not fit."""
     alike = f"words and their forms (after a space, with a capital letter, with an s; {fit.pairs:,} pairs)"
     first = fit.foreign_from if fit.foreign_from is not None else fit.shifts[0].first
     token = ckpt.tokenizer.token_for(first) if ckpt.tokenizer is not None else None

@@ -1,8 +1,8 @@
-"""Finds heads of keys and values that are copies of others in one layer, while the heads of the other layers differ.
+"""Finds heads of keys and values that repeat others of their layer, while the heads of other layers differ.
 
-A model whose key-value heads were repeated, to serve them on more ranks, has copies in every layer. That is sound. In one layer
-they are the mark of a conversion that wrote one head again and again. The first bytes of each head are read; only heads that begin
-alike are compared.
+A model whose key-value heads were repeated, to serve them on more ranks, has copies in every layer. That is sound.
+Copies in one layer only come from a conversion that wrote one head again and again. Only heads with equal first bytes
+are compared in full.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 MIN_LAYERS = 4
-"""Layers that it takes to say what is usual."""
+"""Fewer layers do not show what is usual."""
 MAX_SHARE = 1 / 4
-"""Share of the layers with copies up to which these are an exception."""
+"""Layers with copies are an exception up to this share of the layers."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RepeatedHead:
 
 
 def find_repeated_heads(ckpt: Checkpoint) -> list[RepeatedHead]:
-    """Return the first two equal heads of each projection of keys or values that has some, where few layers have.
+    """Return the first two equal heads of each projection of keys or values, if only few layers have equal heads.
 
     Raises Skip if a file has shrunk, OSError if reading fails.
     """

@@ -1,7 +1,7 @@
-"""Finds pieces of a file that are copies of other pieces, cut where no tensor and no row ends.
+"""Finds pieces of a file that are copies of other pieces and do not end where rows end.
 
-A model may hold the same heads, experts or layers twice: such copies begin and end with rows. What is copied by a write to the
-wrong place, a block that was uploaded twice, or a broken copy of a file, begins and ends with blocks of the file.
+A model may hold the same heads, experts or layers twice: such copies begin and end with rows. A write to the wrong
+place, a block that was uploaded twice, or a broken copy of a file copies blocks of the file.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.header import Shard
 
 MIN_MARKS = 3
-"""Neighbouring marks that repeat others at one distance."""
+"""Fewer neighbouring marks that repeat others at one distance are no finding."""
 MIN_WORDS = 1024
-"""Different words of eight bytes in the first block of a piece, of 8,192: masks and tables repeat themselves."""
+"""Different words of eight bytes that the first block of a piece has to have, out of 8,192: masks and tables repeat
+themselves."""
 MAX_CANDIDATES = 32
-"""Runs of marks of a file that are looked at, the longest first: each is read again."""
+"""Runs of marks of a file that are examined, the longest first: examining one reads it again."""
 SLACK = 16
 """Bytes beyond a copy that may be equal by chance."""
 
 
 @dataclass(frozen=True)
 class RepeatedPiece:
-    """A piece of a file whose bytes stand twice in it."""
+    """A piece of a file whose bytes occur twice in it."""
 
     shard: str
     original: int
-    """First byte of the one, from the start of the file."""
+    """First byte of the earlier one, from the start of the file."""
     copy: int
-    """First byte of the other one, which lies behind it. Which of the two is wrong is not known."""
+    """First byte of the later one. Nothing shows which of the two is wrong."""
     nbytes: int
     tensors: tuple[str, str]
     """The tensors in which they begin."""
@@ -58,7 +59,7 @@ class Twin(NamedTuple):
 
 
 def find_repeated_pieces(ckpt: Checkpoint) -> list[RepeatedPiece]:
-    """Return the pieces of files that stand twice in them and are cut in the middle of a row.
+    """Return the pieces that occur twice in a file and end in the middle of a row.
 
     Raises Skip if a file has shrunk, OSError if reading fails.
     """
@@ -68,7 +69,7 @@ def find_repeated_pieces(ckpt: Checkpoint) -> list[RepeatedPiece]:
             continue
         shard, seen = ckpt.shards[name], list[Twin]()
         for first, second, number in _find_runs_of_marks(pieces):
-            # The marks of one piece may be several runs: one of them is constant, or stands a third time.
+            # The marks of one piece may form several runs, because a mark is constant or occurs a third time.
             if any(twin.holds(first * MARK_STEP, second * MARK_STEP) for twin in seen):
                 continue
             twin = _measure_twin(ckpt, shard, first, second, number)
@@ -134,7 +135,7 @@ def _measure_twin(ckpt: Checkpoint, shard: Shard, first: int, second: int, numbe
 
 
 def _is_meant(shard: Shard, twin: Twin) -> bool:
-    """Whether the pieces overlap, as those of a pattern do, or all their ends are ends of rows."""
+    """Whether the pieces overlap, as in a pattern, or all their ends are ends of rows."""
     order = _list_in_order(shard)
     return twin.copy - twin.original < twin.nbytes or all(
         _is_row_edge(shard, order, place, side) for place in (twin.original, twin.copy) for side in (0, twin.nbytes)
@@ -163,7 +164,7 @@ def _read(ckpt: Checkpoint, shard: Shard, begin: int, nbytes: int) -> NDArray[np
 
 
 def _count_equal(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> int:
-    """Return how many bytes from the start on are equal."""
+    """Return how many leading bytes are equal."""
     import numpy as np
 
     different = np.flatnonzero(ours != theirs)
@@ -177,7 +178,7 @@ def _find_tensor(shard: Shard, order: list[str], place: int) -> str:
 
 
 def _is_row_edge(shard: Shard, order: list[str], place: int, side: int) -> bool:
-    """Whether a row of a tensor begins or ends at one end of a piece, but for bytes that are equal by chance.
+    """Whether a row of a tensor begins or ends at one end of a piece, apart from bytes that are equal by chance.
 
     place: the first byte of the piece. side: 0 for its start, its length for its end.
     """

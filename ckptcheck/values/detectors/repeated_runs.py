@@ -1,4 +1,4 @@
-"""Finds runs of neighbouring rows of an embedding or a head that are one and the same.
+"""Finds runs of equal neighbouring rows of an embedding or a head.
 
 Sound models have equal rows, of tokens that training never met: runs of five in SmolLM2-135M and of three in Gemma 3 270M. The
 value pass knows the first bytes of each row.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 MIN_ROWS = 64
-"""Equal neighbours from which they are no accident."""
+"""Fewer equal neighbours may be an accident."""
 COMPARED_ROWS = 8
 """Rows of a run, spread evenly, that are compared byte by byte."""
 MIN_ORDINARY = 1 / 2
@@ -35,10 +35,10 @@ class RepeatedRun:
 
 
 def find_repeated_runs(ckpt: Checkpoint, name: str) -> list[RepeatedRun]:
-    """Return the runs of at least 64 equal rows, most of them of ordinary tokens; none without a tokenizer that tells.
+    """Return the runs of at least 64 equal rows, most of them of ordinary tokens; none if no tokenizer tells which.
 
-    Rows of one number throughout are left out, since other rules report them. Raises Skip if the file has shrunk, OSError if
-    reading fails.
+    Rows of one number throughout do not count, since other rules report them. Raises Skip if the file has shrunk,
+    OSError if reading fails.
     """
     import numpy as np
 

@@ -1,7 +1,7 @@
-"""Finds matrices that hold a quarter or an eighth of their rows or columns twice, as a merge of four or eight ranks leaves them.
+"""Finds matrices that hold a quarter or an eighth of their rows or columns twice, after a wrong merge of ranks.
 
-The first bytes of the eight shares along each axis are read: eight short reads, and a row. Only where two of them are equal, the
-whole shares are compared.
+It reads the first bytes of the eight shares along each axis: eight short reads, and a row. Only if two of them are
+equal, it compares the whole shares.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ FUSED_PAIR = re.compile(
     r"gate_up|gate_and_up|up_gate|linear_fc1|w13|w12|dense_h_to_4h|experts\.fc1|input_linear|\.Wi\."
 )
 KEYS_AND_VALUES = re.compile(r"(^|[._])(k|v|kv|key|value)(_proj|_lin)?\.[a-z_]+$")
-"""Projections whose heads may be repeated to serve them on more ranks: then every share has a twin."""
+"""Projections whose heads somebody may have repeated to serve them on more ranks: then every share has a twin."""
 FUSED_ATTENTION = re.compile(r"qkv|query_key_value|c_attn|att(n|ention)\.in_proj")
-"""Matrices of queries, keys and values: of their rows some are repeated so, and not all shares have twins."""
+"""Matrices of queries, keys and values: such a repetition covers some of their rows, so not all shares have twins."""
 EXPERTS = 16
 """Experts of a stack that are examined, spread evenly."""
 MIN_SHARE_BYTES = 512
-"""Bytes of a share below which chance may repeat it."""
+"""Chance may repeat a share of fewer bytes."""
 MIN_PREFIX_BYTES = 16
-"""Bytes of a row of a share below which its beginning says nothing."""
+"""The beginning of a row of a share with fewer bytes says nothing."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class StoredMatrix:
 
 
 def find_repeated_share(ckpt: Checkpoint, name: str, *, rows: bool = True) -> RepeatedShare | None:
-    """Return the first two quarters (or eighths) of a matrix that are equal; of stacked experts, those of any that is examined.
+    """Return the first two equal quarters (or eighths) of a matrix, or of any examined expert of a stack.
 
-    rows: whether shares of the rows are compared; those of the columns always are.
+    rows: whether to compare shares of the rows too; shares of the columns are always compared.
     Raises OSError if reading fails, Skip if the file has shrunk.
     """
     counts = RANK_COUNTS if FUSED_PAIR.search(name) else RANK_COUNTS[:-1]
@@ -118,7 +118,7 @@ def _find_along(
 
 
 def _read_prefixes(ckpt: Checkpoint, matrix: StoredMatrix, axis: str, ranks: int) -> list[bytes]:
-    """Return the first bytes of each share: of its first row, and of columns no more than the share has."""
+    """Return the first bytes of each share: of its first row, and of columns no more than the share is wide."""
     if axis == "rows":
         share = matrix.rows // ranks * matrix.width
         return [

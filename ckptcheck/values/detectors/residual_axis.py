@@ -1,10 +1,11 @@
 """Finds square matrices that are stored transposed, by the axis along which they follow the residual stream.
 
 Training makes some channels of the residual stream large and others small, and every matrix that reads or writes the stream shows
-that: the norms of its columns (or rows) differ from channel to channel in a way that its neighbours predict. The neighbours are
-the norms of the layer, and the matrices that are not square, whose shape says which axis is the stream. The other axis of a square
-matrix counts heads, and the stream predicts nothing there. So the share of variance (R²) that a least-squares fit to the
-neighbours explains is large along one axis and near zero along the other, and a transposed matrix has them exchanged.
+that: the norms of its columns (or rows) differ from channel to channel in a way that its neighbours predict. The
+neighbours are the norms of the layer and its matrices that are not square, whose shape shows the axis of the stream.
+The other axis of a square matrix counts heads, and the stream predicts nothing there. So the share of variance (R²)
+that a least-squares fit to the neighbours explains is large along one axis and near zero along the other, and a
+transposed matrix has them exchanged.
 """
 
 from __future__ import annotations
@@ -49,16 +50,17 @@ EXPANDING = re.compile(
 """Names of matrices of a feed-forward block that read the residual stream. Their shape shows how the checkpoint stores matrices:
 torch.nn.Linear as [outputs, inputs], GPT-2's Conv1D as [inputs, outputs]."""
 SCALED = ("F8_E4M3", "I8")
-"""dtypes that are read without their scale. Where each row has one, its norm no longer shows anything, and the matrix is reported
-less often. Scales of blocks make steps along both axes, which are alike in all matrices, so those are not judged."""
+"""dtypes that are read without their scale. If each row has a scale, its norm no longer shows anything, and fewer
+transposed matrices are found. Scales of blocks make steps along both axes, the same in all matrices, so block-scaled
+matrices are not judged."""
 MIN_CHANNELS = 192
-"""Channels below which chance may look like a relation."""
+"""With fewer channels chance may look like a relation."""
 MAX_REFERENCES = 24
-"""Neighbours that a matrix is compared with, those of its own layer first."""
+"""Neighbours that a matrix is compared with, its own layer's first."""
 FOLLOWS, INDEPENDENT = 0.2, 0.15
-"""Adjusted R² from which an axis follows the stream, and up to which it does not."""
+"""Adjusted R² at or above which an axis follows the stream, and at or below which it does not."""
 MIN_VOTES = 3
-"""Layers that it takes to say which axis of a matrix follows the stream, where its name does not."""
+"""With fewer layers, the usual axis of a matrix whose name does not show it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class AxisFit:
 
     @property
     def axis(self) -> int | None:
-        """The axis that follows the stream: 0 for rows (it writes), 1 for columns (it reads); None where that is not clear."""
+        """The axis that follows the stream: 0 for rows (it writes), 1 for columns (it reads); None if unclear."""
         for axis in (0, 1):
             if self.r2[axis] >= FOLLOWS and self.r2[1 - axis] <= min(INDEPENDENT, self.r2[axis] / 3):
                 return axis
@@ -93,7 +95,7 @@ class AxisFit:
 def find_transposed_matrices(ckpt: Checkpoint) -> list[TransposedMatrix]:
     """Return the square matrices of the layers that are stored transposed.
 
-    It rests on the samples of the value pass, and reads the norms again. Raises Skip if a file shrank since its values were
+    It uses the samples of the value pass, and reads the norms again. Raises Skip if a file shrank since its values were
     read, OSError if reading fails.
     """
     transposed: list[TransposedMatrix] = []
@@ -121,7 +123,7 @@ def _find_in_stack(ckpt: Checkpoint, stack: Stack, channels: int) -> Iterator[Tr
 
 
 def find_stream_axis(ckpt: Checkpoint, stack: Stack, layer: int, role: str, channels: int) -> int | None:
-    """Return the axis of the residual stream by the name of a matrix and the layout of its layer; None where they do not say."""
+    """Return the axis of the residual stream by a matrix's name and the layout of its layer; None if unclear."""
     reads = bool(READERS.search(role))
     if not reads and not WRITERS.search(role):
         return None
@@ -155,7 +157,7 @@ def _fit_layer(
     roles: list[str],
     references: dict[int, list[NDArray[np.float64]]],
 ) -> list[tuple[int, str, AxisFit]]:
-    """Fit the square matrices of a layer to the references of the layer and of those beside it."""
+    """Fit the square matrices of a layer to the references of the layer and of its neighbours."""
     import numpy as np
 
     if not references[layer]:
@@ -179,7 +181,7 @@ def _is_square(ckpt: Checkpoint, name: str, channels: int) -> bool:
 
 
 def can_judge_channels(ckpt: Checkpoint, stats: TensorStats) -> bool:
-    """Whether the norms of a matrix's channels, as it is stored, say something about its values."""
+    """Whether the norms of a matrix's channels, as stored, say something about its values."""
     return (
         stats.name in ckpt.tensor_to_file
         and (stats.dtype in FLOATS or (stats.dtype in SCALED and _has_plain_scale(ckpt, stats)))
@@ -196,7 +198,7 @@ def _has_plain_scale(ckpt: Checkpoint, stats: TensorStats) -> bool:
 def _reference_profiles(
     ckpt: Checkpoint, stack: Stack, layer: int, channels: int, sample: NDArray[np.intp]
 ) -> list[NDArray[np.float64]]:
-    """Return what the norms and the matrices of a layer that are not square show of each sampled channel."""
+    """Return the profiles of a layer's norms and of its matrices that are not square."""
     import numpy as np
 
     profiles = []

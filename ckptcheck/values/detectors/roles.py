@@ -1,4 +1,4 @@
-"""Recognises what a tensor is for (norm, router, scale, vocabulary …), which decides what its values may be."""
+"""Recognises the role of a tensor (norm, router, scale, vocabulary …), which decides what its values may be."""
 
 from __future__ import annotations
 

@@ -29,15 +29,15 @@ HALVES = frozenset(
 """Model types whose attention turns whole heads and pairs halves (`rotate_half` of transformers 5.23)."""
 PROJECTIONS = ("self_attn.q_proj.weight", "self_attn.k_proj.weight")
 MIN_LAYERS, MAX_LAYERS = 4, 12
-"""Layers that it takes, which are read first, and those that are read where these leave a doubt; both evenly spread."""
+"""Layers that are read first (fewer are too few), and layers that are read if a doubt remains; both evenly spread."""
 MAX_HEADS, MAX_COLUMNS = 4, 1024
-"""Heads that are read of a matrix, and columns by which the norms of their rows are estimated (to 2 %)."""
+"""Heads that are read of a matrix, and columns that estimate the norms of their rows (to 2 %)."""
 MIN_HEAD = 32
-"""Channels of a head below which chance may look like a relation."""
+"""With fewer channels in a head chance may look like a relation."""
 NEIGHBOURS, HALF = 0.4, 0.15
-"""Correlation from which neighbours are alike, and up to which channels half a head apart are not."""
+"""Correlation at or above which neighbours are alike, and at or below which channels half a head apart are not."""
 DOUBT = 0.15
-"""How near to these limits the first layers may come before more are read."""
+"""Nearer to these limits than this, the first layers leave a doubt, and more are read."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,10 @@ class RopeOrder:
 
 
 def measure_rope_order(ckpt: Checkpoint) -> RopeOrder | None:
-    """Measure the order of the channels of queries and keys; None where the family or the sizes do not allow it.
+    """Measure the order of the channels of queries and keys; None if the family or the sizes do not allow it.
 
-    It reads four heads of both matrices in four layers, and in 12 where the four leave a doubt. Raises Skip if a file shrank since
-    its values were read, OSError if reading fails.
+    It reads four heads of both matrices in four layers, and in 12 layers if the four leave a doubt. Raises Skip if a
+    file shrank since its values were read, OSError if reading fails.
     """
     config, stack = ckpt.config, ckpt.components.stack
     model_type = config.text.get("model_type", config.model_type) if config is not None else None
@@ -91,7 +91,7 @@ def measure_rope_order(ckpt: Checkpoint) -> RopeOrder | None:
 
 
 def _correlate_channels(ckpt: Checkpoint, stats: TensorStats, head: int) -> tuple[float, float] | None:
-    """Return the correlations of neighbours and of channels half a head apart; None where the norms do not differ."""
+    """Return the correlations of neighbours and of channels half a head apart; None if the norms do not differ."""
     import numpy as np
 
     if stats.dtype not in FLOATS or len(stats.shape) != 2 or stats.shape[0] % head or stats.nan or stats.inf:

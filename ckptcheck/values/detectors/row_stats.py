@@ -22,13 +22,13 @@ STEP_BYTES = 1 << 19
 """Bytes of rows that are processed together, so that their float32 form stays in the cache."""
 READ_BYTES = 1 << 23
 MIN_CLUSTER_ROWS = 4
-"""Rows that it takes to make a cluster."""
+"""Fewer rows make no cluster."""
 MAX_CLUSTER_SPREAD = 2
-"""The sizes of a cluster's rows may vary this many times as much as those of rows drawn from one distribution."""
+"""The sizes of a cluster's rows may vary this many times as much as sizes of rows drawn from one distribution."""
 MIN_CLUSTER_GAP = 1.5
-"""How many times as large as the largest row of a cluster the smallest row above it is."""
+"""The smallest row above a cluster is at least this many times as large as the cluster's largest row."""
 CANCELLATION_LIMIT = 1e-3
-"""Share of a row's sum of squares from which float32 can compute the sum of squared deviations as a difference."""
+"""If the squared deviations are a smaller share of the sum of squares, a difference of sums in float32 loses them."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RowStats:
         Their mean magnitude is below `share` of the median row's, similar among them, and clearly below all other rows.
         Rows that were drawn and never trained have similar sizes: the mean magnitude of n elements of one normal
         distribution varies by sqrt(pi / 2 - 1) / sqrt(n), and weight decay shrinks them all by one factor.
-        known: mask of rows that are left out.
+        known: mask of rows to leave out.
         width: elements of a row, n.
         """
         import numpy as np

@@ -1,10 +1,11 @@
 """Finds matrices whose numbers are all many times as large, or as small, as those of the same matrix in other layers.
 
-The largest magnitude of every tensor is known from the pass over the values. Where it is out of line, some rows of the matrix and
-of its siblings are read, and the root mean square decides: one large number moves the maximum, and hardly the root mean square.
+The value pass knows the largest magnitude of every tensor. If it is out of line, some rows of the matrix and of its
+siblings are read, and the root mean square decides: one large number moves the maximum, but hardly the root mean
+square.
 
-The first and the last layers of trained models differ most from the others. Between them a matrix is held against its nearest
-neighbours as well, so that less is out of line there.
+The first and the last layers of trained models differ most from the others. Between them a matrix is compared with its
+nearest neighbours as well, which allows narrower limits.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 LARGE, SMALL = 8.0, 1 / 16
-"""From which multiple of its siblings' median the root mean square of a matrix is out of line, and up to which."""
+"""The root mean square of a matrix is out of line above the one, or below the other multiple of its siblings'
+median."""
 INNER_FACTOR = 4.0
-"""The same for a layer that is none of the two first or last: against the median, and against the four nearest layers."""
+"""The same for a layer between the ends: against the median, and against the four nearest layers."""
 ENDS, NEIGHBOURS, MIN_LAYERS = 2, 4, 8
-"""How many layers are an end, how many are near another, and from how many on there is something between the ends."""
+"""Layers of an end, layers near another on either side, and layers that a stack needs for a middle."""
 MAX_SUSPECTS = 4
-"""Matrices of one role that are looked at between the ends: those whose largest magnitude is furthest from the median."""
+"""Matrices of one role that are examined between the ends: the ones whose largest magnitude is furthest from the
+median."""
 MIN_SIBLINGS = 4
-"""Other layers that it takes to say what is usual."""
+"""Fewer other layers do not show what is usual."""
 GAP = 3.0
-"""How many times further from the median than every other sibling the matrix has to be."""
+"""The matrix has to be this many times further from the median than every other sibling."""
 MAX_REFERENCES = 8
-"""Siblings whose root mean square is estimated: those whose largest magnitude is nearest to the median."""
+"""Siblings whose root mean square is estimated: the ones whose largest magnitude is nearest to the median."""
 MAX_ROWS = 32
-"""Rows that are read of a matrix: its root mean square is known to a few per cent then, and a factor of 4 is looked for."""
+"""Rows that are read of a matrix: they give its root mean square to a few per cent, and the fault is a factor of 4."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class ScaleOutlier:
 def find_scale_outliers(ckpt: Checkpoint) -> list[ScaleOutlier]:
     """Return the matrices of the layers whose scale is out of line.
 
-    It reads rows only where a largest magnitude is out of line. Raises Skip if a file shrank since its values were read,
+    It reads rows only if a largest magnitude is out of line. Raises Skip if a file shrank since its values were read,
     OSError if reading fails.
     """
     return [outlier for stack in ckpt.layout.stacks.values() for outlier in _iter_stack(ckpt, stack)]
@@ -88,7 +91,7 @@ def _iter_stack(ckpt: Checkpoint, stack: Stack) -> Iterator[ScaleOutlier]:
 def _iter_far(
     ckpt: Checkpoint, by_layer: dict[int, TensorStats], usual: float
 ) -> Iterator[tuple[int, TensorStats, float]]:
-    """Yield the layers that are out of line wherever they stand."""
+    """Yield the layers that are out of line, at the ends or between them."""
     suspects = {layer: stats for layer, stats in by_layer.items() if not SMALL * 2 < stats.absmax / usual < LARGE / 2}
     # More than a quarter of the layers are no exception.
     if not suspects or 4 * len(suspects) > len(by_layer):
@@ -107,9 +110,9 @@ def _iter_far(
 
 
 def _find_between_ends(ckpt: Checkpoint, by_layer: dict[int, TensorStats], usual: float) -> dict[int, float]:
-    """Return the layers between the ends that are out of line with the median and with their neighbours, and by which factor.
+    """Return layer → factor, for the layers between the ends that are out of line with the median and their neighbours.
 
-    Empty where that holds of more than an eighth of the layers: another kind of layer in between is no fault (Gemma 3).
+    Empty if more than an eighth of the layers are out of line: another kind of layer in between is no fault (Gemma 3).
     """
     layers = sorted(by_layer)
     if len(layers) < MIN_LAYERS:

@@ -1,8 +1,8 @@
-"""Finds matrices to which a number was added: the mean of their numbers is far from zero, as seen from how much they differ.
+"""Finds matrices to which a number was added: their mean is far from zero, measured in standard deviations.
 
-Training leaves the mean of a projection near zero. In the 592 matrices of the layers of eight trained models it is at most 0.03
-standard deviations away, and in 2,048 neighbouring numbers of one at most 0.1. A zero point that is one step off when weights of 4
-bits are unpacked adds about 0.4; magnitudes are 1.3 away from it.
+Training leaves the mean of a projection near zero. In the 592 matrices of the layers of eight trained models it is at
+most 0.03 standard deviations away, and in 2,048 neighbouring numbers of one matrix at most 0.1. A 4-bit unpacking whose
+zero point is one step off adds about 0.4; the mean of magnitudes is 1.3.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 FUSED = re.compile(r"(^|[._])(qkv_proj|query_key_value|c_attn|Wqkv)\.weight$")
-"""Names of matrices that are queries, keys and values in one. Of other matrices, such as routers, no means are
-known."""
+"""Names of matrices that hold queries, keys and values. Usual means of other ones, such as routers, are unknown."""
 MIN_SHIFT, MAX_SOUND = 0.2, 0.12
-"""Mean, in standard deviations, from which a matrix was shifted, and up to which its siblings are sound."""
+"""Mean, in standard deviations, at or above which a matrix counts as shifted, and at or below which its siblings are
+sound."""
 MOST, MIN_KINDS = 0.75, 3
-"""Share of the matrices, of as many kinds, that are shifted to one side where all of them were. Training may do it to one kind."""
+"""If all matrices were shifted, this share of them lies on one side, in several kinds. Training may shift one kind."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ShiftedMatrix:
     mean: float
     deviation: float
     sign: int
-    """1 or -1 if all of its numbers have that sign, zeros aside; 0 else."""
+    """1 or -1 if all nonzero numbers have that sign; otherwise 0."""
 
     @property
     def shift(self) -> float:
@@ -50,7 +50,7 @@ class ShiftedMatrix:
 
 
 def find_shifted_matrices(ckpt: Checkpoint) -> list[ShiftedMatrix]:
-    """Return the matrices whose numbers have a mean far from zero, where the siblings' do not, or where nearly all have.
+    """Return the matrices whose mean is far from zero, if the siblings' means are not, or if nearly all means are.
 
     Raises Skip if a file has shrunk, OSError if reading fails.
     """
@@ -74,12 +74,12 @@ def _describe(name: str, piece: MiddlePiece) -> ShiftedMatrix:
 
 
 def _is_judged(pattern: str) -> bool:
-    """Whether a matrix is one of attention or of a feed-forward block. pattern: its name with {} for numbers."""
+    """Whether a matrix belongs to attention or a feed-forward block. pattern: its name with {} for numbers."""
     return any(names.search(pattern) for names in (FEED_FORWARD, QUERIES, KEYS, FUSED))
 
 
 def _find_shift_everywhere(kinds: list[list[ShiftedMatrix]]) -> list[ShiftedMatrix]:
-    """Return the matrices that are shifted to one side, where most are; none else."""
+    """Return the matrices that are shifted to one side, if most are; otherwise none."""
     for side in (1, -1):
         shifted = [[matrix for matrix in kind if side * matrix.shift >= MIN_SHIFT] for kind in kinds]
         number = sum(map(len, shifted))
@@ -89,7 +89,7 @@ def _find_shift_everywhere(kinds: list[list[ShiftedMatrix]]) -> list[ShiftedMatr
 
 
 def _find_suspects(kind: list[ShiftedMatrix]) -> list[ShiftedMatrix]:
-    """Return the matrices of a kind that are shifted, where enough others are not."""
+    """Return the shifted matrices of a kind, if enough others are sound."""
     suspects = [matrix for matrix in kind if abs(matrix.shift) >= MIN_SHIFT]
     sound = sum(abs(matrix.shift) <= MAX_SOUND for matrix in kind)
     return suspects if are_exceptions(len(suspects), sound) else []

@@ -1,6 +1,6 @@
 """Finds matrices of the layers whose numbers all have one magnitude, by a few short pieces of each.
 
-The first piece of a sound matrix has many magnitudes, so that one read of it is enough; more pieces are read of any other.
+The first piece of a sound matrix has many magnitudes, so one read is enough; any other matrix takes more.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 QUARTERS = (0.25, 0.5, 0.75)
-"""Where the pieces of a suspicious matrix lie."""
+"""Positions of the pieces of a suspicious matrix."""
 MAX_ZEROS = 0.5
-"""Share of zeros up to which a piece says something: with more of them a matrix is sparse or damaged."""
+"""A piece with a larger share of zeros says nothing: the matrix is sparse or damaged."""
 MANY_MAGNITUDES = 16
-"""Magnitudes of a piece from which it has many: a weight of 4 bits has 8 in each block, and its blocks differ."""
+"""A piece with this many magnitudes has many: a 4-bit weight has 8 in each block, and its blocks differ."""
 
 
 def find_single_magnitudes(ckpt: Checkpoint) -> list[str]:
-    """Return the matrices in whose pieces all numbers have one magnitude, zeros aside, where those of most siblings have many.
+    """Return the matrices in whose pieces all nonzero numbers have one magnitude, while most siblings have many.
 
-    Siblings are the same matrix in other layers: of binary and ternary models they have one too.
+    Siblings are the same matrix in other layers: in binary and ternary models they have one magnitude too.
     Raises Skip if a file has shrunk, OSError if reading fails.
     """
     import numpy as np
@@ -63,5 +63,5 @@ def _read_quarters(ckpt: Checkpoint, name: str) -> list[MiddlePiece]:
 
 
 def _find_magnitude(piece: MiddlePiece) -> float:
-    """Return the magnitude that all numbers of a piece have, zeros aside; 0 if they have several, or most are zero."""
+    """Return the magnitude of all nonzero numbers of a piece; 0 if they have several, or most are zero."""
     return piece.magnitude if piece.zeros <= MAX_ZEROS * piece.number else 0.0

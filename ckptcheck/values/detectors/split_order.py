@@ -1,10 +1,10 @@
-"""Finds fused projections that were split in another order than they were joined in, in every layer.
+"""Finds fused projections whose split does not undo the order in which they were joined, in every layer.
 
 Trainers keep gate and up, or queries, keys and values, in one matrix: row by row in turn, or one piece for each tensor-parallel
-rank or group of heads. A converter that cuts such a matrix into halves or thirds gets matrices of the right shape that hold each
-other's rows. Up's rows follow the norms of down's columns in a trained model, and the values' rows those of the output projection's
-(see `exchanged_projections`); so if they do not, the rows are put together as the known orders say, and the one in which they do is
-how the matrix was joined.
+rank or group of heads. A converter that cuts such a matrix into halves or thirds gets matrices of the right shape that
+hold each other's rows. In a trained model the norms of up's rows follow down's columns, and the values' rows follow the
+output projection's columns (see `exchanged_projections`). If they do not, this module tries each known order; the order
+in which they do is the one in which the matrix was joined.
 
 Megatron-LM joins `linear_fc1` rank by rank and `linear_qkv` group by group; gpt-oss joins gate and up row by row; GPT-NeoX and
 BLOOM join queries, keys and values head by head.
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 RANKS = (2, 4, 8, 16)
-"""Tensor-parallel sizes whose pieces are looked for."""
+"""Tensor-parallel sizes whose pieces are tried."""
 EXAMINED = 4
-"""Layers that are examined, spread over those between the first and the last."""
+"""Layers that are examined, spread between the first and the last."""
 AGREES, GAIN = 0.5, 0.2
-"""Correlation in the order that is reported, at least, and by how much it is more than as the matrices are stored; in the median of
-those layers. Of two pieces, half of the rows lie where they belong."""
+"""Correlation that the reported order has to have in the median of those layers, and its lead over the stored order.
+With two pieces, half of the rows lie where they belong."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class WrongSplit:
     """Projections that hold each other's rows in every layer."""
 
     tensors: tuple[str, ...]
-    """Those of the first layer that was examined, in the order in which they were joined."""
+    """The projections of the first examined layer, in the order in which they were joined."""
     order: str
     """How they were joined: "row by row"."""
     stored: float
-    """The correlation with their partner as they are stored, in the median layer."""
+    """The correlation with their partner in the stored order, in the median layer."""
     restored: float
-    """The same in that order."""
+    """The same in the order `how`."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class _Order:
 
 
 def find_wrong_splits(ckpt: Checkpoint) -> list[WrongSplit]:
-    """Return gates and ups, and queries, keys and values, that were split in another order than they were joined in.
+    """Return gates and ups, or queries, keys and values, whose split does not undo the order in which they were joined.
 
-    It rests on the samples of the value pass; where those do not agree it reads 256 rows of four layers for each order. Raises
+    It uses the samples of the value pass; if they do not agree it reads 256 rows of four layers for each order. Raises
     Skip if a file shrank since its values were read, OSError if reading fails.
     """
     kinds: dict[tuple[str, str, str], list[Block]] = {}
@@ -138,7 +138,7 @@ def _iter_orders(ckpt: Checkpoint, block: Block) -> Iterator[_Order]:
 
 
 def _agree(ckpt: Checkpoint, block: Block, order: _Order, partner: NDArray[np.float64]) -> float:
-    """Return the correlation between a block's partner and the rows that an order says are those of up, or of the values."""
+    """Return the correlation between a block's partner and the rows of up, or of the values, in this order."""
     import numpy as np
 
     squares = np.zeros(len(order.rows))

@@ -16,9 +16,9 @@ TABLE = re.compile(
 )
 """Names of tensors that are or may be computed: masks, positions as sines and cosines, Fourier bases, filter banks, windows."""
 MIN_RUNS = 4
-"""Zero runs that it takes to recognise a pattern."""
+"""Fewer zero runs show no pattern."""
 MAX_SELECTED = 1 / 64
-"""Share of a matrix that is not zero, at most, in one that selects: a permutation, or one-hot rows."""
+"""A matrix that selects (a permutation, one-hot rows) has at most this share of numbers other than zero."""
 
 
 def is_learned_weight(name: str) -> bool:
@@ -59,7 +59,7 @@ def is_selection(runs: Sequence[tuple[int, int]], rows: int, nbytes: int) -> boo
 
 
 def is_fourier_row(shape: Sequence[int], begin: int, end: int) -> bool:
-    """Whether zero elements are a row of sines in a Fourier basis that a convolution computes: frequency 0, or the highest.
+    """Whether zero elements are a row of sines in a Fourier basis of a convolution: frequency 0, or the highest.
 
     Such a kernel has one channel, and n + 2 rows for windows of n elements: the cosines of n / 2 + 1 frequencies, then the
     sines, or n / 2 + 1 rows of one of them. The window is zero at its ends, so the zeros may go on for a few elements.

@@ -51,7 +51,7 @@ def encode_records(table: Iterable[dict[str, object]]) -> bytes:
 
 
 def _sketch_columns(sketch: Sketch | None) -> dict[str, object]:
-    """Return the columns that come from a sample, rounded; None where there is none, as of packed dtypes."""
+    """Return the columns that come from a sample, rounded; None without a sample, as for packed dtypes."""
     if sketch is None:
         return dict.fromkeys(SKETCH_COLUMNS)
     numbers = (sketch.mean, sketch.std, sketch.rms, *sketch.quantiles)

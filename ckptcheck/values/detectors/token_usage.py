@@ -1,4 +1,4 @@
-"""Finds the tokens whose embedding rows a model reads, and those whose output rows it has to tell apart. The two differ.
+"""Finds the tokens whose embedding rows a model reads, and the tokens whose output rows it needs. The two sets differ.
 
 No loss trains the output row of a token that only appears in prompts. Such a row may stay untrained; that is no defect.
 """
@@ -92,7 +92,7 @@ def find_config_tokens(ckpt: Checkpoint) -> dict[int, str]:
 
 
 def is_input_only(ckpt: Checkpoint, name: str) -> bool:
-    """Whether the embedding is certainly not used as the output too: the model has a separate head, or none at all."""
+    """Whether the embedding is certainly not the output too: the model has a separate head, or none at all."""
     components = ckpt.components
     return name != find_output_matrix(ckpt) and (
         components.lm_head is not None or bool(components.score_head_tensors) or components.is_tied is False

@@ -3,10 +3,11 @@
 Two matrices that meet in a unit learn from each other. Row j of up says what unit j looks for in the residual stream, and column
 j of down what it writes there; the gradient of each grows with the activity of the other, so after training the two point along
 each other far more than vectors of different units do. The same holds for gate and down, for channel j of the queries and of the
-keys, and for channel j of the values and of the output projection. The measure here is the mean |cosine| of matching units over
-that of units that do not match: 1 for matrices that have nothing to do with each other, 3 to 10 in trained layers.
+keys, and for channel j of the values and of the output projection. The measure is the mean |cosine| of matching units,
+divided by the mean |cosine| of units that do not match: 1 for unrelated matrices, 3 to 10 in trained layers.
 
-Norms (`channel_order`) tell how large a unit is; this tells where it points, which is as many numbers as the stream has channels.
+Norms (`channel_order`) show how large a unit is; this measure uses its direction, which has as many numbers as the
+stream has channels.
 """
 
 from __future__ import annotations
@@ -31,28 +32,28 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 SHIFTS = (5, 37, 59, 83)
-"""How far apart the units lie that are compared as such that do not match."""
+"""Distance of the units that serve as units that do not match."""
 
 
 @dataclass(frozen=True)
 class SampleSize:
-    """How much of each pair is compared."""
+    """The part of each pair that is compared."""
 
     units: int
     members: int
-    """Query heads of those that share a key head."""
+    """Query heads that are compared for each key head."""
     stream_channels: int
     row_channels: int
-    """Channels of the stream where both matrices hold a unit in a row, which is read whole anyway."""
+    """Channels of the stream if both matrices hold a unit in a row, which is read whole anyway."""
 
 
 FIRST_LOOK = SampleSize(units=64, members=1, stream_channels=256, row_channels=512)
-"""The first look at every pair, for it takes a third of the time: what is paired with nothing is so in any sample."""
+"""The first look at every pair takes a third of the time: unpaired units are unpaired in any sample."""
 WHOLE = SampleSize(units=MAX_CHANNELS, members=2, stream_channels=512, row_channels=2048)
-"""What is compared where the first look shows something."""
+"""The second look, if the first one shows something."""
 
 Measure = tuple[float, tuple[float, ...]]
-"""By how much more matching units point along each other than others, in all of the sample and in each eighth."""
+"""How many times more matching units point along each other than others, in all of the sample and in each eighth."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,20 +65,20 @@ class Pair:
     first: TensorStats
     second: TensorStats
     units: tuple[NDArray[np.intp], NDArray[np.intp]]
-    """The sampled units, as each of the two counts them."""
+    """The sampled units, as each of the two matrices numbers them."""
     axes: tuple[int, int]
     """The axis of each that counts units."""
     members: int = 1
-    """How many query heads of each key head lie in the sample, one after the other."""
+    """How many query heads of each key head the sample holds, one after the other."""
 
 
 Kind = tuple[str, ...]
-"""What a pair is, ``feed-forward`` for one; its stack, and the roles of the two matrices in a layer."""
+"""Kind of the pair, such as ``feed-forward``; its stack, and the roles of the two matrices in a layer."""
 Kinds = dict[Kind, list[Pair]]
 
 
 def collect_pairs(ckpt: Checkpoint, sample: SampleSize) -> Kinds:
-    """Return the pairs of each kind of which there are enough."""
+    """Return the pairs of each kind with enough pairs."""
     kinds: Kinds = {}
     for stack in ckpt.layout.stacks.values():
         if len(stack.layers) >= MIN_LAYERS:
@@ -87,7 +88,7 @@ def collect_pairs(ckpt: Checkpoint, sample: SampleSize) -> Kinds:
 
 
 def _find_roles(stack: Stack, pair: Pair) -> tuple[str, str]:
-    """Return what the two matrices are called within each layer."""
+    """Return the names of the two matrices within each layer."""
     prefix = f"{stack.prefix}.{pair.layer}."
     return pair.first.name.removeprefix(prefix), pair.second.name.removeprefix(prefix)
 
@@ -120,7 +121,7 @@ def _repeat(units: NDArray[np.intp], times: int) -> NDArray[np.intp]:
 
 
 def measure_pairs(ckpt: Checkpoint, kinds: Kinds) -> dict[Kind, dict[int, Measure]]:
-    """Return kind → layer → the measure of its pair. A matrix that is the second of several pairs, as down is, is read once."""
+    """Return kind → layer → the measure of its pair. A second matrix of several pairs (down) is read once."""
     alike: dict[tuple[str, int], list[tuple[Kind, Pair]]] = {}
     for kind, pairs in kinds.items():
         for pair in pairs:
@@ -141,7 +142,7 @@ def _measure_alike(ckpt: Checkpoint, pairs: list[Pair]) -> list[Measure]:
 
 
 def read_units(ckpt: Checkpoint, pair: Pair, side: int) -> NDArray[np.float32]:
-    """Return [unit, channel of the stream] of one of the two matrices."""
+    """Return one of the two matrices as [unit, channel of the stream]."""
     import numpy as np
 
     stats, axis = (pair.first, pair.second)[side], pair.axes[side]
@@ -154,7 +155,7 @@ def read_units(ckpt: Checkpoint, pair: Pair, side: int) -> NDArray[np.float32]:
 
 
 def compare_units(first: NDArray[np.float32], second: NDArray[np.float32], members: int) -> Measure:
-    """Return the measure of two matrices of units, of all and of each eighth."""
+    """Return the measure of two matrices of units: of all units and of each eighth."""
     import numpy as np
 
     number = len(first) // members
@@ -162,7 +163,7 @@ def compare_units(first: NDArray[np.float32], second: NDArray[np.float32], membe
     ours, theirs = (np.where(length > 0, length, 1).reshape(members, number) for length in lengths)
 
     def compare_shifted(shift: int) -> NDArray[np.float32]:
-        """Return [member, unit]: |cosine| of each unit of the first with the one that lies so far before it in the second."""
+        """Return [member, unit]: |cosine| of each unit of the first and the unit so far before it in the second."""
         products = np.empty((members, number), np.float32)
         for member in range(members):
             begin, middle, end = member * number, member * number + shift, (member + 1) * number

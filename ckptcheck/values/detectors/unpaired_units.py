@@ -1,6 +1,7 @@
 """Finds matrices of a layer whose units do not belong together: in another order, of another layer, or drawn anew in part.
 
-In trained layers they point along each other (`unit_pairs`); a pair that does not, where those of all other layers do, is told.
+In trained layers they point along each other (`unit_pairs`). A pair is reported if it does not, while the pairs of all
+other layers do.
 """
 
 from __future__ import annotations
@@ -35,39 +36,39 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 USUALLY = {"feed-forward": 3.0, "values": 3.0, "queries": 2.0}
-"""Kind of pair → the least measure in the median of the layers with which the kind is judged."""
+"""Kind of pair → the measure that the median layer needs, or the kind is not judged."""
 HARDLY = {"feed-forward": 1.2, "values": 1.2, "queries": 1.12}
-"""The measure of a pair that has nothing in common, at most. 256 units leave a deviation of 0.05, two query heads 0.03."""
+"""Upper bound for the measure of an unrelated pair. 256 units leave a deviation of 0.05, two query heads 0.03."""
 CLEARLY = {"feed-forward": 1.8, "values": 1.5, "queries": 1.5}
-"""The least measure of every other layer but the first and the last: what hardly differs is no outlier."""
+"""Lower bound for every other layer but the first and the last: a pair that hardly differs from them is no outlier."""
 PART_USUALLY, PART_HARDLY = 4.0, 1.25
 """The same for an eighth of the units of a feed-forward block: 32 units leave a deviation of 0.13."""
 SUSPICIOUS, PART_SUSPICIOUS = 2.0, 2.2
-"""The measure by few units, of all of them and of an eighth, up to which a pair is looked at again."""
+"""A pair gets a second look if the first measures at most this, over all units or over an eighth."""
 MAX_TRACED = 2
-"""Unpaired layers of a kind whose right partner is looked for in other layers: each is held against all of them."""
+"""Unpaired layers of a kind whose right partner is searched in other layers: each is compared with all of them."""
 
 
 @dataclass(frozen=True)
 class UnpairedMatrices:
-    """Matrices of a layer whose units do not belong together, as they do in other layers."""
+    """Matrices of a layer whose units do not belong together, although they do in other layers."""
 
     names: tuple[str, ...]
-    """The one whose units do not belong to those of the others: most often one other."""
+    """The matrices whose units do not belong to the first one's: usually one."""
     measure: float
     usual: float
     """The measure in the median of the layers."""
     belongs: int | None = None
-    """The layer whose second matrix the first one is paired with."""
+    """The layer whose second matrix is the first one's partner."""
     parts: tuple[int, ...] = ()
-    """The eighths of the units that are unpaired, if it is not all of them; counted from 0."""
+    """The unpaired eighths of the units, counted from 0; empty if all are."""
 
 
 def find_unpaired_matrices(ckpt: Checkpoint) -> list[UnpairedMatrices]:
-    """Return the pairs of matrices whose units do not belong together where those of other layers do.
+    """Return the pairs of matrices whose units do not belong together, while other layers' units do.
 
-    It reads 64 rows and columns of each matrix again, and 256 where these are conspicuous; so it judges nothing on the Hub.
-    The first and the last layer of a stack are not judged.
+    It reads 64 rows and columns of each matrix again, and 256 if these are conspicuous; so it judges nothing on the
+    Hub. It does not judge the first and the last layer of a stack.
 
     Raises Skip if a file shrank since its values were read, OSError if reading fails.
     """
@@ -101,7 +102,7 @@ def find_unpaired_matrices(ckpt: Checkpoint) -> list[UnpairedMatrices]:
 
 
 def _list_suspicious(kind: str, measures: dict[int, Measure]) -> list[int]:
-    """Return the layers whose pair may be unpaired by a first look; none of a kind that does not seem to be paired at all."""
+    """Return the layers whose pair may be unpaired by a first look; none if the kind does not seem paired at all."""
     if 2 * median(whole for whole, _ in measures.values()) < USUALLY[kind]:
         return []
     return [
@@ -112,7 +113,7 @@ def _list_suspicious(kind: str, measures: dict[int, Measure]) -> list[int]:
 
 
 def _has_unpaired(kind: str, measures: dict[int, Measure]) -> bool:
-    """Whether a pair is unpaired by its whole sample, all of it or an eighth."""
+    """Whether a pair is unpaired by the second look, as a whole or in an eighth."""
     return any(
         whole <= HARDLY[kind] or (kind == "feed-forward" and min(parts) <= PART_HARDLY)
         for whole, parts in measures.values()
@@ -156,7 +157,7 @@ def _judge(ckpt: Checkpoint, kind: str, pairs: list[Pair], measured: dict[int, M
 
 
 def _list_unpaired_parts(measured: tuple[float, tuple[float, ...]], usual: float) -> tuple[int, ...]:
-    """Return the eighths of a pair that are unpaired, where the rest of it is paired as in other layers."""
+    """Return the unpaired eighths of a pair, if the rest of it is paired as in other layers."""
     whole, own = measured
     rest = [measure for measure in own if measure > PART_HARDLY]
     if whole <= HARDLY["feed-forward"] or not rest or min(usual, median(rest)) < PART_USUALLY:
@@ -165,7 +166,7 @@ def _list_unpaired_parts(measured: tuple[float, tuple[float, ...]], usual: float
 
 
 def _trace(ckpt: Checkpoint, pair: Pair, pairs: list[Pair], usual: float) -> int | None:
-    """Return the layer whose second matrix is paired with the pair's first, if there is one."""
+    """Return the layer whose second matrix is the partner of the pair's first, if any."""
     first = read_units(ckpt, pair, 0)
     for other in pairs:
         if other.layer != pair.layer and other.second.shape == pair.second.shape:
@@ -176,7 +177,7 @@ def _trace(ckpt: Checkpoint, pair: Pair, pairs: list[Pair], usual: float) -> int
 
 
 def _blame(found: list[UnpairedMatrices]) -> list[UnpairedMatrices]:
-    """Say which matrix of a feed-forward block is at fault: the one that is paired with neither of the others."""
+    """Return the matrix of a feed-forward block that is at fault: the one that is paired with neither of the others."""
     blamed = []
     for unpaired in found:
         siblings = [other for other in found if other.names[1] == unpaired.names[1] and other.parts == unpaired.parts]

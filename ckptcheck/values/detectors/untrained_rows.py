@@ -31,7 +31,7 @@ NEAR_ZERO = "near zero"
 MAX_TAIL_SHARE = 1 / 8
 """Share of a matrix's rows that may count as padding at its end if the number of tokens is unknown."""
 FAR_BELOW = 0.02
-"""Share of the median row's mean magnitude. A row below it still holds what it was allocated with."""
+"""Share of the median row's mean magnitude. A row below it still holds the contents of its allocation."""
 CLUSTER_SHARE = 0.2
 """The same share for rows of a cluster (see `RowStats.low_cluster`). BERT's unused tokens lie at 0.4, without a gap."""
 SUSPECT_SHARE = 0.2
@@ -49,7 +49,7 @@ class UntrainedRows:
     stats: RowStats
     """Statistics of all rows."""
     rows: dict[int, str]
-    """Untrained row → how it shows."""
+    """Untrained row → the sign that shows it."""
     cluster: frozenset[int] = frozenset()
     """Further rows that are probably untrained: small, similar in size, and clearly smaller than all others."""
 
@@ -89,8 +89,8 @@ class UntrainedRows:
     def tail_rows(self) -> frozenset[int]:
         """The low rows at the end of the matrix that may be padding, if the ids of the tokens are unknown.
 
-        In a Megatron run, as many as may be padding; with a tokenizer that cannot be read here (SentencePiece), up to
-        MAX_TAIL_SHARE of all rows.
+        In a Megatron run, as many as its padding allows; with a tokenizer that ckptcheck cannot read (SentencePiece),
+        up to MAX_TAIL_SHARE of all rows.
         """
         if has_token_ids(self.ckpt):
             return frozenset()
@@ -103,10 +103,10 @@ class UntrainedRows:
 
     @cached_property
     def unnamed_padding(self) -> frozenset[int]:
-        """The one zero row of an embedding beside which no file names a token; empty otherwise.
+        """The one zero row of an embedding, if no file names a token; otherwise empty.
 
-        It is nearly always that of the padding token, which ``padding_idx`` of torch keeps at zero: a part of a checkpoint, such as
-        the weights of an FSDP save, does not say which token that is.
+        It nearly always belongs to the padding token, which ``padding_idx`` of torch keeps at zero: a part of a
+        checkpoint, such as the weights of an FSDP save, does not name that token.
         """
         is_named = self.ckpt.config is not None or self.ckpt.tokenizer is not None
         if is_named or self.name != self.ckpt.components.embedding or [*self.rows.values()] != [NEAR_ZERO]:
@@ -171,7 +171,7 @@ class UntrainedRows:
 
 
 def _is_all_zero(ckpt: Checkpoint, parts: tuple[str, ...]) -> bool:
-    """Whether a matrix is zero in all its parts, so that VAL003 reports it as a whole."""
+    """Whether all parts of a matrix are zero, so that VAL003 reports it as a whole."""
     tensors = ckpt.values.tensors
     return ckpt.components.stack is not None and all(part in tensors and tensors[part].zero for part in parts)
 
@@ -180,7 +180,7 @@ def _is_all_zero(ckpt: Checkpoint, parts: tuple[str, ...]) -> bool:
 def find_untrained_rows(ckpt: Checkpoint) -> list[UntrainedRows]:
     """Return the untrained rows of the embedding and the head, computed once for all rules. Raises Skip if values are not read.
 
-    A matrix that is zero as a whole is left out: other rules report it in one sentence.
+    A matrix that is zero as a whole does not count: other rules report it in one sentence.
     """
     ckpt.require_value_reader()
     import numpy as np

@@ -20,7 +20,7 @@ COLUMNS = ("", "shape", "dtype", "near zero", "share", "identical", "share", "ti
 
 
 def summarize_vocabulary(ckpt: Checkpoint) -> tuple[Section, ...]:
-    """Return the table of embedding and head; () without these, and where no rule has read the values."""
+    """Return the table of embedding and head; () without these, or if no rule has read the values."""
     if ckpt.values_read is None or not ckpt.vocabulary_tensors:
         return ()
     tied = {True: "yes", False: "no", None: "unknown"}[ckpt.components.is_tied]
@@ -52,7 +52,7 @@ def _count_rows(ckpt: Checkpoint, name: str, parts: tuple[str, ...], number: int
     """Return the numbers of near-zero and of identical rows. Raises Skip for packed dtypes, OSError if reading fails."""
     options, tensors = ckpt.options, ckpt.values.tensors
     if all(part in tensors and tensors[part].zero for part in parts):
-        # a standard deviation of 0 is below no threshold of 0
+        # A standard deviation of 0 is not below a threshold of 0.
         return (number if options.near_zero > 0 else 0), (number if options.identical > 0 else 0)
     has_loose_threshold = options.identical > ScanOptions.identical
     if not has_loose_threshold and not may_have_untrained_rows(ckpt, parts, options.near_zero, SUSPECT_SHARE):

@@ -1,4 +1,4 @@
-"""Finds quantization scales with a stretch of zeros where the weight is not zero."""
+"""Finds quantization scales with a stretch of zeros although the weight is not zero there."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class ZeroBlock:
     is_half: bool
     """Whether the run is exactly half of one matrix."""
     lost_tensors: tuple[str, ...] = ()
-    """Those of `tensors` that are zero as a whole."""
+    """The ones among `tensors` that are zero as a whole."""
 
 
 def find_zero_blocks(ckpt: Checkpoint) -> dict[str, list[ZeroBlock]]:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 COLUMN_PARTS = 8
-"""Parts that columns are judged in: eighths. The parts of 2 or 4 ranks are whole numbers of eighths."""
+"""Parts in which columns are judged: eighths. The parts of 2 or 4 ranks are whole numbers of eighths."""
 MIN_COLUMNS = 128
-"""Columns from which a matrix is judged: a part of fewer would be too narrow."""
+"""A matrix with fewer columns is not judged: its parts would be too narrow."""
 READ_BYTES = 1 << 22
 
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 ADAPTER_SUFFIXES = ("lora_B", "lora_embedding_B")
 MIN_SIBLINGS, MAX_ZERO_SHARE = 4, 4
-"""Siblings that it takes to judge an adapter, and the share of them (1 in 4) that may be zero at most. Where more are zero,
-some layers were left untrained on purpose."""
+"""Siblings that it takes to judge an adapter, and the share of them (1 in 4) that may be zero at most. If more are
+zero, somebody left layers untrained on purpose."""
 
 
 def find_zero_experts(ckpt: Checkpoint) -> dict[str, list[int]]:
-    """Return packed tensor with all experts of a layer → the experts that are all zero, where others are not.
+    """Return packed tensor with all experts of a layer → the experts that are all zero, if others are not.
 
     It finds experts of 1 KiB or more from the zero runs of the value pass, and reads nothing.
     """
@@ -43,7 +43,7 @@ def find_zero_experts(ckpt: Checkpoint) -> dict[str, list[int]]:
 
 
 def find_zero_rank_shards(ckpt: Checkpoint) -> dict[str, list[str]]:
-    """Return weight → its parts that are all zero, where another part is not. Raises Skip if values are not read.
+    """Return weight → its parts that are all zero, if another part is not. Raises Skip if values are not read.
 
     Vectors, tensors that start at zero by design, and as many last rows of a vocabulary as may be padding are left out.
     """
@@ -66,7 +66,7 @@ def find_zero_rank_shards(ckpt: Checkpoint) -> dict[str, list[str]]:
 
 
 def find_zero_adapters(ckpt: Checkpoint) -> list[str]:
-    """Return each ``lora_B`` that is all zero where those of most other layers, and another one of its layer, are not.
+    """Return each ``lora_B`` that is all zero while most other layers' and another one of its layer are not.
 
     A layer that training did not reach is zero throughout (cross-attention trained on text), and so are experts that no token
     chose: neither is returned.
