@@ -37,23 +37,24 @@ if TYPE_CHECKING:
 NAMES: Mapping[str, str] = {"transformers": "transformers", "vllm": "vLLM", "sglang": "SGLang"}
 """Consumers that can be asked → their names in messages."""
 PATIENCE, PATIENCE_PER_TENSOR = 60.0, 0.02
-"""Seconds that one load may take, and for each stored tensor: 60 layers of 256 experts, 92,000 tensors, take half a minute."""
+"""Seconds that one load may take, plus seconds for each stored tensor: 60 layers of 256 experts, 92,000 tensors, take
+half a minute."""
 OLDEST_TRANSFORMERS = 5
-"""Its first version whose loader tells what it did with each tensor."""
+"""Its first version whose loader reports every tensor."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Nothing is computed, and only a process without a pool of threads can be copied."""
+"""One thread: nothing is computed, and only a process without a pool of threads can be copied."""
 MOST_JSON = 16 << 20
-"""Bytes of a config that is copied. What is longer is a tokenizer, and no loader of weights asks for one."""
+"""Bytes of a config that is copied. A larger file is a tokenizer, and no loader of weights asks for one."""
 LONGEST_COPIED_INDEX = 1 << 28
 MOST_COPIED = 1 << 29
-"""Bytes of all configs, indexes and headers that are copied: sparse files cost their maker nothing."""
+"""Bytes of all configs, indexes and headers that are copied: in a sparse file huge headers cost nothing."""
 
 
 class WorkerDryLoader:
     """Asks one consumer, each time in a new process: a load changes its library. Use it as a context manager."""
 
     def __init__(self, name: str, python: Path | None = None, loads: int = 1) -> None:
-        """Find the Python that has the consumer. Raises CkptcheckError where there is none.
+        """Find the Python that has the consumer. Raises CkptcheckError if none has it.
 
         Args:
             name: one of `NAMES`.
@@ -79,15 +80,15 @@ class WorkerDryLoader:
             self._workers.close()
 
     def load(self, ckpt: Checkpoint) -> DryLoad:
-        """Return what the consumer makes of a checkpoint.
+        """Return the consumer's answer about a checkpoint.
 
-        Raises EvidenceError where the process cannot be started, or the headers not copied; Skip for a checkpoint that has
-        nothing to load.
+        Raises EvidenceError if the process cannot be started, or the headers not copied; Skip for a checkpoint without
+        anything to load.
         """
         with tempfile.TemporaryDirectory(prefix="ckptcheck-dry-load-") as folder:
             try:
                 copy_without_values(ckpt, Path(folder))
-            except (OSError, ValueError) as error:  # a name on the Hub may be none that a file can have
+            except (OSError, ValueError) as error:  # A name on the Hub may be no valid name of a file.
                 raise EvidenceError(
                     f"the headers could not be copied for a dry load: {getattr(error, 'strerror', None) or error}"
                 ) from error
@@ -98,10 +99,10 @@ class WorkerDryLoader:
                     answer = worker.call("dry_load", folder=folder, timeout=patience)
                 except WorkerTimeout:
                     return DryLoad(consumer, unasked=f"it came to no end within {patience:.0f} seconds")
-                except RemoteError as error:  # not from its loader, which answers: from what asks it
+                except RemoteError as error:  # the loader answers; this is from its caller
                     return DryLoad(consumer, unasked=f"{error.exception_type}: {clip(error.remote_message, 400)}")
                 except WorkerDied as death:
-                    # the memory of this machine may have ended it: what refuses a checkpoint says so
+                    # Too little memory may have killed it: a loader that refuses a checkpoint says so.
                     return DryLoad(consumer, unasked="; ".join(filter(None, (death.message, death.hint))))
         texts = {
             name: str(answer[name]).replace(folder, ckpt.target) for name in ("refused", "unasked") if name in answer
@@ -115,7 +116,7 @@ class WorkerDryLoader:
         return msgspec.convert({"consumer": consumer, **answer, **texts}, DryLoad)
 
     def _take_worker(self) -> WorkerClient:
-        """Return a process that has imported the library: a copy of one that did nothing else, where that is safe."""
+        """Return a process that has imported the library: if that is safe, a copy of one that did nothing else."""
         assert self._workers is not None, "it is a context manager"
         try:
             return self._workers.take()
@@ -129,7 +130,7 @@ def create_dry_loaders(
     """Return the loaders that ``--dry-load`` names; `stack` closes them.
 
     wanted: ``NAME`` or ``NAME=PYTHON``. loads: how many checkpoints each will be asked about.
-    Raises CkptcheckError for an unknown name, for one that is there twice, and where no Python has the consumer.
+    Raises CkptcheckError for an unknown name, for a name that occurs twice, and if no Python has the consumer.
     """
     pythons: dict[str, Path | None] = {}
     for each in wanted:
@@ -147,7 +148,7 @@ def create_dry_loaders(
 def copy_without_values(ckpt: Checkpoint, folder: Path) -> None:
     """Write the configs, the index and the headers of a checkpoint to a folder; the data of its files are holes.
 
-    Raises Skip where there is no config.json or no safetensors file, EvidenceError or OSError where one cannot be read.
+    Raises Skip without a config.json or a safetensors file, EvidenceError or OSError if one cannot be read.
     """
     if ckpt.config is None:
         raise Skip("there is no config.json, so no loader knows what to build")
@@ -160,7 +161,7 @@ def copy_without_values(ckpt: Checkpoint, folder: Path) -> None:
             continue
         if name.endswith(".safetensors"):
             shard = ckpt.shards.get(name)
-            # of what is no header, the loader sees the beginning, and says the same of it
+            # Of a file without a valid header the loader sees the beginning, and reports the same fault.
             due = shard.data_start if shard is not None and shard.data_start else FIRST_READ
             raw = ckpt.source.read(name, 0, min(due, file.size))
             with (folder / name).open("wb") as copy:

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 Activations = Mapping[str, "np.ndarray[Any, np.dtype[np.float32]]"]
 """Point → matrix [tokens, width], in the order of execution.
 
-A point is named after the module of the plain Hugging Face model whose output it is (``model.layers.3.self_attn.q_proj``). Two
-points are inputs: ``self_attn.core`` is the input of o_proj, ``mlp.act`` that of down_proj.
+A point is named after the module of the plain Hugging Face model that puts it out
+(``model.layers.3.self_attn.q_proj``). Two points are inputs: ``self_attn.core`` is the input of o_proj, ``mlp.act`` the
+input of down_proj.
 """
 
 

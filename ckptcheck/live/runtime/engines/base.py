@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ckptcheck.live.runtime.engines.transports import Transport
 
 Kind = Literal["parameter", "buffer", "derived"]
-"""derived: an attribute that the engine computes with, built from parameters after loading, and neither of the other two."""
+"""derived: an attribute that the engine builds from parameters after loading, and computes with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class TensorDigest:
     digest: str
     """32 hexadecimal digits over the bytes in row-major order, "" where `opaque` is set."""
     storage: str
-    """Where the storage lies: equal for tensors that share it, different after it was replaced."""
+    """The address of the storage: equal for tensors that share it, different after a replacement."""
     opaque: str = ""
-    """Why the numbers that the engine computes with cannot be read ("packed for oneDNN"), "" where they can."""
+    """Why the numbers that the engine computes with cannot be read ("packed for oneDNN"); "" if they can."""
 
 
 TensorDigests = Mapping[tuple[int, str], TensorDigest]
@@ -57,11 +57,11 @@ class WeightPart:
     """Its first flat element that belongs to the part."""
     shape: tuple[int, ...]
     pitch: int = 0
-    """Elements from one row to the next, where the engine pads rows; 0 where it does not."""
+    """Elements from one row to the next, if the engine pads rows; otherwise 0."""
 
 
 HostScalars = Mapping[tuple[int, str], float]
-"""(rank, name) → a number that a module of the engine keeps on the host: an int where it is one."""
+"""(rank, name) → a number that a module of the engine keeps on the host: an int or a float."""
 
 
 def same_number(one: float, other: float | None) -> bool:
@@ -80,7 +80,7 @@ class ExpertSlots:
     experts: tuple[int, ...]
     """The expert whose weights each slot holds, by the engine's own map."""
     part: int
-    """Which part of each expert this rank holds: 0 where experts are not cut."""
+    """Which part of each expert this rank holds: 0 if experts are not sharded."""
     digests: tuple[str, ...]
     """The digest of each slot, like `TensorDigest.digest`."""
 
@@ -95,12 +95,12 @@ class EngineInfo:
     ranks: int
     architecture: str
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What distinguishes one configuration from another: device, kernels, flags, cache block size."""
+    """Facts that distinguish one configuration from another: device, kernels, flags, cache block size."""
 
 
 @dataclass(frozen=True)
 class ScrambleResult:
-    """The tensors, by (rank, name), that were overwritten with sentinels."""
+    """The tensors, by (rank, name), that now hold sentinels."""
 
     names: frozenset[tuple[int, str]]
     skipped: Mapping[tuple[int, str], str] = field(default_factory=dict)
@@ -117,8 +117,8 @@ class UnwrittenElements:
     """All elements of the tensor."""
     sentinel_ranges: tuple[tuple[int, int], ...]
     nan_count: int = 0
-    """Elements that are NaN: memory that the update allocated and did not write, where the engine fills new memory with NaN.
-    A weight that was sent as NaN counts too."""
+    """Elements that are NaN: memory that the update allocated and did not write, if the engine fills new memory with
+    NaN. A weight that the trainer sent as NaN counts too."""
     nan_ranges: tuple[tuple[int, int], ...] = ()
 
 
@@ -131,7 +131,7 @@ class Arrival:
     dtype: str
     shape: tuple[int, ...]
     digest: str
-    """As that of a `TensorDigest`."""
+    """Like `TensorDigest.digest`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +139,18 @@ class LoadedParameter:
     """A parameter as the model's own load_weights left it."""
 
     digest: str
-    """As that of a `TensorDigest`; likewise the storage."""
+    """Like `TensorDigest.digest`; likewise the storage."""
     storage: str
 
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """What the model's own load_weights received in an update, on every rank."""
+    """The tensors that the model's own load_weights received in an update, on every rank."""
 
     arrived: tuple[Arrival, ...]
-    """What it was called with, in order."""
+    """The arguments of its calls, in order."""
     parameters: Mapping[tuple[int, str], LoadedParameter] = field(default_factory=dict)
-    """(rank, name) → the parameter at the moment when load_weights had received everything; {} if it did not."""
+    """(rank, name) → the parameter once load_weights had received everything; {} if it did not."""
     seconds: float = 0.0
     """Seconds that the update waited for the digests of the parameters."""
 
@@ -177,11 +177,11 @@ class UpdateResult:
     """The engine's message, or that of its exception."""
     seconds: float
     loaded_names: tuple[str, ...] | None = None
-    """The names that the engine reports as loaded, None where it reports none."""
+    """The names that the engine reports as loaded; None if it reports none."""
     weight_version: str | None = None
     """The weight version that the engine reports afterwards."""
     refusal: str = ""
-    """How the engine refused an action of the conformance kit between two buckets, "" if it did not."""
+    """How the engine refused an action of the conformance kit between two buckets; "" if it did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +254,8 @@ class Inspectable(Running, Protocol):
     def scramble_weights(self, *, keep_draft: bool | None = None) -> ScrambleResult:
         """Overwrite every tensor that an update should write with sentinels, different for each tensor and element.
 
-        keep_draft: whether to leave out those of a draft model, because the trainer does not send it; None: the engine leaves out
-        what comes from a checkpoint of its own.
+        keep_draft: whether to leave out the tensors of a draft model, because the trainer does not send it; None: the
+        engine leaves out a draft model that has its own checkpoint.
         """
         ...
 
@@ -291,7 +291,7 @@ class Scorer(Running, Protocol):
         ...
 
     def expert_routing(self, tokens: Sequence[int]) -> list[list[list[int]]]:
-        """Return the experts of every token as [layer][token][choice]; [] where the engine cannot report them."""
+        """Return the experts of every token as [layer][token][choice]; [] if the engine cannot report them."""
         ...
 
     def reset_prefix_cache(self) -> None:
@@ -303,7 +303,7 @@ class Generator(Running, Protocol):
     """An engine that generates."""
 
     pause_modes: tuple[str, ...]
-    """What the engine can do with running requests while weights change."""
+    """The ways in which the engine treats running requests while weights change."""
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling], *, salt: str = ""
@@ -337,5 +337,5 @@ class Generator(Running, Protocol):
 class Engine(Updatable, Inspectable, Scorer, Generator, Protocol):
     """An inference engine that can do all of these. A function asks for the smallest protocol that it needs.
 
-    What only some engines can do stands in capabilities.py.
+    capabilities.py lists the abilities that only some engines have.
     """

@@ -61,7 +61,7 @@ class AbleEngine(Engine, Protocol):
         ...
 
     def rebalance_experts(self) -> None:
-        """Move experts between slots, the same way in every engine that was started alike."""
+        """Move experts between slots, the same way in every engine that started with the same options."""
         ...
 
     def score_image(self, tokens: Sequence[int]) -> tuple[float, ...]:
@@ -98,7 +98,7 @@ class AbleEngine(Engine, Protocol):
 
 
 class AdapterEngine(Protocol):
-    """An engine that was started to serve LoRA adapters: `RemoteEngine.lora_arguments`."""
+    """An engine whose start allows LoRA adapters: `RemoteEngine.lora_arguments`."""
 
     info: EngineInfo
 
@@ -109,11 +109,11 @@ class AdapterEngine(Protocol):
     def score_with_adapter(
         self, sequences: Sequence[Sequence[int]], adapter: str, *, decode: int = 0
     ) -> list[SequenceScores]:
-        """Score by requests with a loaded adapter, "" for none."""
+        """Score by requests with a loaded adapter; "" for none."""
         ...
 
     def digest_adapter(self, name: str) -> TensorDigests:
-        """Digest what every rank holds of an adapter."""
+        """Digest the tensors of an adapter on every rank."""
         ...
 
     def write_merged(self, checkpoint: Path, adapter: Path, folder: Path, *, nudge: bool = False) -> None:
@@ -145,12 +145,12 @@ class _Row:
 
 
 def why_sleep_frees_nothing(info: EngineInfo) -> str:
-    """Return why a sleep releases no memory, "" if it may."""
+    """Return why a sleep releases no memory; "" if it may."""
     return f"the sleep of {info.name} does nothing on a CPU" if info.facts.get("device") == "cpu" else ""
 
 
 def why_not_forced(info: EngineInfo) -> str:
-    """Return why an engine cannot decode given tokens (`Scorer.score_by_decode`), "" if it can."""
+    """Return why an engine cannot decode given tokens (`Scorer.score_by_decode`); "" if it can."""
     is_free = info.facts.get("follows") == "False"
     return f"{info.name} cannot be made to follow them: it speculates, or gives processed logprobs" if is_free else ""
 
@@ -196,7 +196,7 @@ ABILITIES: Mapping[Ability, _Row] = {
 
 
 def why_unable(engine: Running, ability: Ability) -> str:
-    """Return why an engine cannot do this here, "" if it can."""
+    """Return why an engine cannot do this here; "" if it can."""
     row = ABILITIES[ability]
     if not all(hasattr(engine, method) for method in row.methods):
         return f"{engine.info.name} {row.lacks}"
@@ -204,5 +204,5 @@ def why_unable(engine: Running, ability: Ability) -> str:
 
 
 def find_able(engine: Running, ability: Ability) -> AbleEngine | None:
-    """Return the engine as one whose methods of this ability may be called, None if it cannot do it here."""
+    """Return the engine, typed with the methods of this ability; None if it cannot do it here."""
     return None if why_unable(engine, ability) else cast(AbleEngine, engine)

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ckptcheck.values.tensor_part import TensorPart
 
 Report = Mapping[str, Any]
-"""What one rank answers: its number, and lists of fields, one for each tensor."""
+"""The answer of one rank: its number, and a list of fields for each tensor."""
 T = TypeVar("T")
 Shape = tuple[int, ...]
 Ranges = tuple[tuple[int, int], ...]
 
 
 def _list_rows(reports: Iterable[Report], kind: type[T], key: str = "entries") -> Iterator[tuple[int, T]]:
-    """Yield each rank and each row that it reports, in rank order. Raises ValueError for a row of another form."""
+    """Yield each rank and each row of its report, in rank order. Raises ValueError for a row of another form."""
     for report in sorted(reports, key=itemgetter("rank")):
         try:
             rows = msgspec.convert(report[key], list[kind])  # type: ignore[valid-type]
@@ -58,7 +58,7 @@ def decode_scalars(reports: Iterable[Report]) -> dict[tuple[int, str], float]:
 
 
 def decode_scramble(reports: Iterable[Report]) -> ScrambleResult:
-    """Decode which tensors every rank scrambled, and which it skipped."""
+    """Decode the tensors that every rank scrambled, and the ones that it skipped."""
     reports = list(reports)
     return ScrambleResult(
         frozenset(_list_rows(reports, str, "names")),
@@ -73,7 +73,7 @@ def decode_unwritten(reports: Iterable[Report]) -> dict[tuple[int, str], Unwritt
 
 
 def decode_arrivals(reports: Iterable[Report]) -> LoadedWeights:
-    """Decode what reached the loader of every rank, in rank order and in the order in which it arrived, and what it left."""
+    """Decode the arrivals at every rank's loader, in rank order and order of arrival, and the parameters after it."""
     reports = list(reports)
     arrived = _list_rows(reports, tuple[str, str, Shape, str])
     loaded = _list_rows(reports, tuple[str, str, str], "loaded")
@@ -85,7 +85,7 @@ def decode_arrivals(reports: Iterable[Report]) -> LoadedWeights:
 
 
 def decode_slots(reports: Iterable[Report]) -> dict[tuple[int, str], ExpertSlots]:
-    """Decode which expert lies in which slot on every rank, in rank order."""
+    """Decode the expert in each slot of every rank, in rank order."""
     rows = _list_rows(reports, tuple[str, tuple[int, ...], int, tuple[str, ...]])
     return {(rank, row[0]): ExpertSlots(*row[1:]) for rank, row in rows}
 
@@ -128,6 +128,6 @@ def encode_pieces(pieces: Mapping[str, Sequence[TensorPart]]) -> dict[str, list[
 def decode_part_sums(
     parts: Iterable[WeightPart], sums_by_rank: Iterable[Sequence[Sequence[int]]]
 ) -> list[tuple[int, int]]:
-    """Return the sums of the parts in their order, from those of each rank."""
+    """Merge the sums of each rank's parts into one list, in the order of the parts."""
     waiting = [iter(sums) for sums in sums_by_rank]
     return [decode_sums(next(waiting[part.rank])) for part in parts]

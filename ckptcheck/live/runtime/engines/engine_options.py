@@ -16,7 +16,9 @@ Compilation = Literal["eager", "inductor", "graphs"]
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """The switches that differ from the default of the checks: eager, deterministic, with raw logprobs. None keeps the default."""
+    """Switches that change the default of the checks: eager, deterministic, with raw logprobs. None keeps the
+    default.
+    """
 
     prefix_cache: bool | None = None
     """Reuse the keys and values of earlier prompts."""
@@ -35,13 +37,14 @@ class Switches:
     head_fp32: bool | None = None
     """The output head computes in float32."""
     sequences: int | None = None
-    """The most sequences that are computed at once."""
+    """The number of sequences that the engine computes at once."""
     text: bool | None = None
     """Load the checkpoint's tokenizer and generation config, as a server does."""
     speculative: int | None = None
     """Tokens per step that n-grams of the prompt propose, or with `draft` a draft model."""
     draft: str | None = None
-    """mtp: the model's own layers for multi-token prediction propose tokens; else the folder of a draft model."""
+    """mtp, if the model's own layers for multi-token prediction propose tokens; otherwise the folder of a draft
+    model."""
     redundant_experts: int | None = None
     """Copies of experts that the engine holds beside the experts, over all ranks; a refit then also moves them (EPLB)."""
 
@@ -115,7 +118,7 @@ def _parse_draft(value: str) -> str:
 
 
 def ignored_switches(requested: Switches, applied: Mapping[str, Any], engine: str) -> dict[str, str]:
-    """Return the requested switches that a running engine does not have → why, with the engine's name in the sentence.
+    """Return requested switch that a running engine does not have → why, with the engine's name in the sentence.
 
     applied: switch → value in the running engine. A switch that the engine does not report counts as ignored.
     """

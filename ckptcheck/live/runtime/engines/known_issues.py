@@ -16,8 +16,8 @@ DATA = Path(__file__).with_name("known_issues.toml")
 KINDS = {"I8": "int8", "F8_E4M3": "fp8", "F8_E4M3FNUZ": "fp8"}
 """dtype of a weight → trait."""
 SUFFIXES = {"_packed": "int4", ".azp_adj": "int8"}
-"""Suffix of a name → trait, where the weight itself is not a parameter: vLLM's CPU build packs INT8 weights for oneDNN and keeps
-this tensor."""
+"""Suffix of a name → trait, for weights that are not parameters: vLLM's CPU build packs INT8 weights for oneDNN and
+keeps this tensor."""
 METHODS = {"int4": "int4", "wna16": "int4", "int8": "int8", "fp8": "fp8"}
 """Part of the name of an engine's quantization method → trait."""
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -29,7 +29,7 @@ EXPERTS = re.compile(r"(?i:moe)|Mixtral|Deepseek")
 
 @dataclass(frozen=True)
 class EngineIdentity:
-    """What is known of a running engine; "" for what it does not report."""
+    """The facts that a running engine reports; "" for a missing fact."""
 
     engine: str
     version: str
@@ -88,7 +88,7 @@ def detect_traits(info: EngineInfo, digests: TensorDigests) -> frozenset[str]:
 
 
 def traits_of_weights(weights: Iterable[tuple[str, str]]) -> frozenset[str]:
-    """Return the traits of weights given as (name, dtype as safetensors spells it, or "" where it is unknown)."""
+    """Return the traits of weights given as (name, dtype as safetensors spells it, or "" if unknown)."""
     traits: set[str] = set()
     for name, dtype in weights:
         if kind := KINDS.get(dtype) or next((kind for suffix, kind in SUFFIXES.items() if name.endswith(suffix)), ""):
@@ -103,9 +103,10 @@ def traits_of_weights(weights: Iterable[tuple[str, str]]) -> frozenset[str]:
 def traits_of_server(
     reported: Iterable[str], architecture: str, quantization: str = "", names: Iterable[str] = ()
 ) -> frozenset[str]:
-    """Return the traits of a server from what it reports.
+    """Return the traits of a server from its reported facts.
 
-    reported: its device, and ``draft`` where it has a draft model. quantization: the method it loads with. names: of its weights.
+    reported: its device, and ``draft`` if it has a draft model. quantization: the method it loads with. names: of its
+    weights.
     """
     has_experts = bool(EXPERTS.search(architecture))
     method = next((kind for word, kind in METHODS.items() if word in quantization), "")

@@ -1,4 +1,4 @@
-"""Loads a checkpoint into an engine's worker and decodes what the engine reports: the same for all engines."""
+"""Loads a checkpoint into an engine's worker and decodes the engine's report: the same for all engines."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class LaunchOptions:
     extra_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the engine's constructor."""
     transport: str = ""
-    """The transport by which weights will come, "" where it is unknown. Some engines on GPUs must be started for it."""
+    """The transport by which weights will come; "" if unknown. Some engines on GPUs must be started for it."""
     sleep_level: int = 1
-    """The level at which the engine will sleep: 1 keeps its weights on the host, 2 drops them; 0 where it never sleeps."""
+    """The level at which the engine will sleep: 1 keeps its weights on the host, 2 drops them; 0 if it never sleeps."""
 
 
 def load_checkpoint(
@@ -48,7 +48,7 @@ def load_checkpoint(
     timeout: float | None,
     engine_arguments: Mapping[str, Any],
 ) -> tuple[EngineInfo, Mapping[str, str]]:
-    """Have the worker load a checkpoint; return what the engine reports, and the switches it did not apply → why.
+    """Have the worker load a checkpoint; return the engine's report, and switch that it did not apply → why.
 
     engine: the engine's own spelling of its name (vLLM). timeout: seconds; None for `LOAD_TIMEOUT`, or the rest of the time budget
     around the call (process/deadlines.py). engine_arguments: further arguments of this engine's worker; they replace the common

@@ -1,4 +1,4 @@
-"""Explains an engine's refusal to start where its message does not say that a kernel is missing on a CPU.
+"""Explains an engine's refusal to start on a CPU, if its message does not say that a kernel is missing.
 
 The messages were observed on vLLM 0.32.0 and SGLang 0.5.23 on CPUs.
 """
@@ -23,5 +23,5 @@ MESSAGES = (
 
 
 def explain_refusal(engine: str, message: str) -> str | None:
-    """Return the hint for an engine's message, None where it is not about a missing kernel."""
+    """Return the hint for an engine's message; None if it is not about a missing kernel."""
     return next((hint for name, pattern, hint in MESSAGES if name == engine and pattern.search(message)), None)

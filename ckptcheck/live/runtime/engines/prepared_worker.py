@@ -12,7 +12,7 @@ from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied
 
 
 class StartWorker(Protocol):
-    """Starts a worker, as a copy of `template` where there is one."""
+    """Starts a worker, as a copy of `template` if given."""
 
     def __call__(self, *, template: WorkerClient | None = None) -> WorkerClient:
         """Start it. Raises what `WorkerClient` raises."""
@@ -20,9 +20,9 @@ class StartWorker(Protocol):
 
 
 class PreparedWorkers:
-    """The workers of an engine that is started several times. Where that is safe, it is imported once and then copied.
+    """The workers of an engine that starts several times. If that is safe, they are copies of one that imported it.
 
-    Close it when the workers are no longer needed: copies end with the worker they were copied from.
+    Close it when the workers are no longer needed: a copy ends with its original.
     """
 
     def __init__(self, start: StartWorker, starts: int, *, copies: bool) -> None:
@@ -30,16 +30,15 @@ class PreparedWorkers:
 
         Args:
             start: starts a worker.
-            starts: how many are known to be needed; any more are not prepared.
+            starts: how many workers to prepare.
             copies: whether to try to copy the first one.
-
         """
         self._start, self._starts, self._copies = start, starts, copies
         self._next: PreparedWorker | None = PreparedWorker(start)
         self._template: WorkerClient | None = None
 
     def take(self) -> WorkerClient:
-        """Return a worker that has imported its engine. Raises what `WorkerClient` raises, also where it died meanwhile."""
+        """Return a worker that has imported its engine. Raises as `WorkerClient`, also if it died meanwhile."""
         self._starts -= 1
         if self._template is None:
             ready = self._next or PreparedWorker(self._start)
@@ -51,7 +50,7 @@ class PreparedWorkers:
         try:
             return self._start(template=self._template)
         except RemoteError:
-            # it runs threads, or has touched a device: it serves once, as any other
+            # It runs threads, or has touched a device, so it cannot be copied: it serves once, like any other worker.
             self._copies = False
             worker, self._template = self._template, None
             self._prepare_next()
@@ -63,7 +62,7 @@ class PreparedWorkers:
             self._next = PreparedWorker(self._start)
 
     def close(self) -> None:
-        """End what was not taken, and the worker that others were copied from. May be called twice."""
+        """End the workers that nobody took, and the original of the copies. May be called twice."""
         if self._next is not None:
             self._next.close()
         if self._template is not None:
@@ -71,7 +70,7 @@ class PreparedWorkers:
 
 
 class PreparedWorker:
-    """Starts a worker in a thread and has it import its engine. Take it or close it; nothing else ends it."""
+    """Starts a worker in a thread and has it import its engine. Only `take` or `close` ends it."""
 
     def __init__(self, start: Callable[[], WorkerClient]) -> None:
         self._start = start
@@ -95,11 +94,11 @@ class PreparedWorker:
             with contextlib.suppress(RemoteError):
                 worker.call("prepare")
         except Exception as error:
-            # whatever it is, who takes the worker hears of it
+            # `take` raises it, whatever it is
             self._error = error
 
     def take(self) -> WorkerClient:
-        """Wait for the worker and return it, once. Raises what `WorkerClient` raises, also where it died while it imported."""
+        """Wait for the worker and return it, once. Raises as `WorkerClient`, also if it died while it imported."""
         self._thread.join()
         with self._lock:
             worker, self._worker = self._worker, None
@@ -110,11 +109,11 @@ class PreparedWorker:
         return worker
 
     def close(self) -> None:
-        """End the worker, unless it was taken, and wait until it has ended. May be called twice."""
+        """End the worker, unless somebody took it, and wait until it has ended. May be called twice."""
         with self._lock:
             self._is_closed = True
             worker, self._worker = self._worker, None
         if worker is not None:
             worker.close(0)
-        # a worker that starts at this moment is ended by the thread itself
+        # the thread itself ends a worker that starts at this moment
         self._thread.join()

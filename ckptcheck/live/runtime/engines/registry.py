@@ -50,7 +50,7 @@ def _start(
     prepared: PreparedWorkers | None,
     **options: Any,
 ) -> Engine:
-    """Start an engine, in the worker of the engine that it replaces where that is possible. options: of `LaunchOptions`."""
+    """Start an engine, if possible in the worker of the engine that it replaces. options: of `LaunchOptions`."""
     engine_class = CLASSES[name]()
     launch_options = engine_class.options_for(checkpoint, concurrent_sequences, **options)
     if isinstance(replaces, engine_class) and replaces.can_restart_with(launch_options):
@@ -73,7 +73,7 @@ def require_engine(name: str) -> None:
 
 
 def choose_transport(name: str, requested: str | None) -> str:
-    """Return the requested transport, the engine's default for None. Raises CkptcheckError for one that the engine lacks."""
+    """Return the requested transport; for None the engine's default. Raises CkptcheckError if the engine lacks it."""
     return find_transport(name, requested).name
 
 
@@ -90,7 +90,7 @@ def check_build(name: str, transport: str, python: Path | None) -> None:
 
 
 def choose_pause(name: str, requested: str | None, transport: str, sleep_level: int = 1) -> str:
-    """Return what the engine does with running requests while weights change, "" for None.
+    """Return how the engine treats running requests while weights change; "" for None.
 
     Raises CkptcheckError for a mode that the engine lacks, and for a transport or sleep level that does not allow it.
     """
@@ -165,9 +165,9 @@ def start_engine(
         mode: plain, or stock for the engine as installed.
         context_len: tokens of the longest sequence, decoded tokens included; None for `default_context_len`.
         concurrent_sequences: how many such sequences the KV cache has room for.
-        switches: see engine_options.py; those that the engine did not apply are in its `ignored_switches`.
-        transport: by which weights will come, "" where it is unknown.
-        sleep_level: at which the engine will sleep: 1 keeps its weights on the host, 2 drops them; 0 where it never sleeps.
+        switches: see engine_options.py; the engine lists the ones that it did not apply in `ignored_switches`.
+        transport: by which weights will come; "" if unknown.
+        sleep_level: at which the engine will sleep: 1 keeps its weights on the host, 2 drops them; 0 if never.
         python: the user's own interpreter.
         gpus: see process/gpus.py.
         replaces: a running engine that this one replaces, and whose process it may reuse.
@@ -176,8 +176,8 @@ def start_engine(
         prepared: of `prepare_workers`; one of them is taken.
         extra_arguments: further arguments of the engine's constructor.
 
-    Raises CkptcheckError for an unknown engine and for one that is not installed, and what `WorkerClient` raises if it does not
-    start.
+    Raises CkptcheckError for an unknown engine and for one that is not installed, and the errors of `WorkerClient` if
+    it does not start.
     """
     if name not in ENGINES:
         raise CkptcheckError(f"there is no engine {name}", f"there is {', '.join(ENGINES)}")

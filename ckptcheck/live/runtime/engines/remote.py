@@ -1,4 +1,4 @@
-"""An engine in a worker process: what is the same for vLLM and SGLang. Each adapter adds what its engine does differently."""
+"""An engine in a worker process: the common part of vLLM and SGLang, to which each adapter adds its own."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ class RemoteEngine(ABC, Generic[Options]):
     variables: ClassVar[Mapping[str, str]]
     """Environment variables of the worker."""
     pause_modes: tuple[str, ...]
-    """What the engine can do with running requests while weights change."""
+    """The ways in which the engine treats running requests while weights change."""
     call_timeout: ClassVar[float | None] = None
-    """Seconds for any call after the start, None for no limit."""
+    """Seconds for any call after the start; None for no limit."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class RemoteEngine(ABC, Generic[Options]):
     def worker_starter(
         cls, ranks: int, python: Path | None, gpus: str | None, log: Path | None, scratch: Sequence[Path]
     ) -> StartWorker:
-        """Return the function that starts a worker for this engine. Raises CkptcheckError where the engine is not installed."""
+        """Return the function that starts a worker for this engine. Raises CkptcheckError if it is not installed."""
         interpreter = find_interpreter(cls.name, python)
         variables: dict[str, str | None] = {
             **interpreter.variables,
@@ -170,7 +170,7 @@ class RemoteEngine(ABC, Generic[Options]):
         return {}
 
     def _handle_failed_start(self, error: RemoteError, log_before: Sequence[str]) -> None:
-        """Prepare for the next start, and raise a better error where the log has one. log_before: the log before this start."""
+        """Prepare for the next start, and raise a better error from the log, if any. log_before: before this start."""
 
     def can_restart_with(self, options: Options) -> bool:
         """Return whether the running worker can load a checkpoint with these options."""
@@ -181,7 +181,7 @@ class RemoteEngine(ABC, Generic[Options]):
         return codec.decode_digests(self._call_ranks("digest_tensors"))
 
     def sum_parts(self, parts: Sequence[WeightPart]) -> list[tuple[int, int]]:
-        """Return what each part adds to the two sums of its weight's shard digest, computed where the part lies."""
+        """Return each part's addition to the two sums of its weight's shard digest, computed where the part lies."""
         return codec.decode_part_sums(parts, self._call_ranks("sum_parts", codec.encode_parts(parts, self.info.ranks)))
 
     def read_scalars(self) -> HostScalars:
@@ -202,7 +202,7 @@ class RemoteEngine(ABC, Generic[Options]):
         return codec.decode_unwritten(self._call_ranks("find_unwritten"))
 
     def digest_expert_slots(self) -> Mapping[tuple[int, str], ExpertSlots]:
-        """Digest each slot of the expert tensors on every rank; {} where the engine does not say where its experts lie."""
+        """Digest each slot of the expert tensors on every rank; {} if the engine has no map of its experts."""
         return codec.decode_slots(self._call_ranks("digest_expert_slots"))
 
     def rebalance_experts(self) -> None:
@@ -210,14 +210,14 @@ class RemoteEngine(ABC, Generic[Options]):
         self._call_ranks("rebalance_experts")
 
     def record_arrivals(self, expected: Sequence[str], *, is_brief: bool = False) -> None:
-        """Note from now on what reaches the model's load_weights on every rank, and what it leaves when all of `expected` came.
+        """Record from now on what load_weights receives on every rank, and the parameters once all of `expected` came.
 
-        This costs an update two passes over its bytes; is_brief: the second one only.
+        This costs an update two passes over its bytes; is_brief: only the second one.
         """
         self._call_ranks("record_arrivals", list(expected), is_brief)
 
     def read_arrivals(self) -> LoadedWeights:
-        """Return what has passed through it since then, and note nothing any more."""
+        """Return the records since then, and stop recording."""
         return codec.decode_arrivals(self._call_ranks("read_arrivals"))
 
     def update_weights(
@@ -314,7 +314,7 @@ class RemoteEngine(ABC, Generic[Options]):
         return tuple(self._call("score_image", tokens=list(map(int, tokens))))
 
     def reset_encoder_cache(self) -> None:
-        """Drop what the engine keeps of images."""
+        """Drop the outputs of the vision tower that the engine caches."""
         self._call("reset_encoder_cache")
 
     def acceptance_length(self, prompts: Sequence[Sequence[int]], tokens: int) -> float:
@@ -338,7 +338,7 @@ class RemoteEngine(ABC, Generic[Options]):
         return tuple(reply["text"]), tuple(reply["chat"])
 
     def expert_routing(self, tokens: Sequence[int]) -> list[list[list[int]]]:
-        """Return the experts of every token as [layer][token][choice]; [] where the engine cannot report them."""
+        """Return the experts of every token as [layer][token][choice]; [] if the engine cannot report them."""
         routing: list[list[list[int]]] = self._call("expert_routing", tokens=list(map(int, tokens)))
         return routing
 
@@ -353,14 +353,14 @@ class RemoteEngine(ABC, Generic[Options]):
     def lora_arguments(cls, slots: int, rank: int, modules: Sequence[str]) -> dict[str, Any]:
         """Return the arguments of the engine's constructor for LoRA adapters.
 
-        slots: how many it holds at once. rank: of the largest. modules: the names of those that they change.
+        slots: how many adapters it holds at once. rank: of the largest. modules: names of the modules that they change.
         """
 
     def load_adapter(self, name: str, folder: Path, update: str = "reload") -> None:
         """Load a LoRA adapter, or another one under the same name.
 
         update: reload unloads the one before; inplace has the engine replace it; same only names the new folder.
-        Raises RemoteError where the engine refuses.
+        Raises RemoteError if the engine refuses.
         """
         self._call("load_adapter", name=name, path=str(real_path(folder)), update=update)
 
@@ -375,7 +375,7 @@ class RemoteEngine(ABC, Generic[Options]):
         return [score for reply in replies for score in msgspec.convert(reply, list[SequenceScores])]
 
     def digest_adapter(self, name: str) -> TensorDigests:
-        """Digest what every rank holds of an adapter; {} where it holds none of it, because no request needs it."""
+        """Digest the tensors of an adapter on every rank; {} if the ranks hold none, because no request needs it."""
         return codec.decode_digests(self._call("digest_adapter", name=name))
 
     def write_merged(self, checkpoint: Path, adapter: Path, folder: Path, *, nudge: bool = False) -> None:
@@ -404,7 +404,7 @@ class RemoteEngine(ABC, Generic[Options]):
         return sum(dict(self._call_ranks("memory_bytes")).values())
 
     def used_memory(self) -> int:
-        """Return the bytes that are taken on the ranks' devices, by whomever; on a CPU what `memory_bytes` returns."""
+        """Return the used bytes of the ranks' devices, by any process; on a CPU the result of `memory_bytes`."""
         return sum(dict(self._call_ranks("used_memory")).values())
 
     def weight_version(self, value: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""How an engine is asked to generate, and what it returns."""
+"""The parameters of a request to generate, and the response."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Sampling:
     ignore_eos: bool = False
     """Continue past the end token, so that the response has exactly max_tokens."""
     presence_penalty: float = 0.0
-    """Taken from the logit of each token that the response has already; 0 is off."""
+    """Subtracted from the logit of each token that the response has already; 0 is off."""
     frequency_penalty: float = 0.0
-    """Taken from the logit of a token as often as the response has it already; 0 is off."""
+    """Subtracted from the logit of a token as often as the response has it already; 0 is off."""
     repetition_penalty: float = 1.0
     """Divides the positive logits of tokens that the prompt or the response has, and multiplies the negative ones; 1 is off."""
 
@@ -39,7 +39,7 @@ class Generation:
     finish_reason: str = ""
     """The engine's own word (stop, length, abort)."""
     weight_versions: tuple[str, ...] = ()
-    """The weight version of each token, () where the engine reports none."""
+    """The weight version of each token; () if the engine reports none."""
     cached_tokens: int = 0
     """Tokens of the prompt that came from the prefix cache."""
 

@@ -63,7 +63,7 @@ class SglangEngine(RemoteEngine[SglangOptions]):
         """Load another checkpoint, or the same one again; see `RemoteEngine.restart`.
 
         On a CPU a worker serves one start: SGLang ends the process that its own are forked from, and the next one would import
-        everything again. A new worker takes as long, and where it is a copy of one that has imported, no time.
+        everything again. A new worker takes as long, or no time if it is a copy of one that has imported.
         """
         super().restart(checkpoint, options, timeout=timeout)
         self._needs_new_worker = self.info.facts.get("device") == "cpu"
@@ -110,7 +110,7 @@ class SglangEngine(RemoteEngine[SglangOptions]):
     def digest_tensors(self, *, loader: bool = False) -> TensorDigests:
         """Digest every parameter, buffer and derived tensor on every rank, where they live.
 
-        loader: ask through a custom weight loader, as one would ask a server; it sees the tensors as they are during a load.
+        loader: ask through a custom weight loader, as on a server; it sees the tensors as they are during a load.
         """
         return codec.decode_digests(self._call_ranks_by("digest_tensors", loader))
 

@@ -31,7 +31,7 @@ DTYPE_BYTES = {"float16": 2, "bfloat16": 2}
 
 
 def default_context_len(checkpoint: Path) -> int:
-    """Return `DEFAULT_CONTEXT_LEN`, or the context length in config.json where that is smaller."""
+    """Return `DEFAULT_CONTEXT_LEN`, or the context length in config.json if that is smaller."""
     try:
         config = read_json_file(checkpoint / "config.json")
         config = config.get("text_config") or config
@@ -47,8 +47,8 @@ def kv_cache_size(
     """Return the tokens and bytes of a KV cache for so many sequences of `context_len` tokens, up to `MAX_CACHE_BYTES`.
 
     Every layer keeps a key and a value of head_dim numbers for each KV head. A model that keeps them in fewer layers (sliding
-    windows, linear attention) or compressed (MLA) needs less. Where config.json does not say, the bytes are `MIN_CACHE_BYTES`
-    and the tokens those of all sequences.
+    windows, linear attention) or compressed (MLA) needs less. If config.json does not say, the bytes are
+    `MIN_CACHE_BYTES` and the tokens the sum over all sequences.
     """
     sequence = -(-context_len // BLOCK) * BLOCK
     token_bytes = _bytes_per_token(checkpoint, dtype)
@@ -61,7 +61,7 @@ def kv_cache_size(
 
 
 def _bytes_per_token(checkpoint: Path, dtype: str) -> int:
-    """Return the bytes that one token takes in the cache; 0 where config.json does not say."""
+    """Return the bytes that one token takes in the cache; 0 if config.json does not say."""
     try:
         config = read_json_file(checkpoint / "config.json")
         config = config.get("text_config") or config

@@ -102,7 +102,7 @@ def find_transport(engine: str, name: str | None) -> Transport:
 
 
 def select_transport(transports: Sequence[Transport], name: str, engine: str) -> Transport:
-    """Return the transport of that name. Raises CkptcheckError where there is none. engine: for the message."""
+    """Return the transport of that name. Raises CkptcheckError without one. engine: for the message."""
     for transport in transports:
         if transport.name == name:
             return transport

@@ -59,7 +59,7 @@ class VllmEngine(RemoteEngine[VllmOptions]):
 
     @classmethod
     def lora_arguments(cls, slots: int, rank: int, modules: Sequence[str]) -> dict[str, Any]:
-        """Return the arguments of LLM() for adapters of this rank; it holds so many at once. modules: those that they change."""
+        """Return the arguments of LLM() for `slots` adapters of this rank at once. modules: that they change."""
         fitting = next((size for size in LORA_RANKS if size >= rank), rank)
         return {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": fitting}
 
@@ -81,7 +81,7 @@ class VllmEngine(RemoteEngine[VllmOptions]):
         return self.info.facts.get("device") == "cpu"
 
     def time_updates(self, on: bool) -> None:
-        """Let the next updates run as in a job, or end that: in a trial, NaN fills new memory, which costs time."""
+        """Let the next updates run as in a job, or end that. In a trial NaN fills new memory, which costs time."""
         self._call_ranks("time_updates", on)
 
     def wake(self, tags: Sequence[str] | None = None) -> None:

@@ -38,7 +38,7 @@ class InstallOptions:
     """How to build an environment."""
 
     python: Path | None = None
-    """The interpreter to build on; None finds one that the recipe was tested with."""
+    """The interpreter to build on; None: one of the versions that the recipe was tested with."""
     index: str | None = None
     """URL of the index for packages; None leaves it to pip's configuration."""
     torch_index: str | None = None
@@ -51,7 +51,7 @@ class InstallOptions:
 
 
 def install(recipe: Recipe, options: InstallOptions) -> Environment:
-    """Return the environment of a recipe; build it unless it is ready, and the environment that it is built upon before it.
+    """Return the environment of a recipe; build it unless it is ready, and first the base environment of the recipe.
 
     Two installers do not collide: the second waits, and finds the environment that the first has built. An interrupted
     installer leaves a broken environment, which the next one rebuilds. Raises CkptcheckError with the failure and the log.
@@ -79,7 +79,7 @@ def install(recipe: Recipe, options: InstallOptions) -> Environment:
 
 def _build(environment: Environment, options: InstallOptions) -> Environment:
     recipe, say = environment.recipe, options.say
-    # its packages are compiled for the Python of the environment that it is built upon
+    # its packages are compiled for the Python of the base environment
     base = find_environment(recipe.base) if recipe.base is not None else None
     python = base.python if base is not None else options.python or _find_base_python(recipe)
     with environment.log.open("wb") as log:
@@ -122,7 +122,7 @@ def _find_base_python(recipe: Recipe) -> Path:
 
 
 def _create_venv(environment: Environment, base: Path, log: IO[bytes]) -> None:
-    """Create the virtual environment. One that is built upon another uses pip and setuptools of that."""
+    """Create the virtual environment. With a base environment it uses the base's pip and setuptools."""
     options = ["--without-pip"] if environment.recipe.base is not None else []
     command = [str(base), "-m", "venv", *options, str(environment.folder)]
     log.write(f"$ {' '.join(command)}\n".encode())
@@ -142,7 +142,7 @@ def _create_venv(environment: Environment, base: Path, log: IO[bytes]) -> None:
 
 
 def show_packages(base: Path, python: Path) -> None:
-    """Let a Python see the packages of another one after its own. Its pip takes them as installed, and never changes them."""
+    """Let a Python see the packages of another one after its own. Its pip takes them as installed, and keeps them."""
     base_site = probe_python(base, ()).site
     (Path(probe_python(python, ()).site) / "base.pth").write_text(f"{base_site}\n", encoding="utf-8")
 

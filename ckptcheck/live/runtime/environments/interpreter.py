@@ -1,4 +1,4 @@
-"""Finds the Python that runs an engine: that of an environment that ckptcheck built, or the user's own."""
+"""Finds the Python that runs an engine: the one of an environment that ckptcheck built, or the user's own."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Interpreter:
     versions: Mapping[str, str]
     """Package → version, of the engine and of the packages that affect how it reads a checkpoint."""
     variables: Mapping[str, str]
-    """Environment variables to start the engine with: those of the recipe that the user has not set. The user's own Python
-    gets them only if its torch is a CPU build, as the recipe's is."""
+    """Environment variables for the engine's start: the recipe's, as far as the user has not set them. The user's own
+    Python gets them only if its torch is a CPU build, as the recipe's is."""
 
     @property
     def is_cpu_build(self) -> bool:

@@ -12,7 +12,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.runtime.environments.clean_env import clean_env
 
 PATIENCE = 60
-"""Seconds: a Python on a cold network disk takes a while to start."""
+"""Seconds to answer: a Python on a cold network disk takes a while to start."""
 
 PROGRAM = """
 import json, platform, sys, sysconfig
@@ -36,11 +36,11 @@ class PythonInfo(msgspec.Struct, frozen=True):
     site: str
     """Its site-packages folder."""
     versions: dict[str, str]
-    """Package → version, of the packages in question that it has."""
+    """Package → version, of the requested packages that it has."""
 
 
 def probe_python(python: Path, packages: Sequence[str]) -> PythonInfo:
-    """Ask an interpreter for its version and those of packages. Raises CkptcheckError if it is no Python, or does not answer."""
+    """Ask an interpreter for its version and packages. Raises CkptcheckError if it is no Python, or does not answer."""
     try:
         process = subprocess.run(
             [str(python), "-c", PROGRAM, *packages],

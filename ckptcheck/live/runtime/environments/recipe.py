@@ -1,4 +1,4 @@
-"""A recipe: what an environment consists of, and why. One folder each, read from ``recipe.toml`` and ``requirements.txt``.
+"""A recipe: the parts of an environment, and why. One folder each, with ``recipe.toml`` and ``requirements.txt``.
 
 A recipe names every package with its version, and pip installs no other dependencies, so an environment that is built next
 year is the one that was tested. The recipe gives the reason for every upstream dependency that it leaves out.
@@ -78,7 +78,7 @@ class RecipeFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The Python versions that the recipe was tested with."""
     pin: tuple[Pin, ...]
     base: str | None = None
-    """The recipe of ckptcheck's whose environment this one is built upon, so that its packages need not be installed twice."""
+    """The recipe of ckptcheck's whose environment is the base of this one, to install no package twice."""
     leave_out: tuple[OmittedPackages, ...] = msgspec.field(default=(), name="leave-out")
     stand_in: tuple[StandIn, ...] = msgspec.field(default=(), name="stand-in")
     patch: tuple[Patch, ...] = ()
@@ -87,7 +87,7 @@ class RecipeFile(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One difference between an environment and what upstream installs."""
+    """One difference between an environment and an upstream installation."""
 
     kind: str
     """pin, left out, stand-in, patch, removed or variable."""
@@ -106,16 +106,16 @@ class Recipe(msgspec.Struct, frozen=True):
     """The packages of requirements.txt, each as ``name==version``."""
 
     base: Recipe | None = None
-    """The recipe of the environment whose packages this one sees too; None for one that stands alone."""
+    """The recipe of the base environment, whose packages this one sees too; None without a base."""
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Every package that is installed, torch included, as ``name==version``; not those of the base."""
+        """Every installed package, torch included, as ``name==version``; without the base's packages."""
         return (*(pin.package for pin in self.contents.pin), *self.requirements)
 
     @property
     def engine(self) -> str:
-        """What it installs: the engine, the trainer, or the framework that uses them (vllm, megatron, trl, …)."""
+        """The engine, trainer or framework that it installs (vllm, megatron, trl, …)."""
         return self.contents.module.partition(".")[0]
 
     @property
@@ -125,18 +125,18 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @property
     def version_packages(self) -> tuple[str, ...]:
-        """The packages whose versions identify a build: those that the recipe pins."""
+        """The packages whose versions identify a build: the pinned ones."""
         return tuple(pin.package.partition("==")[0] for pin in self.contents.pin)
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variables the engine is started with, those of the base included."""
+        """The environment variables that the engine starts with, including the base's."""
         inherited = self.base.variables if self.base is not None else {}
         return inherited | {variable.name: variable.value for variable in self.contents.variable}
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """Everything in which the environment differs from what upstream installs, with the reasons."""
+        """Every difference between the environment and an upstream installation, with the reasons."""
         contents = self.contents
         return (
             *(Difference("pin", pin.package, pin.why) for pin in contents.pin),
@@ -151,7 +151,7 @@ class Recipe(msgspec.Struct, frozen=True):
         )
 
     def digest(self) -> str:
-        """Return a digest of everything that affects the environment, not of the reasons."""
+        """Return a digest of everything that affects the environment, without the reasons."""
         digest = hashlib.sha256()
         if self.base is not None:
             digest.update(f"base {self.base.name} {self.base.digest()}\n".encode())
@@ -213,7 +213,7 @@ def load_recipe(folder: Path) -> Recipe:
 
 
 def _find_problem(recipe: Recipe) -> str | None:
-    """Return why a recipe cannot be built, None if it can."""
+    """Return why a recipe cannot be built; None if it can."""
     if not NAME.fullmatch(recipe.name):
         return f"its folder is called {recipe.name}; a recipe's name is lower case letters, digits and dashes"
     if recipe.base is not None and recipe.base.base is not None:

@@ -1,4 +1,4 @@
-"""The store of environments: where they are, and in which state."""
+"""The store of environments: their folders and states."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BuildInfo(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """An environment on disk, or the place where it would be."""
+    """An environment on disk, or the place for it."""
 
     recipe: Recipe
     folder: Path

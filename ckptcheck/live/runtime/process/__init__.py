@@ -1,4 +1,4 @@
-"""Runs an engine or trainer in a worker process with its own Python, and survives whatever happens to it.
+"""Runs an engine or trainer in a worker process with its own Python, and survives its failures.
 
     client (here) ── control: JSON over a socket ── worker (the engine's Python, package `ckptcheck_worker`)
          └─────────── lifeline: a socket ────────── supervisor, the worker's parent: ends every process that the worker started

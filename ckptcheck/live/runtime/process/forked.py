@@ -1,4 +1,4 @@
-"""The supervisor of a worker that another worker forked: this process is not its parent, and follows it by its socket."""
+"""The supervisor of a worker that another worker forked: not a child of this process, which follows its socket."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import subprocess
 
 
 class ForkedSupervisor:
-    """What `subprocess.Popen` is for a supervisor that was started: it sends its exit code through its lifeline, and closes it.
+    """The `subprocess.Popen` of a forked supervisor, which sends its exit code through its lifeline and closes it.
 
-    One that was killed sends no code; it counts as ended by SIGKILL.
+    A killed supervisor sends no code; it counts as ended by SIGKILL.
     """
 
     def __init__(self, lifeline: socket.socket) -> None:
@@ -22,7 +22,7 @@ class ForkedSupervisor:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return its exit code, None while it runs."""
+        """Return its exit code; None while it runs."""
         if self.returncode is None:
             try:
                 code = self._lifeline.recv(1, socket.MSG_DONTWAIT)

@@ -8,17 +8,18 @@ from ckptcheck.errors import CkptcheckError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NCCL = {"TORCH_DIST_USE_NCCL2": "0"}
-"""torch 2.14 builds a group named ``nccl`` as ProcessGroupNCCL2 where this is 1. The trainer makes a ProcessGroupNCCL and SGLang
-one by that name: with 0 on both sides they are the same, whatever a later torch does by itself."""
+"""If this is 1, torch 2.14 builds a group named ``nccl`` as ProcessGroupNCCL2. The trainer makes a ProcessGroupNCCL,
+and SGLang a group by that name: with 0 on both sides the two groups are of one kind, whatever default a later torch
+has."""
 GPU = re.compile(r"[0-9]+|GPU-[0-9a-fA-F-]+|MIG-[0-9a-zA-Z/-]+")
 """One entry of CUDA_VISIBLE_DEVICES: a number, or a UUID as ``nvidia-smi --list-gpus`` prints it."""
 
 
 def normalize_gpus(gpus: str) -> str:
-    """Return a list of GPUs without spaces; "" stands for none.
+    """Return a list of GPUs without spaces; "" for none.
 
-    CUDA hides every GPU without a word where one entry is malformed. Raises CkptcheckError for such an entry, and for a GPU that is
-    listed twice.
+    If one entry is malformed, CUDA hides every GPU without a message. Raises CkptcheckError for such an entry, and for
+    a GPU that is listed twice.
 
     >>> normalize_gpus("0, 1"), normalize_gpus("")
     ('0,1', '')

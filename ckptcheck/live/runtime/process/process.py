@@ -92,7 +92,7 @@ class Process:
             raise
 
     def name_processes(self, pid: int, supervisor: int) -> None:
-        """Note which processes these are; the worker says so once it runs."""
+        """Record the ids of the processes, which the worker reports once it runs."""
         self.pid = pid
         if isinstance(self._process, ForkedSupervisor):
             self._process.pid = supervisor
@@ -180,7 +180,7 @@ class Process:
 def _tmpdir_variables(work_folder: Path) -> dict[str, str]:
     """Return a TMPDIR in the worker's folder, so that the sockets and caches of a killed engine are removed with it.
 
-    Only where the path leaves room for the name of a socket, 104 bytes on some systems.
+    Only if the path leaves room for the name of a socket, 104 bytes on some systems.
     """
     return {"TMPDIR": str(work_folder)} if len(os.fsencode(work_folder)) <= 66 else {}
 

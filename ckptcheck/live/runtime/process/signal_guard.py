@@ -1,4 +1,4 @@
-"""Signals while worker processes run: the first one ends the work, later ones do not cut the clean-up short."""
+"""Handles signals while worker processes run: the first one ends the work, later ones do not interrupt the clean-up."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SignalGuard:
             for name in SIGNAL_NAMES:
                 if (number := getattr(signal, name, None)) is None:
                     continue
-                # SIG_IGN: nohup, and what runs in the background
+                # SIG_IGN: set by nohup, and for processes in the background
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous_handlers[number] = signal.signal(number, self._handle)
         return self

@@ -11,7 +11,8 @@ from ckptcheck.live.runtime.engines.base import SequenceScores, TensorDigests, W
 from ckptcheck.live.runtime.servers.layout import ServerLayout
 
 EMPTY_CHECKSUMS = ("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", "e3b0c44298fc1c14")
-"""SHA-256 of no bytes, whole and as SGLang cuts it: the checksum of a weight that the engine has packed elsewhere."""
+"""SHA-256 of no bytes, whole and as SGLang truncates it: the checksum of a weight that the engine has packed
+elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ServerInfo:
     logprobs_mode: str = ""
     """Which logprobs it returns (vLLM's logprobs_mode)."""
     instance: str = ""
-    """Identifies this start of this server among all others."""
+    """Identifies this start of this server."""
     layout: ServerLayout = field(default_factory=ServerLayout)
     extension: str = ""
     """The class that was mixed into its workers (vLLM's worker_extension_cls)."""
@@ -49,7 +50,7 @@ class ServerUpdateResult:
     ok: bool
     """Whether the server reports success."""
     message: str
-    """What the server says about it."""
+    """The server's message about it."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Refuses two addresses that lead to one server, which would be compared with itself and always agree."""
+"""Refuses two addresses of one server: compared with itself, it always agrees."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refuse_same_place(clients: Sequence[ServerClient]) -> None:
 def refuse_same_instance(instances: Mapping[str, str]) -> None:
     """Raise CkptcheckError for servers that report the same instance: behind tunnels, addresses do not show that.
 
-    instances: address → what identifies a running server (`ServerInfo.instance`), "" if it does not say.
+    instances: address → identifier of a running server (`ServerInfo.instance`); "" if it does not say.
     """
     first_urls: dict[str, str] = {}
     for url, instance in instances.items():

@@ -22,7 +22,7 @@ _RANK = re.compile(r"(?:tp|pp|pcp|dp)\d+")
 
 @dataclass(frozen=True)
 class ServerLayout:
-    """How a server spreads a model and in which form it holds it; 0 and "" for what it does not say."""
+    """How a server spreads a model, and its storage form; 0 and "" for missing facts."""
 
     tp: int = 0
     pp: int = 1
@@ -49,7 +49,8 @@ class ServerLayout:
         return self.draft.lower() not in NO_WEIGHTS
 
     def difference(self, other: ServerLayout) -> str:
-        """Describe the first difference that gives equal weights other checksums, as ``setting: this, not that``; "" if none does.
+        """Describe the first difference that gives equal weights other checksums, as ``setting: this, not that``; ""
+        without one.
 
         The number of copies and a draft model do not change the weights of a copy.
 

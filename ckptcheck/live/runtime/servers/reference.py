@@ -1,7 +1,7 @@
 """The reference server: the same engine, started here with a known checkpoint, with which other servers are compared.
 
 It starts from the command line, as users start it, so it loads, packs and checksums weights as their servers do. Its
-checksums compare with those of the same version, on the same kind of device, with the same ranks.
+checksums compare with checksums of the same version, on the same kind of device, with the same ranks.
 """
 
 from __future__ import annotations
@@ -51,11 +51,10 @@ class ReferenceServer:
     Args:
         engine: sglang or vllm.
         checkpoint: the folder that it serves.
-        dtype: the dtype of the server that is compared with it.
-        layout: the layout of the server that is compared with it, as far as it changes the weights of one copy; the
-            reference gets no draft model.
-        device: cpu, or whatever the engine finds for any other value.
-        length: tokens of the longest sequence, None for those of engines/sizing.py.
+        dtype: the dtype of the server under comparison.
+        layout: the layout of that server, as far as it changes the weights of one copy; no draft model.
+        device: cpu, or for any other value the device that the engine finds.
+        length: tokens of the longest sequence; None for the default of engines/sizing.py.
         tokenizer: whether it loads the checkpoint's tokenizer, to take and answer text.
         more: further arguments of its command line.
         env: further environment variables; None removes one.
@@ -170,7 +169,7 @@ def _command(
         limits = ["--tensor-parallel-size", str(layout.tp or 1), "--pipeline-parallel-size", str(layout.pp)]
         limits += ["--enable-expert-parallel"] if layout.ep > 1 else []
         limits += ["--max-model-len", str(length), "--enforce-eager"]
-        # the server that is compared with it may be on the same GPU and hold most of the memory
+        # the server under comparison may be on the same GPU and hold most of the memory
         if device != "cpu":
             _, cache = kv_cache_size(checkpoint, length, dtype=dtype)
             limits += ["--gpu-memory-utilization", FREE, "--kv-cache-memory-bytes", str(cache)]

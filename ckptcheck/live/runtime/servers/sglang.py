@@ -147,7 +147,7 @@ class SglangServer:
         self.url = client.url
 
     def model(self, *, seconds: float = ASK) -> ModelInfo:
-        """Return what the server serves. Raises ServerError if it is no SGLang."""
+        """Return the server's model info. Raises ServerError if it is no SGLang."""
         return self._since("/model_info", "/get_model_info", ModelInfo, seconds)
 
     def _since(self, path: str, old_path: str, kind: type[T], seconds: float) -> T:
@@ -160,7 +160,7 @@ class SglangServer:
         return self._client.get(old_path, kind, timeout=seconds)
 
     def info(self, *, seconds: float) -> ServerInfo:
-        """Return what the server says about itself, without version and layout if the scheduler does not answer."""
+        """Return the server's description of itself, without version and layout if the scheduler does not answer."""
         model = self.model(seconds=seconds)
         try:
             info = self._since("/server_info", "/get_server_info", SglangServerInfo, seconds)
@@ -245,7 +245,7 @@ class SglangServer:
 
 
 def _instance_id(startup_time: Any) -> str:
-    """Return what identifies one start of a server: to all digits, no two starts take the same time. "" if it is not reported."""
+    """Return an identifier of a server's start: no two starts take the same time to all digits. "" if unreported."""
     keys = ("scheduler_e2e", "tokenizer_e2e")
     seconds = [startup_time.get(key) for key in keys] if isinstance(startup_time, dict) else [None]
     return " ".join(map(repr, seconds)) if all(isinstance(part, float) and part > 0 for part in seconds) else ""

@@ -1,6 +1,6 @@
 """A running vLLM. Read against, and run with, vLLM 0.32.0 (entrypoints/openai, entrypoints/rl/online, entrypoints/serve/dev).
 
-Checksums, weight versions and updates are there only where the server was started with VLLM_SERVER_DEV_MODE=1.
+Checksums, weight versions and updates exist only if VLLM_SERVER_DEV_MODE=1 was set at the server's start.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Card(msgspec.Struct):
     id: str
     owned_by: str = ""
     root: str | None = None
-    """Where its weights come from."""
+    """The source of its weights."""
     parent: str | None = None
     """The base model of an adapter."""
 
@@ -141,7 +141,7 @@ class WeightInfo(msgspec.Struct):
 
 
 class RankResults(msgspec.Struct):
-    """The response of /collective_rpc in dev mode: what a method of the workers returned, one result for each rank."""
+    """The response of /collective_rpc in dev mode: the result of a method of the workers on each rank."""
 
     results: list[Any]
 
@@ -188,13 +188,13 @@ class VllmServer:
         return self._client.get("/version", Version, timeout=seconds).version
 
     def info(self, *, seconds: float) -> ServerInfo:
-        """Return what the server says about itself: only version and model if it does not run in dev mode."""
+        """Return the server's description of itself: only version and model if it does not run in dev mode."""
         version, card = self.version(seconds=seconds), self._card(seconds)
         config, weight_version = VllmConfig(), ""
         try:
             config = self._client.get("/server_info?config_format=json", VllmServerInfo, timeout=seconds).vllm_config
             weight_version = self._client.get("/weight_info", WeightInfo, timeout=seconds).weight_version or ""
-        # not in dev mode, or older than /weight_info: the rest is not known
+        # not in dev mode, or older than /weight_info: the rest is unknown
         except ServerError:
             pass
         model = config.model_config
@@ -243,11 +243,11 @@ class VllmServer:
         return by_place
 
     def describe_tensors(self, *, seconds: float) -> TensorDigests:
-        """Return what the ranks hold, without digests, from ckptcheck's extension of the workers."""
+        """Return the tensors of the ranks, without digests, from ckptcheck's extension of the workers."""
         return self._decode(codec.decode_digests, self._call_ranks("digest_tensors", [False], seconds))
 
     def sum_parts(self, parts: Sequence[WeightPart], ranks: int, *, seconds: float) -> list[tuple[int, int]]:
-        """Return what each part adds to the two sums of its weight's shard digest, from ckptcheck's extension of the workers."""
+        """Return the addition of each part to the two sums of its weight's shard digest, by ckptcheck's extension."""
         results = self._call_ranks("sum_parts", [codec.encode_parts(parts, ranks)], seconds)
         return self._decode(partial(codec.decode_part_sums, parts), results)
 

@@ -22,10 +22,10 @@ class TrainerInfo:
     dtype: str
     """As torch spells it."""
     layout: str
-    """``TP2·PP2``, "" for one process."""
+    """``TP2·PP2``; "" for one process."""
     architecture: str
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What distinguishes this set-up from others: torch, device, GPUs, backend, scheme."""
+    """Facts that distinguish this set-up from others: torch, device, GPUs, backend, scheme."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,15 @@ class OptimizerStep:
     grad_norm: float
     """Global norm of the gradient."""
     scores: tuple[tuple[float, ...], ...] = ()
-    """Logprobs of the step's forward pass, each token after the first; equal to those of `score` before the step."""
+    """Logprobs of the step's forward pass, for each token after the first; equal to the result of `score` before the
+    step."""
     unchanged: tuple[str, ...] = ()
     """The trainer's names of the parameters that the step did not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardDigest:
-    """What one rank of the trainer holds of an exported weight, and what the export has in its place."""
+    """The part of an exported weight on one rank of the trainer, and the same part of the export."""
 
     name: str
     """The exported weight."""
@@ -71,9 +72,9 @@ class ShardDigest:
     own: str
     """The trainer's name of the parameter that holds them."""
     held: str
-    """The digest of what the rank holds."""
+    """The digest of the rank's part."""
     exported: str
-    """The digest of the same rows or columns of the export, "" if the export lacks them."""
+    """The digest of the same rows or columns of the export; "" if the export lacks them."""
     sums: tuple[int, int] | None = None
     """Their contribution to the two sums of the weight's shard digest; None if the trainer did not compute it."""
     pieces: tuple[tuple[int, int], ...] = ()
@@ -89,7 +90,7 @@ class UnlikeReplicas:
     copies: tuple[tuple[int, ...], ...]
     """The ranks that hold each copy."""
     stale: tuple[int, ...] = ()
-    """The ranks whose copy did not change in the last step, although others did."""
+    """The ranks whose copy did not change in the last step, although other copies did."""
 
 
 class Trainer(Protocol):
@@ -176,12 +177,12 @@ class Trainer(Protocol):
 
 @runtime_checkable
 class ShardedTrainer(Protocol):
-    """A trainer that can tell what each of its ranks holds, without gathering it."""
+    """A trainer that can digest the weights of each rank without gathering them."""
 
     def shard_digests(self, pieces: Mapping[str, Sequence[TensorPart]] | None = None) -> Sequence[ShardDigest]:
-        """Return what every rank holds of every exported weight, beside what an export of this moment has in its place.
+        """Return every rank's part of every exported weight, beside the same part of an export at this moment.
 
-        pieces: joined weight → the rectangles of its bytes that are summed apart, where a rank holds the whole weight.
+        pieces: joined weight → the rectangles of its bytes that get their own sums, if a rank holds the whole weight.
         """
         ...
 

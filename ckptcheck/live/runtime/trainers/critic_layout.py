@@ -68,5 +68,5 @@ def critic_settings(config: Config | None, layout: CriticLayout, target: str, *,
         raise CkptcheckError(f"{target} has {layers} layers, which {layout} cannot share evenly")
     settings["layout"]["vpp"] = layout.vpp
     settings["value_head"] = {"bias": bias}
-    # A critic has no LM head, so there is nothing that its embedding is tied to.
+    # A critic has no LM head that its embedding could be tied to.
     return settings | {"tied": False}

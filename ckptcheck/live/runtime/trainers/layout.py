@@ -71,6 +71,6 @@ class ParallelLayout:
         return ", ".join(parts)
 
     def __str__(self) -> str:
-        """Return the sizes above 1 as text (``TP2·PP2``), "" if all are 1."""
+        """Return the sizes above 1 as text (``TP2·PP2``); "" if all are 1."""
         sizes = (("TP", self.tp), ("PP", self.pp), ("EP", self.ep))
         return "·".join(f"{name}{size}" for name, size in sizes if size > 1)

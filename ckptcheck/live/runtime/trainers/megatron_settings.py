@@ -123,7 +123,7 @@ def _rope_kind(rope: dict[str, Any]) -> str:
 
 
 def _why_not_megatron(config: Config, family: str) -> str | None:
-    """Return what the model has and Megatron's model lacks; None if nothing."""
+    """Return a part that the model has and Megatron's model lacks; None without one."""
     rope = _rope_parameters(config)
     kind = _rope_kind(rope)
     if kind not in ("default", "llama3"):

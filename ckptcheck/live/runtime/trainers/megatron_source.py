@@ -1,7 +1,7 @@
 """Converts a Megatron run to a Hugging Face checkpoint, which a trainer can load and an engine can start from.
 
-It reads the run as `ckptcheck diff` does: it runs no pickle (Megatron's own loader runs those of common.pt), and works for any
-number of ranks that wrote the run.
+It reads the run as `ckptcheck diff` does: it runs no pickle (Megatron's own loader runs the pickles of common.pt), and
+works for any number of ranks that wrote the run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A trainer whose weights are packed on their way: it trains in bf16 or float32, and the engine serves them quantized.
+"""A trainer that packs its weights on their way: it trains in bf16 or float32, and the engine serves them quantized.
 
-Its logprobs are those of transformers over the weights after packing and unpacking (float32). A correct engine computes the
-same, so the error that the packing itself causes is not blamed on the sync.
+Its logprobs come from transformers over the weights after packing and unpacking (float32). A correct engine computes
+the same, so the error that the packing itself causes is not blamed on the sync.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class QuantizedTrainer:
     Args:
         inner: the trainer that holds the weights.
         python, variables: an interpreter with compressed-tensors, and its environment variables.
-        start: starts transformers with a checkpoint; it may use the process of the trainer that it gets, the one before.
-        exchange: where exported weights are written.
+        start: starts transformers with a checkpoint; it may reuse the process of the previous trainer, which it gets.
+        exchange: where the trainer writes exported weights.
         folder: for checkpoints that this trainer writes.
 
     Raises:
@@ -89,7 +89,7 @@ class QuantizedTrainer:
         self.info = replace(inner.info, facts={**inner.info.facts, **facts})
 
     def weights(self) -> Sequence[Weight]:
-        """Return what it exports: the packed tensors in place of each weight that is packed."""
+        """Return the weights that it exports, with packed tensors in place of each weight that is packed."""
         if not self._weights:
             self.digests()
         return self._weights
@@ -103,7 +103,7 @@ class QuantizedTrainer:
         return self._unpacked().decode_greedy(tokens, number)
 
     def step(self, sequences: Sequence[Sequence[int]], *, seed: int = 0, rate: float | None = None) -> OptimizerStep:
-        """Take an optimizer step. The result has no scores: those would be of weights that are not packed."""
+        """Take an optimizer step. The result has no scores, because they would belong to unpacked weights."""
         result = self._inner.step(sequences, seed=seed, rate=rate)
         self._changed()
         return replace(result, scores=())
@@ -160,7 +160,7 @@ class QuantizedTrainer:
         return self._sent
 
     def shard_digests(self, pieces: Mapping[str, Sequence[TensorPart]] | None = None) -> Sequence[ShardDigest]:
-        """Return the same of the wrapped trainer, before anything is packed; [] where it cannot tell."""
+        """Return the same of the wrapped trainer, before packing; [] if it cannot tell."""
         return self._inner.shard_digests(pieces) if isinstance(self._inner, ShardedTrainer) else []
 
     def mismatched_replicas(self) -> tuple[UnlikeReplicas, ...]:

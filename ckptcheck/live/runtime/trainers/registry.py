@@ -24,7 +24,7 @@ TRAINERS = ("transformers", "megatron")
 
 
 def check_trainer(name: str, layout: ParallelLayout) -> None:
-    """Raise CkptcheckError for a trainer that there is not, and for transformers with several ranks; nothing is started."""
+    """Raise CkptcheckError for an unknown trainer, and for transformers with several ranks. It starts nothing."""
     if name not in TRAINERS:
         raise CkptcheckError(f"there is no trainer {name}", f"there are {' and '.join(reversed(TRAINERS))}")
     if name == "transformers" and layout.world_size > 1:
@@ -76,7 +76,7 @@ def quantize_trainer(
     scheme = build_scheme(name, shapes, architecture, engine, ignore=entries, quantizer=quantizer)
 
     def reference(checkpoint: Path, previous: Trainer | None) -> Trainer:
-        """Start transformers with unpacked weights, in the process of the reference before if there is one."""
+        """Start transformers with unpacked weights, if possible in the process of the previous reference."""
         host = previous.host if isinstance(previous, RemoteTrainer) else None
         return start_transformers(
             open_checkpoint(str(checkpoint)), exchange, process=TrainerProcess(host=host, scratch=(folder,))

@@ -36,9 +36,9 @@ OWN = ("config.json", INDEX)
 class RemoteTrainer:
     """A trainer in a worker process; see `base.Trainer`. `start_megatron` and `start_transformers` create it.
 
-    host: the worker, which this trainer closes. weights: what it exports, in export order. exchange: where exported weights
-    are written; it belongs to the caller. source: the folder with the tokenizer, or None. config: for the config.json of
-    saved checkpoints. timeout: seconds for any one call, None for no limit; it may be set at any time.
+    host: the worker, which this trainer closes. weights: the weights that it exports, in export order. exchange: where
+    the trainer writes them; it belongs to the caller. source: the folder with the tokenizer, or None. config: for the
+    config.json of saved checkpoints. timeout: seconds for any one call, None for no limit; it may be set at any time.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class RemoteTrainer:
         return response
 
     def shard_digests(self, pieces: Mapping[str, Sequence[TensorPart]] | None = None) -> Sequence[ShardDigest]:
-        """Return what every rank holds of every exported weight, beside what an export of this moment has in its place."""
+        """Return every rank's part of every exported weight, beside the same part of an export at this moment."""
         asked = {"pieces": codec.encode_pieces(pieces)} if pieces else {}
         return [
             ShardDigest(

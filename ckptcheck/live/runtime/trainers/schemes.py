@@ -1,7 +1,7 @@
 """The quantization schemes into which weights can be packed on their way to an engine, in the terms of compressed-tensors.
 
-Engine and trainer decide separately what is packed: the engine applies the ignore list to its modules, and the trainer's
-quantizer may read the list differently (ckptcheck/consumers).
+Engine and trainer decide separately which modules they pack: the engine applies the ignore list to its modules, and the
+trainer's quantizer may read the list differently (ckptcheck/consumers).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCHEMES: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any] | None]] =
 GROUPS = (128, 64, 32)
 """Group sizes that engines have kernels for. A scheme gets the largest one that divides all rows."""
 DEFAULT_IGNORE = ("lm_head", r"re:.*mlp\.gate$", r"re:.*shared_expert_gate$")
-"""What llm-compressor's examples do not quantize: the head and the routers."""
+"""Modules that llm-compressor's examples do not quantize: the head and the routers."""
 QUANTIZERS = ("compressed-tensors", "slime")
 
 
@@ -48,7 +48,7 @@ class QuantizationScheme:
     sent: frozenset[str]
     """Modules that the trainer's quantizer packs."""
     quantizer: str
-    """One of `QUANTIZERS`: it decides what `sent` holds."""
+    """One of `QUANTIZERS`: it decides the modules of `sent`."""
 
 
 def build_scheme(

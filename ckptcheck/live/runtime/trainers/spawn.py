@@ -19,7 +19,7 @@ BUFFERS = (".rotary_emb.inv_freq", ".attention.bias", ".attn.bias", ".attn.maske
 """Tensors that old checkpoints hold and no model loads."""
 
 PASSIVE_WAIT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Makes threads that wait for each other sleep: spinning threads would take cores from other ranks and from the engine."""
+"""Makes waiting threads sleep: spinning threads would take cores from other ranks and from the engine."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ def load_in_worker(
 ) -> tuple[WorkerClient, dict[str, Any]]:
     """Have a worker load a model, and return the worker with its response.
 
-    If the model cannot be loaded, a worker that was started here is closed, and that of `process` lives on; any other error closes
-    either. python: of a worker that is started here. name: of the trainer, for messages.
+    If the model cannot be loaded, a worker that this call started is closed, and the worker of `process` lives on; any
+    other error closes either. python: of a worker that is started here. name: of the trainer, for messages.
     """
     host = process.host
     is_new_host = host is None

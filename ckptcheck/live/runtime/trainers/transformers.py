@@ -38,8 +38,8 @@ def start_transformers(
         exchange: where the trainer writes exported weights.
         dtype: float32 or bfloat16.
         head_fp32: the output head computes in float32.
-        process: where it computes, and in which worker. Its Python needs torch and transformers 5; without one it is that of the
-            environment of Megatron, which has both.
+        process: where it computes, and in which worker. Its Python needs torch and transformers 5; the default is the
+        Python of Megatron's environment, which has both.
 
     Raises:
         CkptcheckError: the source is a critic, or cannot be loaded.
