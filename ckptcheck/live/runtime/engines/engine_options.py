@@ -16,9 +16,7 @@ Compilation = Literal["eager", "inductor", "graphs"]
 
 @dataclass(frozen=True, slots=True)
 class Switches:
-    """Switches that change the default of the checks: eager, deterministic, with raw logprobs. None keeps the
-    default.
-    """
+    """Switches of an engine. None keeps the default of the checks: eager, deterministic, with raw logprobs."""
 
     prefix_cache: bool | None = None
     """Reuse the keys and values of earlier prompts."""

@@ -1,6 +1,6 @@
 """The transports: the ways in which weights travel from a trainer into an engine, one row for each engine and way.
 
-A row says everything about a transport that another module may ask. docs/adding-a-transport.md shows how to add one.
+A row holds every fact about a transport that another module may need. docs/adding-a-transport.md shows how to add one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Literal
 from ckptcheck.errors import CkptcheckError
 
 Sender = Literal["files", "group", "ipc"]
-"""What the trainer does. files: writes the buckets to files, which the engine's worker reads. group: broadcasts the weights as
-rank 0 of a process group. ipc: shares its GPU memory by CUDA IPC."""
+"""The part of the trainer. files: writes the buckets to files, which the engine's worker reads. group: broadcasts the
+weights as rank 0 of a process group. ipc: shares its GPU memory by CUDA IPC."""
 
 
 @dataclass(frozen=True)

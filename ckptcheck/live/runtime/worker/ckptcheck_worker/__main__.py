@@ -87,7 +87,7 @@ def answer_requests(control: socket.socket, methods: Methods) -> int:
             quick_imports.end_quick_imports()
         if not send_message(control, handle_request({**methods, FORK: fork_worker}, request)):
             break
-    # the supervisor ends all other processes, without waiting for threads that never end
+    # the supervisor ends all other processes, and this one does not wait for threads that never end
     atexit._run_exitfuncs()
     return 0
 
@@ -97,7 +97,7 @@ def receive_requests(
 ) -> None:
     """Receive requests while the main thread works, so that a large request never blocks the client.
 
-    descriptors: those that come with requests are added.
+    descriptors: receives the descriptors that come with requests.
     """
     decoder = wire.FrameDecoder()
     with contextlib.suppress(OSError, ValueError):

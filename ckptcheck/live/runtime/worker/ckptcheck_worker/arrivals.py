@@ -1,8 +1,8 @@
-"""Notes what reaches a model's own load_weights during an update: name, dtype, shape and digest of each tensor, in order.
+"""Records the tensors that reach a model's own load_weights during an update: name, dtype, shape and digest, in order.
 
 Every transport of vLLM and SGLang ends in that method of the served model, so it is the border between the transport and the
-loader. What the parameters are when it has everything and returns is the border between the loader and what runs after it.
-Between `record` and `read` a recorder stands in the method's place. Runs in the process of a rank.
+loader. The parameters at the moment when it has everything and returns are the border between the loader and the code
+after it. Between `record` and `read` a recorder replaces the method. Runs in the process of a rank.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _recorders: list[Recorder] = []
 
 
 class Recorder:
-    """A model's load_weights that notes what it is called with, and changes nothing of it.
+    """A model's load_weights that records its arguments, and changes nothing.
 
-    expected: the names that will come; when the last of them was loaded, the parameters are digested. is_brief: what comes is not
-    digested.
+    expected: the names that will come; after the last of them it digests the parameters. is_brief: do not digest the
+    arriving tensors.
     """
 
     def __init__(self, model: Any, expected: Collection[str] = (), is_brief: bool = False) -> None:
@@ -36,7 +36,7 @@ class Recorder:
         self._is_on = True
 
     def __call__(self, weights: Any, *arguments: Any, **named: Any) -> Any:
-        """Note (name, tensor) of the weights, and load them."""
+        """Record (name, tensor) of the weights, and load them."""
         if not self._is_on:
             return self.load(weights, *arguments, **named)
         awaited = bool(self._awaited)
@@ -51,7 +51,7 @@ class Recorder:
         return answer
 
     def _digest_parameters(self) -> None:
-        """Digest the parameters as the loader leaves them, and measure how long the load waits for that."""
+        """Digest the parameters as the loader leaves them, and measure how long the load waits for the digests."""
         began = time.monotonic()
         named = self._model.named_parameters(remove_duplicate=False)
         held = [(name, tensor) for name, tensor in named if _is_readable(tensor) and tensor.numel()]
@@ -79,14 +79,14 @@ class Recorder:
             yield name, tensor
 
     def _note(self, name: str, tensor: Any) -> None:
-        """Note a tensor now, for its memory may be used again; on a GPU its digest is fetched at the end."""
+        """Record a tensor now, because its memory may be reused; on a GPU its digest is fetched at the end."""
         self._entries.append([*_describe(name, tensor), len(self._words)])
         self._words.append((reduce_tensor(tensor), tensor.numel() * tensor.element_size()))
 
     def finish(self) -> list[list[Any]]:
-        """Give the model its method back, and return [name, dtype, shape, digest] of what arrived."""
+        """Give the model its method back, and return [name, dtype, shape, digest] of each arrived tensor."""
         self._is_on = False
-        # what wraps this recorder by now stays where it is
+        # another wrapper around this recorder stays in place
         if vars(self._model).get(METHOD) is self:
             setattr(self._model, METHOD, self.load) if self._is_own else delattr(self._model, METHOD)
         values = format_words(self._words)
@@ -96,7 +96,7 @@ class Recorder:
 
 
 def record(model: Any, expected: Collection[str] = (), is_brief: bool = False) -> None:
-    """Note from now on what reaches a model's load_weights (see `Recorder`); forget what was noted before."""
+    """Record from now on the tensors that reach a model's load_weights (see `Recorder`); forget earlier records."""
     for recorder in _recorders:
         recorder.finish()
     _recorders.clear()
@@ -106,10 +106,10 @@ def record(model: Any, expected: Collection[str] = (), is_brief: bool = False) -
 
 
 def read(rank: int) -> dict[str, Any]:
-    """Return what was noted since `record`, and note nothing any more.
+    """Return the records since `record`, and stop recording.
 
-    entries: [name, dtype, shape, digest] of what arrived. loaded: [name, digest, storage] of the parameters when all had been
-    loaded, [] where not all came. seconds: that the load waited for these digests.
+    entries: [name, dtype, shape, digest] of each arrived tensor. loaded: [name, digest, storage] of the parameters
+    after the last arrival; [] if not all came. seconds: that the load waited for these digests.
     """
     entries = [entry for recorder in _recorders for entry in recorder.finish()]
     loaded = [entry for recorder in _recorders for entry in recorder.loaded]

@@ -1,7 +1,8 @@
-"""Captures what the modules of a running model compute, the first time each is called: the prefill of one prompt.
+"""Captures the output of each module of a running model at its first call: the prefill of one prompt.
 
-A `Hook` says which module is hooked, whether its input or its output is read, and which points of the plain Hugging Face module
-tree the tensor covers. A capture maps each point, in the order of execution, to a float32 matrix [tokens, width] on the CPU.
+A `Hook` names the module, whether to read its input or its output, and the points of the plain Hugging Face module tree
+that the tensor covers. A capture maps each point, in the order of execution, to a float32 matrix [tokens, width] on the
+CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Split = Callable[[Any, Any], "Sequence[Any]"]
 
 
 def as_one_matrix(module: Any, tensor: Any) -> list[Any]:
-    """Return one matrix: heads side by side, without the batch dimension of one."""
+    """Return one matrix: heads side by side, without the batch dimension of size one."""
     return [as_matrix(tensor)]
 
 
@@ -31,11 +32,12 @@ class Hook:
     """"out" reads the module's output, "in" its first argument."""
     split: Split = as_one_matrix
     sharded: str = ""
-    """The axis along which tensor-parallel ranks hold different parts: "columns", "rows", or "" where each holds all of it."""
+    """The axis along which tensor-parallel ranks hold different parts: "columns" or "rows"; "" if each holds all of
+    it."""
     replicas: tuple[int, ...] = ()
     """For each point, how many consecutive ranks hold the same part."""
     width: int = 0
-    """Columns without padding, 0 where nothing is padded."""
+    """Columns without padding; 0 if nothing is padded."""
     by_head: bool = False
     """A row may be one head of a token: SGLang normalizes queries and keys in this form."""
     last_token: bool = False

@@ -3,7 +3,7 @@
 gloo      vLLM (by vllm_gloo.py) and SGLang; sends bytes, so any dtype works
 nccl      SGLang: torch.distributed's NCCL with a store (weight_updater.py init_weights_update_group)
 nccl-id   vLLM: a bare communicator whose unique id both sides know (`nccl_unique_id_b64` in nccl_common.py of vLLM 0.32).
-          So the trainer's Python needs no vLLM: over a store, vLLM sends a pickle of one of its own classes.
+          So the trainer's Python needs no vLLM; over a store, vLLM would send a pickle of one of its own classes.
 
 Over NCCL every weight is one broadcast of its own: engines receive weights so unless the update declares them as packed.
 """

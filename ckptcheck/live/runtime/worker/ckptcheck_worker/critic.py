@@ -30,7 +30,7 @@ from .megatron_trainer import make_plan  # noqa: E402
 from .ranks import Ranks  # noqa: E402
 
 HEAD_FILE, GRADIENTS_FILE = "head.safetensors", "gradients.safetensors"
-"""What the reference writes: its head as score.weight and score.bias, and the gradient of every weight."""
+"""The files of the reference: its head as score.weight and score.bias, and the gradient of every weight."""
 FRESH_SCALE = 0.02
 """Standard deviation of a head that the checkpoint lacks."""
 
@@ -40,8 +40,8 @@ def compute_reference(
 ) -> dict[str, Any]:
     """Load a critic in transformers, and compute values, loss and gradients.
 
-    head: "weight", "bias" → the file and the name of the stored head; empty to draw one. output: the folder for HEAD_FILE and
-    GRADIENTS_FILE. Returns versions, what transformers loaded, and what it computed.
+    head: "weight", "bias" → the file and the name of the stored head; empty to draw one. output: the folder for
+    HEAD_FILE and GRADIENTS_FILE. Returns versions, transformers' report of the load, and the results.
     """
     ranks = Ranks(1, lambda _: Reference(folder, head))
     try:
@@ -80,7 +80,7 @@ class Reference:
                     getattr(score, part).copy_(opened.get_tensor(name).float())
 
     def run(self, output: str, batches: int, length: int, seed: int) -> dict[str, Any]:
-        """Return what was loaded and computed."""
+        """Return the report of the load and the results."""
         from safetensors.torch import save_file
 
         made = make_batches(batches, length, self.model.config.vocab_size, seed)
@@ -129,7 +129,7 @@ def compute_megatron(
     """Load the same critic in megatron-core, and compare its gradients with those of the reference.
 
     settings: see ckptcheck/live/runtime/trainers/megatron_settings.py. files: Hugging Face name → safetensors file.
-    Returns what the ranks computed, and for every parameter [distance, largest of the reference].
+    Returns the results of the ranks, and for every parameter [distance, largest of the reference].
     """
     world = settings["layout"]["world"]
     settings = {**settings, "gpus": False}
@@ -220,7 +220,7 @@ class CriticRank(Rank):
         return {"shapes": shapes, "values": values, "losses": [part["loss"] for part in results], "heads": heads}
 
     def compare_gradients(self, file: str) -> dict[str, list[float]]:
-        """Return parameter of this rank → how far its gradient is from the reference's, the largest there, the largest here."""
+        """Return parameter of this rank → distance of its gradient from the reference's, the largest there and here."""
         from safetensors import safe_open
 
         compared = {}

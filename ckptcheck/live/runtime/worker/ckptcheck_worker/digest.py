@@ -19,11 +19,11 @@ from typing import Any
 WIDTH = 4096
 """Words of one row. Part of the definition: a different width gives different digests."""
 ROWS = {"cpu": 7, "": 2048}
-"""Rows per step, by device type. On a GPU enough to keep it busy; on a CPU few enough to fit the cache and to stay below the
-32,768 elements from which torch uses several threads: synchronizing them costs more than they gain, above all on a busy
-machine."""
+"""Rows per step, by device type. On a GPU enough to keep it busy; on a CPU few enough to fit the cache and to stay
+below 32,768 elements, where torch starts to use several threads: synchronizing them costs more than they gain, above
+all on a busy machine."""
 MAX_ALIGNED_WORDS = WIDTH << 15
-"""Words per step on a GPU where aligned memory needs no copy: a gigabyte."""
+"""Words per step on a GPU for aligned memory, which needs no copy: a gigabyte."""
 MASK = (1 << 64) - 1
 LOW = (1 << 32) - 1
 CPUS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -78,7 +78,7 @@ def _digest_all(tensors: Sequence[Any]) -> list[str]:
 
 
 def reduce_tensor(tensor: Any) -> Any:
-    """Return the two words to which a tensor is reduced, on its device, without waiting for it. Raises ValueError for meta."""
+    """Reduce a tensor to two words on its device, without waiting for it. Raises ValueError for meta."""
     import torch
 
     with torch.inference_mode():
@@ -86,7 +86,7 @@ def reduce_tensor(tensor: Any) -> Any:
 
 
 def format_words(reduced: Sequence[tuple[Any, int]]) -> list[str]:
-    """Return the digests of what `reduce_tensor` made of tensors, with their bytes; wait for each device once."""
+    """Return the digests for results of `reduce_tensor` and numbers of bytes; wait for each device once."""
     import torch
 
     values: dict[Any, Iterator[list[int]]] = {}
@@ -101,7 +101,7 @@ def format_words(reduced: Sequence[tuple[Any, int]]) -> list[str]:
 
 
 def _digest_words(tensor: Any) -> Any:
-    """Return the two words to which a tensor is reduced, on its device."""
+    """Reduce a tensor to two words on its device."""
     import torch
 
     if tensor.device.type == "meta":
@@ -209,7 +209,7 @@ def _iterate_blocks(tensor: Any, size: int, longest: int) -> Iterator[Any]:
 
 
 def _iterate_bytes(tensor: Any, size: int) -> Iterator[Any]:
-    """Yield the bytes of a tensor in row-major order; where memory has another order, copy at most `size` bytes at a time."""
+    """Yield the bytes of a tensor in row-major order; if memory has another order, copy at most `size` at a time."""
     import torch
 
     nbytes = tensor.numel() * tensor.element_size()

@@ -16,7 +16,7 @@ from unittest.mock import MagicMock
 from .outside_files import OutsideRead
 
 MOST_NAMES = 10_000
-"""Names of one kind to send back: the message shows a few, and a file may have millions."""
+"""Names of one kind to send back: the message shows only a few, but a file may have millions."""
 MOST_TEXT = 400
 """Characters of a refusal to send back: an error of a loader may repeat a whole config."""
 ENVIRONMENT = re.compile(
@@ -27,10 +27,10 @@ ENVIRONMENT = re.compile(
     r"|--\w[\w-]{0,80} can only be set with --",
     re.IGNORECASE,
 )
-"""Says that the checkpoint is not to blame: a machine, a package, its own code or its tokenizer is missing (neither is copied), or
-the engine set options of its own against each other."""
+"""Patterns of errors for which the checkpoint is not to blame: a device, a package, the checkpoint's own code or its
+tokenizer is missing (neither is copied), or the engine's own options contradict each other."""
 PYDANTIC = re.compile(r"^\d+ validation errors? for \w+ (?:Value error, )?| \[type=\w+, input_value=.*")
-"""What pydantic puts before the reason that a class gives, and after it."""
+"""The text that pydantic puts before the reason of a class, and after it."""
 
 
 def describe_load(
@@ -43,15 +43,15 @@ def describe_load(
     at_zero: Iterable[str] = (),
     parameters: int = 0,
 ) -> dict[str, Any]:
-    """Return the answer for a checkpoint that was loaded to the end.
+    """Return the answer for a complete load.
 
     Args:
         model: the class that was built.
-        unfilled: parameters that nothing stored fills.
-        partly: parameters that are filled in part: their names, the elements that were written, and all.
+        unfilled: parameters that no stored tensor fills.
+        partly: parameters that the load fills in part: their names, the written elements, and all.
         misshapen: parameters with the stored shape and their own.
         left_out: stored tensors that the model has no place for.
-        at_zero: parameters that hold zeros where nothing is stored for them, in every layer.
+        at_zero: parameters that keep zeros in every layer, because no stored tensor fills them further.
         parameters: how many the model has.
     """
     found: dict[str, list[Any]] = {
@@ -66,9 +66,9 @@ def describe_load(
 
 
 def describe_failure(error: BaseException, model: str = "", last_read: str = "") -> dict[str, Any]:
-    """Return the answer for a checkpoint that was not loaded: `refused`, or `unasked` where the environment is to blame.
+    """Return the answer for a failed load: `refused`, or `unasked` if the environment is to blame.
 
-    model: the class that was built, "" before. last_read: the tensor that the loader was busy with; "" where it was with none.
+    model: the class that was built; "" before that. last_read: the tensor that the loader was busy with; "" for none.
     """
     causes = list(_list_causes(error))
     for each in causes:
@@ -84,13 +84,13 @@ def describe_failure(error: BaseException, model: str = "", last_read: str = "")
 
 
 def _find_line(error: BaseException) -> str:
-    """Return the file and the line that raised an exception without a reason, which is an assertion; "" where neither is known."""
+    """Return the file and the line that raised an exception without a reason, which is an assertion; "" if unknown."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{os.path.basename(frames[-1].filename)}: {frames[-1].line}" if frames else ""
 
 
 def _list_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that it was raised from."""
+    """Yield an exception and its causes."""
     seen = 0
     cause: BaseException | None = error
     while cause is not None and seen < 20:
@@ -99,7 +99,7 @@ def _list_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def stub_torchvision() -> None:
-    """Let models of images import torchvision where it is not installed; nothing of it is called before an image comes."""
+    """Let models of images import torchvision even if it is missing: they call nothing of it before an image comes."""
     if importlib.util.find_spec("torchvision") is not None:
         return
     for name in (

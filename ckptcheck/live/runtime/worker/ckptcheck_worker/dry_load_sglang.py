@@ -14,7 +14,7 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from . import valueless_files  # first: SGLang shall import its safe_open
+from . import valueless_files  # first, because SGLang must import its safe_open
 from .dry_load_answer import describe_failure, describe_load, limit_memory, stub_torchvision
 from .outside_files import stay_inside
 from .parameter_fills import ParameterFills, describe_fills, run_threads_inline
@@ -38,7 +38,7 @@ SPARE_MEMORY = 16 << 30
 WITH_ZERO_BIAS = {"ColumnParallelLinear", "RowParallelLinear"}
 """Layers whose bias starts at zero (srt/layers/linear.py)."""
 PADDED_ON_CPU = ("sglang.srt.layers.linear", "sglang.srt.layers.parameter")
-"""Modules whose loaders fill up with zeros, on a CPU alone, what a stored tensor is too small for."""
+"""Modules whose loaders pad a stored tensor that is too small with zeros, but only on a CPU."""
 
 
 def dry_load(folder: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ _joined = False
 
 
 def _read_config(folder: str) -> Any:
-    """Publish the settings of a server for a folder, as its layers ask for them, and return the model's configuration."""
+    """Publish the settings of a server, which its layers ask for, and return the model's configuration."""
     global _joined
     arguments = ServerArgs(
         model_path=folder,
@@ -93,7 +93,7 @@ def _read_config(folder: str) -> Any:
     _load_as_on_gpus()
     config = ModelConfig.from_server_args(arguments)
     for each in (config.hf_config, config.hf_text_config):
-        # models ask for these on a CPU, where more than one rank would have other numbers of heads
+        # models ask for these on a CPU; with more than one rank they would have other numbers of heads
         each.original_num_attention_heads = config.num_attention_heads
         each.original_total_num_kv_heads = config.get_total_num_kv_heads()
     return config
@@ -109,7 +109,7 @@ def _list_zero_biases(model: torch.nn.Module) -> set[str]:
 
 
 def _find_lost_class(folder: str) -> str:
-    """Return the architecture of config.json where SGLang has a class for it that could not be imported here, else ""."""
+    """Return the architecture of config.json if SGLang's class for it could not be imported here; otherwise ""."""
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
     except (ValueError, RecursionError):  # SGLang has refused it for that
@@ -123,7 +123,7 @@ def _find_lost_class(folder: str) -> str:
 
 
 def _load_as_on_gpus() -> None:
-    """Let the loaders do what they do on GPUs, and record what they pad there."""
+    """Let the loaders run as on GPUs, and record the tensors that they pad there."""
     for module in list(sys.modules.values()):
         name = getattr(module, "__name__", "")
         if name in PADDED_ON_CPU:
@@ -136,11 +136,11 @@ def _load_as_on_gpus() -> None:
 
 
 _padded: list[tuple[str, int, int]] = []
-"""Stored tensors that SGLang fills up with zeros: name, elements that are stored, elements that the parameter takes."""
+"""Stored tensors that SGLang pads with zeros: name, stored elements, elements that the parameter takes."""
 
 
 class _RecordedPadding:
-    """SGLang's function that pads a weight (srt/layers/utils/common.py), recorded: on one rank nothing sound is padded."""
+    """SGLang's function that pads a weight (srt/layers/utils/common.py); on one rank it pads no sound weight."""
 
     def __init__(self, pad: Any) -> None:
         self._pad = pad

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from . import valueless_files  # first: transformers shall import its safe_open
+from . import valueless_files  # first, because transformers must import its safe_open
 from .dry_load_answer import describe_failure, describe_load, limit_memory
 from .outside_files import stay_inside
 
@@ -22,14 +22,14 @@ assert valueless_files
 
 SPARE_MEMORY = 8 << 30
 KEPT_IN_FP8 = ("FineGrainedFP8HfQuantizer",)
-"""Quantizers that, without a GPU, have the loader turn all weights into bf16: here the model stays as it is stored."""
+"""Quantizers that, without a GPU, have the loader turn all weights into bf16: a dry load keeps the stored form."""
 AUTO_CLASSES = {
     "MODEL_FOR_CAUSAL_LM": "AutoModelForCausalLM",
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT": "AutoModelForImageTextToText",
     "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM": "AutoModelForSeq2SeqLM",
     "MODEL": "AutoModel",
 }
-"""Table of architectures for a model_type → the auto class that reads it, in the order of what a checkpoint is for."""
+"""Table of architectures for a model_type → the auto class that reads it, the usual purposes of a checkpoint first."""
 
 
 def dry_load(folder: str) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def dry_load(folder: str) -> dict[str, Any]:
     found: list[Any] = []
     modeling_utils.log_state_dict_report = lambda **report: found.append(
         report["loading_info"]
-    )  # it raises, and says less
+    )  # it raises with a shorter message
     name = ""
     try:
         config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
@@ -77,13 +77,13 @@ def dry_load(folder: str) -> dict[str, Any]:
 
 
 def _find_unknown_type(config: Any) -> str:
-    """Return the model_type of a config where transformers has none of this name, else ""; its auto classes then refuse it."""
+    """Return the model_type of a config if transformers lacks it, so that its auto classes refuse it; otherwise ""."""
     kind = config.get("model_type") if isinstance(config, dict) else None
     return kind if isinstance(kind, str) and kind not in configuration_auto.CONFIG_MAPPING else ""
 
 
 def _find_class(config: Any) -> Any:
-    """Return the class that the config names, or the usual one for its model_type; None where transformers has neither."""
+    """Return the class that the config names, or the usual one for its model_type; None if transformers has neither."""
     config = config if isinstance(config, dict) else {}
     named = config.get("architectures")
     name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None

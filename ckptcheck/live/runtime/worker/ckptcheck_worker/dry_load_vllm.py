@@ -12,7 +12,7 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-from . import valueless_files  # first: vLLM shall import its safe_open
+from . import valueless_files  # first, because vLLM must import its safe_open
 from .dry_load_answer import describe_failure, describe_load, limit_memory, stub_torchvision
 from .outside_files import stay_inside
 from .parameter_fills import ParameterFills, describe_fills, run_threads_inline
@@ -79,6 +79,6 @@ def read_version() -> str:
     return str(vllm.__version__)
 
 
-registry._run_in_subprocess = lambda look: look()  # it looks at classes in a new Python, which takes seconds
+registry._run_in_subprocess = lambda look: look()  # vLLM inspects classes in a new Python, which takes seconds
 stub_torchvision()
 RPC_METHODS = {"dry_load": dry_load, "prepare": read_version, "version": read_version}

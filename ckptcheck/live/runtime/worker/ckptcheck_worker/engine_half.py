@@ -1,4 +1,4 @@
-"""What the workers of vLLM and SGLang do alike, over the functions that each engine has of its own."""
+"""The common functions of the workers of vLLM and SGLang, built on each engine's own functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONE_TOKEN = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_tokens": 1, "see
 def build_methods(own: Iterable[Method]) -> dict[str, Method]:
     """Return the functions of an engine's worker by name.
 
-    own: those of the engine: with `call_ranks`, `score`, `generate` and `reset_prefix_cache` among them.
+    own: the engine's own functions, with `call_ranks`, `score`, `generate` and `reset_prefix_cache` among them.
     """
     methods = {function.__name__: function for function in own}
     call_ranks = methods["call_ranks"]
@@ -25,7 +25,7 @@ def build_methods(own: Iterable[Method]) -> dict[str, Method]:
         inventory.fetch_from_ranks(call_ranks, names_by_rank, path)
 
     def expert_routing(tokens: list[int]) -> list[list[list[int]]]:
-        """Return the experts of every token as [layer][token][choice]; [] where they are not recorded."""
+        """Return the experts of every token as [layer][token][choice]; [] if they are not recorded."""
         call_ranks("record_experts", [True])
         try:
             methods["score"]([tokens], 0)

@@ -1,4 +1,4 @@
-"""Reports what an environment contains, by importing it."""
+"""Reports the packages of an environment, by importing them."""
 
 from __future__ import annotations
 

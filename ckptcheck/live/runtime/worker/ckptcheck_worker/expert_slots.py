@@ -37,7 +37,7 @@ def digest_slots(rank: int, layers: Iterable[Layer], model_tensors: Iterable[Any
 
 
 def sglang_layers(model: Any) -> Iterator[Layer]:
-    """Yield the expert layers of one rank of SGLang; none where every expert lies where its number says."""
+    """Yield the expert layers of one rank of SGLang; none if every expert lies in the slot of its number."""
     from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
 
     metadata = get_global_expert_location_metadata()
@@ -52,7 +52,7 @@ def sglang_layers(model: Any) -> Iterator[Layer]:
 
 
 def rotate_sglang(runner: Any, model: Any) -> None:
-    """Have SGLang move every expert of every layer to another slot, as its balancer does: expert e + 1 comes where e was."""
+    """Have SGLang move every expert to another slot, as its balancer does: expert e + 1 to the slot of e."""
     from sglang.srt.eplb import expert_location
     from sglang.srt.runtime_context import get_parallel
 
@@ -72,7 +72,7 @@ def rotate_sglang(runner: Any, model: Any) -> None:
 
 
 def vllm_layers(model: Any, state: Any) -> Iterator[Layer]:
-    """Yield the expert layers of one rank of vLLM. state: its EplbState, None where it does not balance experts."""
+    """Yield the expert layers of one rank of vLLM. state: its EplbState; None if it does not balance experts."""
     if state is None:
         return
     names = {id(module): name for name, module in model.named_modules()}
@@ -87,7 +87,7 @@ def vllm_layers(model: Any, state: Any) -> Iterator[Layer]:
 
 
 def rearrange_vllm(state: Any) -> None:
-    """Have vLLM place the experts anew, for a load that is the same in every engine: nearly all tokens go to the last expert."""
+    """Have vLLM place the experts anew, for the same load in every engine: nearly all tokens go to the last expert."""
     for each in state.model_states.values():
         is_last = each.physical_to_logical_map == each.model.num_logical_experts - 1
         each.expert_load_window.copy_(

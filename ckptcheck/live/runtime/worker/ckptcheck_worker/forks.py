@@ -1,7 +1,7 @@
 """Forks workers from one that has only imported: an engine's imports take longer than its start.
 
-A fork is safe while nothing else runs that could hold a lock, which the copy would find locked for good. So nothing is forked once
-a pool of threads runs (torch's, OpenBLAS's), or a child process, which only its parent can wait for.
+A fork is safe while nothing else runs that could hold a lock, which the copy would find locked for good. So no fork
+happens once a pool of threads runs (torch's, OpenBLAS's), or a child process, which only its parent can wait for.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def fork_worker(
             between = os.fork()
         if between == 0:
             try:
-                # its child becomes one of the supervisor above, and whatever an engine does to its children leaves it alone
+                # the supervisor above adopts its child, so an engine that signals its own children does not reach it
                 if os.fork() == 0:
                     _enter(log.fileno(), work_folder, variables)
                     supervisor.supervise(lifeline, scratch, lambda: serve(control))
@@ -68,7 +68,7 @@ def require_safe_fork() -> None:
 
 
 def _enter(log: int, work_folder: str, variables: dict[str, str]) -> None:
-    """Leave the session, the output and the folder of the process that was forked."""
+    """Leave the session, the output and the folder of the original process."""
     os.setsid()
     for standard in (1, 2):
         os.dup2(log, standard)

@@ -15,11 +15,11 @@ from . import forks
 
 multiprocessing_util: Any = util
 START_PYTHON = util.spawnv_passfds
-"""By which multiprocessing starts a new Python."""
+"""The function by which multiprocessing starts a new Python."""
 
 
 def start_forkserver(modules: list[str]) -> None:
-    """Start the forkserver, as a copy of this process where a copy is safe (see `forks`).
+    """Start the forkserver, as a copy of this process if a copy is safe (see `forks`).
 
     modules: what it imports before it forks; a copy has them if this process imported them.
     """
@@ -29,7 +29,7 @@ def start_forkserver(modules: list[str]) -> None:
     except RuntimeError:
         forkserver.ensure_running()
         return
-    # the forkserver would start it too, as a new Python: it is one process, which the copy does not have to wait for
+    # The forkserver would start it too, as a new Python; started here, it is a process that the copy need not wait for.
     resource_tracker.ensure_running()
     multiprocessing_util.spawnv_passfds = _run_in_copy
     try:
@@ -39,9 +39,9 @@ def start_forkserver(modules: list[str]) -> None:
 
 
 def _run_in_copy(executable: bytes, arguments: Sequence[str], passed: Collection[int]) -> int:
-    """Run in a copy of this process what ``python … -c COMMAND`` would run; return the copy's process id.
+    """Run the COMMAND of ``python … -c COMMAND`` in a copy of this process; return the copy's process id.
 
-    passed: descriptors that it gets, as of multiprocessing.util.spawnv_passfds, which this stands in for.
+    passed: descriptors that the copy gets, as with multiprocessing.util.spawnv_passfds, which this function replaces.
     """
     with warnings.catch_warnings():
         # Python 3.12 warns of the thread that receives requests; it waits for the next one, and holds no lock
@@ -52,7 +52,7 @@ def _run_in_copy(executable: bytes, arguments: Sequence[str], passed: Collection
     try:
         _leave_conversations(passed)
         multiprocessing_util.spawnv_passfds = START_PYTHON
-        # the process that was copied holds it until this function returns there
+        # the original process holds it until this function returns there
         server: Any = forkserver
         server._forkserver._lock = threading.Lock()
         exec(arguments[-1], {})
@@ -63,9 +63,9 @@ def _run_in_copy(executable: bytes, arguments: Sequence[str], passed: Collection
 
 
 def _leave_conversations(kept: Collection[int]) -> None:
-    """Put /dev/null in the place of all sockets and pipes but these and the standard ones: their ends wait for this process's end.
+    """Replace all sockets and pipes but these and the standard ones by /dev/null: the other ends wait for every copy.
 
-    A number that were free instead would soon be another file's, which an object that still knows the number could close.
+    A free number would soon belong to another file, which an object that still knows the number could close.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/proc/self/fd")):

@@ -14,7 +14,7 @@ from .capture import Hook, as_matrix
 
 LAYER = re.compile(r"(?P<model>.{0,400}?)layers\.(?P<layer>\d+)\.(?P<part>.+)")
 REPLICATED = ("input_layernorm", "self_attn.o_proj", "post_attention_layernorm", "mlp.gate", "mlp.down_proj")
-"""Modules whose output every rank holds as a whole."""
+"""Modules whose whole output every rank holds."""
 SHARDED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 BY_HEAD = ("self_attn.q_norm", "self_attn.k_norm")
 INPUT_POINTS = {"self_attn.o_proj": "self_attn.core", "mlp.down_proj": "mlp.act"}

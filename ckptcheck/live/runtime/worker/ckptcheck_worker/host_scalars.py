@@ -8,7 +8,7 @@ from typing import Any
 from .tensors import INSPECTED_PACKAGES, MAX_DEPTH, MODULE_ATTRIBUTES
 
 MAX_INT = 1 << 31
-"""Larger integers are addresses and identifiers of one process."""
+"""Larger integers are addresses and identifiers of one process, not numbers of the model."""
 
 
 def walk(model: Any, prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""What the conformance kit lets happen between two buckets: entries among the buckets whose address names it.
+"""Events that the conformance kit causes between two buckets: entries among the buckets whose address names one.
 
 {"address": {"interrupt": KIND, "seconds": …}, "names": []}. The kinds:
 
@@ -25,12 +25,12 @@ class SenderDied(Exception):
 
 
 def find_kind(bucket: dict[str, Any]) -> str:
-    """Return what an entry lets happen, "" for a bucket."""
+    """Return the event of an entry; "" for a bucket."""
     return str(bucket["address"].get("interrupt", ""))
 
 
 def interrupt(bucket: dict[str, Any]) -> bool:
-    """Let happen what needs no engine; return whether the entry was no bucket. Raises SenderDied."""
+    """Cause an event that needs no engine; return whether the entry was an event. Raises SenderDied."""
     kind = find_kind(bucket)
     if kind == "delay":
         time.sleep(float(bucket["address"]["seconds"]))
@@ -42,7 +42,7 @@ def interrupt(bucket: dict[str, Any]) -> bool:
 
 
 def read_stream(buckets: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, tensor) of all buckets, and let happen what stands between them. Raises ConnectionError for a dead sender."""
+    """Yield (name, tensor) of all buckets, and cause the events between. Raises ConnectionError for a dead sender."""
     for bucket in buckets:
         try:
             is_interruption = interrupt(bucket)

@@ -49,11 +49,11 @@ def digest_tensors(rank: int, model_tensors: Tensors, with_digests: bool = True)
 
 
 def sum_parts(model_tensors: Tensors, parts: list[list[Any]]) -> list[list[int]]:
-    """Return what each part adds to the two sums of its weight (see `shard_digest`), as signed integers.
+    """Return the addition of each part to the two sums of its weight (see `shard_digest`), as signed integers.
 
     parts: [name of the tensor, its first flat element, shape of the part, elements from one row to the next or 0, index of the
     part's first element in the weight, shape of the weight]; parts of one tensor follow each other.
-    Raises LookupError for a tensor that is not there.
+    Raises LookupError for a missing tensor.
     """
     found = {name: tensor for name, _, tensor, _ in model_tensors if hasattr(tensor, "shape")}
     sums, last = [], ""
@@ -72,7 +72,7 @@ def sum_parts(model_tensors: Tensors, parts: list[list[Any]]) -> list[list[int]]
 def scramble_weights(
     rank: int, model_tensors: Tensors, rebuilt: Collection[str], foreign_draft: bool = False
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Overwrite every parameter with sentinels, and the derived tensors whose last name is in `rebuilt`; shared memory once.
+    """Overwrite parameters, and derived tensors whose last name is in `rebuilt`, with sentinels; shared memory once.
 
     foreign_draft: the trainer does not send the draft model. Returns the report, and name → the name whose sentinels the
     tensor holds, for `find_unwritten`.
@@ -137,10 +137,10 @@ def fetch_from_ranks(
 
 
 def used_memory(device: Any) -> list[Any]:
-    """Return a name of the device and the bytes that are taken there, by whomever; on a CPU what `memory_bytes` returns.
+    """Return a name of the device and its used bytes, by any process; on a CPU the result of `memory_bytes`.
 
-    The driver is asked, for sleep releases memory behind torch's back (cumem of vLLM, torch_memory_saver of SGLang):
-    `memory_allocated` does not move.
+    The number comes from the driver, because sleep releases memory behind torch's back (cumem of vLLM,
+    torch_memory_saver of SGLang): `memory_allocated` does not move.
     """
     import torch
 

@@ -99,7 +99,7 @@ def encode_handle(value: Any) -> Any:
 
 
 def decode_handle(encoded: Any) -> Any:
-    """Return the encoded value; sequences become tuples. Raises ValueError for what `encode_handle` does not produce."""
+    """Return the encoded value; sequences become tuples. Raises ValueError for what `encode_handle` never makes."""
     import torch
 
     if encoded is None or isinstance(encoded, (bool, int)):
@@ -125,7 +125,7 @@ def _classes() -> dict[str, Any]:
 
 
 def nccl_version() -> str:
-    """Return the version of torch's NCCL as ``2.27.5``, "" where torch has none."""
+    """Return the version of torch's NCCL as ``2.27.5``; "" if torch has none."""
     import torch
 
     if not torch.cuda.is_available() or not hasattr(torch.cuda, "nccl"):

@@ -1,7 +1,7 @@
-"""Has the Linux kernel refuse what a process opens outside of some folders, for good, whether Python, C or Rust asks for it.
+"""Has the Linux kernel refuse, for good, every file outside some folders, whether Python, C or Rust opens it.
 
-Source: landlock(7) and linux/landlock.h (Linux 5.13 and later, where the module is switched on). The numbers of the calls are the
-same on every machine. What was opened before stays open, and threads that run already are not bound.
+Source: landlock(7) and linux/landlock.h (Linux 5.13 and later, where the module is switched on). The numbers of the
+calls are the same on every machine. Files that are open already stay open, and running threads are not bound.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
 
 
 def landlock_version() -> int:
-    """Return the version of this kernel's Landlock; 0 where it has none, or has it switched off."""
+    """Return the version of this kernel's Landlock; 0 if it has none, or has it switched off."""
     if not sys.platform.startswith("linux"):
         return 0
     return max(0, _call(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(VERSION_FLAG)))
@@ -34,7 +34,7 @@ def landlock_version() -> int:
 def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> bool:
     """Let this thread, and those that it starts, open only what lies in these folders; return whether the kernel could.
 
-    Folders that do not exist are passed over. What may be written may be read.
+    It skips folders that do not exist. Writable folders are readable too.
     """
     if not (version := landlock_version()):
         return False
@@ -58,7 +58,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str]) -> bool:
 
 
 def describe_landlock() -> tuple[bool, str]:
-    """Return whether the kernel binds what loaders open in a dry load, and how they are bound, for ``ckptcheck doctor``."""
+    """Return whether the kernel restricts the loaders of a dry load, and how, for ``ckptcheck doctor``."""
     if version := landlock_version():
         return (
             True,
@@ -71,7 +71,7 @@ def describe_landlock() -> tuple[bool, str]:
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
-    """Add a rule for a path and all that lies beneath it. Raises OSError where it cannot be opened."""
+    """Add a rule for a path and everything beneath it. Raises OSError if it cannot be opened."""
     place = os.open(path.rstrip(os.sep) or os.sep, os.O_PATH | os.O_CLOEXEC)
     try:
         given = rights if os.path.isdir(path) else rights & OF_FILES
@@ -84,5 +84,5 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def _call(number: int, *arguments: object) -> int:
-    """Make a system call that the C library has no function for; -1 where the kernel refuses it or does not know it."""
+    """Make a system call without a function in the C library; -1 if the kernel refuses it or lacks it."""
     return int(ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *arguments))

@@ -50,7 +50,7 @@ def write_variant(adapter: str, folder: str, seed: int) -> None:
 def write_merged(checkpoint: str, adapter: str, folder: str, nudge: bool) -> None:
     """Write a checkpoint with an adapter merged into its weights; nudge: move every matrix by one unit in its last place too.
 
-    Raises ValueError for an adapter that changes something else than matrices of the checkpoint.
+    Raises ValueError for an adapter that changes anything other than matrices of the checkpoint.
     """
     import torch
     from safetensors import safe_open
@@ -83,7 +83,7 @@ def write_merged(checkpoint: str, adapter: str, folder: str, nudge: bool) -> Non
 
 
 def _weight_updates(config: dict[str, Any], tensors: dict[str, Any]) -> dict[str, Any]:
-    """Return name of a weight → what the adapter adds to it, in float64."""
+    """Return name of a weight → the adapter's update of it, in float64."""
     if config.get("use_dora") or config.get("modules_to_save"):
         raise ValueError("the adapter is not plain LoRA (use_dora, modules_to_save): it cannot be merged here")
     pairs: dict[str, dict[str, Any]] = {}

@@ -11,10 +11,10 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 
 def should_use_gpus(device: str, ranks: int) -> bool:
-    """Return whether the ranks compute on GPUs, one each. device: cpu, cuda, or auto (GPUs where there are any).
+    """Return whether the ranks compute on GPUs, one each. device: cpu, cuda, or auto (GPUs if there are any).
 
     Runs before the ranks are forked, so it must not initialize the CUDA driver: torch counts GPUs by NVML, and `is_available` does
-    so only where PYTORCH_NVML_BASED_CUDA_CHECK is 1. Raises RuntimeError where there are too few GPUs.
+    so only where PYTORCH_NVML_BASED_CUDA_CHECK is 1. Raises RuntimeError if there are too few GPUs.
     """
     import torch
 

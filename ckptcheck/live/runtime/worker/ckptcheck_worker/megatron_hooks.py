@@ -57,7 +57,7 @@ def _split_halves(module: Any, tensor: Any) -> list[Any]:
 
 
 def _split_qkv(settings: dict[str, Any]) -> Split:
-    """Return what undoes the interleaving of query groups; every group of a rank has the same number of queries."""
+    """Return a function that undoes the interleaving of query groups; all groups of a rank have as many queries."""
     size = settings["config"]["kv_channels"]
     queries = settings["config"]["num_attention_heads"] // settings["config"]["num_query_groups"]
 

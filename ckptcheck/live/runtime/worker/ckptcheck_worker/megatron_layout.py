@@ -40,7 +40,7 @@ def to_hugging_face(layout: str, whole: Any, groups: int, size: int) -> list[Any
 
 
 def shard(whole: Any, layout: str, axis: int | None, part: int, parts: int) -> Any:
-    """Return the shard of one tensor-parallel rank. axis: None where every rank holds the whole tensor."""
+    """Return the shard of one tensor-parallel rank. axis: None if every rank holds the whole tensor."""
     if axis is None or parts == 1:
         return whole
     if layout == "glu":

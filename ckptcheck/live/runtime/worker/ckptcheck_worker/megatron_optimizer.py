@@ -7,7 +7,7 @@ from typing import Any
 from .perturb import ADAM_EPSILON, WEIGHT_DECAY
 
 NO_CLIP = 1e30
-"""Megatron reports the norm of the gradient only where it clips."""
+"""A bound that clips nothing: Megatron reports the norm of the gradient only if it clips."""
 
 
 class MegatronOptimizer:

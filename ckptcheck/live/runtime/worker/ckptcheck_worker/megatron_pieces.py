@@ -1,7 +1,8 @@
-"""Says which rows or columns of which checkpoint tensors a rank's parameter was filled with, and digests what it holds of each.
+"""Maps a rank's parameter to the rows or columns of the checkpoint tensors that filled it, and digests each piece.
 
-This is the second way from a rank's parameters to the checkpoint's tensors, beside the export (`Rank.stream`): nothing is gathered,
-and a parameter is cut by where its elements came from when they were loaded. So a fault of the gathering shows between the two.
+This is the second way from a rank's parameters to the checkpoint's tensors, beside the export (`Rank.stream`): it
+gathers nothing, and cuts a parameter by the origin of its elements at the load. So a fault of the gathering shows
+between the two.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Piece:
         return parameter.detach().index_select(self.axis, self.index.to(parameter.device)).contiguous()
 
     def sum_in(self, piece: Any, shape: Sequence[int]) -> Any:
-        """Return what this piece adds to the two sums of its tensor (see `shard_digest`). shape: of the checkpoint tensor."""
+        """Return the addition of this piece to the two sums of its tensor (see `shard_digest`). shape: the tensor's."""
         offsets = [self.begin if axis == self.axis else 0 for axis in range(len(shape))]
         return sum_shard(piece, offsets, shape)
 
@@ -46,7 +47,7 @@ class Piece:
 def locate_pieces(
     weight: dict[str, Any], axis: int | None, part: int, parts: int, groups: int, padded_rows: int
 ) -> list[Piece]:
-    """Return the pieces of a parameter, by sending positions through the way that its values went when it was loaded.
+    """Return the pieces of a parameter, by sending positions in place of values through the conversion of the load.
 
     weight: its row of the plan. axis, part, parts: of its tensor-parallel shard. groups: of queries. padded_rows: of the
     embedding and the head, 0 for other weights.
@@ -77,7 +78,7 @@ def locate_pieces(
 def digest_pieces(
     name: str, parameter: Any, pieces: Sequence[Piece], shapes: dict[str, list[int]]
 ) -> list[dict[str, Any]]:
-    """Describe what a rank's parameter holds of each checkpoint tensor. name: Megatron's. shapes: of the checkpoint tensors."""
+    """Describe the piece of each checkpoint tensor in a parameter. name: Megatron's. shapes: of checkpoint tensors."""
     described = []
     for piece in pieces:
         held = piece.take(parameter)
@@ -87,7 +88,7 @@ def digest_pieces(
 
 
 def digest_range(tensor: Any, piece: dict[str, Any]) -> str:
-    """Return the digest of a range of an exported tensor, "" where the tensor ends before it."""
+    """Return the digest of a range of an exported tensor; "" if the tensor ends before it."""
     if tensor.dim() <= piece["axis"] or tensor.shape[piece["axis"]] < piece["end"]:
         return ""
     return digest(tensor.narrow(piece["axis"], piece["begin"], piece["end"] - piece["begin"]).contiguous())

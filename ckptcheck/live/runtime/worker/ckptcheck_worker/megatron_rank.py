@@ -189,7 +189,7 @@ class Rank:
         return {name: digest(parameter.weight.detach()) for name, parameter in self.parameters.items()}
 
     def digest_pieces(self) -> list[dict[str, Any]]:
-        """Return what this rank holds of each checkpoint tensor: where it lies there, Megatron's name, its digest and sums."""
+        """Return this rank's piece of each checkpoint tensor: its place there, Megatron's name, its digest and sums."""
         shapes = {part["name"]: part["shape"] for weight in self.plan for part in weight["parts"]}
         return [
             piece
@@ -198,7 +198,7 @@ class Rank:
         ]
 
     def digest_exported_pieces(self, pieces: list[dict[str, Any]]) -> list[str] | None:
-        """Export all weights, and return the digests of these ranges of them on rank 0, "" for a range that is not exported."""
+        """Export all weights, and return the digests of these ranges on rank 0; "" for a range that is not exported."""
         wanted: dict[str, list[int]] = {}
         for number, piece in enumerate(pieces):
             wanted.setdefault(piece["name"], []).append(number)

@@ -188,7 +188,7 @@ def sample(
 
 
 def expert_routing(sequence: list[int]) -> list[list[list[int]]]:
-    """Return the experts of every token as [layer][token][choice]; [] where the ranks cannot report them."""
+    """Return the experts of every token as [layer][token][choice]; [] if the ranks cannot report them."""
     check_sequences([sequence], STATE.get("vocabulary", 0))
     merged = {
         int(name): rows
@@ -254,9 +254,9 @@ def digests() -> dict[str, str]:
 
 
 def shard_digests(pieces: dict[str, list[Any]] | None = None) -> list[dict[str, Any]]:
-    """Return, for each part of an exported weight on each rank, what the rank holds and what the export has in its place.
+    """Return each rank's part of every exported weight, beside the same part of the export.
 
-    pieces: of weights that join several. They are not summed apart here: a rank holds a part of such a weight.
+    pieces: of weights that join several. They get no sums of their own here: a rank holds a part of such a weight.
     """
     held_by_rank = _ranks().call_all("digest_pieces")
     places = {(piece["name"], piece["axis"], piece["begin"], piece["end"]) for held in held_by_rank for piece in held}
@@ -271,8 +271,8 @@ def shard_digests(pieces: dict[str, list[Any]] | None = None) -> list[dict[str, 
 
 
 def mismatched_replicas() -> list[dict[str, Any]]:
-    """Return the parameters whose replicas differ between ranks: Megatron's name, the ranks that hold each copy, and those ranks
-    whose copy is what it was at the last call of this, while that of another rank is not.
+    """Return the parameters whose replicas differ between ranks: Megatron's name, the ranks that hold each copy, and
+    the ranks whose copy did not change since the last call, while another rank's copy did.
     """
     digests_by_rank = _ranks().call_all("parameter_digests")
     parameters_by_rank = _ranks().call_all("describe_parameters")
@@ -291,7 +291,7 @@ def mismatched_replicas() -> list[dict[str, Any]]:
 
 
 def _describe_copies(name: str, own: dict[int, str], before: dict[int, str]) -> dict[str, Any]:
-    """Describe the copies of a parameter. own: rank → digest; before: those of the last call, {} for the first one."""
+    """Describe the copies of a parameter. own: rank → digest; before: own of the last call, {} for the first."""
     ranks_by_copy: dict[str, list[int]] = {}
     for rank, value in own.items():
         ranks_by_copy.setdefault(value, []).append(rank)

@@ -1,8 +1,8 @@
-"""Keeps a dry load from files and addresses outside the checkpoint: a config, an index or an adapter may name any of this machine.
+"""Keeps a dry load from files and addresses outside the checkpoint: a config, an index or an adapter may name any.
 
-A checkpoint runs no code here, so what its loader opens goes through Python, whose audit events cannot be turned off again, and
-which says what was refused. What reads files in Rust or C is handed their names by `valueless_files`, which asks `require_inside`
-itself; whatever else they open the kernel refuses, where it has Landlock.
+A checkpoint runs no code here, so its loader opens files through Python, whose audit events nothing can turn off again;
+a refusal names the file. Readers in Rust or C get file names from `valueless_files`, which asks `require_inside`
+itself. If the kernel has Landlock, it refuses every other file that they open.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any
 from .landlock import restrict_files
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt", "/proc", "/sys", "/dev", "/System", "/Library")
-"""Folders of the machine that libraries ask which processor there is, and load further libraries from."""
+"""Folders of the machine in which libraries look up the processor, and further libraries."""
 SETTINGS = "/etc"
-"""Where the C library looks for names of users, time zones and its own libraries; a loader of Python has nothing to read there."""
+"""Paths where the C library looks for names of users, time zones and its own libraries; a Python loader reads nothing
+there."""
 WRITTEN = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 LISTED = ("os.listdir", "os.scandir")
 
@@ -29,7 +30,7 @@ _writable: tuple[str, ...] = ()
 
 
 class OutsideRead(PermissionError):
-    """A loader asked for something that does not belong to the checkpoint."""
+    """A loader asked for a file or address that does not belong to the checkpoint."""
 
 
 def stay_inside(folder: str) -> None:
@@ -46,11 +47,11 @@ def stay_inside(folder: str) -> None:
 
 
 def require_inside(path: Any) -> None:
-    """Raise OutsideRead for a file that exists outside of what may be read. Before `stay_inside` everything may be."""
+    """Raise OutsideRead for an existing file outside the allowed folders. Before `stay_inside` all are allowed."""
     if not _readable or isinstance(path, int) or path is None:
         return
     found = os.path.realpath(os.fsdecode(path))
-    # what is not there is the loader's to report
+    # the loader itself reports a missing file
     if not _lies_in(found, _readable) and os.path.lexists(found):
         raise _refuse(path)
 

@@ -1,4 +1,4 @@
-"""Reads weights of a layer that computes with a packed copy: by what it computes.
+"""Reads weights of a layer that computes with a packed copy, from the layer's outputs.
 
 vLLM's CPU build packs the weight of a linear layer for oneDNN or for its own kernels and leaves an empty parameter behind
 (`dispatch_cpu_unquantized_gemm` of vLLM 0.32). The packed copy cannot be read, but the layer's product with a row of the identity
@@ -14,7 +14,7 @@ COLUMNS = 256
 
 
 def read_packed_weight(layer: Any) -> Any:
-    """Return columns of a packed weight, [outputs, columns] in the layer's dtype; None where the layer cannot be asked.
+    """Return columns of a packed weight, [outputs, columns] in the layer's dtype; None if the layer cannot run alone.
 
     The product keeps every number but the sign of zeros, so two answers show whether the weight changed, and an answer does not
     equal what was sent bit for bit.
@@ -32,11 +32,11 @@ def read_packed_weight(layer: Any) -> Any:
 
 
 def _count_inputs(layer: Any, multiply: Any) -> int:
-    """Return the length of the layer's input, 0 where it is not known."""
+    """Return the length of the layer's input; 0 if unknown."""
     for cell in getattr(multiply, "__closure__", None) or ():
         try:
             inputs = getattr(cell.cell_contents, "k", None)
-        except ValueError:  # a cell that nothing was put into
+        except ValueError:  # an empty cell
             continue
         if isinstance(inputs, int) and inputs > 0:
             return inputs

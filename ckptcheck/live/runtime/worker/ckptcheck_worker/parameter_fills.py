@@ -15,13 +15,13 @@ Region = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 HAVE_DEFAULTS = "BaseKVCacheMethod"
-"""The quantization method of attention, in vLLM and in SGLang: its scales stay at 1 where nothing is stored for them."""
+"""The quantization method of attention, in vLLM and in SGLang: its scales stay at 1 if nothing is stored for them."""
 FROM_CONFIG = re.compile(r"g_idx|sort_indices|qzeros|weight_shape|input_global_scale")
 """Parameters that an engine makes from the quantization's configuration, or leaves unread."""
 
 
 def list_optional(model: torch.nn.Module) -> set[str]:
-    """Return the parameters that a checkpoint may leave out: defaults stand for them, or the configuration makes them."""
+    """Return the parameters that a checkpoint may leave out: they have defaults, or the configuration makes them."""
     optional = set()
     for path, module in model.named_modules():
         method = getattr(module, "quant_method", None)
@@ -33,7 +33,7 @@ def list_optional(model: torch.nn.Module) -> set[str]:
 
 
 class ParameterFills(TorchDispatchMode):  # type: ignore[misc]
-    """While it is entered, every write into a parameter of `model` is recorded, by the region of its storage."""
+    """Inside this context it records every write into a parameter of `model`, by the region of its storage."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -55,9 +55,10 @@ class ParameterFills(TorchDispatchMode):  # type: ignore[misc]
         return answer
 
     def count_written(self) -> dict[str, tuple[int, int]]:
-        """Return parameter → the elements that were written, at most as many as it has, and the elements that it has.
+        """Return parameter → the number of written elements (at most all), and the number of all its elements.
 
-        A parameter that was replaced by another, or whose memory was, counts as written. Writes of the same region count once.
+        A parameter counts as written if another one, or other memory, replaced it. Writes of the same region count
+        once.
         """
         counts = {}
         now = dict(self.model.named_parameters())
@@ -73,10 +74,10 @@ class ParameterFills(TorchDispatchMode):  # type: ignore[misc]
 
 
 def describe_fills(fills: ParameterFills, zeros: Collection[str] = ()) -> dict[str, Any]:
-    """Return how many parameters a model has, which of those that a checkpoint must have are not filled, and which in part.
+    """Return how many parameters a model has, and the required ones that are not filled, or filled in part.
 
-    zeros: parameters that start at zero, which is right for a model that never had them. Those that in no layer are filled any
-    further are separate, as `at_zero`: if another layer has more, this one lost something.
+    zeros: parameters that start at zero, which is right for a model that never had them. If no layer fills such a
+    parameter any further, it is listed in `at_zero`; if another layer has more, this one lost a part.
     """
     counts, optional = fills.count_written(), list_optional(fills.model)
     needed = [(name, written, size) for name, (written, size) in counts.items() if size and name not in optional]
@@ -99,12 +100,12 @@ def _without_layer(name: str) -> str:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Return what names the storage of a tensor as long as it lives."""
+    """Return an identifier of a tensor's storage, valid as long as the storage lives."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def run_threads_inline() -> None:
-    """From now on do what is given to a pool of threads at once, in this thread: a dispatch mode sees its own thread alone."""
+    """From now on run the tasks of thread pools at once, in this thread: a dispatch mode sees only its own thread."""
 
     def submit(pool: Any, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -1,4 +1,4 @@
-"""What ckptcheck reads and changes on one rank of an engine, alike in vLLM and SGLang."""
+"""Reads and changes one rank of an engine: the common half for vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import arrivals, capture, expert_slots, hf_hooks, host_scalars, inventory
 
 
 class RankHalf:
-    """One rank; each engine adds its own half, the first methods here among it. Every result is plain data.
+    """One rank. Each engine adds its own half, which defines the first methods here. Every result is plain data.
 
     All names begin with ckptcheck_ so that they cannot collide with those of vLLM's worker class, into which this is mixed.
     """
@@ -28,7 +28,7 @@ class RankHalf:
         raise NotImplementedError
 
     def ckptcheck_notes(self) -> dict[str, Any]:
-        """Return what one call leaves for another on this rank."""
+        """Return the state that one call keeps for the next on this rank."""
         raise NotImplementedError
 
     def ckptcheck_keeps_draft(self) -> bool:
@@ -40,7 +40,7 @@ class RankHalf:
         raise NotImplementedError
 
     def ckptcheck_adapter_tensors(self, adapter: Any) -> Iterator[tuple[str, str, Any, str]]:
-        """Yield what this rank holds of an adapter, as `tensors.walk` yields tensors."""
+        """Yield the tensors of an adapter on this rank, as `tensors.walk` yields tensors."""
         raise NotImplementedError
 
     def ckptcheck_tensors(self) -> Iterator[tuple[str, str, Any, str]]:
@@ -66,7 +66,7 @@ class RankHalf:
         return host_scalars.read_scalars(self.rank, numbers)
 
     def ckptcheck_digest_adapter(self, adapter: Any) -> dict[str, Any]:
-        """Digest what this rank holds of an adapter."""
+        """Digest the tensors of an adapter on this rank."""
         return inventory.digest_tensors(self.rank, self.ckptcheck_adapter_tensors(adapter))
 
     def ckptcheck_scramble_weights(self, keep_draft: bool | None = None) -> dict[str, Any]:
@@ -95,11 +95,11 @@ class RankHalf:
         return expert_slots.digest_slots(self.rank, self.ckptcheck_expert_layers(), self.ckptcheck_tensors())
 
     def ckptcheck_record_arrivals(self, expected: list[str], is_brief: bool) -> None:
-        """Note from now on what reaches the model's load_weights (see `arrivals`)."""
+        """Record from now on the tensors that reach the model's load_weights (see `arrivals`)."""
         arrivals.record(self.ckptcheck_served_model(), expected, is_brief)
 
     def ckptcheck_read_arrivals(self) -> dict[str, Any]:
-        """Return what has reached it on this rank, and note nothing any more."""
+        """Return the records of this rank, and stop recording."""
         return arrivals.read(self.rank)
 
     def ckptcheck_start_capture(self, tokens: int) -> None:
@@ -125,7 +125,7 @@ class RankHalf:
         return inventory.memory_bytes(self.ckptcheck_device())
 
     def ckptcheck_used_memory(self) -> list[Any]:
-        """Return the device and the bytes that are taken there, by whomever."""
+        """Return the device and its used bytes, by any process."""
         return inventory.used_memory(self.ckptcheck_device())
 
     def ckptcheck_gpu_uuid(self) -> str:

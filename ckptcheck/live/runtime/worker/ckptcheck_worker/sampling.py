@@ -37,7 +37,7 @@ def upcast_head(head: Any) -> None:
 
 
 def upcast_parallel_head(head: Any) -> None:
-    """Do the same with megatron-core's ColumnParallelLinear, whose caller passes the embedding's weight where it is tied."""
+    """Do the same with megatron-core's ColumnParallelLinear, whose caller passes a tied embedding's weight."""
     original = head.forward
 
     def forward(hidden: Any, weight: Any = None, **more: Any) -> Any:

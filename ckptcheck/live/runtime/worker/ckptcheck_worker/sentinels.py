@@ -1,4 +1,4 @@
-"""Sentinels: values that no trained weight has, different for every tensor and element, so that unwritten elements are recognised.
+"""Sentinels: values that no trained weight has, different for every element, to recognise unwritten elements.
 
 Floats of 16 bits and more get ±2^12 … 2^16 with 7 bits of mantissa, which float16, bfloat16 and float32 all hold exactly,
 so a sentinel survives a cast between them. Integers and floats of 8 bits have no unusual values; there only runs count.
@@ -43,7 +43,7 @@ def sentinel_values(number: int, begin: int, end: int, dtype: Any, device: Any) 
 
 
 def unmarkable_reason(tensor: Any) -> str:
-    """Return why a tensor can hold no sentinels, "" where it can."""
+    """Return why a tensor can hold no sentinels; "" if it can."""
     import torch
 
     if tensor.device.type == "meta":

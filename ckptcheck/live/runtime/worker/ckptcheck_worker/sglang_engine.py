@@ -109,7 +109,7 @@ def _describe(engine: Any) -> dict[str, Any]:
 
 
 def _argument(name: str) -> Any:
-    """Return an argument of SGLang as SGLang resolved it; as it was given where this SGLang does not report more."""
+    """Return an argument of SGLang as SGLang resolved it; if this SGLang does not report that, as given."""
     engine = _engine()
     try:
         return engine.tokenizer_manager.config_value(name)
@@ -179,7 +179,7 @@ async def _update(buckets: list[dict[str, Any]], transport: str, flush: bool, ve
     def wait_in_group() -> None:
         call_ranks("wait_in_group", [str(buckets[0]["address"]["key"])])
 
-    # no trainer sends what a draft model needs among the policy's weights
+    # no trainer sends a draft model's weights among the policy's
     selector = "target" if sglang_options.draft_kind(_argument) and sglang_update.has_session() else "all"
     update = sglang_update.Update(buckets, flush, version, _new_path("checkpoint"), wait_in_group, selector)
     return await sglang_update.run_update(_engine(), transport, update)
@@ -219,7 +219,7 @@ def load_adapter(name: str, path: str, update: str) -> None:
 
 
 def digest_adapter(name: str) -> list[Any]:
-    """Digest what every rank holds of an adapter."""
+    """Digest the tensors of an adapter on every rank."""
     return call_ranks("digest_adapter", [name])
 
 
@@ -251,7 +251,7 @@ def generate(prompts: list[list[int]], samplings: list[dict[str, Any]], salt: st
 
 
 def acceptance_length(prompts: list[list[int]], tokens: int) -> float:
-    """Return the tokens per decode step over greedy responses, one request at a time: 1 where no proposed token is accepted."""
+    """Return the tokens per decode step over greedy responses, one request at a time: 1 without accepted proposals."""
     return sglang_generate.acceptance_length(_engine(), prompts, tokens)
 
 

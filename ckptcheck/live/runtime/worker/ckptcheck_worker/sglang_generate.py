@@ -60,7 +60,7 @@ def score_full_vocab(engine: Any, sequences: list[list[int]], vocabulary: int, p
 
 
 def acceptance_length(engine: Any, prompts: list[list[int]], tokens: int) -> float:
-    """Return the tokens per decode step over greedy responses, one request at a time: 1 where no proposed token is accepted."""
+    """Return the tokens per decode step over greedy responses, one request at a time: 1 without accepted proposals."""
     settings = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
     decoded = steps = 0
     for prompt in prompts:
@@ -73,7 +73,7 @@ def acceptance_length(engine: Any, prompts: list[list[int]], tokens: int) -> flo
 def force_decode(
     engine: Any, prompts: list[list[int]], responses: list[list[int]], new_path: NewPath, ignore_eos: bool
 ) -> list[dict[str, Any]]:
-    """Force SGLang to decode these responses to the prompts, token by token; the logprobs are those before forcing."""
+    """Force SGLang to decode these responses to the prompts, token by token; the logprobs come from before forcing."""
     from .sglang_force_tokens import ForceTokens
 
     if getattr(engine.server_args, "speculative_algorithm", None):

@@ -2,7 +2,8 @@
 
 SGLang 0.5.23 multiplies them with CUDA kernels only, and repacks the weights for those. This plugin keeps the layout of the
 checkpoint and multiplies in torch. SGLang itself still decides which modules are quantized, which parameters they get, and how
-the checkpoint's tensors reach them. It supports symmetric weights without act-order, and does nothing where there is a GPU.
+the checkpoint's tensors reach them. It supports symmetric weights without act-order, and does nothing on a machine with
+a GPU.
 
 Layout (sglang/srt/layers/quantization/compressed_tensors/schemes): a linear layer has ``weight_packed`` int32
 [out, in / 8] and ``weight_scale`` [out, groups]; experts have ``w13_weight_packed`` int32 [experts, in / 8, 2 · middle],

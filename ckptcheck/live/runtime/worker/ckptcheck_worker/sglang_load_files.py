@@ -12,7 +12,7 @@ FOLDER_VARIABLE = "CKPTCHECK_SGLANG_FOLDER"
 
 
 def register() -> None:
-    """Move the file; does nothing where this SGLang has none."""
+    """Move the file; does nothing if this SGLang has none."""
     folder = os.environ.get(FOLDER_VARIABLE)
     try:
         from sglang.srt.managers import load_snapshot

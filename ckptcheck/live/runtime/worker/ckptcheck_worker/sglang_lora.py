@@ -32,7 +32,7 @@ def forget() -> None:
 
 
 def slot_tensors(manager: Any, name: str) -> Iterator[tuple[str, str, Any, str]]:
-    """Yield what this rank holds of an adapter, as `tensors.walk` yields tensors; nothing if it has no slot.
+    """Yield the tensors of an adapter on this rank, as `tensors.walk` yields tensors; nothing if it has no slot.
 
     manager: SGLang's LoRAManager. Its memory pool has a buffer for each module and layer, the slot first. An adapter that was
     unloaded and loaded again has another identifier, and the last one counts.

@@ -1,4 +1,4 @@
-"""Lets models of SGLang be built where their kernels and GPUs are not: none is called."""
+"""Lets models of SGLang be built without their kernels and GPUs: building calls none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def stub_device() -> None:
-    """Let models look up kernels that only SGLang's own build for CPUs has, and ask which GPU there is."""
+    """Let models look up kernels that only SGLang's own build for CPUs has, and ask for the GPU."""
     kernels = type(torch.ops.sgl_kernel)
     known = kernels.__getattr__
 

@@ -50,7 +50,7 @@ def _draft_arguments(draft: str, tokens: int) -> dict[str, Any]:
 
 
 def draft_kind(value: Any) -> str:
-    """Return what proposes tokens: mtp, model (of another checkpoint), ngram, "" where nothing does.
+    """Return the proposer of tokens: mtp, model (of another checkpoint) or ngram; "" for none.
 
     value: returns an argument of SGLang by name.
     """
@@ -59,7 +59,7 @@ def draft_kind(value: Any) -> str:
         return ""
     if algorithm == "NGRAM":
         return "ngram"
-    # SGLang names the model itself where its own layers draft
+    # if the model's own layers draft, SGLang names the model itself
     return "mtp" if value("speculative_draft_model_path") in (None, value("model_path")) else "model"
 
 

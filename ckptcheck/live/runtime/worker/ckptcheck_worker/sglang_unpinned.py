@@ -1,6 +1,6 @@
-"""An SGLang plugin that lets LoRA run on a CPU: SGLang 0.5.23 asks for pinned host memory there, which torch has only beside a GPU.
+"""An SGLang plugin that lets LoRA run on a CPU, where SGLang 0.5.23 asks for pinned memory: torch needs a GPU for it.
 
-Pinned memory makes copies to a device faster, and nothing else. The plugin does nothing where there is an accelerator.
+Pinned memory only makes copies to a device faster. The plugin does nothing on a machine with an accelerator.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Leave host memory as it is where SGLang's LoRA wants it pinned."""
+    """Keep host memory pageable although SGLang's LoRA wants it pinned."""
     import torch
 
     if torch.cuda.is_available():

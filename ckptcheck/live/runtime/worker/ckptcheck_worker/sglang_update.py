@@ -38,7 +38,7 @@ class Update:
     wait_in_group: Callable[[], None]
     """Makes the engine's ranks wait at a barrier of the process group, where the sender waits too."""
     selector: str = "all"
-    """The models that it is for: target, draft or all."""
+    """The models that it updates: target, draft or all."""
 
     def bucket_options(self, number: int) -> dict[str, Any]:
         """Return the arguments of a bucket (numbers count from 1). The last one has flush and version differently."""
@@ -57,7 +57,7 @@ class Progress:
     group: dict[str, Any] | None = None
     """The process group to leave after the update."""
     refusal: str = ""
-    """How SGLang refused what was tried in the midst of the update."""
+    """How SGLang refused the event between two buckets."""
 
 
 def has_session() -> bool:
@@ -89,7 +89,7 @@ async def run_update(engine: Any, transport: str, update: Update) -> dict[str, A
 
 
 async def _comes_between(engine: Any, bucket: dict[str, Any], progress: Progress) -> bool:
-    """Let happen what stands between two buckets (interruptions.py); return whether there is no bucket to send."""
+    """Cause the event between two buckets (interruptions.py); return whether there is no bucket to send."""
     if not interruptions.interrupt(bucket):
         # the sender of a second update that is refused sends nothing
         return bool(progress.refusal and bucket["address"].get("is_second"))
@@ -141,7 +141,7 @@ async def _send_bucket(engine: Any, bucket: dict[str, Any], flatten: bool, optio
 
 
 def on_engine_device(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield weights on a GPU where there is one, so that only handles are sent.
+    """Yield weights on a GPU if there is one, so that SGLang sends only handles.
 
     A handle names its GPU by number, and schedulers see the same GPUs as this process. A sender in another process uses SGLang's
     monkey_patch_torch_reductions to name it by UUID; after that no CPU tensor can be sent, and `call_loader` sends one.
@@ -259,9 +259,10 @@ async def _load_from_disk(engine: Any, update: Update, progress: Progress) -> No
 
 
 async def _begin_session(engine: Any, progress: Progress, selector: str = "all") -> bool:
-    """Begin a session, where this SGLang has one; return whether weights may be sent: a begin that is refused ends the update.
+    """Begin a session, if this SGLang has them; return whether weights may be sent: a refused begin ends the update.
 
-    selector: the models that it is for. What it restores at its begin it packs again at its end, also where nothing was sent.
+    selector: the models that it updates. At its end a session repacks the layers that it restored at its begin, even if
+    nothing was sent.
     """
     from sglang.srt.managers import io_struct
 

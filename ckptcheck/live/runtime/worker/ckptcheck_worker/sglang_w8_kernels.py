@@ -1,8 +1,9 @@
 """An SGLang plugin that computes INT8 and FP8 linear layers (compressed-tensors W8A8) and FP8 experts on a CPU.
 
 SGLang 0.5.23 multiplies them with CUDA kernels only, and transposes the weights for those into a new parameter without a
-loader, so that stock SGLang accepts such a layer only once. This plugin keeps the layout of the checkpoint. It supports scales
-by channel, as llm-compressor writes them, and does nothing where there is a GPU. SGLang has INT8 experts for NPUs only.
+loader, so that stock SGLang accepts such a layer only once. This plugin keeps the layout of the checkpoint. It supports
+scales by channel, as llm-compressor writes them, and does nothing on a machine with a GPU. SGLang has INT8 experts for
+NPUs only.
 
 Layout: a linear layer has ``weight`` int8 or float8 [out, in] and ``weight_scale`` float32 [out, 1]; experts have
 ``w13_weight`` [experts, 2 · middle, hidden], ``w13_weight_scale`` [experts, 2 · middle, 1], and ``w2`` alike.

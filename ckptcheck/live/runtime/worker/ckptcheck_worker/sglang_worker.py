@@ -1,4 +1,4 @@
-"""What ckptcheck adds to every scheduler of SGLang: its own half of what `RankHalf` does.
+"""The addition of ckptcheck to every scheduler of SGLang: SGLang's own half of `RankHalf`.
 
 `register` runs as a plugin in each of SGLang's processes (see sglang_plugins.py) and adds one method to the scheduler, which
 `sglang.Engine.collective_rpc` calls on every rank. The call is outside a session of begin_weight_update and end_weight_update,
@@ -24,7 +24,7 @@ _notes: dict[str, Any] = {}
 
 @dataclass(frozen=True)
 class RankView(RankHalf):
-    """SGLang's own half of what a rank does, and what a call can see of it."""
+    """SGLang's own half of a rank, and the objects that a call can see."""
 
     rank: int
     model: Any
@@ -48,7 +48,7 @@ class RankView(RankHalf):
         return next(self.model.parameters()).device
 
     def ckptcheck_notes(self) -> dict[str, Any]:
-        """Return what one call leaves for another on this rank: a scheduler is a process of its own."""
+        """Return the state that one call keeps for the next on this rank: a scheduler is a process of its own."""
         return _notes
 
     def ckptcheck_expert_layers(self) -> Any:
@@ -56,7 +56,7 @@ class RankView(RankHalf):
         return expert_slots.sglang_layers(self.model)
 
     def ckptcheck_adapter_tensors(self, adapter: str) -> Iterator[tuple[str, str, Any, str]]:
-        """Yield what this rank holds of the adapter with this name."""
+        """Yield the tensors of the adapter with this name on this rank."""
         return sglang_lora.slot_tensors(self.scheduler.tp_worker.model_runner.lora_manager, adapter)
 
     def ckptcheck_rebalance_experts(self) -> None:

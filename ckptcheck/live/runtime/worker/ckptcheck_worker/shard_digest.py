@@ -11,14 +11,15 @@ bytes, times an odd number, is added, so that zeros at the end count.
 **Why shards add up.** The sum is linear: a shard is the tensor with zeros elsewhere, and zeros add nothing. So the sums of shards
 that cover a tensor without overlap, whatever their shape (rows, columns, flat ranges), are added to that of the tensor.
 
-**How likely two contents have one digest.** The factors do not depend on the contents. If two contents differ within one block,
-their sums over the block are equal with a probability of at most 2^-32 for each half (a difference of two digits, times a number
-below 2^32, has 2^32 different values modulo 2^64: Black et al. 1999, the hash NH of UMAC). A difference of one block is multiplied
-by an odd number, so it does not vanish. The weighted differences of several blocks cancel with a probability of 2^(v-63), where 2^v
-divides all of them: v is near 0 for most contents, and 31 if nothing but the signs of every second bf16 differ. In all, two
-different contents have one digest with a probability below 2^-50, and of about 2^-62 where they do not differ in such a pattern.
-Rows that change places, signs and constant tensors are no exceptions: every digit has its own factor, every block its own weight.
-The digest finds accidents, not forgeries: the numbers are public.
+**How likely two contents have one digest.** The factors do not depend on the contents. If two contents differ within
+one block, their sums over the block are equal with a probability of at most 2^-32 for each half (a difference of two
+digits, times a number below 2^32, has 2^32 different values modulo 2^64: Black et al. 1999, the hash NH of UMAC). A
+difference of one block is multiplied by an odd number, so it does not vanish. The weighted differences of several
+blocks cancel with a probability of 2^(v-63), where 2^v divides all of them: v is near 0 for most contents, and 31 if
+nothing but the signs of every second bf16 differ. In all, two different contents have one digest with a probability
+below 2^-50, and of about 2^-62 where they do not differ in such a pattern. Rows that change places, signs and constant
+tensors are no exceptions: every digit has its own factor, every block its own weight. The digest finds accidents, not
+forgeries: the numbers are public.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ MASK, LOW = (1 << 64) - 1, (1 << 32) - 1
 STEP = 1 << 12
 """Blocks whose weights are computed at a time: 8 MiB."""
 ROWS = {"cpu": 63, "": STEP}
-"""Blocks summed at a time, by device type: on a CPU few enough to fit the cache and to stay below the 32,768 elements from which
-torch uses several threads."""
+"""Blocks summed at a time, by device type: on a CPU few enough to fit the cache and to stay below 32,768 elements,
+where torch starts to use several threads."""
 LONG_RUN, SCATTERED = 1 << 16, 1 << 23
-"""Bytes of a run from which it is summed by itself; and bytes of the whole tensor in which shorter runs are summed together."""
+"""A run of this many bytes is summed by itself; shorter runs are summed together, within this many bytes of the whole
+tensor."""
 
 
 def mix(seed: int, number: int) -> int:
@@ -64,16 +66,16 @@ def format_sums(sums: tuple[int, int], nbytes: int) -> str:
 
 
 def add_sums(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]:
-    """Join what two shards of a tensor add to its digest."""
+    """Join the additions of two shards of a tensor to its digest."""
     return (first[0] + second[0]) & MASK, (first[1] + second[1]) & MASK
 
 
 def sum_shard(tensor: Any, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Any:
-    """Return what a shard adds to the two sums of its tensor: a torch tensor of two int64, on the shard's device.
+    """Return the addition of a shard to the two sums of its tensor: a torch tensor of two int64, on the shard's device.
 
     tensor: the shard, a torch tensor of any strides and dtype.
-    offsets: the index of its first element in the whole tensor, one number an axis; None for the origin.
-    shape: of the whole tensor; None where the shard is the whole.
+    offsets: the index of its first element in the whole tensor, one number an axis; None for the origin. shape: of the
+    whole tensor; None if the shard is the whole.
     """
     import torch
 
@@ -88,7 +90,7 @@ def sum_shard(tensor: Any, offsets: Sequence[int] | None = None, shape: Sequence
             step = max(1, SCATTERED // max(stride * width, 1)) if rows.shape[1] < LONG_RUN else 1
             for row in range(0, len(rows), step):
                 part = rows[row : row + step]
-                if len(part) > 1:  # the bytes between the runs are zero, which adds nothing
+                if len(part) > 1:  # zeros between the runs add nothing
                     spread = torch.zeros(len(part), stride * width, dtype=torch.uint8, device=part.device)
                     spread[:, : part.shape[1]] = part
                     part = spread
@@ -97,7 +99,7 @@ def sum_shard(tensor: Any, offsets: Sequence[int] | None = None, shape: Sequence
 
 
 def sum_pieces(tensor: Any, pieces: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return what each piece of a tensor that joins several adds to the sums of the one that it belongs to.
+    """Return the addition of each piece of a joined tensor to the sums of the piece's own tensor.
 
     pieces: [first element of the joined tensor, shape, elements from one to the next along each axis, index of the piece's first
     element in its own tensor, shape of that tensor].
@@ -112,11 +114,11 @@ def sum_pieces(tensor: Any, pieces: Sequence[Sequence[Any]]) -> list[Any]:
 def iterate_runs(
     part: Sequence[int], offsets: Sequence[int] | None, shape: Sequence[int] | None
 ) -> Iterator[tuple[tuple[int, ...], int, int]]:
-    """Say where the parts of a shard lie in the whole tensor.
+    """Yield where the parts of a shard lie in the whole tensor.
 
     part: the shape of the shard. offsets, shape: as for `sum_shard`.
-    Yields an index into the shard; the element of the whole tensor with which that part of the shard begins; and, where its
-    rows are runs with others between them, by how many elements they lie apart, else 0.
+    Yields an index into the shard, the element of the whole tensor at which that part of the shard begins, and the
+    distance between its rows in elements if they are runs with gaps, else 0.
 
     >>> list(iterate_runs((2, 3), (4, 0), (8, 3)))  # rows: one run
     [((), 12, 0)]

@@ -1,6 +1,7 @@
 """A Triton kernel that sums the blocks of a shard digest in one pass over a GPU's memory; shard_digest.py defines the sums.
 
-It is held to torch's operations in Triton's interpreter, and before its first use on a GPU. Its speed has not been measured yet.
+Tests compare it with torch's operations in Triton's interpreter, and shard_digest.py does so before its first use on a
+GPU. Its speed has not been measured yet.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from collections.abc import Callable
 SET_NAME, SUBREAPER = 15, 36
 """PR_SET_NAME and PR_SET_CHILD_SUBREAPER, linux/prctl.h."""
 NAME = b"ckpt-supervisor"
-"""By which the supervisor of a worker knows those of the workers that were copied from it; 15 bytes are kept."""
+"""The process name by which a worker's supervisor recognises the supervisors of its copies; Linux keeps 15 bytes."""
 GRACE = 3.0
 """Seconds between asking (SIGTERM) and SIGKILL."""
 STEP = 0.05
@@ -29,7 +29,7 @@ STEP = 0.05
 
 
 def supervise(lifeline: socket.socket, scratch: list[str], run: Callable[[], int]) -> None:
-    """Run a function in a child with a session of its own, and exit as it exited: with its code, or 128 + its signal.
+    """Run a function in a child with a session of its own, and exit like the child: with its code, or 128 + its signal.
 
     scratch: folders to remove if the client dies before it can. Never returns.
     """
@@ -62,7 +62,7 @@ def supervise(lifeline: socket.socket, scratch: list[str], run: Callable[[], int
 
 
 def _control_process(option: int, value: int | bytes) -> None:
-    """Call prctl, where there is one."""
+    """Call prctl, if the system has it."""
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
@@ -98,8 +98,8 @@ def _terminate_all(child: int) -> int:
 def _kill_all(child: int) -> None:
     """Kill all descendants until none is left; without /proc, kill the process group of the child.
 
-    A multiprocessing resource tracker gets time to end by itself: it removes the /dev/shm blocks of the others. So does another
-    supervisor, whose worker is among those that are killed: it may have folders to remove.
+    A multiprocessing resource tracker gets time to end by itself: it removes the /dev/shm blocks of the others. So does
+    another supervisor whose worker is killed here: it may have folders to remove.
     """
     for step in range(int(2 * GRACE / STEP)):
         _reap(child)
@@ -145,7 +145,7 @@ def _is_supervisor(process: int) -> bool:
 
 
 def _descendants() -> list[int] | None:
-    """Return every running process below this one, None where there is no /proc."""
+    """Return every running process below this one; None without /proc."""
     try:
         names = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:

@@ -1,4 +1,4 @@
-"""Copies of a few bytes of many tensors, which are read after the tensors have changed."""
+"""Copies of a few bytes of many tensors, for reading after the tensors have changed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from ctypes import string_at
 from typing import Any
 
 PIECE = 1 << 14
-"""Elements that torch casts without threads of its own, which the job's step needs."""
+"""Elements that torch casts without further threads, because the job's step needs the cores."""
 
 
 @functools.cache
 def has_plain_memory(kind: Any) -> bool:
-    """Return whether tensors of a type are nothing but memory, as those of torch and of its parameters are.
+    """Return whether tensors of a type are plain memory, like torch's own tensors and parameters.
 
-    The parameters of vLLM are such too: of torch's two doors for subclasses they use only that for functions, which adds nothing to
-    what is read of them. A type with the other door (`__torch_dispatch__`) may keep its elements anywhere.
+    vLLM's parameters are plain memory too: of torch's two hooks for subclasses they use only `__torch_function__`,
+    which does not change the reads here. A type with the other hook (`__torch_dispatch__`) may keep its elements
+    anywhere.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -26,17 +27,17 @@ def has_plain_memory(kind: Any) -> bool:
 
 
 def without_functions_of_classes() -> Any:
-    """Return a context in which torch asks a tensor itself, and not the function that its class may have (`__torch_function__`)."""
+    """Return a context in which torch bypasses the `__torch_function__` that a tensor's class may have."""
     import torch
 
     return torch._C.DisableTorchFunctionSubclass()
 
 
 def copy_from_host(tensor: Any, begin: int, nbytes: int) -> bytes | None:
-    """Return bytes of a torch tensor in the host's memory, counted from its first element; None where there are none.
+    """Return bytes of a torch tensor in the host's memory, counted from its first element; None if there are none.
 
-    A view and a copy by torch take three times as long: right after a sync has moved a whole model, what they need of torch's code
-    is in no cache. tensor: its type `has_plain_memory`. begin, nbytes: bytes, as they lie in memory.
+    A view and a copy by torch take three times as long: right after a sync has moved a whole model, torch's code for
+    them is in no cache. tensor: its type `has_plain_memory`. begin, nbytes: bytes, as they lie in memory.
     """
     if not tensor.is_cpu:
         return None

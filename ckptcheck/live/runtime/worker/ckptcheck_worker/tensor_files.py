@@ -32,7 +32,7 @@ def write_tensors(tensors: dict[str, Any], address: dict[str, str]) -> dict[str,
 
 
 def read_tensors(file: dict[str, Any]) -> dict[str, Any]:
-    """Return the torch tensors that `write_tensors` wrote, on the CPU. Raises ValueError where their number differs."""
+    """Return the torch tensors that `write_tensors` wrote, on the CPU. Raises ValueError if their number differs."""
     from safetensors.torch import load_file
 
     tensors: dict[str, Any] = load_file(_path(file))

@@ -30,7 +30,7 @@ def dtype_name(tensor: Any) -> str:
 
 
 def storage_id(tensor: Any) -> str:
-    """Return the address of a tensor's storage and its offset there, "" where it has no bytes.
+    """Return the address of a tensor's storage and its offset there; "" if it has no bytes.
 
     For a oneDNN handler: the address of the packed copy, which changes when the copy is packed again.
     """
@@ -69,7 +69,7 @@ def walk(model: Any, prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
 
 
 def _memory(tensor: Any) -> str:
-    """Return the address of a tensor's storage, "" where it has no bytes."""
+    """Return the address of a tensor's storage; "" if it has no bytes."""
     return storage_id(tensor).partition("+")[0]
 
 

@@ -29,7 +29,7 @@ from .tensor_files import write_tensors
 
 STATE: dict[str, Any] = {}
 MAX_EAGER_TOKENS = 2048
-"""Above it attention runs by SDPA: the scores of eager attention take memory quadratic in the tokens."""
+"""Longer sequences use SDPA: the scores of eager attention take memory quadratic in the tokens."""
 ROWS = 1024
 """Tokens whose logits are converted to float32 at a time."""
 
@@ -37,7 +37,7 @@ ROWS = 1024
 def load(folder: str, dtype: str, head_fp32: bool, device: str = "auto") -> dict[str, Any]:
     """Load a checkpoint. Returns versions, GPUs, and the name and shape of every exported weight.
 
-    device: cpu, cuda, or auto (a GPU where there is one). Raises RuntimeError for cuda without a GPU.
+    device: cpu, cuda, or auto (a GPU if there is one). Raises RuntimeError for cuda without a GPU.
     """
     STATE.clear()
     transformers.logging.set_verbosity_error()
@@ -219,7 +219,7 @@ def digests() -> dict[str, str]:
 
 
 def shard_digests(pieces: dict[str, list[Any]] | None = None) -> list[dict[str, Any]]:
-    """Return, for each exported weight, what the model's own parameters come to and what the export has in its place.
+    """Return, for each exported weight, the digest from the model's own parameters and the digest of the export.
 
     pieces: weight that joins several → its pieces, as `shard_digest.sum_pieces` takes them.
     """

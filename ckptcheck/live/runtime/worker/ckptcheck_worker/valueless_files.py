@@ -1,8 +1,8 @@
 """Lets loaders read safetensors files without their values: each tensor has its name, dtype and shape, and a large
 one takes no memory.
 
-Importing this module replaces ``safetensors.safe_open``, so import it before the library whose loader is to read so. The real
-`safe_open` still opens each file, and refuses a header that it refuses elsewhere.
+Importing this module replaces ``safetensors.safe_open``, so import it before the library of the loader. The real
+`safe_open` still opens each file, and refuses the same headers as ever.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import torch
 from .outside_files import require_inside
 
 MOST_ZEROS = 1 << 16
-"""Up to so many elements a tensor is made of zeros: loaders compute with scales and norms. A larger one is on the meta device."""
+"""A tensor of up to this many elements holds zeros, because loaders compute with scales and norms. A larger one is on
+the meta device."""
 
 last_read = ""
-"""The tensor that was read last; a loader that takes one after the other is busy with it."""
+"""The tensor that the loader read last; a loader that takes one after the other is busy with it."""
 _unread: set[str] = set()
-"""Tensors of the files that were opened, without those that were read."""
+"""Number of tensors in the opened files that the loader has not read."""
 _last_shape: tuple[int, ...] = ()
 
 _open_file = safetensors.safe_open
@@ -30,12 +31,12 @@ _DTYPES: dict[str, torch.dtype] = safetensors.torch._TYPES
 
 
 def describe_last_read() -> str:
-    """Return the name and the shape of the tensor that a loader is busy with; "" where it has read none, or all."""
+    """Return the name and the shape of the tensor that a loader is busy with; "" if it has read none, or all."""
     return f"{last_read}, {list(_last_shape)}" if last_read and _unread else ""
 
 
 class ValuelessFile:
-    """What `safetensors.safe_open` returns, without the values."""
+    """The result of `safetensors.safe_open`, without the values."""
 
     def __init__(self, filename: Any, *_: Any, **__: Any) -> None:
         require_inside(filename)  # it is read in Rust
@@ -62,12 +63,12 @@ class ValuelessFile:
         return create_tensor(stored)
 
     def get_slice(self, name: str) -> ValuelessSlice:
-        """Return what makes the tensor when it is indexed."""
+        """Return a slice, which makes the tensor when the loader indexes it."""
         return ValuelessSlice(self._file.get_slice(name))
 
 
 class ValuelessSlice:
-    """What ``safe_open(…).get_slice`` returns, without the values."""
+    """The result of ``safe_open(…).get_slice``, without the values."""
 
     def __init__(self, real: Any) -> None:
         self._real = real

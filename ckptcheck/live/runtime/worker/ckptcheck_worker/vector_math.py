@@ -1,9 +1,10 @@
 """Has MKL choose its vector functions on one thread. torch calls them for cos, sin, exp and others on a CPU.
 
-MKL 2024.2, in torch's wheels, chooses the kernel of each function when it is first called. Where two threads make that call
-together, one of them may take a kernel of 11 bits for its part of the tensor, that one time: engines keep such a rotary cache for
-good (pytorch/pytorch#188792). So each function is called once with a single number, which takes no second thread, before anything
-else is computed. Processes that are forked afterwards have what was chosen. Importing this module does it.
+MKL 2024.2, in torch's wheels, chooses the kernel of each function when it is first called. If two threads make that
+call together, one of them may use a kernel of 11 bits for its part of the tensor, that one time: engines keep such a
+rotary cache for good (pytorch/pytorch#188792). So this module calls each function once with a single number, which
+takes no second thread, before any other computation. Processes forked afterwards inherit the choice. Importing this
+module does it.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ def start(
     """Load a checkpoint.
 
     dtype: as vLLM spells it. context_len: tokens of the longest sequence, decoded tokens included. switches: see vllm_options.py.
-    options: further arguments of LLM(). transport: by which weights will come, "" where it is unknown. sleeps: whether the engine
-    will be put to sleep.
+    options: further arguments of LLM(). transport: by which weights will come; "" if unknown. sleeps: whether the
+    engine will be put to sleep.
     """
     stop()
     os.environ[vllm_plain.PLAIN_VARIABLE] = "1" if plain else "0"
@@ -90,7 +90,7 @@ def _describe(llm: Any) -> dict[str, Any]:
 
 
 def _nccl_facts() -> dict[str, str]:
-    """Return what decides whether a group over NCCL works; {} on a CPU."""
+    """Return the facts that decide whether a group over NCCL works; {} on a CPU."""
     if vllm_launch.runs_on_cpu():
         return {}
     return {
@@ -215,7 +215,7 @@ def _generate(sequences: list[list[int]], settings: list[Any], adapter: str = ""
 
 
 def digest_adapter(name: str) -> list[dict[str, Any]]:
-    """Digest what every rank holds of an adapter."""
+    """Digest the tensors of an adapter on every rank."""
     return call_ranks("digest_adapter", [vllm_lora.find_request(name).lora_int_id])
 
 
@@ -248,7 +248,7 @@ def _llm() -> Any:
 
 
 def _with_engine(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function whose first argument is the engine as one of the running engine."""
+    """Bind a function whose first argument is the engine to the running engine."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:

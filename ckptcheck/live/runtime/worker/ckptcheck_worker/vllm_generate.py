@@ -11,7 +11,8 @@ from . import tensor_files
 def generate(llm: Any, prompts: list[list[int]], samplings: list[dict[str, Any]], salt: str) -> list[dict[str, Any]]:
     """Return one response for each prompt. samplings: fields of `Sampling` in ckptcheck/live/runtime/engines/sampling.py.
 
-    Where vLLM cannot seed a request (see `_cannot_seed`), the requests run one after the other, and each seeds the sampler.
+    If vLLM cannot seed a request (see `_cannot_seed`), the requests run one after the other, and each seeds the
+    sampler.
     """
     inputs = [_prompt(tokens, salt) for tokens in prompts]
     if _cannot_seed(llm, prompts) and any(sampling.get("seed") is not None for sampling in samplings):
@@ -33,7 +34,7 @@ def _cannot_seed(llm: Any, prompts: list[list[int]]) -> bool:
 
 
 def acceptance_length(llm: Any, prompts: list[list[int]], tokens: int) -> float:
-    """Return the tokens per decode step over greedy responses, one request at a time: 1 where no proposed token is accepted."""
+    """Return the tokens per decode step over greedy responses, one request at a time: 1 without accepted proposals."""
     engine, steps, decoded = llm.llm_engine, 0, 0
     for number, prompt in enumerate(prompts):
         # caches of earlier prompts change no step: a request's first step is its prefill

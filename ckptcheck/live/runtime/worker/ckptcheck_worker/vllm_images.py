@@ -1,6 +1,6 @@
-"""Images in vLLM: one image, always the same, and what vLLM keeps of it. Read against vLLM 0.32.0.
+"""Images in vLLM: one image, always the same, and vLLM's cache of it. Read against vLLM 0.32.0.
 
-GPUModelRunner keeps what the vision tower made of an image under a hash of the image (`encoder_cache`). `reload_weights` drops it;
+GPUModelRunner caches the vision tower's output under a hash of the image (`encoder_cache`). `reload_weights` drops it;
 an update by the weight-transfer API does not.
 """
 
@@ -17,7 +17,7 @@ SIZE = 56
 
 
 def takes_images(model: str) -> bool:
-    """Return whether a checkpoint is of a model that takes images, and has what prepares them."""
+    """Return whether a checkpoint is of a model that takes images, and has the files that prepare them."""
     with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
         config = json.load(file)
     has_token = "image_token_id" in config or "image_token_index" in config
@@ -59,7 +59,7 @@ def score_image(llm: Any, tokens: list[int]) -> list[float]:
 
 
 def reset_encoder_cache(llm: Any) -> None:
-    """Drop what the engine keeps of images."""
+    """Drop the outputs of the vision tower that the engine caches."""
     llm.llm_engine.reset_encoder_cache()
 
 

@@ -79,7 +79,7 @@ def _state_cache_arguments(model: str) -> dict[str, Any]:
 
 
 def _max_batched_tokens(context_len: int, switches: dict[str, Any]) -> int:
-    """Return the most tokens of one step: on a CPU those of all concurrent prompts, on a GPU of one, to save memory.
+    """Return the most tokens of one step: on a CPU all concurrent prompts', on a GPU one prompt's, to save memory.
 
     If a step has no room for the whole prompt of a request with a seed, vLLM 0.32 computes the prompt in chunks and rewinds the
     request's generator, which crashes on a CPU ("CPU Generator does not use offset", GPUModelRunner._bookkeeping_sync).
@@ -96,7 +96,7 @@ def runs_on_cpu() -> bool:
 
 
 def gpu_arguments(sleeps: bool) -> dict[str, Any]:
-    """Return the further arguments on a GPU, with sleep mode where it is wanted and the platform has it; {} on a CPU."""
+    """Return the further arguments on a GPU, with sleep mode if requested and available; {} on a CPU."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():

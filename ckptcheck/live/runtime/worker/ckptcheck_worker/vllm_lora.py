@@ -39,7 +39,7 @@ def forget() -> None:
 
 
 def slot_tensors(manager: Any, number: int) -> Iterator[tuple[str, str, Any, str]]:
-    """Yield what this rank holds of an adapter, as `tensors.walk` yields tensors; nothing if it has no slot.
+    """Yield the tensors of an adapter on this rank, as `tensors.walk` yields tensors; nothing if it has no slot.
 
     manager: vLLM's LoRAModelManager. Every module keeps the adapters of all slots in stacked tensors, the slot first.
     """

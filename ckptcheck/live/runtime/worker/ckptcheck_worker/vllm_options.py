@@ -34,7 +34,7 @@ def engine_arguments(switches: dict[str, Any]) -> dict[str, Any]:
         proposed = {"num_speculative_tokens": switches["speculative"], "prompt_lookup_min": 1, "prompt_lookup_max": 3}
         arguments["speculative_config"] = {"method": "ngram", **proposed}
     if "redundant_experts" in switches and not _is_on_cpu():
-        # waits for each move: the trial asks for them
+        # the trial asks for each move and waits for it
         balancing = {"num_redundant_experts": switches["redundant_experts"], "use_async": False}
         arguments |= {"enable_eplb": True, "enable_expert_parallel": True, "eplb_config": balancing}
     if "compilation" in switches:
@@ -101,7 +101,7 @@ def applied_switches(config: Any) -> dict[str, Any]:
 
 
 def draft_kind(config: Any) -> str:
-    """Return what proposes tokens: mtp, model (of another checkpoint), ngram, "" where nothing does. config: VllmConfig."""
+    """Return the proposer of tokens: mtp, model (of another checkpoint) or ngram; "" for none. config: VllmConfig."""
     speculative = config.speculative_config
     if speculative is None:
         return ""
@@ -113,7 +113,7 @@ def draft_kind(config: Any) -> str:
 
 
 def _draft(config: Any) -> str | None:
-    """Return the value of the switch `draft`, None where no draft model proposes tokens."""
+    """Return the value of the switch `draft`; None if no draft model proposes tokens."""
     kind = draft_kind(config)
     return (
         str(config.speculative_config.draft_model_config.model) if kind == "model" else "mtp" if kind == "mtp" else None

@@ -28,8 +28,9 @@ GPU_BACKENDS = ("ipc", "nccl")
 def choose_backend(transport: str, on_cpu: bool) -> str:
     """Return the weight-transfer backend to start vLLM with, "" for none. transport: by which weights will come.
 
-    On a CPU vLLM always gets the gloo backend, where it has the API. On GPUs it only gets a backend that the transport needs: ipc
-    imports ray in vLLM 0.26. Raises RuntimeError for a transport that cannot work on this device or with this vLLM.
+    On a CPU vLLM always gets the gloo backend, if it has the API. On GPUs it only gets a backend that the transport
+    needs: ipc imports ray in vLLM 0.26. Raises RuntimeError for a transport that cannot work on this device or with
+    this vLLM.
     """
     if on_cpu:
         if transport in GPU_BACKENDS:
@@ -129,7 +130,7 @@ def update_draft(llm: Any, call_ranks: CallRanks, buckets: list[dict[str, Any]],
 
 
 def _interrupt(llm: Any, kind: str, version: str) -> str:
-    """Let a second update begin or end, or the engine sleep, in the midst of an update; return how vLLM refused it, "" if not."""
+    """Begin or end a second update, or make the engine sleep, during an update; return vLLM's refusal, "" for none."""
     try:
         if kind == "begin":
             llm.start_weight_update()
@@ -144,7 +145,7 @@ def _interrupt(llm: Any, kind: str, version: str) -> str:
 
 
 def init_info(address: dict[str, Any]) -> dict[str, Any]:
-    """Return the argument of init_weight_transfer_engine. address: that of the buckets."""
+    """Return the argument of init_weight_transfer_engine. address: of the buckets."""
     if address["kind"] == vllm_gloo.NAME:
         return {"group": address}
     if address["kind"] == "nccl-id":
@@ -179,18 +180,18 @@ def end_update(llm: Any) -> None:
 
 
 def _finish(llm: Any, version: str) -> None:
-    """End the update with its version, where this vLLM keeps one."""
+    """End the update with its version, if this vLLM keeps one."""
     parameters = inspect.signature(llm.finish_weight_update).parameters
     llm.finish_weight_update(**({"weight_version": version} if "weight_version" in parameters else {}))
 
 
 def _weight_version(llm: Any) -> str | None:
-    """Return the weight version, None where this vLLM keeps none."""
+    """Return the weight version; None if this vLLM keeps none."""
     return str(llm.get_weight_version()) if hasattr(llm, "get_weight_version") else None
 
 
 def _shut_down(llm: Any) -> None:
-    """Disconnect from the trainer, where this vLLM can."""
+    """Disconnect from the trainer, if this vLLM can."""
     if hasattr(llm, "shutdown_weight_transfer_engine"):
         llm.shutdown_weight_transfer_engine()
 

@@ -1,4 +1,4 @@
-"""What ckptcheck adds to every worker of vLLM (``worker_extension_cls``): vLLM's own half of what `RankHalf` does.
+"""The addition of ckptcheck to every worker of vLLM (``worker_extension_cls``): vLLM's own half of `RankHalf`.
 
 collective_rpc calls the methods, so one worker in this process and several in their own processes work alike. They return plain
 data. vLLM imports this module in each worker before it loads the model.
@@ -47,7 +47,7 @@ class Extension(RankHalf):
         return self.model_runner.device
 
     def ckptcheck_notes(self) -> dict[str, Any]:
-        """Return what one call leaves for another on this rank."""
+        """Return the state that one call keeps for the next on this rank."""
         notes: dict[str, Any] = self.__dict__.setdefault("_ckptcheck_notes", {})
         return notes
 
@@ -62,14 +62,15 @@ class Extension(RankHalf):
         return expert_slots.vllm_layers(self.model_runner.get_model(), getattr(self.model_runner, "eplb_state", None))
 
     def ckptcheck_adapter_tensors(self, adapter: int) -> Iterator[tuple[str, str, Any, str]]:
-        """Yield what this rank holds of the adapter with this number."""
+        """Yield the tensors of the adapter with this number on this rank."""
         return vllm_lora.slot_tensors(self.model_runner.get_model().lora_manager, adapter)
 
     def ckptcheck_load_weights(
         self, buckets: list[dict[str, Any]], raw: bool, is_draft: bool = False
     ) -> dict[str, Any]:
-        """Load all buckets by reload_weights, or raw: one after the other by the model's own load_weights, as frameworks that
-        patch the model do. is_draft: by that of the draft model, raw only. Reports an exception instead of raising it.
+        """Load all buckets by reload_weights, or raw: one after the other by the model's own load_weights, as
+        frameworks that patch the model do. is_draft: by the draft model's load_weights, raw only. Reports an exception
+        instead of raising it.
         """
         import torch
 
@@ -130,7 +131,7 @@ class Extension(RankHalf):
 
 @contextlib.contextmanager
 def nan_filled_memory() -> Iterator[None]:
-    """Make torch fill new memory with NaN, so that memory which an update allocates and does not write is recognised.
+    """Make torch fill new memory with NaN, to recognise memory that an update allocates and does not write.
 
     Torch does that in deterministic mode, which also makes loaders that scatter or index slower on a GPU.
     """
