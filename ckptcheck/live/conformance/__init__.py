@@ -1,1 +1,1 @@
-"""The conformance kit: puts faults on a transport, one after the other, and reports how each was answered."""
+"""The conformance kit: puts faults on a transport, one after the other, and reports the answer to each."""

@@ -47,10 +47,10 @@ class EngineTransport:
         ckpt: the weights to send, on this disk.
         settings: the engine.
         transport: its name.
-        dtype: what the engine computes in.
+        dtype: the compute dtype of the engine.
         folder: for the files of buckets and checkpoints; the caller removes it.
 
-    Raises CkptcheckError where the kit cannot play the sender, and where the engine does not start.
+    Raises CkptcheckError if the kit cannot play the sender, or if the engine does not start.
     """
 
     def __init__(self, ckpt: Checkpoint, settings: TrialEngine, transport: str, dtype: str, folder: Path) -> None:
@@ -91,16 +91,16 @@ class EngineTransport:
 
     @property
     def has_wire(self) -> bool:
-        """Whether a bucket can be announced and lost: it is announced apart from its bytes."""
+        """Whether a bucket can be announced and then lost, because its bytes travel apart from the announcement."""
         return self._row.sender == "group"
 
     @property
     def pause_modes(self) -> Sequence[str]:
-        """What the engine can do with running requests during an update."""
+        """The ways in which the engine treats running requests during an update."""
         return self._engine.pause_modes if self._row.supports_inflight else ("",)
 
     def find_obstacle(self, fault: Fault) -> str:
-        """Return why this fault cannot be put on this transport, "" where it can."""
+        """Return why this transport cannot have this fault; "" if it can."""
         if fault.kind == "generation" and not self._row.supports_inflight:
             return f"ckptcheck updates by {self._row.name} only where no request runs"
         if fault.kind in ("two-updates", "sleep") and self._row.joins_buckets:
@@ -116,7 +116,7 @@ class EngineTransport:
         if fault is not None and fault.kind == "sleep":
             return replace(self._send(events, version), note=why_sleep_frees_nothing(self._engine.info))
         if fault is not None and fault.kind == "two-updates" and self.has_wire:
-            # a second update that is refused gets no weights, and the sender has to know that before
+            # a refused second update gets no weights, and the sender has to know that beforehand
             first = [event for event in events if not (isinstance(event, Parcel) and event.values == OLD)]
             reply = self._update_by_group(first, version)
             if reply.refusal or not reply.has_ended or reply.has_died:
@@ -177,7 +177,7 @@ class EngineTransport:
         )  # fmt: skip
 
     def _list_entries(self, events: Sequence[Event], *, address_only: bool = False) -> list[Bucket]:
-        """Return the buckets and what comes between them. address_only: buckets without their files."""
+        """Return the buckets and the events between them. address_only: buckets without their files."""
         entries, is_second = [], False
         for event in events:
             if isinstance(event, Parcel):
@@ -190,7 +190,7 @@ class EngineTransport:
         return entries
 
     def _write_bucket(self, parcel: Parcel) -> Bucket:
-        """Return a bucket, with its file written once. What is announced of a tensor that was cut is its whole shape."""
+        """Return a bucket, with its file written once. A truncated tensor is announced with its whole shape."""
         key = (parcel.bucket, parcel.values, parcel.is_cut)
         names = list(self.buckets[parcel.bucket])
         weights = {name: self._weights[parcel.values][name] for name in names}
@@ -232,7 +232,7 @@ class EngineTransport:
         return _judge_response(self._to_reply(result), update.request)
 
     def read_state(self) -> ReceiverState:
-        """Digest what the engine holds. Raises ReceiverLost where it does not run."""
+        """Digest the tensors of the engine. Raises ReceiverLost if it does not run."""
         with _engine_must_answer():
             tensors: TensorDigests = self._engine.digest_tensors()
         kept = {_name(*key): entry for key, entry in tensors.items() if key not in self._scratch}
@@ -253,21 +253,21 @@ class EngineTransport:
         )
 
     def expected_state(self, values: int) -> Mapping[str, str]:
-        """Return what a cold load of these weights holds."""
+        """Return the tensors of a cold load of these weights."""
         return self._expected[values]
 
     def write_marks(self) -> int:
-        """Write marks over every weight. Raises ReceiverLost where the engine does not run."""
+        """Write marks over every weight. Raises ReceiverLost if the engine does not run."""
         with _engine_must_answer():
             return len(self._engine.scramble_weights().names)
 
     def find_marks(self) -> Sequence[str]:
-        """Return the tensors that still hold marks. Raises ReceiverLost where the engine does not run."""
+        """Return the tensors that still hold marks. Raises ReceiverLost if the engine does not run."""
         with _engine_must_answer():
             return [_name(*key) for key in self._engine.find_unwritten()]
 
     def version(self) -> str | None:
-        """Return the version that the engine reported with its last answer, None where it reports none."""
+        """Return the version that the engine reported with its last answer; None if it reports none."""
         return self._version
 
     def end_update(self) -> bool:
@@ -282,7 +282,7 @@ class EngineTransport:
         return True
 
     def restart(self) -> None:
-        """Start the engine anew. Raises CkptcheckError where it does not start."""
+        """Start the engine anew. Raises CkptcheckError if it does not start."""
         self._engine.close()
         self._end_sender()
         self._engine = self._start(OLD)
@@ -328,7 +328,7 @@ class EngineTransport:
 
 @contextlib.contextmanager
 def _engine_must_answer() -> Iterator[None]:
-    """Limit the calls of the block. Raises ReceiverLost where the engine does not answer in time, or not at all."""
+    """Limit the calls of the block. Raises ReceiverLost if the engine does not answer in time, or not at all."""
     try:
         with time_budget(TIMEOUT):
             yield
@@ -337,7 +337,7 @@ def _engine_must_answer() -> Iterator[None]:
 
 
 def _announce(events: Sequence[Event], buckets: int) -> list[Event]:
-    """Return the engine's instructions for an update: all that the sender means to send, and the faults at the engine."""
+    """Return the engine's instructions for an update: all buckets of the sender, and the faults at the engine."""
     died = any(isinstance(event, Interruption) and event.kind == "sender-dies" for event in events)
     if died:
         return list(send_all(buckets))
@@ -345,7 +345,7 @@ def _announce(events: Sequence[Event], buckets: int) -> list[Event]:
 
 
 def _is_sent(event: Event) -> bool:
-    """Return whether the sender has to do with it."""
+    """Return whether an event concerns the sender."""
     if isinstance(event, Parcel):
         return not event.is_lost
     return event.kind in ("delay", "sender-dies")
@@ -356,7 +356,7 @@ def _name(rank: int, name: str) -> str:
 
 
 def _judge_response(reply: Reply, request: InflightRequest) -> Reply:
-    """Add to the answer what became of the response that ran during the update."""
+    """Add the outcome of the response that ran during the update to the answer."""
     if request.is_truncated:
         return replace(
             reply,

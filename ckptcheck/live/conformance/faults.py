@@ -40,7 +40,7 @@ class Parcel:
 
     bucket: int
     values: int = NEW
-    """Which of the two sets of weights it brings."""
+    """The set of weights that it belongs to."""
     is_cut: bool = False
     """Whether its last tensor has half its rows."""
     lacks_tensor: bool = False
@@ -68,7 +68,7 @@ class Fault:
     kind: FaultKind
     events: tuple[Event, ...]
     place: str = ""
-    """Where among the buckets, "" where that says nothing."""
+    """The place among the buckets; "" if the place does not matter."""
 
     @property
     def loses_weights(self) -> bool:
@@ -86,8 +86,8 @@ def plan_faults(
 ) -> list[Fault]:
     """Return all faults for an update of so many buckets, at least two.
 
-    has_wire: whether buckets are announced apart from their bytes. pause_modes: what can become of running requests. delay: seconds
-    that a bucket is late.
+    has_wire: whether buckets are announced apart from their bytes. pause_modes: the ways to treat running requests.
+    delay: seconds that a bucket is late.
     """
     sound = send_all(buckets)
     middle = buckets // 2
@@ -123,6 +123,6 @@ def plan_faults(
         Fault("two-updates", (*sound[:middle], *second, *sound[middle:]), f"before {at(middle)}"),
         *(Fault("generation", sound, mode) for mode in pause_modes),
         Fault("sleep", (*sound[:middle], Interruption("sleep"), *sound[middle:]), f"before {at(middle)}"),
-        # last, because it ends what the receiver runs in
+        # last, because it ends the receiver's process
         Fault("kill-receiver", (*sound[:middle], Interruption("receiver-dies"), *sound[middle:]), f"before {at(middle)}"),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Assembles a conformance run: opens the source, starts what is tried, and cleans up after it."""
+"""Assembles a conformance run: opens the source, starts the subject, and cleans up after it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def try_own_transport(
     *,
     observer: Observer = SILENT,
 ) -> ConformanceTrace:
-    """Run the kit over a transport of the user's own. source: whose weights it carries; None: random ones of the receiver's shapes.
+    """Run the kit over a transport of the user's own. source: the weights that it carries; None: random ones of the
+    receiver's shapes.
 
     Raises CkptcheckError for a class that cannot be used, and for a source that cannot be opened.
     """
@@ -43,7 +44,7 @@ def try_own_transport(
 
 
 def _read_tensors(source: TrialSource, folder: Path) -> dict[str, Any]:
-    """Return the tensors of a source as those of torch."""
+    """Return the tensors of a source as tensors of torch."""
     from ckptcheck.live.conformance.weights import read_weights, write_safetensors
     from ckptcheck.live.refit.source import open_source
     from ckptcheck.live.runtime.worker.ckptcheck_worker.tensor_files import read_tensors

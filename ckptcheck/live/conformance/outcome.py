@@ -1,4 +1,4 @@
-"""Judges what became of a fault, from the transport's answer and from what the receiver holds."""
+"""Judges the outcome of a fault, from the transport's answer and the receiver's tensors."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ MAX_MESSAGE = 160
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one fault at one place."""
+    """The outcome of one fault at one place."""
 
     kind: FaultKind
     place: str
     answer: Answer
     detail: str = ""
-    """What was seen; for "untried" the reason."""
+    """The observation; for "untried" the reason."""
     recovery: str = ""
-    """How the receiver came back to sound weights, "" where it never left them."""
+    """How the receiver came back to sound weights; "" if it never left them."""
     is_stuck: bool = False
-    """Whether a sound update afterwards did not bring it back although the receiver ran."""
+    """Whether a sound update afterwards did not restore the weights although the receiver ran."""
     is_wrong_afterwards: bool = False
     """Whether that update reported success and left wrong weights."""
     seconds: float = 0.0
@@ -50,16 +50,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class KnownStates:
-    """What the receiver holds with each of the two sets of weights, proved by sound updates."""
+    """The receiver's tensors with each of the two sets of weights, proved by sound updates."""
 
     old: Mapping[str, str]
     new: Mapping[str, str]
     scratch: frozenset[str] = frozenset()
-    """Tensors that differ between two sound updates of the same weights, so that nothing is to be compared of them."""
+    """Tensors that differ between two sound updates of the same weights, and are therefore not compared."""
 
     @property
     def moving(self) -> Set[str]:
-        """The tensors that tell the two sets of weights apart."""
+        """The tensors that distinguish the two sets of weights."""
         return {name for name, digest in self.new.items() if name not in self.scratch and self.old.get(name) != digest}
 
     @property
@@ -68,7 +68,7 @@ class KnownStates:
         return {name for name, digest in self.new.items() if not digest}
 
     def describe(self, state: ReceiverState) -> tuple[Literal["old", "new", "mixed"], str]:
-        """Say which weights the receiver holds, in one word and in a clause."""
+        """Name the weights that the receiver holds, in one word and in a clause."""
         names = set(self.new) - self.scratch
         is_old = {name for name in names if state.digests.get(name) == self.old.get(name)}
         is_new = {name for name in names if state.digests.get(name) == self.new[name]}
@@ -84,7 +84,7 @@ class KnownStates:
 
 
 def judge(fault: Fault, reply: Reply, known: KnownStates, state: ReceiverState | None, version: str | None) -> Outcome:
-    """Judge one fault. state: what the receiver holds afterwards, None where it cannot be read. version: that it reports."""
+    """Judge one fault. state: the receiver's tensors afterwards, None if unreadable. version: its reported one."""
 
     def outcome(answer: Answer, *details: str) -> Outcome:
         return Outcome(fault.kind, fault.place, answer, "; ".join(filter(None, (*details, reply.note))))

@@ -29,15 +29,16 @@ BUCKETS = 4
 TIMEOUT = 60.0
 """Seconds that one update may take."""
 TOKENS = 3
-"""Tokens that are taken from a response before the update, and again after it."""
+"""Tokens that the kit takes from a response before the update, and again after it."""
 
 
 class WeightTransport(Protocol):
-    """What a user writes. A refusal is an exception, from any of the first three methods.
+    """The class that a user writes. It refuses by raising an exception in any of the first three methods.
 
     Further methods let the kit try further faults: ``sleep()`` and ``wake()``; ``generate()``, which yields the version of the
-    weights that computed each token (None where it is not known); ``kill_sender()``, which does to the sender's end what its death
-    does; ``kill_receiver()``, which ends one receiver; ``close()``. The class is called without arguments, again for every restart.
+    weights that computed each token (None if unknown); ``kill_sender()``, which has the effect of the sender's death;
+    ``kill_receiver()``, which ends one receiver; ``close()``. The class is called without arguments, again for every
+    restart.
     """
 
     def begin(self, version: str, names: Sequence[str]) -> None:
@@ -53,18 +54,20 @@ class WeightTransport(Protocol):
         ...
 
     def tensors(self) -> Iterable[tuple[str, Any]]:
-        """Yield the name and the tensor of everything that the receiver holds: the tensors themselves, or else their digests."""
+        """Yield the name and the tensor of everything that the receiver holds: the tensors themselves, or else their
+        digests.
+        """
         ...
 
     def version(self) -> str | None:
-        """Return the version of the weights that the receiver reports, None if it has none."""
+        """Return the version of the weights that the receiver reports; None if it has none."""
         ...
 
 
 def load_transport(name: str) -> Callable[[], WeightTransport]:
     """Import the class of a transport. name: ``module:Class``, looked up from the working directory on.
 
-    Raises CkptcheckError where it cannot be imported or lacks one of the five methods.
+    Raises CkptcheckError if it cannot be imported, or lacks one of the five methods.
     """
     module_name, _, class_name = name.partition(":")
     hint = "write module:Class, with a module that Python can import from here"
@@ -131,16 +134,16 @@ class OwnTransport:
 
     @property
     def has_wire(self) -> bool:
-        """Return False: `begin` announces every name, so a bucket that is never sent is one that was lost."""
+        """Return False: `begin` announces every name, so a bucket that never comes is already a lost one."""
         return False
 
     @property
     def pause_modes(self) -> Sequence[str]:
-        """Return one nameless mode: what becomes of running requests is for the transport to choose."""
+        """Return one nameless mode: the transport chooses how to treat running requests."""
         return ("",)
 
     def find_obstacle(self, fault: Fault) -> str:
-        """Return why this fault cannot be put on this transport, "" where it can."""
+        """Return why this transport cannot have this fault; "" if it can."""
         missing = [
             method for method in OPTIONAL.get(fault.kind, ()) if not callable(getattr(self._transport, method, None))
         ]
@@ -175,7 +178,7 @@ class OwnTransport:
                     is_skipping = event.kind != "end"
                 else:
                     refusal = self._interrupt(event, f"{version}-second", names) or refusal
-                    # the sender of a second update that is refused sends nothing
+                    # the sender of a refused second update sends nothing
                     is_skipping = bool(refusal) and event.kind == "begin"
             transport.end()
         except Exception as error:
@@ -183,7 +186,7 @@ class OwnTransport:
         return Reply(True, refusal=refusal)
 
     def _interrupt(self, event: Interruption, version: str, names: Sequence[str]) -> str:
-        """Let something happen between two buckets; return how the transport refused it, "" where it did not."""
+        """Cause an event between two buckets; return how the transport refused it, "" if it did not."""
         transport: Any = self._transport
         if event.kind == "delay":
             time.sleep(event.seconds)
@@ -233,7 +236,7 @@ class OwnTransport:
         return bucket
 
     def read_state(self) -> ReceiverState:
-        """Digest what the receiver holds. Raises ReceiverLost where its tensors cannot be listed."""
+        """Digest the receiver's tensors. Raises ReceiverLost if it cannot list them."""
         from ckptcheck.live.runtime.worker.ckptcheck_worker.digest import digest
 
         return ReceiverState({
@@ -241,7 +244,7 @@ class OwnTransport:
         })  # fmt: skip
 
     def expected_state(self, values: int) -> Mapping[str, str]:
-        """Return the digests of what is sent, for tensors that the receiver holds in the same form."""
+        """Return the digests of the sent tensors that the receiver holds in the same form."""
         from ckptcheck.live.runtime.worker.ckptcheck_worker.digest import digest
 
         return {
@@ -251,7 +254,7 @@ class OwnTransport:
         }
 
     def write_marks(self) -> int:
-        """Write marks over the receiver's tensors; return 0 where they are copies, so that the marks do not stay."""
+        """Write marks over the receiver's tensors; return 0 if they are copies, so that the marks do not stay."""
         from ckptcheck.live.runtime.worker.ckptcheck_worker import inventory
 
         _, marked = inventory.scramble_weights(0, self._walk(), ())
@@ -276,7 +279,7 @@ class OwnTransport:
             raise ReceiverLost(f"its tensors cannot be listed: {_describe(error)}") from error
 
     def version(self) -> str | None:
-        """Return the version that the receiver reports. Raises ReceiverLost where it cannot be asked."""
+        """Return the version that the receiver reports. Raises ReceiverLost if asking fails."""
         try:
             version = self._transport.version()
         except Exception as error:
@@ -288,7 +291,7 @@ class OwnTransport:
         return False
 
     def restart(self) -> None:
-        """Make a new transport. Raises CkptcheckError where that fails."""
+        """Make a new transport. Raises CkptcheckError if that fails."""
         self.close()
         self._transport = self._construct()
 
@@ -306,7 +309,7 @@ class OwnTransport:
 
 
 def split_evenly(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
-    """Split names into so many groups of about the same bytes, in their order; fewer where there are fewer names.
+    """Split names into so many groups of about the same bytes, in their order; fewer if there are fewer names.
 
     >>> split_evenly({"a": 1, "b": 1, "c": 2, "d": 9}, 3)
     [['a', 'b'], ['c'], ['d']]

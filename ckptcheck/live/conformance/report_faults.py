@@ -13,7 +13,7 @@ MAX_PLACES = 3
 
 
 def group_by_kind(outcomes: Sequence[Outcome]) -> Iterator[tuple[FaultKind, str, list[Outcome]]]:
-    """Yield each kind of fault, what happened in words with its places, and its outcomes."""
+    """Yield each kind of fault, its description with its places, and its outcomes."""
     groups: dict[FaultKind, list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault(outcome.kind, []).append(outcome)

@@ -64,7 +64,7 @@ class ConformanceRun:
         )
 
     def _prove_baseline(self) -> None:
-        """Send new, old and new weights by sound updates over marks, and note what the receiver then holds."""
+        """Send new, old and new weights by sound updates over marks, and record the receiver's tensors after each."""
         states: list[ReceiverState] = []
         versions: list[str | None] = [self._subject.version()]
         for values in (NEW, OLD, NEW, OLD):
@@ -119,7 +119,7 @@ class ConformanceRun:
         return Outcome("poison", "", "harmless", f"every mark was overwritten, in {count(self._marks, 'tensor')}")
 
     def _try(self, fault: Fault) -> Outcome:
-        """Put one fault on the transport, which holds the old weights; leave it with the old weights again."""
+        """Put one fault on the transport. The receiver holds the old weights before and afterwards."""
         if obstacle := self._subject.find_obstacle(fault):
             return Outcome(fault.kind, fault.place, "untried", obstacle)
         subject, before = self._subject, self._subject.version()
@@ -166,7 +166,7 @@ class ConformanceRun:
             raise CkptcheckError(f"after a restart {failure.sentence}")
 
     def _find_reset_failure(self) -> _ResetFailure:
-        """Send the old weights by a sound update over marks; return what is wrong afterwards."""
+        """Send the old weights by a sound update over marks; return the fault that remains."""
         subject = self._subject
         try:
             marks = subject.write_marks()
@@ -194,7 +194,7 @@ class ConformanceRun:
 
 
 class _ResetFailure:
-    """Why a sound update did not bring the receiver back; the sentence is "" where it did."""
+    """Why a sound update did not restore the weights; the sentence is "" if it did."""
 
     def __init__(self, sentence: str, *, reported_success: bool = False) -> None:
         self.sentence, self.reported_success = sentence, reported_success

@@ -11,7 +11,7 @@ from ckptcheck.live.conformance.faults import Event, Fault
 
 
 class ReceiverLost(CkptcheckError):
-    """The receiver does not run any more, or cannot be read; the kit starts it again."""
+    """The receiver no longer runs, or cannot be read; the kit starts it again."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Reply:
 
 @dataclass(frozen=True)
 class ReceiverState:
-    """What the receiver holds."""
+    """The receiver's tensors."""
 
     digests: Mapping[str, str]
-    """Tensor → digest, "" where its numbers cannot be read."""
+    """Tensor → digest; "" if its numbers cannot be read."""
     derived: frozenset[str] = field(default_factory=frozenset)
     """Tensors that the receiver computes from others or uses as scratch memory."""
 
@@ -52,9 +52,9 @@ class Subject(Protocol):
     """A transport under test, from the sender's buckets to the receiver's memory."""
 
     target: str
-    """As the user named it."""
+    """The name that the user gave."""
     title: str
-    """One line that says what it is."""
+    """One line that describes it."""
     buckets: Sequence[Sequence[str]]
     """The names of the tensors in each bucket."""
 
@@ -69,18 +69,18 @@ class Subject(Protocol):
         ...
 
     def find_obstacle(self, fault: Fault) -> str:
-        """Return why this transport cannot have this fault, "" if it can."""
+        """Return why this transport cannot have this fault; "" if it can."""
         ...
 
     def update(self, fault: Fault | None, events: Sequence[Event], version: str) -> Reply:
         """Send one update. fault: None for a sound one. version: a new one, unless the fault is a version that stands still.
 
-        Never raises for what the transport or its receiver does.
+        Never raises for a failure of the transport or its receiver.
         """
         ...
 
     def read_state(self) -> ReceiverState:
-        """Return what the receiver holds. Raises ReceiverLost where it does not run."""
+        """Return the receiver's tensors. Raises ReceiverLost if it does not run."""
         ...
 
     def expected_state(self, values: int) -> Mapping[str, str]:
@@ -96,7 +96,7 @@ class Subject(Protocol):
         ...
 
     def version(self) -> str | None:
-        """Return the version of the weights that the receiver reports, None if it reports none."""
+        """Return the version of the weights that the receiver reports; None if it reports none."""
         ...
 
     def end_update(self) -> bool:
@@ -104,7 +104,7 @@ class Subject(Protocol):
         ...
 
     def restart(self) -> None:
-        """Start the receiver anew. Raises CkptcheckError where it does not start."""
+        """Start the receiver anew. Raises CkptcheckError if it does not start."""
         ...
 
     def close(self) -> None:

@@ -16,17 +16,17 @@ COLUMNS = ("fault", "where", "answer", "what was seen", "brought back by")
 
 @dataclass(frozen=True)
 class ConformanceTrace(EvidenceDefaults):
-    """What became of every fault that was put on a transport."""
+    """The outcome of every fault that the kit put on a transport."""
 
     target: str
     subject: str
     outcomes: tuple[Outcome, ...] = ()
     problems: tuple[str, ...] = ()
-    """Why a sound update is not proved; () where it is."""
+    """Why a sound update is not proved; () if it is."""
     tensors: int = 0
     """Tensors of the receiver that were digested."""
     updates: int = 0
-    """Updates that were sent, sound ones too."""
+    """Updates that the kit sent, sound ones too."""
     failed_phases: Mapping[str, str] = field(default_factory=dict)
     """Phase → why it did not finish."""
     kind: str = "conformance"
@@ -34,7 +34,7 @@ class ConformanceTrace(EvidenceDefaults):
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """What did not finish; no rule can then pass."""
+        """The phases that did not finish; no rule can then pass."""
         return self.failed_phases
 
     @property
@@ -44,12 +44,12 @@ class ConformanceTrace(EvidenceDefaults):
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The table of faults and answers, and how often each answer was given."""
+        """The table of faults and answers, and the count of each answer."""
         return (Section("faults and answers", COLUMNS, self._rows, lines=(self.summary,)),)
 
     @property
     def summary(self) -> str:
-        """One line: how many faults were tried, and how often each answer was given."""
+        """One line: the number of tried faults, and the count of each answer."""
         numbers: dict[Answer, int] = {}
         for outcome in self.outcomes:
             numbers[outcome.answer] = numbers.get(outcome.answer, 0) + 1

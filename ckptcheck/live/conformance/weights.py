@@ -1,4 +1,4 @@
-"""The weights that the kit sends to an engine: those of a checkpoint, and the same with every value moved."""
+"""The weights that the kit sends to an engine: a checkpoint's, and the same with every value moved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ckptcheck.compare.diagnosis import TensorBits
 
 MOVED_BITS = {"F64": 48, "F32": 19, "F16": 6, "BF16": 3}
-"""Float dtype → the bit of its mantissa that is turned over: a sixteenth of the value's power of two. Of others the lowest is."""
+"""Float dtype → the bit of its mantissa that is flipped: a sixteenth of the value's power of two. Other dtypes flip the
+lowest bit."""
 
 
 def read_weights(ckpt: Checkpoint) -> dict[str, TensorBits]:

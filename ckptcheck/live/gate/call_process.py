@@ -43,12 +43,12 @@ def main() -> None:
         result = {"error": error.message if isinstance(error, CkptcheckError) else str(error), "hint": hint}
     try:
         replace_file(Path(request["result"]), json.dumps(result).encode())
-    except CkptcheckError as error:  # a full disk: the gate misses the result, and says so
+    except CkptcheckError as error:  # a full disk: the gate reports that the result is missing
         sys.exit(f"ckptcheck: {error.message}")
 
 
 def _run_call(name: str, arguments: dict[str, Any]) -> list[Any]:
-    """Call a function of the API, and return its reports as JSON; [] where it returns something else."""
+    """Call a function of the API, and return its reports as JSON; [] if it returns anything else."""
     import ckptcheck
     from ckptcheck.linter.report import Report, Reports
 

@@ -1,4 +1,4 @@
-"""Reads a gate file: the job, how long the gate may take, and the settings in which its checks depart from the job."""
+"""Reads a gate file: the job, the gate's time limit, and the settings in which its checks differ from the job."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ KEYS = {
     "folder": "the path of a folder",
     **dict.fromkeys(STAGES, "a table"),
 }
-"""Key of a gate file → what its value is."""
+"""Key of a gate file → the form of its value."""
 UNITS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
 
 
 @dataclass(frozen=True)
 class GateRequest:
-    """What a gate checks, and within which time."""
+    """The checks of a gate, and their time limit."""
 
     job: tuple[str, ...]
     """The job's files and overrides, as ``preflight`` takes them."""
@@ -43,17 +43,17 @@ class GateRequest:
     stages: tuple[str, ...] = STAGES
     """The stages that run."""
     goes_on: bool = False
-    """Whether dearer stages run although a cheaper one has found errors."""
+    """Whether more expensive stages run although a cheaper one found errors."""
     folder: Path | None = None
-    """The folder that keeps what finished; None: one named after the job, in the working folder."""
+    """The folder that keeps the finished results; None: one named after the job, in the working folder."""
     model: str | None = None
     """The checkpoint to scan, to sync and to score, in place of the one that the job names."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Stage → arguments in place of those that follow from the job."""
+    """Stage → arguments that replace the ones derived from the job."""
 
     @property
     def results_folder(self) -> Path:
-        """The folder that keeps what finished."""
+        """The folder that keeps the finished results."""
         return self.folder or Path(f"{Path(self.job[0]).stem}.gate")
 
 
@@ -136,7 +136,7 @@ def _has_form(key: str, value: Any) -> bool:
 
 
 def _locate(word: str, folder: Path) -> str:
-    """Return a word of the job with its path from the working folder, where it is a file beside the gate file."""
+    """Return a word of the job; if it names a file beside the gate file, as a path from the working folder."""
     anchored = _anchor(word, folder)
     try:
         return anchored if os.path.exists(anchored) or "=" not in word else word

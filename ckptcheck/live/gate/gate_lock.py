@@ -14,7 +14,7 @@ from ckptcheck.text.file_io import open_lock_file
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder until the block ends; the system frees it where the process dies. Raises CkptcheckError where it is held."""
+    """Hold the folder until the block ends, or the process dies. Raises CkptcheckError if another process holds it."""
     try:
         import fcntl
     except ImportError:  # Windows

@@ -1,4 +1,4 @@
-"""Plans what each stage of a gate runs, from the settings of the job."""
+"""Plans the calls of each stage of a gate, from the settings of the job."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class Call:
     arguments: Mapping[str, Any]
     """Keyword arguments as JSON can hold them; ``*`` holds the positional ones."""
     output: Path | None = None
-    """The file that the call writes and a later call reads; None where its report is all."""
+    """The file that the call writes and a later call reads; None if it only reports."""
     made_by: Call | None = None
-    """A call of the trial that makes this one needless where it wrote its output; None where there is none."""
+    """A call of the trial that makes this one needless if it wrote its output; None without one."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What one stage of a gate runs."""
+    """The calls of one stage of a gate."""
 
     name: str
     calls: tuple[Call, ...] = ()
     cannot: str = ""
-    """Why the stage cannot check the job, or not all of it; "" where it can."""
+    """Why the stage cannot check the job, or not all of it; "" if it can."""
 
 
 def check_options(request: GateRequest, functions: Mapping[str, Callable[..., Any]]) -> None:
@@ -73,7 +73,7 @@ def check_options(request: GateRequest, functions: Mapping[str, Callable[..., An
 def plan_stages(
     job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path
 ) -> tuple[Stage, ...]:
-    """Return the stages after preflight that the request asks for. folder: where calls write what later calls read."""
+    """Return the requested stages after preflight. folder: for files that one call writes and a later one reads."""
     plan = {"scan": _plan_scan, "refit": _plan_refit, "parity": _plan_parity}
     return tuple(plan[name](job, request, functions, folder) for name in request.stages if name in plan)
 
@@ -101,10 +101,10 @@ def _plan_refit(job: Job, request: GateRequest, functions: Mapping[str, Callable
 def _plan_trial(
     job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path, source: str
 ) -> Call:
-    """Return the call of ``refit``. It also records what parity judges, if both stages set up engine and trainer alike."""
+    """Return the call of ``refit``. It also records for parity, if both stages set up engine and trainer alike."""
     options, of_job = request.options.get("refit", {}), list_refit_arguments(job)
     if not options.get("check_logprobs", True):
-        of_job.pop("clear_cache", None)  # only what is scored depends on the cache
+        of_job.pop("clear_cache", None)  # only the scores depend on the cache
     arguments = {"*": [source], **of_job, **options}
     if "parity" not in request.stages or "rollouts" in arguments:
         return Call("refit", arguments)
@@ -119,7 +119,7 @@ def _plan_trial(
 
 
 def _is_set_up_alike(refit: Mapping[str, Any], record: Mapping[str, Any], score: Mapping[str, Any]) -> bool:
-    """Return whether the engine and the trainer of a trial are those that parity would start."""
+    """Return whether parity would start the same engine and trainer as a trial."""
     switches = record.get("switch", [])
     return (
         all(refit.get(name) == record.get(name) for name in ENGINE_ARGUMENTS)
@@ -154,7 +154,7 @@ def _plan_parity(job: Job, request: GateRequest, functions: Mapping[str, Callabl
 def _take_arguments(
     job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], function: str
 ) -> dict[str, Any]:
-    """Return the arguments of a function of parity: those that follow from the job, and those of the gate file that it takes."""
+    """Return the arguments of a function of parity: from the job, and the gate file's that the function takes."""
     of_job = {"record_rollouts": list_record_arguments, "score_rollouts": list_score_arguments}
     names = _list_names(functions[function])
     options = {name: value for name, value in request.options.get("parity", {}).items() if name in names}
@@ -162,13 +162,13 @@ def _take_arguments(
 
 
 def _find_model(job: Job) -> str | None:
-    """Return the path of the model that the engine starts from, None where it is not on this machine."""
+    """Return the path of the model that the engine starts from; None if it is not on this machine."""
     checkpoint = job.checkpoints.get("checkpoint.model")
     return None if checkpoint is None or checkpoint.reason else checkpoint.path
 
 
 def _find_source(job: Job, request: GateRequest) -> tuple[str, str]:
-    """Return (path of the model, why engine and trainer cannot be checked; "" where they can)."""
+    """Return (path of the model, why engine and trainer cannot be checked; "" if they can)."""
     if job.engine not in ENGINES:
         return "", f"the job's engine is {job.engine}, not vllm or sglang" if job.engine else "no engine is known"
     if job.text("trainer.backend") is None:
@@ -183,7 +183,7 @@ def _find_source(job: Job, request: GateRequest) -> tuple[str, str]:
 
 
 def _explain_missing(job: Job, checkpoint: NamedCheckpoint) -> str:
-    """Return why a checkpoint that the job names cannot be read, and what to do where it is the model and only not here."""
+    """Return why a checkpoint of the job cannot be read; with a hint if it is the model, missing only here."""
     if checkpoint != job.checkpoints.get("checkpoint.model") or checkpoint.path:
         return checkpoint.reason
     reason = checkpoint.reason.partition(": ckptcheck scan ")[0]

@@ -1,4 +1,4 @@
-"""Runs a call of a gate until its deadline, and keeps what it found for a gate that is started again."""
+"""Runs a call of a gate until its deadline, and keeps its result for the next start of the gate."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from ckptcheck.live.gate.plan import Call
 from ckptcheck.text.file_io import read_json_file, replace_file
 
 KEPT_SECONDS = 24 * 3600
-"""How long a result is used again: the engine, the driver or the machine may be another one tomorrow."""
+"""Age up to which a result is used again: the engine, the driver or the machine may change by tomorrow."""
 CLEAN_UP_SECONDS = 45.0
 """Seconds that a call has to end its processes after the deadline; then it is killed."""
 STDERR = 2
 """The gate's own stderr, where messages of a call go; stdout is for the report."""
 MOST_FILES = 10_000
-"""Files of a folder that the fingerprint of a call looks at."""
+"""Files of a folder that enter the fingerprint of a call."""
 
 
 @dataclass(frozen=True)
 class CallResult:
-    """What a call of a gate found."""
+    """The result of a call of a gate."""
 
     reports: tuple[Report, ...] = ()
     error: str = ""
-    """Why it could not check, "" where it could."""
+    """Why it could not check; "" if it could."""
     was_stopped: bool = False
-    """Whether it was stopped at the deadline; its reports say what it had done by then."""
+    """Whether the deadline stopped it; its reports then cover the work up to the deadline."""
     seconds: float = 0.0
     """How long it ran."""
     age: float | None = None
-    """Seconds since it ran, where the result is that of an earlier gate."""
+    """Seconds since it ran, if the result comes from an earlier gate."""
     has_output: bool = False
     """Whether the call wrote its output: a trial may find that there is nothing to write."""
 
 
 class Outcome(msgspec.Struct):
-    """What the process of a call writes."""
+    """The file that the process of a call writes."""
 
     reports: list[dict[str, Any]] = []
     error: str | None = None
@@ -59,7 +59,7 @@ class Outcome(msgspec.Struct):
 
 
 class KeptResult(msgspec.Struct):
-    """What is kept of a call. A folder may be shared, so that anybody may have written it."""
+    """The stored result of a call. A folder may be shared, so anybody may have written it."""
 
     fingerprint: str
     time: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -72,7 +72,7 @@ def run_call(call: Call, file: Path, deadline: float | None) -> CallResult:
     """Run a call, or return its earlier result.
 
     file: where the result is kept. deadline: the moment by `time.monotonic` at which the call is stopped; None: never.
-    Raises KeyboardInterrupt after the call has ended, where a signal ends the gate.
+    If a signal ends the gate, it raises KeyboardInterrupt once the call has ended.
     """
     fingerprint = _fingerprint(call)
     kept = _read_kept(call, file, fingerprint)
@@ -109,7 +109,7 @@ def has_written(call: Call, file: Path) -> bool:
 
 
 def _run_process(call: Call, result: Path, deadline: float | None) -> int | None:
-    """Run the call in a process and return its exit code, None where it was stopped at the deadline."""
+    """Run the call in a process and return its exit code; None if the deadline stopped it."""
     request = {"function": call.function, "arguments": dict(call.arguments), "result": str(result)}
     process = subprocess.Popen(
         [sys.executable, "-m", "ckptcheck.live.gate.call_process"], stdin=subprocess.PIPE, stdout=STDERR
@@ -147,7 +147,7 @@ def _keep(call: Call, file: Path, fingerprint: str, reports: list[Any], seconds:
 
 
 def _read_kept(call: Call, file: Path, fingerprint: str) -> CallResult | None:
-    """Return the result that an earlier gate kept, None where there is none, or not of this call, or without its output."""
+    """Return the result that an earlier gate kept; None without one of this call, or without its output."""
     try:
         kept = msgspec.convert(read_json_file(file), KeptResult)
         age = time.time() - kept.time

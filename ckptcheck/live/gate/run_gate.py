@@ -1,4 +1,4 @@
-"""Runs the stages of a gate one after the other, and joins what they found into one report."""
+"""Runs the stages of a gate one after the other, and joins their findings into one report."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ TITLES = {
     "score_rollouts": "the trainer's logprobs",
     "judge": "the verdict",
 }
-"""Function of a stage that has several → what it gives."""
+"""Function of a stage that has several → a name for its part."""
 
 
 @dataclass
 class StageResult:
-    """What one stage of a gate found."""
+    """The result of one stage of a gate."""
 
     name: str
     reports: list[Report] = field(default_factory=list)
     not_checked: str = ""
-    """Why the stage did not check the job although it should have, "" where it did."""
+    """Why the stage did not check the job although it should have; "" if it did."""
     left_out: str = ""
-    """Why the stage did not run although nothing hindered it: the gate had its answer."""
+    """Why the gate left the stage out although it could run: an earlier stage had decided."""
     seconds: float = 0.0
     """How long its calls ran, when they ran."""
     notes: list[str] = field(default_factory=list)
-    """What it used again."""
+    """The earlier results that it used again."""
 
     def describe(self) -> str:
-        """Say the outcome in a few words."""
+        """Return the outcome in a few words."""
         if self.left_out:
             return f"not run: {self.left_out}"
         numbers = [
@@ -75,15 +75,15 @@ def run_gate(
     """Run the stages after preflight, and return one report on all.
 
     Args:
-        job: what preflight read.
-        preflight: what preflight found.
-        request: what to check, and within which time.
+        job: the job that preflight read.
+        preflight: its report.
+        request: the checks, and their time limit.
         functions: name → function of `ckptcheck.verbs` that a stage calls.
-        fail_on: the lightest severity of a finding that ends the gate before dearer stages.
+        fail_on: the lowest severity of a finding that ends the gate before more expensive stages.
         observer: receives messages.
         began: the moment by `time.monotonic` from which the deadline counts.
 
-    Raises OutputError where the folder for results cannot be written, CkptcheckError where another gate uses it.
+    Raises OutputError if the folder for results cannot be written, CkptcheckError if another gate uses it.
 
     """
     folder = request.results_folder
@@ -129,7 +129,7 @@ def _fails(result: StageResult, fail_on: FailOn) -> bool:
 def _run_stage(
     stage: Stage, result: StageResult, folder: Path, deadline: float | None, limit: str, observer: Observer
 ) -> None:
-    """Run the calls of a stage until one cannot check or the deadline has passed, and say what of the job no call checks."""
+    """Run the calls of a stage until one cannot check or the deadline has passed; report the unchecked parts."""
     for number, call in enumerate(stage.calls, 1):
         if call.made_by is not None and has_written(call.made_by, folder / "refit-1.json"):
             result.notes.append(f"{TITLES[call.function]} of the trial")

@@ -33,7 +33,7 @@ class Localization(EvidenceDefaults):
     target: str
     """The checkpoint or the dumps, as the user named them."""
     sides: tuple[str, str]
-    """What the report calls the two sides; the first is the reference."""
+    """The names of the two sides in the report; the first is the reference."""
     reference: Activations = field(repr=False)
     """Point → its output on the reference side, [tokens, width]."""
     other: Activations = field(repr=False)
@@ -51,7 +51,7 @@ class Localization(EvidenceDefaults):
     further: tuple[Localization, ...] = ()
     """The same comparison of the other data- and context-parallel ranks."""
     layout: RankLayout | None = None
-    """How ranks and tokens were brought together; None where nothing had to be, as the sides are no dumps."""
+    """How ckptcheck matched ranks and tokens; None for sides that are no dumps and need no matching."""
     kind: str = "localization"
 
     @property
@@ -88,7 +88,7 @@ class Localization(EvidenceDefaults):
 
     @cached_property
     def relation(self) -> str | None:
-        """How the two outputs are related at the first diverging point; None where no simple relation holds."""
+        """How the two outputs are related at the first diverging point; None without a simple relation."""
         return (
             describe_relation(self.first_diverging.name, self.reference, self.other) if self.first_diverging else None
         )
@@ -109,7 +109,7 @@ class Localization(EvidenceDefaults):
 
     @property
     def not_compared(self) -> list[str]:
-        """What was not compared, of all ranks: ranks, calls of modules, and points that one side lacks."""
+        """Everything that is not compared, over all ranks: ranks, calls of modules, and points that one side lacks."""
         clauses = list(self.layout.not_compared) if self.layout else []
         for side in self.sides:
             if names := sorted({name for part in self.replicas for name in part.unmatched[side]}, key=execution_order):
@@ -118,7 +118,7 @@ class Localization(EvidenceDefaults):
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The pairs of ranks, where there are several; of the first that differs, else of the first, the tables of its points."""
+        """The pairs of ranks, if several, and tables of the points of the first pair that differs, or else of the first."""
         if not self.further:
             return self._point_tables
         part = next((part for part in self.replicas if part.first_diverging is not None), self)

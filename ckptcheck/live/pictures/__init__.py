@@ -1,1 +1,1 @@
-"""Pictures of what live runs measured, for the HTML report."""
+"""Pictures of the measurements of live runs, for the HTML report."""

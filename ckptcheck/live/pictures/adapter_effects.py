@@ -1,4 +1,4 @@
-"""Draws what an engine makes of a LoRA adapter: its slot, tensor by tensor, and what requests with it compute."""
+"""Draws an engine's use of a LoRA adapter: its slot, tensor by tensor, and the logprobs of requests with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRAVITY = {state.name: place for place, state in enumerate(STATES)}
 
 
 def draw_slots(trace: LoraTrace, title: str) -> HeatMap | None:
-    """Draw the gravest state of each tensor that holds the adapter, rank by rank; None where it was not loaded."""
+    """Draw the gravest state of each tensor that holds the adapter, rank by rank; None if it was not loaded."""
     if trace.loaded is None:
         return None
     ranks = {rank for rank, _ in trace.loaded.slots}
@@ -53,7 +53,7 @@ def _judge_slot(trace: LoraTrace, key: tuple[int, str]) -> str:
 
 
 def draw_effects(trace: LoraTrace, title: str) -> Curves | None:
-    """Draw the logprobs of requests with the adapter less those without it; None where it was not loaded."""
+    """Draw the logprobs of requests with the adapter, minus the same without it; None if it was not loaded."""
     served = {
         "with the adapter": trace.loaded and trace.loaded.scores,
         "merged into the checkpoint": trace.merged,

@@ -20,7 +20,7 @@ MOST_VALUES = 600
 
 
 def draw_values(critic: CriticComparison, title: str) -> Curves | None:
-    """Draw Megatron's values less those of transformers, for each layout; None without a run."""
+    """Draw Megatron's values minus transformers' values, for each layout; None without a run."""
     number = min(len(critic.values), MOST_VALUES)
     if not critic.runs or not number:
         return None

@@ -1,4 +1,4 @@
-"""Draws which answer each fault of a conformance run got, wherever it was put."""
+"""Draws the answers to each fault of a conformance run, at all its places."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATES = tuple(State(ANSWERS[answer], tone, meaning) for answer, (tone, meaning)
 
 
 def draw_answers(trace: ConformanceTrace, title: str) -> Picture:
-    """Draw fault × answer; the places that a fault was put at share a cell."""
+    """Draw fault × answer; the places of a fault share a cell."""
     if not trace.outcomes:
         return NoPicture(title, "no fault was tried")
     kinds = list(dict.fromkeys(outcome.kind for outcome in trace.outcomes))

@@ -1,4 +1,4 @@
-"""Draws what probes measured: gaps of logprobs, tokens that go to other experts, responses whose weights changed under them."""
+"""Draws measurements of probes: gaps of logprobs, tokens that go to other experts, responses during updates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ckptcheck.live.experiments.probes.trace import ProbeTrace
 
 GAP = "|Δ|"
-"""Columns of a probe's table that have this in their name hold nats."""
+"""Columns of a probe's table with this in their name hold nats."""
 GAP_RULES = ("PRB002", "PRB003", "PRB005", "PRB009", "PRB010", "PRB011", "PRB013")
 """Rules that judge a gap between two ways to compute the same tokens."""
 UPDATE_RULES = ("PRB013", "PRB017")
@@ -22,7 +22,7 @@ UPDATE_RULES = ("PRB013", "PRB017")
 
 
 def draw_gaps(trace: ProbeTrace, title: str) -> HeatMap | None:
-    """Draw comparison × kind of gap in nats, from the tables of all probes; None where no table has gaps."""
+    """Draw comparison × kind of gap in nats, from the tables of all probes; None if no table has gaps."""
     rows: list[str] = []
     columns: list[str] = []
     cells: dict[tuple[int, int], HeatCell] = {}
@@ -57,7 +57,7 @@ def draw_gaps(trace: ProbeTrace, title: str) -> HeatMap | None:
 
 
 def draw_rerouted_tokens(trace: ProbeTrace, title: str) -> Curves | None:
-    """Draw the share of tokens that go to other experts, by layer; None where it was not measured."""
+    """Draw the share of tokens that go to other experts, by layer; None if no probe measured it."""
     for result in trace.results.values():
         if isinstance(result, RoutingResult) and result.tokens and result.layers:
             shares = tuple(number / result.tokens for number in result.layers)
@@ -74,7 +74,7 @@ def draw_rerouted_tokens(trace: ProbeTrace, title: str) -> Curves | None:
 
 
 def draw_updated_responses(trace: ProbeTrace, title: str) -> TextTable | None:
-    """Draw which weights computed which tokens of a response; None where no response was updated under way."""
+    """Draw the weight version of each token of a response; None if no update ran during a response."""
     for result in trace.results.values():
         if isinstance(result, InflightProbeResult) and result.responses:
             return TextTable(

@@ -15,7 +15,7 @@ GAP = "gap that stays"
 
 
 def draw_ladder(evidence: Attribution, title: str) -> Picture:
-    """Draw what stays of the gap after each experiment, beside the floor; what an experiment does is written at its step."""
+    """Draw the remaining gap after each experiment, beside the floor; each step describes its experiment."""
     search = evidence.search
     if not search.tokens:
         return NoPicture(title, "no token was compared")
@@ -39,7 +39,7 @@ def draw_ladder(evidence: Attribution, title: str) -> Picture:
 
 
 def _describe_step(step: SearchStep) -> str:
-    """Return what the experiment removed, or why it was not tried; "" where it removed nothing."""
+    """Return what the experiment removed, or why it was not tried; "" if it removed nothing."""
     if step.skipped:
         return f"not tried: {step.skipped}"
     if not step.is_cause or step.trial is None:

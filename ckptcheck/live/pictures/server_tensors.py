@@ -1,4 +1,4 @@
-"""Draws what running servers hold, tensor by tensor beside the reference and each other, and how far their logprobs are apart."""
+"""Draws the tensors of running servers beside the reference and each other, and how far their logprobs are apart."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _judge_tensors(server: ServerState, evidence: ServerEvidence) -> dict[str, s
     for place in dict.fromkeys([*server.weights, *expected]):
         mine = server.weights.get(place)
         if mine is None:
-            # a rank that gave no checksums is not one that lacks tensors
+            # a rank without checksums does not lack its tensors
             if place not in states and place.partition("/")[0] in ranks:
                 states[place] = "lacking"
         elif len(mine) > 1:
@@ -78,7 +78,7 @@ def _judge_tensors(server: ServerState, evidence: ServerEvidence) -> dict[str, s
 
 
 def draw_server_logprobs(evidence: ServerEvidence, title: str) -> Curves | None:
-    """Draw the logprobs of each server, less the trainer's, or the first server's; None where there is nothing to compare."""
+    """Draw the logprobs of each server minus the trainer's, or the first server's; None with nothing to compare."""
     scored = [server for server in evidence.servers if server.scores]
     lines = {server.url: [each.prompt_logprobs for each in server.scores] for server in scored}
     base, label = list(evidence.trainer_scores), "the trainer's"

@@ -1,4 +1,4 @@
-"""Draws what became of each tensor of the engine over the syncs of a trial: layer × module, with a cell for each rank inside."""
+"""Draws the states of the engine's tensors over the syncs of a trial: layer × module, a cell for each rank inside."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _judge_tensors(trace: Observations, sync: Sync) -> dict[Key, str]:
 
 def _make_cell(key: Key, states: list[tuple[Sync, str]]) -> HeatCell:
     seen = {state for _, state in states}
-    # what one marked sync shows holds for a tensor that is equal after the others too
+    # one marked sync proves that updates write the tensor; after the others it is merely equal
     worst = "written" if seen == {"written", "equal"} else max(seen, key=GRAVITY.__getitem__)
     notes = []
     if len(seen) > 1 and worst != "written":

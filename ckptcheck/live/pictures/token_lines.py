@@ -1,4 +1,4 @@
-"""Draws differences of logprobs token by token, one line for each time that the sequences were scored."""
+"""Draws differences of logprobs token by token, one line for each scoring of the sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def subtract_logprobs(ones: Iterable[Sequence[float]], others: Iterable[Sequence
 def draw_token_lines(
     title: str, caption: str, lines: Mapping[str, Sequence[float]], codes: tuple[str, ...]
 ) -> Curves | None:
-    """Draw name → differences in nats; None where there is no token. What is not finite, or missing, is a gap.
+    """Draw name → differences in nats; None without a token. A missing or infinite difference is a gap in the line.
 
     codes: rules whose findings the lines show.
     """

@@ -1,4 +1,4 @@
-"""Draws where the time of a trial went, and how far its logprobs are apart."""
+"""Draws the time of each phase of a trial, and how far its logprobs are apart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ckptcheck.live.refit.observations import Observations, Scoring
 
 PHASES = ("export and send", "update", "digests of what was sent", "check")
-"""What trainer and transport take, what the engine takes to load the weights, and what the trial adds to look."""
+"""The phases: trainer and transport, the engine's load of the weights, and the trial's own inspection."""
 
 
 def draw_phases(trace: Observations, title: str) -> Curves | None:
@@ -39,7 +39,7 @@ def draw_phases(trace: Observations, title: str) -> Curves | None:
 
 
 def draw_gap_to_cold_load(trace: Observations, title: str) -> Curves | None:
-    """Draw the largest difference from a cold load after each sync; None where nothing was scored after one."""
+    """Draw the largest difference from a cold load after each sync; None without scores after a sync."""
     scorings = [scoring for scoring in trace.scorings if scoring.after_sync]
     diffs = [compare_scoring(scoring) for scoring in scorings]
     allowed = trace.noise_floor.cold_load_tolerance
@@ -53,7 +53,7 @@ def draw_gap_to_cold_load(trace: Observations, title: str) -> Curves | None:
 
 
 def draw_gap_to_trainer(trace: Observations, title: str) -> Curves | None:
-    """Draw the difference from the trainer before and after each sync; None where nothing was scored."""
+    """Draw the difference from the trainer before and after each sync; None without scores."""
     diffs = [compare_scoring(scoring) for scoring in trace.scorings]
     allowed = trace.noise_floor.trainer_tolerance
     lines: dict[str, Sequence[float | None]] = {
@@ -70,7 +70,7 @@ def draw_gap_to_trainer(trace: Observations, title: str) -> Curves | None:
 
 
 def draw_token_gaps(trace: Observations, title: str) -> Curves | None:
-    """Draw engine minus trainer for each token, once for every time that the sequences were scored."""
+    """Draw engine minus trainer for each token, once for each scoring of the sequences."""
     lines = {
         _label(scoring): subtract_logprobs((one.prompt_logprobs for one in scoring.engine), scoring.trainer)
         for scoring in trace.scorings

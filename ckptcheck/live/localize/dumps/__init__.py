@@ -64,9 +64,9 @@ def compare_ranks(
     """Bring the ranks and tokens of two dumps together, and compare each replica of one side with its tokens on the other.
 
     Args:
-        dumps: what the ranks of both sides wrote.
-        names: what the report calls the two sides.
-        target: what the report calls the comparison.
+        dumps: the dumps of the ranks of both sides.
+        names: the names of the two sides in the report.
+        target: the name of the comparison in the report.
         shape: how to split fused projections.
         dtype: what both sides compute in.
         experts_per_token: 0 for a dense model.
@@ -110,7 +110,7 @@ def compare_ranks(
 
 
 def _drop_repeated(copies: list[UnequalCopy | None]) -> tuple[UnequalCopy, ...]:
-    """Return what was found, the first of each rank: a replica that is compared with several is looked at several times."""
+    """Return the first finding of each rank: a replica that is compared with several is examined several times."""
     by_rank: dict[tuple[str, str], UnequalCopy] = {}
     for copy in copies:
         if copy is not None:
@@ -119,7 +119,7 @@ def _drop_repeated(copies: list[UnequalCopy | None]) -> tuple[UnequalCopy, ...]:
 
 
 def _list_unmatched(alignment: Alignment, sides: list[list[Replica]], names: tuple[str, str]) -> list[str]:
-    """Return a clause for each replica that has no partner on the other side."""
+    """Return a clause for each replica without a partner on the other side."""
     found: tuple[set[int], set[int]] = set(), set()
     for match in alignment.matches:
         found[0].add(match.reference)
@@ -141,7 +141,7 @@ def _name_sides(here: Path, there: Path) -> tuple[str, str]:
 
 
 def _read_ranks(folder: Path) -> list[RankDump]:
-    """Return what each rank wrote. Raises CkptcheckError where the folder holds no known dump."""
+    """Return the dump of each rank. Raises CkptcheckError if the folder holds no known dump."""
     if not folder.is_dir():
         raise CkptcheckError(f"{folder} is no folder")
     for reader in (msprobe, sglang):

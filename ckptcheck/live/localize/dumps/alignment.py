@@ -24,27 +24,27 @@ SAME = 0.999
 
 @dataclass(frozen=True)
 class Match:
-    """Tokens that one rank of the reference and one of the other side have in common."""
+    """Tokens that a rank of the reference and a rank of the other side have in common."""
 
     reference: int
     """Index of the reference's replica."""
     other: int
     """Index of the other side's replica."""
     rows: tuple[Any, Any] | None = None
-    """The tokens' places on the two sides; None where all are in the same place."""
+    """The tokens' places on the two sides; None if all are in the same place."""
     has_last_token: bool = True
     """Whether the last tokens of the two replicas are the same one."""
 
 
 @dataclass
 class Alignment:
-    """Which tokens are compared, and which are not."""
+    """The tokens that are compared, and the ones that are not."""
 
     matches: list[Match] = field(default_factory=list)
     moves: list[str] = field(default_factory=list)
-    """What stood elsewhere, or was left out: clauses for a reader."""
+    """Tokens that stand elsewhere, or are left out: clauses for a reader."""
     different: str | None = None
-    """How the tokens of the two sides differ; None where they are the same ones."""
+    """How the tokens of the two sides differ; None if they are the same."""
 
 
 def align_replicas(reference: Sequence[Replica], other: Sequence[Replica], sides: tuple[str, str]) -> Alignment:
@@ -98,7 +98,7 @@ def _number_tokens(reference: Sequence[Replica], other: Sequence[Replica]) -> tu
 
 
 def _number_by_values(replicas: Sequence[Replica], count: int) -> list[Any] | None:
-    """Number tokens by the first point that all replicas have; None where too few tokens of one side are on the other.
+    """Number tokens by the first point that all replicas have; None if the sides have too few tokens in common.
 
     count: how many of the replicas are the reference's.
     """
@@ -147,7 +147,7 @@ class _Side:
 
     @classmethod
     def of(cls, name: str, replicas: Sequence[Replica], numbers: Sequence[Any], places: Sequence[int]) -> _Side:
-        """Put the replicas at `places` one after the other."""
+        """Join the replicas at `places`, one after the other."""
         import numpy as np
 
         starts = []
@@ -172,7 +172,7 @@ def _match_runs(
     places: tuple[Sequence[int], Sequence[int]],
     names: tuple[str, str],
 ) -> None:
-    """Match runs of tokens, longest first, among the replicas at `places`, and note what was moved and what is left."""
+    """Match runs of tokens, longest first, among the replicas at `places`, and record moved and remaining tokens."""
     import numpy as np
 
     ours, theirs = (_Side.of(names[side], replicas[side], numbers[side], places[side]) for side in (0, 1))
@@ -204,17 +204,17 @@ def _match_runs(
     matches = [match for match in found.matches if match.rows is not None]
     is_moved = (np.diff(partner[compared]) < 0).any() or any(match.reference != match.other for match in matches)
     if is_moved and len(replicas[0]) == len(replicas[1]):
-        # Another number of ranks puts the sequences elsewhere by itself.
+        # With another number of ranks, the sequences lie elsewhere anyway.
         found.moves.append(
             f"the sequences of {names[1]} stand in another order or on other ranks than those of {names[0]}"
         )
 
 
 def _list_left_runs(side: _Side, other: _Side, partner: Any) -> list[tuple[int, str | None]]:
-    """Return (length, what it is) for each run of tokens that has no partner: padding, further tokens, or None for neither.
+    """Return (length, kind) for each run of tokens without a partner: padding, further tokens, or None for neither.
 
-    Padding repeats one token where a sequence begins or ends. Further tokens follow what both sides have, so that they change
-    nothing before them. Any other token changes what comes after it.
+    Padding repeats one token where a sequence begins or ends. Further tokens follow the tokens that both sides have, so
+    they change nothing before them. Any other token changes what comes after it.
     """
     import numpy as np
 
@@ -281,7 +281,7 @@ def _describe_difference(
     partner: Any,
     back: Any,
 ) -> str:
-    """Say where the tokens of the two sides begin to differ."""
+    """Return a clause that says where the tokens of the two sides begin to differ."""
     import numpy as np
 
     side, other, left, which = (

@@ -1,4 +1,4 @@
-"""Puts arrays in the place of DTensors: the part of the rank, or what all ranks of a partial sum have together.
+"""Replaces DTensors by arrays: the part of the rank, or the total of a partial sum over all its ranks.
 
 The parts of a shard stay as they are: shards.py joins them like the plain tensors of ranks.
 """
@@ -15,14 +15,14 @@ from ckptcheck.live.localize.dumps.rank import RankDump
 from ckptcheck.text.formatting import count, join_truncated
 
 REDUCTIONS = ("sum", "avg", "max", "min")
-"""What may make the whole of partial values."""
+"""Reductions that make the whole of partial values."""
 
 
 def resolve_distributed(dumps: Sequence[RankDump]) -> list[RankDump]:
-    """Return the dumps with arrays alone.
+    """Return the dumps with arrays only.
 
-    A partial value is the sum, mean, maximum or minimum over its ranks; where one of them is not in the dump, the value is left
-    out, and the rank says so.
+    A partial value is the sum, mean, maximum or minimum over its ranks; if the dump lacks one of them, the result has
+    no value there, and the rank says so.
     """
     resolved = []
     for dump in dumps:
@@ -50,7 +50,7 @@ def resolve_distributed(dumps: Sequence[RankDump]) -> list[RankDump]:
 def _reduce(name: str, tensor: DistributedTensor, dumps: Sequence[RankDump]) -> Any:
     """Return the rank's own part of a tensor, reduced over the axes of the mesh that hold partial values.
 
-    None where the dump lacks a rank of them.
+    None if the dump lacks one of their ranks.
     """
     import numpy as np
 
@@ -82,7 +82,7 @@ def _reduce(name: str, tensor: DistributedTensor, dumps: Sequence[RankDump]) -> 
 
 
 def _without(tensor: DistributedTensor, axes: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the rank's coordinates along the other axes of the mesh; None where they are not known."""
+    """Return the rank's coordinates along the other axes of the mesh; None if unknown."""
     if tensor.coordinates is None:
         return None
     return tuple(place for axis, place in enumerate(tensor.coordinates) if axis not in axes)

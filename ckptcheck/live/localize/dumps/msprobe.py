@@ -24,15 +24,15 @@ from ckptcheck.text.file_io import read_whole_file
 
 CALL = re.compile(r"(?:Module|Cell)\.(?P<module>.+)\.(?P<kind>[^.]+)\.forward\.(?P<number>\d+)")
 PASSING = ("IdentityOp", "IdentityFuncOp", "Identity")
-"""Classes whose module passes on what it is given: Megatron has one where Transformer Engine fuses the norm into the projection."""
+"""Classes whose module returns its input: Megatron has one if Transformer Engine fuses the norm into the projection."""
 IDS = {"input_ids": "ids", "position_ids": "positions", "positions": "positions"}
-"""Names of a module's arguments → what their tensors are."""
+"""Names of a module's arguments → the kind of their tensors."""
 LONGEST = 1 << 28
 """Largest size in bytes of a dump.json that ckptcheck reads."""
 
 
 def read(folder: Path) -> list[RankDump]:
-    """Return what each rank wrote of the first step and the first call of each module; [] for another folder.
+    """Return each rank's dump of the first step and the first call of each module; [] for another folder.
 
     Raises CkptcheckError for a broken dump.
     """
@@ -76,7 +76,7 @@ def _read_rank(path: Path, index: int) -> RankDump:
 
 
 def _list_tensors(module: str, call: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (key of `RankDump.tensors`, file) for what ckptcheck reads of a call."""
+    """Yield (key of `RankDump.tensors`, file) for the tensors of a call that ckptcheck reads."""
     arguments, keywords = call.get("input_args"), call.get("input_kwargs")
     keywords = keywords if isinstance(keywords, dict) else {}
     if file := next(_list_files(call.get("output")), None):

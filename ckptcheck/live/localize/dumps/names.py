@@ -48,7 +48,7 @@ ENTRANCES = (None, "input_layernorm", "self_attention.linear_qkv")
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """The sizes that splitting a fused qkv projection needs; None where no config gives them."""
+    """The sizes that splitting a fused qkv projection needs; None if no config gives them."""
 
     heads: int | None = None
     """Query heads."""
@@ -63,7 +63,7 @@ class AttentionShape:
         return cls(geometry.heads, geometry.kv_heads, geometry.head_dim)
 
     def count_ranks(self, points: Mapping[str, Any]) -> int | None:
-        """Return how many ranks share the heads, by the width of what one rank has; None where that cannot be known."""
+        """Return how many ranks share the heads, by the width of one rank's part; None if unknown."""
         widths = {matrix.shape[1] for point, matrix in points.items() if point.endswith(("q_proj", "self_attn.core"))}
         if not (self.heads and self.size and len(widths) == 1):
             return None
@@ -127,7 +127,7 @@ def _find_starts(rows: int, batch: tuple[int, int] | None, positions: Any) -> An
 
 
 def _list_ids(tensors: Mapping[str, Any]) -> list[Any]:
-    """Return the token ids that the model or its embedding was given."""
+    """Return the token ids in the input of the model or of its embedding."""
     return [
         value
         for name, value in tensors.items()
@@ -139,13 +139,13 @@ def _list_ids(tensors: Mapping[str, Any]) -> list[Any]:
 
 
 def _read_batch_shape(tensors: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return (sequences, tokens of each) of a batch that is no packed one; None for a single sequence."""
+    """Return (sequences, tokens of each) of a batch that is not packed; None for a single sequence."""
     shapes = {value.shape for value in _list_ids(tensors) if value.ndim == 2 and 1 not in value.shape}
     return shapes.pop() if len(shapes) == 1 else None
 
 
 def _read_tokens(tensors: Mapping[str, Any]) -> Any:
-    """Return the token ids [tokens], sequence after sequence; None where the dump has none."""
+    """Return the token ids [tokens], sequence after sequence; None if the dump has none."""
     return next((value.reshape(-1) for value in _list_ids(tensors)), None)
 
 
@@ -192,7 +192,7 @@ def _yield_points(name: str, matrix: Any, shape: AttentionShape) -> Iterator[tup
 def _split_qkv(layer: str, matrix: Any, shape: AttentionShape, is_grouped: bool) -> Iterator[tuple[str, Any]]:
     """Split a fused qkv projection of one rank. is_grouped: Megatron's layout, else all queries, all keys, all values.
 
-    The width says how many ranks share the heads; where there are more ranks than key-value heads, each has a copy of one.
+    The width says how many ranks share the heads; with more ranks than key-value heads, each rank has a copy of one.
     """
     all_heads, all_groups, size = shape.heads or 0, shape.groups or 0, shape.size or 0
     for ranks in range(1, all_heads + 1):

@@ -15,8 +15,9 @@ from ckptcheck.live.localize.rank_layout import UnequalCopy
 def pair_points(ours: Replica, theirs: Replica, match: Match) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the points of two replicas with the tokens of the match.
 
-    Of an output that the ranks of a group should all have alike and do not, it is what the rank farthest from the other side has;
-    or their sum, where an engine adds it up later. A point whose rows are no tokens of the match stays on the first side only.
+    If the ranks of a group should have equal outputs and do not, it takes the output that is farthest from the other
+    side; or their sum, if an engine adds them up later. A point whose rows are no tokens of the match stays on the
+    first side only.
     """
     reference = {point: _pick_rows(matrix, ours, match, 0) for point, matrix in ours.points.items()}
     other = {point: _pick_rows(matrix, theirs, match, 1) for point, matrix in theirs.points.items()}
@@ -37,7 +38,7 @@ def pair_points(ours: Replica, theirs: Replica, match: Match) -> tuple[dict[str,
 def find_unequal_copy(
     replica: Replica, opposite: Mapping[str, Any], match: Match, side: tuple[int, str], dtype: str
 ) -> UnequalCopy | None:
-    """Return the first output that the ranks of a replica should all have alike and do not; None where there is none.
+    """Return the first output that should be equal on the ranks of a replica and is not; None without one.
 
     Args:
         replica: the replica.
@@ -68,7 +69,7 @@ def find_unequal_copy(
 
 
 def _pick_rows(matrix: Any, replica: Replica, match: Match, side: int) -> Any:
-    """Return the rows of the match; None where the matrix has other rows than the replica has tokens."""
+    """Return the rows of the match; None if the matrix does not have one row for each token of the replica."""
     if match.rows is None:
         return matrix
     rows = match.rows[side]
@@ -78,7 +79,7 @@ def _pick_rows(matrix: Any, replica: Replica, match: Match, side: int) -> Any:
 
 
 def _choose_copy(copies: list[Any], target: Any) -> Any:
-    """Return the copy that is farthest from the other side's, or the sum of all where that is what the other side has."""
+    """Return the copy that is farthest from the other side's output, or the sum of all if the other side has that."""
     import numpy as np
 
     if any(copy is None or copy.shape != target.shape for copy in copies):
@@ -89,7 +90,7 @@ def _choose_copy(copies: list[Any], target: Any) -> Any:
 
 
 def _are_summands(copies: list[Any], target: Any) -> bool:
-    """Return whether the ranks' outputs add up to the other side's: an engine reduces them after the module."""
+    """Return whether the ranks' outputs add up to the other side's, because an engine reduces them after the module."""
     import numpy as np
 
     nearest = min(float(np.linalg.norm(copy - target)) for copy in copies)

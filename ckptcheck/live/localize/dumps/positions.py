@@ -1,4 +1,4 @@
-"""Compares the position ids that the two sides gave to the same tokens."""
+"""Compares the position ids of the same tokens on the two sides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AXES = ("time", "height", "width")
 def describe_positions(
     reference: Sequence[Replica], other: Sequence[Replica], matches: Sequence[Match], sides: tuple[str, str]
 ) -> str | None:
-    """Say how the position ids of the same tokens differ; None where they do not, or where a dump has none.
+    """Return how the position ids of the same tokens differ; None if they do not, or if a dump has none.
 
     A shift that is the same for all tokens of a sequence is no difference: rotary embeddings depend on distances alone. The ids of
     text are the same on all three axes of a multimodal rotary embedding, so one row of ids stands for three.

@@ -1,4 +1,4 @@
-"""What one rank wrote into a dump, and the points that ckptcheck makes of it."""
+"""The dump of one rank, and the points that ckptcheck makes of it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ class RankDump:
     """The tensors of one rank, as a reader of dumps returns them."""
 
     name: str
-    """What the report calls it: ``rank 1``."""
+    """Its name in the report: ``rank 1``."""
     tensors: Mapping[str, Any]
-    """``module`` → its output, ``module:in`` → its first input, ``module:ids`` and ``module:positions`` → what it was given as
+    """``module`` → its output, ``module:in`` → its first input, ``module:ids`` and ``module:positions`` → its input of
     token ids and position ids."""
     tensor_parallel_size: int | None = None
-    """How many ranks share the columns of a matrix, where the dump says so."""
+    """How many ranks share the columns of a matrix, if the dump says so."""
     later_calls: int = 0
-    """Further calls of the modules in the same step (micro batches, tokens of the answer), which were not read."""
+    """Further calls of the modules in the same step (micro batches, tokens of the answer), which ckptcheck does not
+    read."""
     left_out: tuple[str, ...] = ()
-    """What of the rank is not compared: clauses for a reader."""
+    """Parts of the rank that are not compared: clauses for a reader."""
 
 
 @dataclass
 class RankPoints:
-    """The points of one rank, or of one chunk of layers where a rank has several (virtual pipeline stages)."""
+    """The points of one rank, or of one of its chunks of layers (virtual pipeline stages)."""
 
     name: str
     """The rank's name."""
@@ -35,19 +36,20 @@ class RankPoints:
     tokens: Any = None
     """Token ids [tokens]; None where the dump has none."""
     positions: Any = None
-    """Position ids [tokens], or [tokens, 3] for a model with multimodal rotary embeddings; None where the dump has none."""
+    """Position ids [tokens], or [tokens, 3] for a model with multimodal rotary embeddings; None if the dump has
+    none."""
     starts: Any = None
-    """Whether a sequence begins at each token; None where the dump does not say."""
+    """Whether a sequence begins at each token; None if the dump does not say."""
     enters: Any = None
-    """What goes into the first layer, [tokens, width]."""
+    """The input of the first layer, [tokens, width]."""
     leaves: Any = None
-    """What comes out of the last layer, [tokens, width]."""
+    """The output of the last layer, [tokens, width]."""
     layers: frozenset[int] = frozenset()
     """The numbers of its layers in the dump."""
     chunk: int = 0
-    """The number of the chunk, where a rank has several."""
+    """The number of the chunk, if the rank has several."""
     tensor_parallel_size: int | None = None
-    """How many ranks share the columns of a matrix, where the dump or the config says so."""
+    """How many ranks share the columns of a matrix, if the dump or the config says so."""
 
     @property
     def begins(self) -> bool:
@@ -78,7 +80,7 @@ class Replica:
     starts: Any = None
     """As in `RankPoints`."""
     copies: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
-    """Point → what each rank of a tensor-parallel group has there, where all should have the same and do not."""
+    """Point → the output of each rank of a tensor-parallel group, if all should be equal and are not."""
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ RANK = re.compile(r"TP(\d+)_PP(\d+)_Rank(\d+)_pid\d+")
 
 
 def read(folder: Path) -> list[RankDump]:
-    """Return what each rank wrote; [] for another folder.
+    """Return the dump of each rank; [] for another folder.
 
     Of several steps or passes it reads the first that has a layer: engines warm up on tokens of their own before it.
     """
@@ -28,7 +28,7 @@ def read(folder: Path) -> list[RankDump]:
 
 
 def _read_passes(folder: Path) -> list[RankDump]:
-    """Read the dump of --debug-tensor-dump-output-folder; [] where there is none."""
+    """Read the dump of --debug-tensor-dump-output-folder; [] without one."""
     folders = [folder, *(path for path in folder.iterdir() if path.is_dir())]
     matches = [(path, match) for path in folders if (match := RANK.fullmatch(path.name))]
     rank_folders = sorted((int(match[3]), path) for path, match in matches)
@@ -45,7 +45,7 @@ def _read_passes(folder: Path) -> list[RankDump]:
 
 
 def _read_tensors(folder: Path) -> list[RankDump]:
-    """Read the dump of dumper.py; [] where there is none."""
+    """Read the dump of dumper.py; [] without one."""
     ranks: dict[int, dict[str, Any]] = {}
     steps: dict[int, int] = {}
     tagged_files = [

@@ -1,8 +1,8 @@
-"""Tells tensor-parallel ranks from data-parallel ones, and joins the former.
+"""Distinguishes tensor-parallel ranks from data-parallel ones, and joins the tensor-parallel ones.
 
-Tensor-parallel ranks compute the same tokens, have the same matrices after each reduction, and each its own columns before.
-Data-parallel ranks have all columns each. How many ranks share the columns comes from the dump's names, from the config, or from
-whether the columns of two ranks are related.
+Tensor-parallel ranks compute the same tokens; they have equal matrices after each reduction, and each its own columns
+before. Each data-parallel rank has all columns. How many ranks share the columns comes from the dump's names, from the
+config, or from whether the columns of two ranks are related.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ COLUMNS = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "core", "gate_proj"
 OWN_COLUMNS = ("q_proj", "core", "gate_proj", "up_proj", "act")
 """The points among them without copies: a rank may have a copy of another's keys and values."""
 RELATED = 0.5
-"""Correlation, from which on two matrices are the same but for a fault. That of two ranks' columns is near 0."""
+"""Correlation at which two matrices are the same apart from a fault. The columns of two ranks correlate near 0."""
 
 
 def join_ranks(pieces: Sequence[RankPoints]) -> tuple[list[Replica], list[str]]:
-    """Return the replicas, and why some ranks are in none: sentences for a reader."""
+    """Return the replicas, and why some ranks belong to none: sentences for a reader."""
     stages = [_group_shards(stage) for stage in split_into_stages(pieces)]
     count = min(map(len, stages), default=0)
     replicas = []
@@ -47,7 +47,7 @@ def _group_shards(stage: Sequence[RankPoints]) -> list[list[RankPoints]]:
         peers = [piece for piece in rest if piece is rest[0] or _has_same_tokens(rest[0], piece)]
         size = _count_shards(peers)
         if size == 1 and (split := _count_token_shards(rest[0])) > 1:
-            # Sequence parallelism: each rank has a part of the tokens after a reduction, and all of them before it.
+            # Sequence parallelism: each rank has a part of the tokens after a reduction, and all tokens before it.
             peers, size = rest[:split], split
         groups += [peers[start : start + size] for start in range(0, len(peers), size)]
         rest = [piece for piece in rest if piece not in peers]
@@ -55,7 +55,7 @@ def _group_shards(stage: Sequence[RankPoints]) -> list[list[RankPoints]]:
 
 
 def _count_shards(peers: Sequence[RankPoints]) -> int:
-    """Return how many of the ranks that have the same tokens share the columns of a matrix; 1 where each has all of them."""
+    """Return how many of the ranks with the same tokens share the columns of a matrix; 1 if each has all columns."""
     stated = peers[0].tensor_parallel_size
     if stated is None:
         copies = 1 + sum(_has_same_columns(peers[0], piece) for piece in peers[1:])
@@ -64,7 +64,7 @@ def _count_shards(peers: Sequence[RankPoints]) -> int:
 
 
 def _count_token_shards(piece: RankPoints) -> int:
-    """Return by how many ranks the tokens are shared between the reductions of a layer; 1 where they are not."""
+    """Return how many ranks share the tokens between the reductions of a layer; 1 if each has all tokens."""
     rows = [
         {len(matrix) for point, matrix in piece.points.items() if point.endswith(suffixes)}
         for suffixes in (("o_proj", "down_proj"), ("q_proj", "core", "act"))
@@ -97,7 +97,7 @@ def _has_same_columns(one: RankPoints, two: RankPoints) -> bool:
 
 
 def correlation(one: Any, two: Any) -> float:
-    """Return the correlation of two matrices over the columns of each row; 0 where shapes differ or a number is not finite."""
+    """Return the correlation of two matrices over the columns of each row; 0 for unlike shapes or NaN and Inf."""
     import numpy as np
 
     if one.shape != two.shape or not one.size:
@@ -142,7 +142,7 @@ def _are_copies(point: str, matrices: Sequence[Any]) -> bool:
 
 
 def _drop_copies(point: str, matrices: Sequence[Any]) -> Iterator[Any]:
-    """Yield each rank's columns, without a copy of those of the rank before: more ranks than key-value heads share one."""
+    """Yield each rank's columns, but not a copy of the previous rank's: several ranks may share a key-value head."""
     import numpy as np
 
     before = None

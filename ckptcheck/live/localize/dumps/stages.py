@@ -1,4 +1,4 @@
-"""Finds out which ranks are stages of one pipeline, and numbers their layers through.
+"""Finds the ranks that are stages of one pipeline, and numbers their layers through the model.
 
 vLLM and SGLang dump a layer under its number in the model; Megatron numbers the layers of each stage, and of each chunk of a
 virtual pipeline, from 0.
@@ -13,11 +13,11 @@ from ckptcheck.compare.activations.points import LAYER
 from ckptcheck.live.localize.dumps.rank import RankPoints
 
 ROUNDING = 1e-3
-"""What one rank sends and the other receives is the same up to this share of its norm."""
+"""The output of one rank is the input of another if they differ by at most this share of the norm."""
 
 
 def split_into_stages(pieces: Sequence[RankPoints]) -> list[list[RankPoints]]:
-    """Return the pieces stage by stage, in the order of execution; each with the numbers that its layers have in the model."""
+    """Return the pieces stage by stage, in the order of execution, with the numbers of their layers in the model."""
     if not pieces:
         return []
     stages = _group_by_layers(pieces) or _follow_hidden_states(pieces)
@@ -31,7 +31,7 @@ def split_into_stages(pieces: Sequence[RankPoints]) -> list[list[RankPoints]]:
 
 
 def _group_by_layers(pieces: Sequence[RankPoints]) -> list[list[RankPoints]]:
-    """Group pieces whose layers are numbered through the model; [] where several stages have the same numbers."""
+    """Group pieces whose layers are numbered through the model; [] if several stages have the same numbers."""
     by_layers: dict[frozenset[int], list[RankPoints]] = {}
     for piece in pieces:
         by_layers.setdefault(piece.layers, []).append(piece)
@@ -45,9 +45,9 @@ def _group_by_layers(pieces: Sequence[RankPoints]) -> list[list[RankPoints]]:
 
 
 def _follow_hidden_states(pieces: Sequence[RankPoints]) -> list[list[RankPoints]]:
-    """Group pieces by where their hidden states come from: the stage before gives out what this one takes in.
+    """Group pieces by the source of their hidden states: the output of a stage is the input of the next.
 
-    Where the dump has not both, ranks of one stage are taken to stand side by side, as Megatron numbers them.
+    If the dump lacks either, the ranks of one stage are assumed to be neighbours, as Megatron numbers them.
     """
     ordered = sorted(pieces, key=lambda piece: piece.chunk)
     begin = [piece for piece in ordered if piece.begins and piece.chunk == ordered[0].chunk]
@@ -65,7 +65,7 @@ def _follow_hidden_states(pieces: Sequence[RankPoints]) -> list[list[RankPoints]
 
 
 def _hands_over(before: RankPoints, after: RankPoints) -> bool:
-    """Return whether what leaves one piece enters the other."""
+    """Return whether the output of one piece is the input of the other."""
     if before is after or before.leaves is None or after.enters is None or before.leaves.shape != after.enters.shape:
         return False
     import numpy as np
