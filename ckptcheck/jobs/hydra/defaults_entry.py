@@ -1,4 +1,4 @@
-"""One entry of a ``defaults:`` list: which configuration it names, and which package its values go into.
+"""One entry of a ``defaults:`` list: the configuration that it names, and the package that its values go into.
 
 The terms and the arithmetic are those of hydra-core 1.3 with version_base 1.2 or later (``hydra/core/default_element.py``).
 """
@@ -29,7 +29,7 @@ class Entry:
     group: str | None
     """The config group; None for an entry that is a name alone."""
     value: str | list[str] | None
-    """The chosen configuration, or several; for a name alone the name; None where the group has none."""
+    """The chosen configuration, or several; for a name alone the name; None if the group has none."""
     package: str | None = None
     """The package that the entry writes behind an @."""
     is_optional: bool = False
@@ -42,7 +42,7 @@ class Entry:
     header: str | None = None
     """The package that the named file's header ``# @package`` sets."""
     leaf: Leaf | None = None
-    """Where the list is written; None for the primary configuration and for entries of the command line."""
+    """The place of the list; None for the primary configuration and for entries of the command line."""
 
     def __post_init__(self) -> None:
         if self.package == "_here_":

@@ -20,7 +20,7 @@ from ckptcheck.jobs.hydra.override import Override
 from ckptcheck.jobs.interpolation import find_reference, resolve
 
 ENTRY_STEPS = 50
-"""Steps that one entry of a defaults list takes."""
+"""Steps of the budget that one entry of a defaults list costs."""
 DEEPEST = 20
 """Largest depth of configurations that include each other."""
 
@@ -54,7 +54,7 @@ class ConfigFolders:
         self._loaded: dict[str, Config | None] = {}
 
     def find(self, path: str) -> Path | None:
-        """Return the file of a configuration, None where there is none. path: from a folder, with or without suffix."""
+        """Return the file of a configuration; None without one. path: from a folder, with or without suffix."""
         for folder in self.folders:
             file = folder / (path if path.endswith((".yaml", ".yml")) else f"{path}.yaml")
             try:
@@ -72,7 +72,7 @@ class ConfigFolders:
             return False
 
     def load(self, path: str) -> Config | None:
-        """Return a configuration, None where it does not exist. Every file is read once."""
+        """Return a configuration; None if it does not exist. Every file is read once."""
         if path not in self._loaded:
             file = self.find(path)
             self._loaded[path] = self.load_file(file) if file is not None else None
@@ -83,7 +83,7 @@ class Composer:
     """Composes one primary configuration with the choices of a command line."""
 
     def __init__(self, folders: ConfigFolders, overrides: Sequence[tuple[Override, Leaf]], budget: WorkBudget) -> None:
-        """overrides: with the place of each; those that choose no group are left for later in `values`."""
+        """overrides: with the place of each; `values` keeps the ones that choose no group."""
         self.folders = folders
         self.budget = budget
         self.document = Document(budget=budget)
@@ -101,7 +101,7 @@ class Composer:
             self._sort_override(override, leaf)
 
     def _sort_override(self, override: Override, leaf: Leaf) -> None:
-        """Enter an override as a choice of a group where there is such a group, else among the values."""
+        """Enter an override as a choice of a group if there is such a group, else among the values."""
         value = override.value
         if not self.folders.has_group(override.key) or isinstance(value, dict) or override.reason or override.is_sweep:
             self.values.append((override, leaf))
@@ -117,7 +117,7 @@ class Composer:
             self.choices[override.group_key] = (value, leaf)
 
     def refuse(self, leaf: Leaf | None, why: str) -> None:
-        """Note that Hydra refuses what a leaf writes."""
+        """Record that Hydra refuses the text of a leaf."""
         is_override = any(leaf is place for place in self.places)
         self.document.refusals.append(Refusal(leaf or Leaf(None, ""), why, is_override))
 
@@ -138,14 +138,14 @@ class Composer:
         return self.document
 
     def _note_missing(self, entry: Entry) -> None:
-        """Note that a configuration which a list names is not there."""
+        """Record that a list names a missing configuration."""
         where = f"{entry.leaf.file}:{entry.leaf.line}" if entry.leaf and entry.leaf.file else "the command line"
         file = entry.config_path if entry.is_file else f"{entry.config_path}.yaml"
         self.document.notes.append(f"{clip(file)}, on which {where} builds, does not exist")
         self.document.is_incomplete = True
 
     def _enter(self, node: Node, above: list[str], *, is_interpolated: bool) -> None:
-        """Find the configurations that a configuration includes, and enter them in turn. above: those that include it."""
+        """Find the configurations that a configuration includes, and enter them in turn. above: its including ones."""
         entry = node.entry
         self.budget.spend(ENTRY_STEPS, "the defaults list")
         if entry.group_path.startswith("hydra/") or entry.group_path == "hydra":
@@ -233,7 +233,7 @@ class Composer:
         node.children = children[::-1]
 
     def _list_entries(self, config: Config) -> list[Entry]:
-        """Return the entries of a configuration's defaults list, with ``_self_`` last where it is not written."""
+        """Return the entries of a configuration's defaults list, with ``_self_`` last if the list does not name it."""
         if config.defaults is None:
             return []
         try:
@@ -282,7 +282,7 @@ class Composer:
         return False
 
     def _merge(self, node: Node, parent: Node | None = None) -> None:
-        """Merge a configuration, and those that it includes, in their order."""
+        """Merge a configuration, and the ones that it includes, in their order."""
         if node.entry.is_self and parent is not None:
             self._merge_own(parent.entry)
         elif node.children:
@@ -329,7 +329,7 @@ def merge_values(into: Document, values: Document, package: str = "") -> None:
 
 
 def find_list_conflict(document: Document, path: str, value: object) -> str:
-    """Return why OmegaConf refuses to merge a value: a list meets a section. "" where it does not."""
+    """Return why OmegaConf refuses to merge a value: a list meets a section. "" if it does not refuse."""
     old = document.leaves.get(path)
     if isinstance(value, list) and document.has_section(path):
         return "one file has a section there, another a list"
@@ -345,7 +345,7 @@ def find_list_conflict(document: Document, path: str, value: object) -> str:
 
 
 def copy_referred_section(document: Document, path: str) -> None:
-    """Where a section above a key is written as a reference to another section, put a copy of that one in its place."""
+    """If a section above a key is a reference to another section, replace it by a copy of that section."""
     parts = path.split(".")
     for length in range(1, len(parts)):
         section = ".".join(parts[:length])

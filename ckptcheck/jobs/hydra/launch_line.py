@@ -1,8 +1,8 @@
 """Finds the configuration that a launch line of Hydra composes: the one that it names, or the program's own default.
 
-A program of Hydra says its default in a decorator, ``@hydra.main(config_path="config", config_name="ppo_trainer")``. Where the
-program's source is at hand, beside the launch script or in a folder above it, the decorator is read (with ast, nothing runs), and
-so are the configurations beside the program. Their values are marked as defaults.
+A program of Hydra says its default in a decorator, ``@hydra.main(config_path="config", config_name="ppo_trainer")``. If
+the program's source lies beside the launch script or in a folder above it, this module reads the decorator (with ast,
+nothing runs) and the configurations beside the program. Their values are marked as defaults.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MULTIRUN = ("--multirun",)
 
 @dataclass(frozen=True)
 class PrimaryConfiguration:
-    """The configuration file from which Hydra composes, and where it looks for others."""
+    """The configuration file from which Hydra composes, and the folders of further ones."""
 
     file: Path
     root: Path
@@ -38,7 +38,7 @@ class PrimaryConfiguration:
     folders: tuple[Path, ...] = ()
     """Further folders of configurations (``--config-dir``)."""
     standard: Path | None = None
-    """The program's own folder of configurations, whose values are defaults; None where the program is not at hand."""
+    """The program's own folder of configurations, whose values are defaults; None if the program is not at hand."""
 
 
 def compose_launch(words: Sequence[Word], into: Document, files: JobFiles, script: Path) -> list[Word] | None:
@@ -51,7 +51,7 @@ def compose_launch(words: Sequence[Word], into: Document, files: JobFiles, scrip
         script: The file that has the command.
 
     Returns:
-        The words that are no overrides; None, with nothing changed, where the configuration is not at hand.
+        The words that are no overrides; None, with nothing changed, if the configuration is not at hand.
 
     Raises:
         CkptcheckError: A configuration cannot be read.
@@ -72,7 +72,7 @@ def compose_launch(words: Sequence[Word], into: Document, files: JobFiles, scrip
 
 
 def find_arguments(words: Sequence[Word]) -> int:
-    """Return where the arguments of the Python program begin; what stands before it are words of launchers and shells."""
+    """Return the index of the Python program's first argument; the words before belong to launchers and shells."""
     for index, word in enumerate(words):
         if word.text.endswith(".py") or _is_module(words, index):
             return index + 1
@@ -85,7 +85,7 @@ def _is_module(words: Sequence[Word], index: int) -> bool:
 
 
 def find_primary(words: Sequence[Word], files: JobFiles, script: Path) -> PrimaryConfiguration | None:
-    """Return the configuration from which a launch line composes, or None where it is not at hand.
+    """Return the configuration from which a launch line composes; None if it is not at hand.
 
     Args:
         words: The command.
@@ -139,7 +139,7 @@ def find_program_source(words: Sequence[Word], script: Path) -> Path | None:
 
 
 def read_decorator(file: Path, shown: str) -> tuple[str, str] | None:
-    """Return (config_path, config_name) of the decorator ``@hydra.main`` of a program, or None where it has none.
+    """Return (config_path, config_name) of the decorator ``@hydra.main`` of a program; None without one.
 
     shown: the file in error messages. A file that cannot be read has none.
     """
@@ -162,7 +162,7 @@ def read_decorator(file: Path, shown: str) -> tuple[str, str] | None:
 
 
 def read_default_file(file: Path, shown: str) -> Path | None:
-    """Return the configuration that a program takes where ``--config`` is not given, or None where it says none.
+    """Return the configuration that a program takes without ``--config``; None if it names none.
 
     NeMo-RL's programs say it as ``args.config = os.path.join(os.path.dirname(__file__), "configs", "grpo.yaml")``.
 
@@ -200,7 +200,7 @@ def takes_new_keys(words: Sequence[Word], script: Path) -> bool:
 
 
 def _find_folder(name: str, beside: Path) -> Path | None:
-    """Return a folder that is named from that of a file, or from one above it; None where there is none."""
+    """Return a folder by its path from the folder of a file, or from one above it; None without one."""
     for folder in _folders_above(beside) if name else ():
         try:
             if (folder / name).is_dir():

@@ -37,7 +37,7 @@ class Override:
     is_sweep: bool = False
     """Whether the value lists several runs (``a=1,2``), which needs ``--multirun``."""
     reason: str = ""
-    """Why the value is not known; "" where it is."""
+    """Why the value is unknown; "" if it is known."""
 
     @property
     def group_key(self) -> str:
@@ -78,7 +78,9 @@ def parse_override(text: str) -> Override:
 
 
 def _evaluate(call: FunctionCall, is_sweep: bool) -> tuple[object, bool, str]:
-    """Evaluate a cast. Returns (value, whether the function makes a sweep, why the value is not known). Raises GrammarError."""
+    """Evaluate a cast. Returns (value, whether the function makes a sweep, why the value is unknown). Raises
+    GrammarError.
+    """
     if call.name in SWEEPS:
         return None, True, ""
     cast = CASTS.get(call.name)

@@ -45,7 +45,7 @@ PLAIN = frozenset(("name", "null", "int", "float", "bool", "interpolation", "sig
 
 
 class GrammarError(ValueError):
-    """A text that the grammar refuses. The message says where, and what stands there."""
+    """A text that the grammar refuses. The message names the position and the text there."""
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ class ValueParser:
         self._peeked: tuple[Token, object] | None = None
 
     def token(self) -> tuple[Token, object]:
-        """Return the next token without taking it, and its value where it is an interpolation; the kind is "" at the end."""
+        """Return the next token without taking it, and the value of an interpolation; the kind is "" at the end."""
         if self._peeked is not None and self._peeked[0].start == self.at:
             return self._peeked
         self._peeked = self._read_token()
         return self._peeked
 
     def _read_token(self) -> tuple[Token, object]:
-        """Read the next token: once, since an interpolation in an interpolation would be read twice as often at each depth."""
+        """Read the next token, and keep it: without that, reads of nested interpolations would double at each depth."""
         self.budget.spend(1, "an override or interpolation")
         if self.at >= len(self.text):
             return Token("", "", self.at), None
@@ -186,7 +186,7 @@ class ValueParser:
         return found
 
     def plain(self, kinds: frozenset[str]) -> object:
-        """Parse a value without quotes: one token is a number, true, null or text, several are text. kinds: what it may hold."""
+        """Parse a value without quotes: one token is a number, true, null or text, several are text. kinds: allowed ones."""
         tokens: list[tuple[Token, object]] = []
         while True:
             token, value = self.token()
@@ -218,7 +218,7 @@ class ValueParser:
 
 
 def convert_token(token: Token, value: object) -> object:
-    """Return what a single token comes to. value: that of an interpolation."""
+    """Return the value of a single token. value: of an interpolation."""
     match token.kind:
         case "interpolation":
             return value

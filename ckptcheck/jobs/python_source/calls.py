@@ -1,4 +1,4 @@
-"""Follows the calls of a Python script that is read and not run: functions and classes of the script, and all others."""
+"""Follows the calls of a Python script without running it: of the script's functions and classes, and of others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Calls(Expressions):
 
     @abstractmethod
     def record(self, call: PythonCall) -> None:
-        """Add a call of what the script does not define."""
+        """Add a call of something that the script does not define."""
 
     @abstractmethod
     def block(self, body: Sequence[ast.stmt], frame: Frame) -> Outcome:
@@ -73,7 +73,7 @@ class Calls(Expressions):
         self, function: Value, arguments: list[Value], keywords: dict[Hashable, Value], node: ast.Call, frame: Frame,
         lines: dict[Hashable, int],
     ) -> Value:  # fmt: skip
-        """Call something: a function or class of the script, a builtin, or what the script does not define."""
+        """Call a function or class of the script, a builtin, or something that the script does not define."""
         if isinstance(function, Function):
             return self.call_function(function, arguments, keywords)
         if isinstance(function, Class):
@@ -110,7 +110,7 @@ class Calls(Expressions):
             # ``typer.run(main)``, ``fire.Fire(main)``, ``app.run(main)``.
             if isinstance(each, Function) and last in ("run", "Fire", "main", "cli", "launch"):
                 self.call_function(each, (), {})
-        # An object of a class that is imported can be changed; what a function returns is not known.
+        # The script can change an object of an imported class; the result of an imported function is unknown.
         if last[:1].isupper():
             return result
         return Unknown(f"{clip(name or self.source(node), 60)}(…) is known only when the script runs", node.lineno)

@@ -1,4 +1,4 @@
-"""What expressions, operators and methods of a Python script share: texts with their places, truth, keys and items."""
+"""The common base of a Python script's expressions, operators and methods: texts, truth, keys and items."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ckptcheck.jobs.python_source.values import Instance, Items, Piece, Table, T
 LONGEST = 200_000
 """Largest number of characters of a text."""
 SEARCHED = 400
-"""Largest number of lines in which the place of a word is looked up."""
+"""Lines of a text in which the place of a word is searched."""
 
 
 class Computation(ABC):
-    """Makes and asks values. The expressions are those of `Expressions`."""
+    """Makes and inspects values. `Expressions` defines the expressions."""
 
     def __init__(self) -> None:
         self.heap = Heap()
@@ -55,7 +55,7 @@ class Computation(ABC):
         return ast.unparse(node) if size < 60 else "an expression"
 
     def condition_of(self, node: ast.expr) -> str:
-        """Write why what a condition sets is not known."""
+        """Return why a value is unknown that a condition sets."""
         return f"set under a condition: {clip(self.source(node), 60)}"
 
     def make_text(self, text: str, line: int, module: ModuleInfo | None, last: int = 0) -> Text:
@@ -107,7 +107,7 @@ class Computation(ABC):
         return Text(tuple(piece for piece in pieces if piece.text or piece.reason))
 
     def truth(self, value: Value) -> bool | None:
-        """Whether a value counts as true; None where that is not known."""
+        """Whether a value counts as true; None if unknown."""
         if isinstance(value, Unset):
             return False
         if isinstance(value, Text):
@@ -121,13 +121,13 @@ class Computation(ABC):
         return True if isinstance(value, (Function, Class, Instance)) else None
 
     def key(self, value: Value) -> Hashable:
-        """Return a value as the key of a dict; MISSING where it is not known."""
+        """Return a value as the key of a dict; MISSING if it is unknown."""
         if isinstance(value, Text):
             return MISSING if value.known is None else value.known
         return value if value is None or isinstance(value, (bool, int, float)) else MISSING
 
     def iterate(self, value: Value) -> Sequence[Value] | None:
-        """Return the items of a value; None where they are not known."""
+        """Return the items of a value; None if they are unknown."""
         if isinstance(value, Items):
             return value.items
         if isinstance(value, Table):
@@ -135,14 +135,14 @@ class Computation(ABC):
         return None
 
     def items_of(self, value: Value, node: ast.expr | ast.stmt) -> Sequence[Value]:
-        """Return the items of a value that is put into a list; one unknown item where they are not known."""
+        """Return the items of a value for a list; one unknown item if they are unknown."""
         items = self.iterate(value)
         if items is not None:
             return items
         return [value if isinstance(value, Unknown) else Unknown("it is known only when the script runs", node.lineno)]
 
     def update_table(self, table: Table, other: Value) -> None:
-        """Put the keys of another dict into a dict; one that is not known changes nothing that is."""
+        """Put the keys of another dict into a dict; an unknown dict changes no known key."""
         if isinstance(other, Table):
             self.spend(weigh(other))
             for key, value in other.slots.items():

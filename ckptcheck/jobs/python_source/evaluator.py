@@ -1,4 +1,4 @@
-"""Follows the statements of a Python script with values that may be unknown. Nothing is executed."""
+"""Follows the statements of a Python script with values that may be unknown. It executes nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckptcheck.jobs.python_source.state import MISSING, Class, Frame, Function, 
 from ckptcheck.jobs.python_source.values import Instance, Items, Reference, Table, Text, Unknown, Value
 
 MOST_STEPS = 200_000
-"""Largest number of statements and expressions that are followed: loops and functions can call each other for ever."""
+"""Statements and expressions that are followed: loops and functions can go on forever."""
 MOST_MODULES = 20
 """Largest number of modules beside the script that are read."""
 NOT_CALLED = "in a function that the script itself does not call"
@@ -33,7 +33,7 @@ class Evaluator(Calls):
         super().__init__(environment, results)
         self.script, self.find = script, find
         self.left, self.budget, self.name = MOST_STEPS, current_budget(), "the script"
-        # Why it is not known whether the statements that are read now run, innermost last.
+        # Why it is unknown whether the present statements run, innermost last.
         self.conditions: list[str] = []
         self.modules: dict[str, Frame | None] = {}
 
@@ -57,12 +57,12 @@ class Evaluator(Calls):
         return Frame({"__file__": file, "__name__": named}, module=module)
 
     def record(self, call: PythonCall) -> None:
-        """Add a call of what the script does not define."""
+        """Add a call of something that the script does not define."""
         call.condition = self.conditions[-1] if self.conditions else ""
         self.script.calls.append(call)
 
     def spend(self, steps: int = 1) -> None:
-        """Count steps. Raises TooLong where the script's own are used up, CkptcheckError where the job's are."""
+        """Count steps. Raises TooLong if the script's own budget is used up, CkptcheckError if the job's is."""
         self.left -= 1
         if self.left < 0:
             raise TooLong
@@ -113,7 +113,7 @@ class Evaluator(Calls):
         return None
 
     def _do_If(self, node: ast.If, frame: Frame) -> Outcome:
-        """Follow the branch that runs, or both where that is not known."""
+        """Follow the branch that runs; both if that is unknown."""
         test = self.truth(self.value(node.test, frame))
         if test is not None:
             return self.block(node.body if test else node.orelse, frame)
@@ -128,7 +128,7 @@ class Evaluator(Calls):
             self.conditions.pop()
 
     def _do_Match(self, node: ast.Match, frame: Frame) -> Outcome:
-        """Follow the first case that matches; all that may match where that is not known."""
+        """Follow the first case that matches; if that is unknown, all that may match."""
         subject = self.value(node.subject, frame)
         possible: list[Sequence[ast.stmt]] = []
         for case in node.cases:
@@ -165,7 +165,7 @@ class Evaluator(Calls):
     _do_AsyncFor = _do_For
 
     def _do_While(self, node: ast.While, frame: Frame) -> Outcome:
-        """Follow the body once: how often it runs is not known."""
+        """Follow the body once, because the number of its runs is unknown."""
         if self.truth(self.value(node.test, frame)) is False:
             return self.block(node.orelse, frame)
         outcome = self.either(f"set in a loop while {clip(self.source(node.test), 60)}", (node.body, []), frame)
@@ -186,7 +186,7 @@ class Evaluator(Calls):
         return self.block([*node.body, *node.orelse, *node.finalbody], frame)
 
     def _do_Return(self, node: ast.Return, frame: Frame) -> Outcome:
-        """Note the value that the function returns."""
+        """Record the value that the function returns."""
         frame.returned.append(self.value(node.value, frame) if node.value is not None else None)
         return "return"
 
@@ -203,7 +203,7 @@ class Evaluator(Calls):
         return "continue"
 
     def _do_Global(self, node: ast.Global | ast.Nonlocal, frame: Frame) -> Outcome:
-        """Note the names that belong to an outer frame."""
+        """Record the names that belong to an outer frame."""
         frame.global_names.update(node.names)
         return None
 
@@ -228,7 +228,7 @@ class Evaluator(Calls):
         return None
 
     def _do_ImportFrom(self, node: ast.ImportFrom, frame: Frame) -> Outcome:
-        """Name what is imported from a module: its value where the module lies beside the script and sets it."""
+        """Set the names imported from a module: to their values if the module lies beside the script and sets them."""
         base = _package_of(frame, node.level) if node.level else ""
         for alias in node.names:
             dotted = ".".join(part for part in (base, node.module, alias.name) if part)
@@ -236,7 +236,7 @@ class Evaluator(Calls):
         return None
 
     def imported(self, dotted: str) -> Value:
-        """Return what a module beside the script defines; a `Reference` for anything else."""
+        """Return the definition from a module beside the script; a `Reference` for any other module."""
         module, _, name = dotted.rpartition(".")
         frame = self.module(module) if module else None
         value = frame.slots.get(name, MISSING) if frame is not None else MISSING
@@ -245,7 +245,7 @@ class Evaluator(Calls):
         return Reference(dotted) if isinstance(value, (Missing, Function, Reference)) else value
 
     def module(self, dotted: str) -> Frame | None:
-        """Return the frame of a module beside the script, None where there is none."""
+        """Return the frame of a module beside the script; None without one."""
         if dotted not in self.modules:
             self.modules[dotted] = None
             found = self.find(dotted) if len(self.modules) <= MOST_MODULES else None
@@ -264,7 +264,7 @@ class Evaluator(Calls):
         return self.modules[dotted]
 
     def _do_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame) -> Outcome:
-        """Define a function. One with a decorator ``.command`` is called where its owner is."""
+        """Define a function. A call of its owner runs a function with a decorator ``.command``."""
         self.heap.write(frame, node.name, function := self.make_function(node, frame))
         for decorator in node.decorator_list:
             target = decorator.func if isinstance(decorator, ast.Call) else decorator
@@ -330,7 +330,7 @@ class Evaluator(Calls):
             self.heap.write(owner, "items", tuple(items))
 
     def matches(self, pattern: ast.pattern, subject: Value, frame: Frame) -> bool | None:
-        """Whether a value matches a pattern; None where that is not known."""
+        """Whether a value matches a pattern; None if unknown."""
         if isinstance(pattern, ast.MatchValue):
             return self.equal(subject, self.value(pattern.value, frame))
         if isinstance(pattern, ast.MatchSingleton):
@@ -364,7 +364,7 @@ def _package_of(frame: Frame, level: int) -> str:
 
 
 def _any(answers: Iterator[bool | None]) -> bool | None:
-    """Return whether one of the answers is True: None where that depends on one that is not known."""
+    """Return whether one of the answers is True; None if that depends on an unknown one."""
     unknown = False
     for answer in answers:
         if answer:

@@ -1,4 +1,4 @@
-"""Computes the expressions of a Python script that is read and not run: constants, f-strings, lists, dicts, calls."""
+"""Computes the expressions of a Python script without running it: constants, f-strings, lists, dicts, calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PATH_PARTS: Mapping[str, Callable[[PurePosixPath], str]] = {
 
 
 class Expressions(Computation):
-    """Computes expressions. The statements are those of `Evaluator`."""
+    """Computes expressions. `Evaluator` defines the statements."""
 
     def __init__(self, environment: Mapping[str, str], results: Mapping[str, Value]) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Expressions(Computation):
 
     @abstractmethod
     def imported(self, dotted: str) -> Value:
-        """Return what a dotted name of a module stands for."""
+        """Return the value of a dotted name of a module."""
 
     def value(self, node: ast.expr, frame: Frame) -> Value:
         """Return the value of an expression."""
@@ -103,7 +103,7 @@ class Expressions(Computation):
                 if part.format_spec is not None or part.conversion not in (-1, 115):
                     value = self.formatted(part, value, frame)
                 text = self.text_of(value, part.value, frame)
-                # What is inserted stands in the line of the f-string, unless it has a place of its own.
+                # An inserted value has the line of the f-string, unless it has a place of its own.
                 own = isinstance(value, Text)
                 pieces = text.pieces if own else [Piece(p.text, line, p.file, p.reason) for p in text.pieces]
                 texts.append(Text(tuple(pieces)))
@@ -256,7 +256,7 @@ class Expressions(Computation):
             value = self.value(part, frame)
             truth = self.truth(value)
             if truth is None:
-                # Whether the next value counts is not known: ``args.x or 8``.
+                # It is unknown whether the next value counts: ``args.x or 8``.
                 return value if isinstance(value, Unknown) else self.unknown(node)
             if truth is isinstance(node.op, ast.Or):
                 return value
@@ -275,7 +275,7 @@ class Expressions(Computation):
         return True
 
     def equal(self, left: Value, right: Value) -> bool | None:
-        """Whether two values are equal; None where that is not known."""
+        """Whether two values are equal; None if unknown."""
         return compare(ast.Eq(), left, right, {})
 
     def _of_IfExp(self, node: ast.IfExp, frame: Frame) -> Value:
@@ -312,7 +312,7 @@ class Expressions(Computation):
         table = Table()
         for known in self.comprehension(node.generators, inner):
             if not known:
-                # Which keys there are is not known; what is written beside it still is.
+                # Its keys are unknown; the keys beside it are known.
                 return Table()
             key = self.key(self.value(node.key, inner))
             if key is not MISSING:
@@ -320,7 +320,7 @@ class Expressions(Computation):
         return table
 
     def comprehension(self, generators: Sequence[ast.comprehension], frame: Frame) -> Iterator[bool]:
-        """Set the names of a comprehension for each of its items, and yield True; False where they are not known."""
+        """Set the names of a comprehension for each of its items, and yield True; False if they are unknown."""
         if not generators:
             yield True
             return

@@ -1,4 +1,4 @@
-"""Operators, methods and builtin functions on the values of a Python script that is read and not run."""
+"""Computes operators, methods and builtin functions on the values of a Python script without running it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CONVERSIONS = ("int", "float", "str", "bool", "shlex.quote", "shlex.join", "shle
 
 
 def apply_operator(kind: ast.operator, left: Value, right: Value) -> Value:
-    """Return the value of an arithmetic operator, MISSING where it is not known."""
+    """Return the value of an arithmetic operator; MISSING if unknown."""
     if isinstance(left, (int, float)) and isinstance(right, (int, float)):
         try:
             if isinstance(kind, ast.Pow) and abs(left) <= 4096 and 0 <= right <= 40:
@@ -82,7 +82,7 @@ def apply_operator(kind: ast.operator, left: Value, right: Value) -> Value:
 
 
 def compare(kind: ast.cmpop, left: Value, right: Value, environment: Mapping[str, Value]) -> bool | None:
-    """Whether a comparison holds; None where that is not known. environment: the variables that the script sets."""
+    """Whether a comparison holds; None if unknown. environment: the variables that the script sets."""
     if isinstance(kind, (ast.Is, ast.IsNot)) and (left is None or right is None):
         other = left if right is None else right
         if isinstance(other, Unknown) and not isinstance(other, Unset):
@@ -106,7 +106,7 @@ def compare(kind: ast.cmpop, left: Value, right: Value, environment: Mapping[str
 
 
 def _contains(whole: Value, item: Value, environment: Mapping[str, Value]) -> bool | None:
-    """Whether a list, dict or text contains a value; None where that is not known."""
+    """Whether a list, dict or text contains a value; None if unknown."""
     plain, reason = to_plain(item)
     if isinstance(item, Unset):
         plain, reason = None, ""
@@ -132,7 +132,7 @@ def _contains(whole: Value, item: Value, environment: Mapping[str, Value]) -> bo
 def call_builtin(
     reader: Computation, name: str, arguments: Sequence[Value], keywords: Mapping[Hashable, Value], node: ast.Call, frame: Frame
 ) -> Value:  # fmt: skip
-    """Return what a builtin or pure function returns, MISSING where it is none that is known."""
+    """Return the result of a builtin or pure function; MISSING for any other function."""
     plain = [to_plain(each) for each in arguments]
     reason = next((why for _, why in plain if why), "")
     first = arguments[0] if arguments else None
@@ -199,7 +199,7 @@ def _misses(method: str, pattern: object, text: object) -> bool:
 
 
 def _with_reason(name: str, arguments: Sequence[Value], reason: str, node: ast.Call) -> Value:
-    """Return the value of a pure function of something that is not known: a text keeps what is known of it."""
+    """Return the value of a pure function of an unknown value: a text keeps its known parts."""
     if name in ("pathlib.Path", "shlex.quote", "os.path.abspath") and isinstance(arguments[0], Text):
         return arguments[0]
     if name == "os.path.join":
@@ -290,7 +290,7 @@ def call_parser(
 
 
 def _add_option(parser: Instance, arguments: Sequence[Value], keywords: Mapping[Hashable, Value], line: int) -> None:
-    """Note the default of an option that ``parser.add_argument`` defines, as a slot of the parser."""
+    """Record the default of an option that ``parser.add_argument`` defines, as a slot of the parser."""
     names = [each.known or "" for each in arguments if isinstance(each, Text)]
     written = next((each for each in names if each.startswith("--")), next(iter(names), ""))
     given = keywords.get("dest")
@@ -314,7 +314,7 @@ def apply_method(
     reader: Computation, owner: Slots | Text, name: str, arguments: Sequence[Value], keywords: Mapping[Hashable, Value],
     node: ast.Call, frame: Frame,
 ) -> Value:  # fmt: skip
-    """Return what a method of a text, list or dict returns."""
+    """Return the result of a method of a text, list or dict."""
     if isinstance(owner, Text):
         return _text_method(reader, owner, name, arguments, keywords, node, frame)
     first = arguments[0] if arguments else None
@@ -356,7 +356,7 @@ def _text_method(
     reader: Computation, owner: Text, name: str, arguments: Sequence[Value], keywords: Mapping[Hashable, Value],
     node: ast.Call, frame: Frame,
 ) -> Value:  # fmt: skip
-    """Return what a method of a text returns; one that is not known in full keeps its lines where that is possible."""
+    """Return the result of a method of a text; a partly unknown text keeps its lines if possible."""
     if name == "join" and arguments and (items := reader.iterate(arguments[0])) is not None:
         return reader.joined([reader.text_of(item, node, frame) for item in items], owner.shown)
     if (

@@ -2,8 +2,8 @@
 
 Followed are assignments, arithmetic, texts and f-strings, lists, dicts, conditions, loops over known items, functions and
 classes of the script and of modules that lie beside it, and defaults of dataclasses, argparse, typer and ``os.environ.get``.
-Everything else is an `Unknown` with its reason. Both branches of a condition that is not known are read, and what they have
-in common stays known. Nothing is imported, and nothing is executed.
+Everything else is an `Unknown` with its reason. Of an unknown condition it reads both branches, and their common part
+stays known. It imports and executes nothing.
 
 To use it for a class whose keywords are settings::
 

@@ -25,7 +25,7 @@ def read_python_job(
         files: Reads it, and the modules beside it that it imports.
         frameworks: The readers to ask.
 
-    Returns the configuration and its framework, or None where no framework knows the script's calls. Raises CkptcheckError.
+    Returns the configuration and its framework; None if no framework knows the script's calls. Raises CkptcheckError.
     """
     text = files.text(path, shown)
     name = files.name(path)
@@ -59,7 +59,7 @@ def read_python_job(
 def require_python_job(
     path: Path, shown: str, files: JobFiles, frameworks: Iterable[Framework]
 ) -> tuple[Document, Framework]:
-    """Read a Python script as `read_python_job` does. Raises CkptcheckError too where it builds no configuration."""
+    """Read a Python script as `read_python_job` does. Raises CkptcheckError also if it builds no configuration."""
     found = read_python_job(path, shown, files, frameworks)
     if found is None:
         raise CkptcheckError(

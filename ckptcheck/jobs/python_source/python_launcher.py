@@ -27,7 +27,8 @@ from ckptcheck.jobs.shell.word import MARK, Command, Word
 
 EXECUTE = "execute_train"
 NO_SETTINGS: dict[str, Value] = {EXECUTE: None, "get_default_wandb_args": Text()}
-"""Functions of slime and miles that are not followed → what they return; the flags of wandb set nothing that is checked."""
+"""Functions of slime and miles that are not followed → their results; the flags of wandb set nothing that a rule
+checks."""
 LONGEST = 100_000
 """Largest number of characters of a command."""
 
@@ -35,13 +36,13 @@ LONGEST = 100_000
 def read_python_launch(
     script: PythonScript, files: JobFiles, path: Path, frameworks: Sequence[Framework]
 ) -> tuple[Document, Framework] | None:
-    """Read the last command that a script starts a job with; None where no framework knows one.
+    """Read the last command with which a script starts a job; None if no framework knows one.
 
     Args:
         script: The script's calls.
         files: Reads configurations that the command names.
         path: The script.
-        frameworks: Those to look for; their order counts first.
+        frameworks: The frameworks to look for; their order counts first.
     """
     commands = [
         (command, call)
@@ -132,7 +133,7 @@ def _make_word(value: Value, call: PythonCall) -> Word:
 def split_text(text: Text, reason: str = "") -> list[Command]:
     """Split a text as a shell does, into commands whose words keep the lines of their pieces.
 
-    reason: why marks in the text are not known, where its pieces do not say it.
+    reason: why marks in the text are unknown, if its pieces do not say it.
     """
     whole = "".join(MARK if piece.reason and not piece.text else piece.text for piece in text.pieces)
     if len(whole) > LONGEST:

@@ -1,4 +1,4 @@
-"""What reading a Python script yields: its calls, the variables it sets, and what could not be read."""
+"""The result of reading a Python script: its calls, the variables it sets, and the parts that could not be read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PythonCall:
     file: str
     """The script, as the report names it."""
     condition: str = ""
-    """Why it is not known whether the script makes the call; "" where it does."""
+    """Why it is unknown whether the script makes the call; "" if it surely does."""
     lines: dict[Hashable, int] = field(default_factory=dict)
     """Keyword → the line where it is written."""
 
@@ -46,7 +46,7 @@ class PythonCall:
         return self.name.rpartition(".")[2] in names
 
     def to_document(self, prefix: str = "") -> Document:
-        """Return the keywords as a document; a value that is not known is a leaf with a reason. prefix: before every path."""
+        """Return the keywords as a document; an unknown value is a leaf with a reason. prefix: before every path."""
         document = Document()
         for key, value in self.keywords.items():
             if isinstance(key, str):
@@ -75,7 +75,7 @@ class PythonCall:
 
 @dataclass
 class PythonScript:
-    """What a Python script does, as far as its own text shows it."""
+    """The actions of a Python script, as far as its own text shows them."""
 
     calls: list[PythonCall] = field(default_factory=list)
     """The calls of what it does not define itself, in order; those of functions that it never calls come last."""
@@ -86,11 +86,14 @@ class PythonScript:
 
 
 Find = Callable[[str], tuple[str, str] | None]
-"""Takes the dotted name of a module; returns (its text, its name for the report), None where it does not lie beside the script."""
+"""Takes the dotted name of a module; returns (its text, its name for the report); None if it is not beside the
+script."""
 
 
 def parse_python(text: str, name: str) -> ast.Module:
-    """Parse a script. name: the file as the report names it. Raises CkptcheckError, with the line, where it is not Python."""
+    """Parse a script. name: the file as the report names it. Raises CkptcheckError, with the line, if it is not
+    Python.
+    """
     if len(text) > LONGEST:
         raise CkptcheckError(f"{name} has more than {LONGEST:,} characters, which no script of a job has")
     if text.count("{") > MOST_BRACES:

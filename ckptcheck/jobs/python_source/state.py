@@ -1,4 +1,4 @@
-"""The state of a Python script that is read: names in frames, and what the branches of an unknown condition change."""
+"""The state of a Python script during reading: names in frames, and changes by the branches of an unknown condition."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ckptcheck.jobs.budget import ITEMS, current_budget
 from ckptcheck.jobs.python_source.values import MOST_ITEMS, Slots, Unknown, Value, merge, merge_items, unknown_if
 
 Outcome = Literal["return", "raise", "break", "continue"] | None
-"""How a block of statements ends; None: it goes on."""
+"""How a block of statements ends; None if it continues."""
 
 
 class Missing:
-    """Stands for a name or key that is not there."""
+    """Stands for a missing name or key."""
 
 
 MISSING = Missing()
@@ -26,7 +26,7 @@ class Frame(Slots):
     """The names of a module or of a call of a function."""
 
     parent: Frame | None = None
-    """Where a name is looked up that the frame does not have."""
+    """The frame for names that this one lacks."""
     module: ModuleInfo | None = None
     """The module whose code runs."""
     returned: list[Value] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Class:
 
     name: str
     frame: Frame
-    """What its body defines: constants and methods."""
+    """The definitions of its body: constants and methods."""
     fields: dict[str, Value]
     """Annotated names with their defaults (MISSING: none), those of base classes first."""
     bases: list[Value]
@@ -83,12 +83,12 @@ class Class:
         """Mark the class as callable."""
 
     def find(self, name: str) -> Value:
-        """Return a constant or method of the class or of its bases, MISSING where there is none."""
+        """Return a constant or method of the class or of its bases; MISSING without one."""
         waiting: list[Value] = [self]
         seen: set[int] = set()
         while waiting:
             cls = waiting.pop()
-            # A class that several others build on is asked once.
+            # A common base of several classes is visited once.
             if not isinstance(cls, Class) or id(cls) in seen:
                 continue
             seen.add(id(cls))

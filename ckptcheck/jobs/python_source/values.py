@@ -1,4 +1,4 @@
-"""The values of a Python script that is read and not run: texts with lines, lists, dicts, objects, and what is not known."""
+"""The values of a Python script during reading: texts with lines, lists, dicts, objects, and unknown values."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ class Piece:
     """A part of a text that is written in one line of a script."""
 
     text: str
-    """The characters; "" for a part that is not known."""
+    """The characters; "" for an unknown part."""
     line: int
     """The line where it is written, from 1."""
     file: str
     """The script that writes it, as the report names it."""
     reason: str = ""
-    """Why the part is not known, or not certain to be there; "" where it is."""
+    """Why the part is unknown, or not certain to be there; "" if it is known."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text, which can have parts that are not known."""
+    """A text, which can have unknown parts."""
 
     pieces: tuple[Piece, ...] = ()
 
     @property
     def known(self) -> str | None:
-        """The whole text; None where a part of it is not known."""
+        """The whole text; None if a part of it is unknown."""
         return None if self.reason else self.shown
 
     @property
     def shown(self) -> str:
-        """The text without the parts that are not known."""
+        """The text without its unknown parts."""
         return "".join(piece.text for piece in self.pieces)
 
     @property
     def reason(self) -> str:
-        """Why the text is not known; "" where it is."""
+        """Why the text is unknown; "" if it is known."""
         return next((piece.reason for piece in self.pieces if piece.reason), "")
 
     def __eq__(self, other: object) -> bool:
@@ -138,7 +138,7 @@ def unknown_if(value: Value, reason: str) -> Value:
 
 
 def merge(one: Value, other: Value, reason: str) -> Value:
-    """Return what two branches of a condition have in common: a text or list keeps its equal beginning as known."""
+    """Return the common part of two branches of a condition: a text or list keeps its equal beginning as known."""
     if one is other or (type(one) is type(other) and not isinstance(one, (Slots, Unknown)) and one == other):
         return one
     if isinstance(one, Text) and isinstance(other, Text):
@@ -169,7 +169,7 @@ def _split_common(one: tuple[T, ...], other: tuple[T, ...]) -> tuple[tuple[T, ..
 
 
 def to_plain(value: Value) -> tuple[object, str]:
-    """Return (a value in plain Python: text, number, bool, None, list, dict; why it is not known or "")."""
+    """Return (a value in plain Python: text, number, bool, None, list, dict; why it is unknown, or "")."""
     left = [MOST_ITEMS]
     plain = _to_plain(value, left)
     current_budget().spend((MOST_ITEMS - left[0]) // ITEMS, "a Python script")
@@ -183,7 +183,7 @@ def spend_on_each(items: Sequence[T]) -> Sequence[T]:
 
 
 def _to_plain(value: Value, left: list[int]) -> tuple[object, str]:
-    """Return what `to_plain` does. left: how many values may still be followed."""
+    """Return the same as `to_plain`. left: how many values may still be followed."""
     left[0] -= 1
     if left[0] < 0:
         return None, f"it has more than {MOST_ITEMS:,} values"

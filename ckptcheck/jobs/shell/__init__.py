@@ -1,1 +1,1 @@
-"""Reads shell scripts: words, expansions and conditions, as far as the script itself decides them. Nothing is run."""
+"""Reads shell scripts without running them: words, expansions, and conditions that the script itself decides."""

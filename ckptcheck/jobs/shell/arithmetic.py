@@ -28,9 +28,9 @@ OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def evaluate(expression: str, variables: Callable[[str], str | None]) -> int | None:
-    """Return the value of an expression, or None where it is not a valid one.
+    """Return the value of an expression; None if it is not valid.
 
-    variables: returns the text of a shell variable, None where it is not known.
+    variables: returns the text of a shell variable; None if unknown.
 
     >>> evaluate("(A + 1) * 1024 / 2", {"A": "3"}.get)
     2048
@@ -46,7 +46,7 @@ def evaluate(expression: str, variables: Callable[[str], str | None]) -> int | N
 
 
 def _value(node: ast.expr, variables: Callable[[str], str | None]) -> int:
-    """Return the value of a node of the syntax tree. Raises ValueError for what is not an allowed expression."""
+    """Return the value of a node of the syntax tree. Raises ValueError for any other expression."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         value = node.value
     elif isinstance(node, ast.Name):

@@ -25,7 +25,7 @@ SUGGESTIONS = "Then, on the real engine and trainer"
 
 
 def suggest_commands(job: Job) -> list[str]:
-    """Return shell lines for this job's refit check and parity check. Comment lines name what the checks leave out."""
+    """Return shell lines for this job's refit check and parity check. Comments name the settings that they leave out."""
     model = job.text("checkpoint.model")
     if model is None or job.engine not in ENGINES:
         return []

@@ -1,4 +1,4 @@
-"""Decides the tests of a launch script that depend on nothing but its own variables: ``[ "$X" = fp8 ]``, ``[[ -z $Y ]]``."""
+"""Decides the tests of a launch script that depend only on its own variables: ``[ "$X" = fp8 ]``, ``[[ -z $Y ]]``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST = 500
 
 
 def decide_test(words: Sequence[Word], is_set: Callable[[str], bool]) -> bool | None:
-    """Return whether a command is true, None if that depends on something outside of the script.
+    """Return whether a command is true; None if that depends on anything outside the script.
 
     Args:
         words: A command such as ``[ A = B ]``. A variable that nothing sets is empty in it.

@@ -57,7 +57,7 @@ class Script:
 
 Follow = Callable[[Word, Script], None]
 Run = Callable[[Sequence[Word]], str | None]
-"""Takes the words of a command, returns the text that it prints; None where that is not known."""
+"""Takes the words of a command, returns the text that it prints; None if unknown."""
 
 
 class Expansion:
@@ -124,7 +124,7 @@ class Expansion:
             self.depth -= 1
 
     def parameter(self, chunk: ShellChunk, line: int, in_test: bool) -> list[Word] | None:
-        """Return the words of a parameter, None where they are not known."""
+        """Return the words of a parameter; None if unknown."""
         match = PARAMETER.fullmatch(chunk.text)
         if match is None:
             return None
@@ -150,7 +150,7 @@ class Expansion:
             if in_test:
                 return [self.word("", line)]
             if is_all and not self.script.missing:
-                # A shell passes nothing for a list that nothing sets, and an environment holds no lists.
+                # For an unset list a shell passes nothing, and an environment holds no lists.
                 return []
             missing = f", and {self.script.missing[-1]}" if self.script.missing else ""
             reason = f"${{{clip(chunk.text, 60)}}} is not set in the script{missing}"
@@ -197,7 +197,7 @@ class Expansion:
         return [_join_with_blanks(words, self.word("", line))]
 
     def words_of(self, name: str, line: int) -> list[Word] | None:
-        """Return the words of a variable or of a special parameter; None where nothing sets it."""
+        """Return the words of a variable or of a special parameter; None if nothing sets it."""
         if name in ARGUMENTS:
             if not self.script.arguments:
                 self.script.passes_arguments.append(self.word("", line))
@@ -221,7 +221,7 @@ class Expansion:
         return None
 
     def output(self, text: str, line: int) -> str | None:
-        """Return what the command in ``$(…)`` prints; None where that is not known. It is not run."""
+        """Return the output of the command in ``$(…)``, without running it; None if unknown."""
         folder, printed = "", None
         command: list[Word] = []
         piped: str | None = None
@@ -250,7 +250,7 @@ class Expansion:
         return printed
 
     def arithmetic(self, text: str, line: int) -> Word:
-        """Return the value of ``$((A * 1024))``, with a reason where a variable in it is not known."""
+        """Return the value of ``$((A * 1024))``, with a reason if a variable in it is unknown."""
 
         def read_variable(name: str) -> str | None:
             words = self.words_of(name, line)
@@ -280,7 +280,7 @@ class Expansion:
 
 
 def _is_empty_list(token: ShellToken) -> bool:
-    """Whether a word is a list alone: ``"$@"`` and ``"${A[@]}"`` are no word where the list is empty."""
+    """Whether a word is only a list: ``"$@"`` and ``"${A[@]}"`` give no word if the list is empty."""
     texts = [chunk for chunk in token.chunks if chunk.kind != "text" or chunk.text]
     return len(texts) == 1 and texts[0].kind == "parameter" and (texts[0].text[:1] == "@" or "[@]" in texts[0].text)
 
@@ -290,7 +290,7 @@ def split_at_blanks(word: Word) -> list[Word]:
     parts = word.with_marks.split()
     if len(parts) < 2:
         text, marked = word.text.strip(), word.marked.strip()
-        # Most words have no blanks, and each copy of a word costs what three steps of the budget may.
+        # Most words have no blanks, and copying a word costs as much as three steps of the budget.
         return [word if (text, marked) == (word.text, word.marked) else replace(word, text=text, marked=marked)]
     return [_unmark(word, part) for part in parts]
 

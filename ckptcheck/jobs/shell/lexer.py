@@ -168,7 +168,7 @@ class _Lexer:
             raise CkptcheckError(f"{self.name}:{self.line} a word has more than {MOST_PARTS:,} parts")
         sign = self.text[self.at]
         if self.text.startswith(("\\\n", "\\\r\n"), self.at):
-            # The word goes on in the next line, where that does not begin with a blank.
+            # The word continues in the next line, unless that begins with a blank.
             self.forward(self.text.index("\n", self.at) + 1)
         elif sign == "\\":
             self.add(chunks, self.text[self.at + 1 : self.at + 2], quoted=True)
@@ -242,7 +242,7 @@ class _Lexer:
             self.forward(self.at + 1)
 
     def closing(self, at: int, opening: str, closing: str) -> int:
-        """Return the position of the bracket that closes the one at `at`. Raises CkptcheckError where there is none.
+        """Return the position of the bracket that closes the one at `at`. Raises CkptcheckError without one.
 
         Brackets in quotes inside ``$(…)`` do not count.
         """
@@ -282,14 +282,14 @@ class _Lexer:
         raise CkptcheckError(f'{self.name}:{self.line} a " is never closed')
 
     def find(self, sign: str, at: int) -> int:
-        """Return the position of the next `sign` from `at` on. Raises CkptcheckError where there is none."""
+        """Return the position of the next `sign` from `at` on. Raises CkptcheckError without one."""
         position = self.text.find(sign, at)
         if position < 0:
             raise CkptcheckError(f"{self.name}:{self.line} a {sign} is never closed")
         return position
 
     def add(self, chunks: list[ShellChunk], text: str, *, quoted: bool = False) -> None:
-        """Add plain text: to the last chunk where that is text with the same quoting, else as a new chunk."""
+        """Add plain text: to the last chunk if that is text with the same quoting, else as a new chunk."""
         if chunks and chunks[-1].kind == "text" and (chunks[-1].quoted == quoted or not chunks[-1].text):
             chunks[-1] = replace(chunks[-1], text=chunks[-1].text + text, quoted=quoted or chunks[-1].quoted)
         else:

@@ -1,4 +1,4 @@
-"""Computes what commands print that only compute a text: basename, dirname, realpath, echo, seq, and sed with one replacement."""
+"""Computes the output of commands that only compute a text: basename, dirname, realpath, echo, seq, and simple sed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MOST = 2000
 
 
 def print_text(words: Sequence[str], piped: str | None) -> str | None:
-    """Return what a command prints; None where it is none of these.
+    """Return the output of a command; None if it is none of these.
 
     Args:
         words: The command.
-        piped: What the command before a ``|`` prints; None where there is none.
+        piped: The output of the command before a ``|``; None without one.
 
     >>> print_text(["basename", "/a/run.sh", ".sh"], None), print_text(["seq", "16", "8", "32"], None)
     ('run', '16 24 32')
@@ -37,7 +37,7 @@ def print_text(words: Sequence[str], piped: str | None) -> str | None:
 
 
 def _replace(expression: str, text: str) -> str | None:
-    """Return what ``sed`` makes of a text; None for an expression that is more than replacements of plain text."""
+    """Return the text after ``sed``; None for an expression that is more than replacements of plain text."""
     for part in expression.split(";"):
         replacement = REPLACEMENT.fullmatch(part.strip())
         if replacement is None or not replacement[2]:
@@ -48,7 +48,7 @@ def _replace(expression: str, text: str) -> str | None:
 
 
 def _print_numbers(operands: Sequence[str]) -> str | None:
-    """Return what ``seq LAST``, ``seq FIRST LAST`` or ``seq FIRST STEP LAST`` prints, with blanks for line ends."""
+    """Return the output of ``seq LAST``, ``seq FIRST LAST`` or ``seq FIRST STEP LAST``, with blanks for line ends."""
     if not 1 <= len(operands) <= 3 or not all(re.fullmatch(r"-?\d{1,9}", operand) for operand in operands):
         return None
     numbers = [int(operand) for operand in operands]

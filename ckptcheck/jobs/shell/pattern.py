@@ -1,4 +1,4 @@
-"""Computes the operators of ``${NAME…}`` on known values: defaults aside, these cut, replace and change case."""
+"""Computes the operators of ``${NAME…}`` on known values, except defaults: they cut, replace and change case."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CASES = {",,": str.lower, "^^": str.upper}
 
 
 def apply_pattern(value: str, operator: str) -> str | None:
-    r"""Return what ``${NAME<operator>}`` makes of a value; None where it is not one of these operators, or too long.
+    r"""Apply ``${NAME<operator>}`` to a value; None if it is not one of these operators, or too long.
 
     >>> apply_pattern("org/Qwen3-8B.sh", "##*/"), apply_pattern("a.b.c", "%.*"), apply_pattern("a/b", "//\\//-")
     ('Qwen3-8B.sh', 'a.b', 'a-b')

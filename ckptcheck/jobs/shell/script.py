@@ -1,6 +1,6 @@
 """Reads a launch script without running it: assignments, arrays, exports, functions, conditions, and the words of each command.
 
-A condition is decided where it depends on nothing but the script's own variables; what stands under another one has the
+ckptcheck decides a condition that depends only on the script's own variables; values under any other condition have the
 reason `UNDER_CONDITION`. The folder of the script is known: every script computes it from BASH_SOURCE or $0.
 """
 
@@ -29,7 +29,7 @@ DECLARING = ("export", "declare", "readonly", "local", "typeset")
 STARTERS = ("[", "[[", "test", "true", "false", ":", "getopts")
 """Commands that are true or false without running anything."""
 MOST_STEPS = 50_000
-"""Largest number of words and operators of functions that are read beyond the script's own: they can call each other for ever."""
+"""Words and operators of functions that are read beyond the script's own: functions can call each other forever."""
 DEEPEST = 8
 """Largest depth of functions that call each other."""
 Kind = Literal["if", "case", "loop", "group"]
@@ -42,11 +42,11 @@ class _Block:
 
     kind: Kind
     runs: bool | None = True
-    """Whether the commands inside run; None if that depends on something outside of the script."""
+    """Whether the commands inside run; None if that depends on anything outside the script."""
     was_taken: bool | None = False
     """Whether an earlier branch of the condition runs."""
     subject: Word | None = None
-    """What a ``case`` compares; None for other blocks."""
+    """The subject of a ``case``; None for other blocks."""
     in_pattern: bool = False
     """Whether the next words are the patterns of a ``case``."""
 
@@ -160,7 +160,7 @@ class _Reader(Expansion):
             return
         self.gate = True
         if operator == "(":
-            # What a subshell sets is lost after it.
+            # Variables of a subshell are lost after it.
             self.blocks.append(_Block("group", None if self.runs is not False else False))
         elif operator == ")" and self.blocks and self.blocks[-1].kind == "group":
             self.blocks.pop()
@@ -269,7 +269,7 @@ class _Reader(Expansion):
         if word == "else":
             block.runs = _negate(block.was_taken)
         elif word == "elif":
-            # The test of the next branch is read; what it decides counts where no earlier branch runs.
+            # The test of the next branch follows; it counts only if no earlier branch runs.
             block.runs = True
         elif word == "do":
             block.runs = False if self.is_test and self.status is False and self.decide else None
@@ -282,7 +282,7 @@ class _Reader(Expansion):
             )
 
     def loop(self, command: list[ShellToken]) -> None:
-        """Begin ``for NAME in WORDS``: the variable is known where there is one word."""
+        """Begin ``for NAME in WORDS``: the variable is known if there is only one word."""
         words = [word for token in command[3:] for word in self.expand(token)]
         name = command[1].bare if len(command) > 1 else ""
         is_single = len(words) == 1 and not words[0].reason and command[0].bare == "for"
@@ -294,12 +294,12 @@ class _Reader(Expansion):
         self.status, self.is_test = None, False
 
     def subject(self, command: list[ShellToken]) -> Word:
-        """Return what ``case SUBJECT in`` compares."""
+        """Return the subject of ``case SUBJECT in``."""
         words = self.expand(command[1], in_test=True) if len(command) > 1 else []
         return words[0] if len(words) == 1 else Word("", command[0].line, "" if not words else UNDER_CONDITION)
 
     def begin_case(self, command: list[ShellToken]) -> list[ShellToken]:
-        """Open ``case X in`` where its first pattern stands in the same line; return the words of that pattern."""
+        """Open a ``case X in`` whose first pattern stands in the same line; return the words of that pattern."""
         words = [token.bare for token in command]
         if "case" not in words or "in" not in words[words.index("case") :]:
             return command
@@ -308,7 +308,7 @@ class _Reader(Expansion):
         return command[end + 1 :]
 
     def choose(self, patterns: list[ShellToken]) -> None:
-        """Begin a branch of a ``case``: it runs where one of its patterns is the subject, and none was before."""
+        """Begin a branch of a ``case``: it runs if one of its patterns matches and no earlier branch ran."""
         block = self.blocks[-1]
         block.in_pattern = False
         if not patterns:
@@ -378,11 +378,11 @@ class _Reader(Expansion):
         self.program(words, command[here + 1 :], assignments, runs)
 
     def program(self, words: Command, here: list[ShellToken], assignments: list[ShellToken], runs: bool | None) -> None:
-        """Read a command that starts something. here: the words of its here-string; assignments: those before it."""
+        """Read a command that starts something. here: the words of its here-string; assignments: the ones before it."""
         name = words[0].text
         if name in ("source", "."):
             for word in words[1:2]:
-                # ``[ -f X ] && source X`` sources nothing where X does not exist.
+                # ``[ -f X ] && source X`` sources nothing if X does not exist.
                 if runs is not False and not (runs is None and self.asks_for_file() and not os.path.isfile(word.text)):
                     self.follow(word, self.script)
         elif name in ("read", "mapfile", "readarray") and runs is not False:
@@ -438,7 +438,7 @@ class _Reader(Expansion):
     def assign(self, token: ShellToken, conditional: bool, *, exported: bool = False) -> None:
         """Set a variable from ``NAME=…``, ``NAME+=…`` or ``NAME=( … )``; with `exported`, export it too.
 
-        conditional: whether a condition or loop surrounds the assignment, so that the value is not known.
+        conditional: whether a condition or loop surrounds the assignment, so that the value is unknown.
         """
         match = ASSIGNED.match(token.start)
         if match is None:

@@ -1,11 +1,11 @@
-"""A word of a launch script after expansion, with the place where it is written and what of it is not known."""
+"""A word of a launch script after expansion, with its place and its unknown parts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MARK = "\ufffc"
-"""Stands for each part of a text that is not known, in `Word.marked`."""
+"""Stands for each unknown part of a text in `Word.marked`."""
 
 
 @dataclass(frozen=True)
@@ -13,23 +13,23 @@ class Word:
     """A word of a command after expansion."""
 
     text: str
-    """The word; parts that are not known are empty."""
+    """The word; unknown parts are empty."""
     line: int
-    """The line where it is written, from 1; for a word of an array, the line of the array; 0 where there is none."""
+    """The line where it is written, from 1; for a word of an array, the line of the array; 0 without one."""
     reason: str = ""
-    """Why a part of the word is not known; "" where all of it is known."""
+    """Why a part of the word is unknown; "" if all of it is known."""
     file: str = ""
     """The script that writes it, as the report names it."""
     variable: str = ""
-    """The variable that nothing sets, so that the word is not known; "" where that is not the reason."""
+    """The unset variable that makes the word unknown; "" if that is not the reason."""
     is_list: bool = False
-    """Whether the word stands for several words, or for none: a list that is not known."""
+    """Whether the word stands for several words, or for none: an unknown list."""
     marked: str = ""
-    """The text with a `MARK` for each part that is not known; "" where that is the text itself."""
+    """The text with a `MARK` for each unknown part; "" if that is the text itself."""
 
     @property
     def with_marks(self) -> str:
-        """The text, with a `MARK` for each part that is not known."""
+        """The text, with a `MARK` for each unknown part."""
         return self.marked or (self.text + MARK if self.reason and not self.text else self.text)
 
     @property
@@ -39,17 +39,17 @@ class Word:
 
 
 class Command(list[Word]):
-    """The words of a command, and how its line ends."""
+    """The words of a command, and the place and state of its line."""
 
     begin: int = 0
-    """The line where it begins, from 1; 0 where that is not known."""
+    """The line where it begins, from 1; 0 if unknown."""
     end: int = 0
-    """The line where it ends, from 1; 0 where that is not known."""
+    """The line where it ends, from 1; 0 if unknown."""
     last_line: str = ""
     """The text of that line."""
     is_dead: bool = False
     """Whether it stands under a condition that is false."""
     document: str = ""
-    """The text of its here-document; "" where it has none."""
+    """The text of its here-document; "" without one."""
     document_line: int = 0
     """The line where the here-document begins."""

@@ -84,7 +84,6 @@ def run_gate(
         began: the moment by `time.monotonic` from which the deadline counts.
 
     Raises OutputError if the folder for results cannot be written, CkptcheckError if another gate uses it.
-
     """
     folder = request.results_folder
     try:

@@ -118,7 +118,7 @@ class Localization(EvidenceDefaults):
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The pairs of ranks, if several, and tables of the points of the first pair that differs, or else of the first."""
+        """The pairs of ranks, if several, and tables of the points of the first pair that differs, else of the first."""
         if not self.further:
             return self._point_tables
         part = next((part for part in self.replicas if part.first_diverging is not None), self)

@@ -91,7 +91,6 @@ def measure_distance(
         packed: the quantized weight.
         files: of the dense side, then of the quantized side.
         came_first: the quantized side is the reference, so the dense numbers must equal the dequantized ones, rounded once.
-
     """
     distance = QuantizedDistance()
     step = max(1, CHUNK_ELEMENTS // max(packed.shape[1], 1))

@@ -71,7 +71,6 @@ def compare_ranks(
         dtype: what both sides compute in.
         experts_per_token: 0 for a dense model.
         limit: relative difference that still counts as equal; None: that of the dtype.
-
     """
     not_compared: list[str] = []
     sides = []

@@ -34,7 +34,6 @@ def fork_worker(
         serve: answers the requests that come through a socket, and returns an exit code.
 
     Raises RuntimeError where a fork is not safe.
-
     """
     control, lifeline = (socket.socket(fileno=number) for number in descriptors[:2])
     with control, lifeline, open(descriptors[2], "ab", buffering=0) as log:
