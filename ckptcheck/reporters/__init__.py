@@ -1,6 +1,6 @@
 """Writes reports in the formats that other programs read, and as a page for a browser; text for people is in text.py.
 
-Every format is one file with ``render(reports, rules) -> str``, and what it returns ends with a newline.
+Every format is one file with ``render(reports, rules) -> str``, whose result ends with a newline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WITH_PICTURES: tuple[ReportFormat, ...] = ("html", "json-with-pictures")
 
 
 def render(format: str, reports: Sequence[Report], rules: Sequence[Rule]) -> str:
-    """Write the reports in a format for machines; `rules` are those that were selected, in the order of the pack.
+    """Write the reports in a format for machines; `rules` are the selected ones, in the order of the pack.
 
     It imports only the reporter of this format. Raises CkptcheckError for an unknown format.
     """

@@ -1,7 +1,7 @@
 """Draws the pictures of evidence: a table says which functions draw which kind, and imports none before its kind is drawn.
 
-Evidence knows nothing of pictures. A function of the table takes the evidence and the title, and returns a picture, several, or
-None where there is nothing to draw. It may raise Skip or EvidenceError with the reason.
+Evidence knows nothing of pictures. A function of the table takes the evidence and the title, and returns a picture,
+several, or None if there is nothing to draw. It may raise Skip or EvidenceError with the reason.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ PICTURES: Mapping[str, Mapping[str, str]] = {
 
 
 def draw_pictures(evidence: Evidence) -> tuple[Picture, ...]:
-    """Return the pictures of evidence. One that cannot be drawn is replaced by the reason, under the title of the table."""
+    """Return the pictures of evidence. The reason replaces one that cannot be drawn, under the title of the table."""
     pictures: list[Picture] = []
     for title, path in PICTURES.get(evidence.kind, {}).items():
         try:
@@ -103,6 +103,6 @@ def draw_pictures(evidence: Evidence) -> tuple[Picture, ...]:
         except (Skip, EvidenceError, OSError) as error:
             pictures.append(NoPicture(title, str(error)))
         except Exception as error:
-            # the report has to be written whatever is odd about its evidence
+            # the report comes first: odd evidence may cost a picture, not the report
             pictures.append(NoPicture(title, f"it could not be drawn: {type(error).__name__}: {error}"))
     return tuple(pictures)

@@ -33,13 +33,13 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
 
 
 def _reading(report: Report) -> str:
-    """Say what was read, as a line of the log."""
+    """Return the files that were read, as a line of the log."""
     text = "; ".join(f"{label}: {value}" for label, value in describe_reading(report))
     return HASHES.sub("# ", f"ckptcheck: {printable(report.target)}: read {printable(text)}")
 
 
 def _annotation(target: str, finding: Finding) -> str:
-    """Annotate the file where the repository can have it; name the target in the text where it cannot."""
+    """Annotate the file if the repository can have it; otherwise name the target in the text."""
     title = {"title": f"{finding.code} {finding.name}"}
     if finding.file and not is_remote_address(target):
         line = {"line": str(finding.line)} if finding.line else {}
@@ -50,8 +50,8 @@ def _annotation(target: str, finding: Finding) -> str:
 
 
 def _command(name: str, properties: dict[str, str], where: str | None, message: str, hint: str | None = None) -> str:
-    """Write a command so that the runner reads back these properties and this text, the hint on a line of its own."""
-    # printable first: whatever a checkpoint calls its tensors, the only line end left is the one before the hint
+    """Write a command from which the runner reads these properties and this text, the hint on a line of its own."""
+    # printable first: a tensor's name may hold line ends; only the one before the hint stays
     text = ": ".join(printable(part) for part in (where, message) if part) + (f"\n{printable(hint)}" if hint else "")
     pairs = [f"{key}={_property(printable(value))}" for key, value in properties.items()]
     # a runner that does not know the command (an old one knows no notice) looks for others within the line

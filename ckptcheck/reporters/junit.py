@@ -1,9 +1,9 @@
 """JUnit XML, which every CI service shows: a test suite per target, a test case per rule that applied.
 
 A rule that found errors fails. One that found only warnings or infos passes and says so in its output (system-out):
-CI services know no third outcome, and a red test for a remark teaches people to ignore red tests. The exit code is
-what ``--fail-on`` decides, not this file. A rule that could not look is skipped; one that crashed is an error, and its
-text lists what it had found before. A target that could not be checked, or not all of it, is an error of its own, and the rules
+CI services know no third outcome, and a red test for a remark teaches people to ignore red tests. ``--fail-on`` decides
+the exit code, not this file. A rule that could not look is skipped; one that crashed is an error, and its text lists
+what it had found before. A target that could not be checked, or not all of it, is an error of its own, and the rules
 that could not check for that reason are skipped.
 """
 
@@ -39,7 +39,7 @@ def _suite(report: Report, names: dict[str, str], *, several: bool) -> ET.Elemen
     read = [(f"read: {label}", text) for label, text in describe_reading(report)]
     for name, value in (*read, ("version", __version__), ("verdict", report.verdict), ("known", str(report.known))):
         ET.SubElement(properties, "property", name=name, value=printable(value))
-    # Some services tell tests apart by class and name alone, so with several targets the name has to say which.
+    # Some services distinguish tests only by class and name, so with several targets the name has to name the target.
     mark = f" [{printable(report.target)}]" if several else ""
     if report.error:
         case = ET.SubElement(suite, "testcase", classname="ckptcheck", name=f"target can be checked{mark}")

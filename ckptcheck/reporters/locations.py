@@ -13,11 +13,11 @@ from ckptcheck.text.file_io import expand_home
 
 HUB = "hf://"
 SIDES = " ↔ "
-"""What stands between the two targets of a comparison."""
+"""The separator between the two targets of a comparison."""
 
 
 def root_folder() -> str:
-    """Return the folder that paths are relative to: what GitHub Actions has checked out, elsewhere the working folder."""
+    """Return the folder that paths are relative to: the checkout of GitHub Actions, elsewhere the working folder."""
     return os.path.abspath(os.environ.get("GITHUB_WORKSPACE") or os.getcwd())
 
 
@@ -35,7 +35,7 @@ def path_on_hub(target: str, file: str | None) -> str:
 
 
 def _encode(path: str, safe: str = "/") -> str:
-    """Percent-encode a path, whatever is in it."""
+    """Percent-encode any path."""
     try:
         return quote(path, safe=safe, errors="surrogateescape")  # a file name that is not UTF-8: its own bytes
     except UnicodeEncodeError:
@@ -58,7 +58,7 @@ def encode_uri(path: str) -> str:
 
 
 def select_side(target: str, file: str | None) -> str:
-    """Return the target that a file is of, where the report is about two: the second, unless only the first has such a file."""
+    """Return the target of a file in a report about two: the second, unless only the first has such a file."""
     first, separator, second = target.partition(SIDES)
     if not separator or os.path.exists(target):
         return target

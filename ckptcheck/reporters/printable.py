@@ -1,12 +1,12 @@
-"""Makes text from a checkpoint safe to show: tensor and file names are anybody's, and may be meant to deceive."""
+"""Makes text from a checkpoint safe to show: anybody may choose tensor and file names, also to deceive."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    r"""Write what a reader cannot see, a terminal would obey or XML cannot hold as an escape; the result is one line.
+    r"""Escape characters that a reader cannot see, a terminal would obey or XML cannot hold; the result is one line.
 
-    That is control and format characters, line ends, every space but the plain one, and lone surrogates (a file name
+    These are control and format characters, line ends, every space but the plain one, and lone surrogates (a file name
     that is not UTF-8, or "\ud800" in JSON).
 
     >>> print(printable("lm_head\n::error::\x1b[2K"))
@@ -18,7 +18,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    r"""Write the lines of a text so that each is `printable`; tabs stay what they are.
+    r"""Write the lines of a text so that each is `printable`; tabs stay.
 
     >>> printable_lines("-\ta\n+\tb\x9b31m\n")
     '-\ta\n+\tb\\x9b31m\n'

@@ -15,7 +15,7 @@ HASHES = re.compile(r"#(?=#\w*\[)")
 
 
 def break_commands(text: str) -> str:
-    r"""Put a blank into what a runner would obey.
+    r"""Break the commands that a runner would obey with a blank.
 
     >>> break_commands("  ::stop-commands::x\na::b ##[error]")
     '  : :stop-commands::x\na::b # #[error]'

@@ -4,8 +4,9 @@ A file's path is relative to the repository; what is on the Hub is named by its 
 code scanning refuses a whole upload for one location with another scheme. Only a location in a file that people write has a line: a
 tensor has none, and a line would make the upload action read whole shards to fingerprint it.
 
-What kept a rule from looking is a notification. A run with a crashed rule, or a target that could not be checked, is
-marked as unsuccessful; code scanning then keeps the alerts it has instead of closing those it no longer sees.
+The reason why a rule could not look is a notification. A run with a crashed rule, or a target that could not be
+checked, is marked as unsuccessful; code scanning then keeps the alerts it has instead of closing those it no longer
+sees.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def _is_builtin(rule: Rule) -> bool:
 
 
 def _first_paragraph(page: str) -> str:
-    """What follows the summary, without headings."""
+    """The text after the summary, without headings."""
     body = re.sub(r"^#.*$", "", page.partition("\n")[2], flags=re.MULTILINE)
     paragraphs = (" ".join(block.split()) for block in body.split("\n\n"))
     return next(filter(None, paragraphs), page)
@@ -125,7 +126,7 @@ def _sentences(finding: Finding) -> str:
 
 
 def _plain(text: str) -> str:
-    """Write a message that holds no placeholder ({0}) and no link ([text](target)), whatever a tensor is called."""
+    """Write a message without placeholders ({0}) and links ([text](target)), even if a tensor's name contains one."""
     return printable(text).replace("{", "{{").replace("}", "}}").replace("](", "] (")
 
 

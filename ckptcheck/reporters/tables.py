@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 NEAR = 5e-4
-"""How far from 1 four digits say no more than 1, which is what a ratio is where all is well."""
+"""Nearer to 1 than this, four digits show only 1, the usual ratio of a sound run, so seven are shown."""
 
 
 def write(console: Console, section: Section, *, verbose: bool = False) -> None:
     """Print one section, two spaces in. Tables and lines are not wrapped, so that they stay aligned and commands can be copied.
 
-    verbose: print the table also where there is something brief in its place.
+    verbose: print the table also if something brief replaces it.
     """
     console.print()
     console.print(Padding(Text(printable(section.title), style="bold"), (0, 0, 0, 2), expand=False))

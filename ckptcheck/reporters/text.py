@@ -1,4 +1,4 @@
-"""The report a person reads: what is wrong, where, and what to do next, gravest first."""
+"""The report for a person: what is wrong, where, and what to do next, gravest first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 MOST_PER_RULE = 5
 """Findings of one rule that are shown in full; --format json has them all."""
 HEIGHT = 25
-"""Lines of what is no terminal: nothing that a report prints depends on it."""
+"""Height of an output that is no terminal: no part of a report depends on it."""
 MOST_CODES = 5
 """Rules that the line on several reports names."""
 GROWTH = 4
@@ -35,7 +35,7 @@ def write(reports: Sequence[Report], rules: Sequence[Rule], stream: IO[str], *, 
     """Write the reports to a stream, in colour where it is a terminal. `verbose` lists what passed as well."""
     safe = cast("IO[str]", CommandFreeStream(stream))
     width = width_for(stream)
-    # rich asks the terminal for its size at each line, but for a size that is known
+    # rich asks the terminal for its size at each line, unless the size is given
     console = Console(file=safe, highlight=False, width=width, height=None if width is None else HEIGHT)
     names = {rule.code: rule.name for rule in rules}
     for number, report in enumerate(reports):

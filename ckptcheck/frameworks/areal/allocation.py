@@ -69,7 +69,7 @@ def _read_sizes(text: str) -> dict[str, int]:
 
 
 def parse_allocation(text: str) -> tuple[Part | None, Part | None, list[str]]:
-    """Read ``allocation_mode``; return (engine, trainer, pieces that are no part), the first two None where there is none.
+    """Read ``allocation_mode``; return (engine, trainer, pieces that are no part); engine and trainer may be None.
 
     >>> engine, trainer, rest = parse_allocation("sglang.d4p1t1+d2p2t1+eval")
     >>> engine.backend, trainer.backend, trainer.world, rest

@@ -39,7 +39,7 @@ from ckptcheck.jobs.key_table import load_key_table, set_from_table
 AREAL = "AReaL"
 ACTOR, SAMPLING = "actor", "gconfig"
 MOST_TOP_K = 1_000_000
-"""From this top-k on nothing is filtered; AReaL's default is 10⁸."""
+"""This or a larger top-k filters nothing; AReaL's default is 10⁸."""
 
 
 def _top_k(value: object) -> object:
@@ -223,7 +223,7 @@ def _set_update(job: Job, document: Document) -> None:
 
 
 def _set_longest(job: Job, document: Document) -> None:
-    """Set the longest sequence of the trainer, where the job says how long prompts are or a response alone is longer."""
+    """Set the trainer's longest sequence, if the job says how long prompts are, or if a response alone is longer."""
     limit = resolve(document, f"{ACTOR}.mb_spec.max_tokens_per_mb")
     total = resolve(document, f"{SAMPLING}.max_tokens")
     if limit is None or not isinstance(limit.value, int):

@@ -48,7 +48,7 @@ def areal(engine: T, watch: Watch) -> T:
 
 
 def _explain_unseen(owner: Any, meta: Any, name: str) -> str:
-    """Return why the watch cannot see all that this update sends, "" where it can."""
+    """Return why the watch cannot see every tensor of this update; "" if it can."""
     if getattr(meta, "type", "xccl") == "disk":
         return "AReaL writes the weights to files (type disk)"
     if not name:

@@ -1,12 +1,12 @@
 """Reads GRPO jobs of ms-swift: ``swift rlhf --rlhf_type grpo …``, ``megatron rlhf …``, YAML, `RLHFArguments(…)` in Python.
 
-Facts, from modelscope/ms-swift (3602360a5, the releases named) and the package 4.6.0, where no other file is named from
+Facts, from modelscope/ms-swift (3602360a5, the releases named) and the package 4.6.0; without another file named, from
 ``swift/rlhf_trainers`` and ``swift/megatron``:
 
-- Until 3.12 rollouts were sampled with top-p 0.9 and top-k 50 where nothing was written (``GRPOArgumentsMixin``), since 4.0 with
-  neither. The trainer divides its logits by the temperature, and computes over the whole vocabulary.
-- vLLM's logprobs are processed ones, colocated and in ``swift rollout``, since 3.11 (``_prepare_vllm_engine``). They enter the
-  loss where ``rollout_importance_sampling_mode`` is set, which has no default.
+- Until 3.12 the default for rollouts was top-p 0.9 and top-k 50 (``GRPOArgumentsMixin``), since 4.0 it is neither. The
+trainer divides its logits by the temperature, and computes over the whole vocabulary.
+- vLLM's logprobs are processed ones, colocated and in ``swift rollout``, since 3.11 (``_prepare_vllm_engine``). They
+enter the loss if ``rollout_importance_sampling_mode`` is set, which has no default.
 - vLLM computes in the dtype in which the model is loaded, ``torch_dtype``. The trainer's autocast has that dtype too, but for
   float32: there it computes in float16 (``ModelArguments._init_mixed_precision``).
 - All weights are sent before each generation, with adapters merged (or the adapter alone with ``vllm_enable_lora``), and then
@@ -96,7 +96,7 @@ COLOCATED: Mapping[str, FieldSource] = {
 
 
 def _finish(job: Job, document: Document) -> None:
-    """Read the job by its release, and set what follows from several keys."""
+    """Read the job by its release, and set the fields that depend on several keys."""
     is_megatron = "megatron" in document.script.lower() or document.has("micro_batch_size")
     table = load_key_table(Path(__file__).with_name("megatron_keys.json" if is_megatron else "keys.json"))
     _normalize(document, table)
@@ -132,7 +132,9 @@ def _finish(job: Job, document: Document) -> None:
 
 
 def _normalize(document: Document, table: KeyTable) -> None:
-    """Bring what ms-swift takes in several forms into one: ``--no_x``, ``ENV:``, the groups of Ray's YAML, JSON objects."""
+    """Normalize arguments with several forms: ``--no_x``, ``ENV:``, the groups of Ray's YAML, JSON
+    objects.
+    """
     is_ray = document.has("rollout.gpus") or document.has("train.gpus")
     for path, leaf in list(document.leaves.items()):
         section, _, key = path.partition(".")
@@ -164,7 +166,7 @@ def _add_unknown_keys(job: Job, document: Document, table: KeyTable, number: int
 
 
 def _set_backend_and_dtype(job: Job, document: Document, is_megatron: bool, of: str) -> None:
-    """Set what distributes the trainer, and the dtype of its matrix products."""
+    """Set the trainer's backend of distribution, and the dtype of its matrix products."""
     if is_megatron:
         set_default(job, "trainer.backend", "megatron", SWIFT)
     else:
@@ -194,7 +196,7 @@ def _set_router_replay(job: Job, document: Document, is_megatron: bool, of: str)
 
 
 def _read_engine(job: Job, document: Document, table: KeyTable, number: int, of: str) -> None:
-    """Set vLLM's fields: from the trainer's own keys where it is colocated, or else from those of ``swift rollout``."""
+    """Set vLLM's fields: if it is colocated from the trainer's own keys, or else from the keys of ``swift rollout``."""
     mode = find_written(document, "vllm_mode")
     default_mode = table.find("vllm_mode", number)
     addresses = ("vllm_server_host", "vllm_server_base_url")
@@ -243,7 +245,7 @@ def _apply_vllm_options(job: Job, document: Document, prefix: str) -> None:
     arguments: dict[str, ResolvedValue] = {}
     for name in passed | ({"tensor_parallel_size"} if prefix else frozenset()):
         found = find_written(document, f"{prefix}vllm_{name}")
-        # A colocated engine is quantized only where the trained model is.
+        # A colocated engine is quantized only if the trained model is.
         if found is not None and (prefix or name not in ("quantization", "max_model_len", "enable_prefix_caching")):
             arguments[name] = found
     section = f"{prefix}{ENGINE_OPTIONS}"

@@ -165,7 +165,7 @@ def _finish(job: Job, document: Document) -> None:
 
 
 def _set_refit(job: Job, document: Document) -> None:
-    """Set what a refit brings to vLLM: router replay, the draft, the outputs of an encoder.
+    """Set the fields of a refit of vLLM: router replay, the draft, the outputs of an encoder.
 
     Router replay sets vLLM's ``enable_return_routed_experts`` itself (``configure_vllm_for_router_replay``). A draft without
     tokens is no draft (``vllm_worker.py``), and vLLM's weights are dummies until the first refit, except where a draft

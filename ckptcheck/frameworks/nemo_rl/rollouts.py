@@ -41,7 +41,7 @@ def step(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
 
 
 def step_of_name(path: Path) -> int | None:
-    """Return the step from 0 that the name of a file says; None where it says none."""
+    """Return the step, counted from 0, in the name of a file; None without one."""
     match = NAME.search(path.name)
     return max(0, int(match[1]) - 1) if match else None
 

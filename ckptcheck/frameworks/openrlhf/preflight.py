@@ -1,7 +1,7 @@
 """Reads launch lines of OpenRLHF: ``python -m openrlhf.cli.train_ppo_ray --flags``, flat (until 0.10.1) or dotted (since 0.10.2).
 
-Facts, from OpenRLHF/OpenRLHF (3c3be6234, the releases named) and the package 0.11.2, ``openrlhf/cli/train_ppo_ray.py`` and
-``openrlhf/trainer/ray`` where no other file is named:
+Facts, from OpenRLHF/OpenRLHF (3c3be6234, the releases named) and the package 0.11.2, ``openrlhf/cli/train_ppo_ray.py``
+and ``openrlhf/trainer/ray`` if no other file is named:
 
 - vLLM computes in bfloat16 whatever the trainer does (``vllm_engine.py``), and its weights must have that dtype.
 - vLLM's logprobs are asked for only where the importance correction is on (since 0.8.9), and then they are processed ones.
@@ -75,7 +75,7 @@ PATHS: Mapping[str, FieldSource] = {
 
 
 def _finish(job: Job, document: Document) -> None:
-    """Read the job by its release, and set what follows from several keys."""
+    """Read the job by its release, and set the fields that depend on several keys."""
     table = load_key_table(Path(__file__).with_name("keys.json"))
     number, _ = table.pick_release(job, document)
     of = f"{OPENRLHF} {table.describe(number).removeprefix('v')}"
@@ -105,7 +105,7 @@ def _finish(job: Job, document: Document) -> None:
 
 
 def _set_engine_and_update(job: Job, document: Document, of: str) -> None:
-    """Set vLLM's fields, how weights reach it, and how old rollouts may be."""
+    """Set vLLM's fields, the path of weights to it, and the age of rollouts."""
     asynchronous = find_written(document, "train.async_enable", "async_train")
     is_asynchronous = is_switched_on(document, "train.async_enable", "async_train")
     partial = find_written(document, "train.partial_rollout_enable", "partial_rollout")
@@ -129,7 +129,7 @@ def _set_engine_and_update(job: Job, document: Document, of: str) -> None:
 
 
 def _set_correction(job: Job, document: Document, of: str) -> None:
-    """Set the importance correction between vLLM and the trainer. Only where it is on are vLLM's logprobs asked for."""
+    """Set the importance correction between vLLM and the trainer. Without it OpenRLHF asks for no logprobs."""
     level = find_written(document, f"{ADVANTAGE}.is_correction_level")
     switch = find_written(document, f"{ADVANTAGE}.is_correction_enable", "enable_vllm_is_correction")
     kind = find_written(

@@ -80,7 +80,7 @@ def _finish(job: Job, document: Document) -> None:
 
 
 def _set_defaults_of_v0(job: Job, document: Document) -> None:
-    """Set the defaults of vLLM's V0 engine where the job uses it.
+    """Set the defaults of vLLM's V0 engine if the job uses it.
 
     V0 returns logprobs after temperature, top-p and top-k, and has no prefix cache unless the job turns it on. PipelineRL asks
     vllm_config.use_v1 which engine to start until April 2026; since then it starts V1 and does not read that key.

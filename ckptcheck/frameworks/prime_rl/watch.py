@@ -18,8 +18,9 @@ SEND = "broadcast_state_dict"
 def prime_rl(broadcast: T, watch: Watch) -> T:
     """Watch prime-rl's weight broadcast (what `setup_weight_broadcast` returns), with a watch that is enabled on rank 0.
 
-    The step is prime-rl's. By NCCL the watch sees every tensor, as it is sent. Through files each rank writes its own share, and
-    NIXL's tensors are read by the engine: the watch then sees the sync, and says that it does not see what is sent.
+    The step is prime-rl's. By NCCL the watch sees every tensor, as it is sent. Through files each rank writes its own
+    share, and by NIXL the engine reads the tensors: the watch then sees the sync, and says that it does not see the
+    tensors.
     """
     owner: Any = broadcast
     is_known = INTERFACE.check(owner)

@@ -197,7 +197,7 @@ def _set_correction(job: Job, document: Document) -> None:
     set_derived(job, "algorithm.uses_rollout_logprobs", name != "none", like)
     logprobs = resolve(document, f"{SAMPLING}.logprobs")
     if name != "none" and like.is_known:
-        # SkyRL asks for them by itself where a correction needs them.
+        # SkyRL asks for them by itself if a correction needs them.
         set_derived(job, "rollout.logprobs", True, like)
     elif logprobs is not None:
         job.settings["rollout.logprobs"] = derive_setting(logprobs, logprobs.value is not None)
@@ -243,7 +243,7 @@ def _set_update_and_lag(job: Job, document: Document) -> None:
 
 
 def _read_engine(job: Job, document: Document) -> None:
-    """Set the engine's arguments, and its sleep level where it shares its GPUs with the trainer."""
+    """Set the engine's arguments, and its sleep level if it shares its GPUs with the trainer."""
     local = resolve(document, f"{ENGINE}.run_engines_locally") or resolve(document, "generator.run_engines_locally")
     arguments: dict[str, ResolvedValue] = {}
     for section in (f"{ENGINE}.engine_init_kwargs", "generator.engine_init_kwargs"):
@@ -263,7 +263,8 @@ def _read_engine(job: Job, document: Document) -> None:
         return
     if not job.flag("engine.colocated"):
         return
-    # Every sync sends the heads of multi-token prediction, which are trained, and vLLM quantizes what it is sent anew.
+    # Every sync sends the heads of multi-token prediction, which are trained, and vLLM quantizes the received weights
+    # anew.
     is_sent_again = (mtp is not None and mtp.value is True) or job.text("engine.quantization") not in (None, "none")
     if not is_sent_again:
         job.settings["engine.sleep_level"] = Setting(

@@ -4,7 +4,7 @@ The file is a pickled `TrainingInputBatch`. `sequences` and `attention_mask` are
 `loss_mask`, `rollout_logprobs` (the engine's), `action_log_probs` (the trainer's) and `base_action_log_probs` (the reference
 model's), all [B, R]. Since b059319 (2026-03-18) all padding is on the left, before it that of responses was on the right.
 `rollout_expert_indices` are [B, S, layers, k]. The last `pad_size` rows of the metadata are copies that fill up the batch.
-`action_log_probs` are None where the loss is computed from the engine's logprobs alone. N = 1 is the first step. Since c7348d0
+`action_log_probs` are None if the loss uses only the engine's logprobs. N = 1 is the first step. Since c7348d0
 (2026-03-24) the tensors are bytes in the state of the object; before, the pickle held them a second time.
 Source: NovaSky-AI/SkyRL skyrl/backends/skyrl_train/training_batch.py, skyrl/train/dataset/preprocess.py and trainer.py at a956457,
 and skyrl 0.3.0 of PyPI.
@@ -41,7 +41,7 @@ def is_batch(content: Any) -> bool:
 
 
 def step_of_name(path: Path) -> int | None:
-    """Return the step from 0 that the name of a file says; None where it says none."""
+    """Return the step, counted from 0, in the name of a file; None without one."""
     match = NAME.search(path.name)
     return max(0, int(match[1]) - 1) if match else None
 
@@ -83,7 +83,7 @@ def batch(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
 
 
 def _read_routing(tensors: Mapping[str, Any], shape: tuple[int, int]) -> NDArray[Any] | None:
-    """Return the experts of each token, -1 where vLLM recorded none; None where there are none at all."""
+    """Return the experts of each token, -1 if vLLM recorded none for it; None without any."""
     import numpy as np
 
     experts, unrouted = tensors.get("rollout_expert_indices"), tensors.get("router_padding_mask")

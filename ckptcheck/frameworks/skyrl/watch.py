@@ -41,5 +41,5 @@ def _pass_chunks(sync: Syncing, chunks: Iterable[Any]) -> Iterator[Any]:
         sync.sent(list(zip(chunk.names, chunk.tensors, strict=False)))
         handed = [chunk]
         del chunk
-        # nothing here keeps it while the next one is made
+        # release it before the sender makes the next one
         yield handed.pop()

@@ -1,6 +1,6 @@
 """The flags that slime's train.py takes, and which of them a misspelt one may mean.
 
-slime parses its command line with ``ignore_unknown_args``, so that it drops a flag that it does not know without a word. Source:
+slime parses its command line with ``ignore_unknown_args``, so it drops an unknown flag without a message. Source:
 ``slime/utils/arguments.py`` and ``scripts/`` of THUDM/slime at 624b824.
 """
 
@@ -80,11 +80,12 @@ KNOWN = OWN | MEGATRON
 LEAST_LENGTH = 6
 """Names shorter than this are alike by chance."""
 LIKENESS = 0.92
-"""Least likeness of a misspelt name (difflib), where it differs in more than the order of its words or an s at the end."""
+"""Least similarity of a misspelt name (difflib), if it differs in more than the order of its words or an s at the
+end."""
 
 
 def find_meant_flag(name: str) -> str:
-    """Return the flag that a misspelt one means; "" where the name is known, or is like none.
+    """Return the flag that a misspelt one means; "" if the name is known, or resembles none.
 
     >>> find_meant_flag("debug_rolout_only"), find_meant_flag("rollout_only_debug"), find_meant_flag("debug_rollouts_only")
     ('debug_rollout_only', 'debug_rollout_only', 'debug_rollout_only')

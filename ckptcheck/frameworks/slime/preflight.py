@@ -98,7 +98,7 @@ SOURCES = {
 }
 MILES = re.compile(r"\bmiles(_plugins)?\b", re.IGNORECASE)
 IN_MODEL_SCRIPT = ("trainer.moe", "trainer.mla", "trainer.moe_permute_fusion")
-"""Fields that slime's scripts/models/*.sh set: they stay unknown where a script sources such a file and it is missing."""
+"""Fields that slime's scripts/models/*.sh set: they stay unknown if a script sources such a file and it is missing."""
 
 MODEL_ARGUMENTS = (
     "trainer.mla",
@@ -154,7 +154,7 @@ def _finish(job: Job, document: Document) -> None:
         for name in MODEL_ARGUMENTS:
             if job[name].status == "default":
                 del job.settings[name]
-    # A file that could not be read may set what is missing.
+    # An unreadable file may set the missing flags.
     if job.flag("debug.rollout_only") and not document.notes:
         sizes = ("colocate", "rollout_num_gpus", "rollout_external_engine_addrs")
         set_derived(job, "debug.sized", any(document.has(key) for key in sizes), job["debug.rollout_only"])
@@ -186,7 +186,7 @@ def _finish(job: Job, document: Document) -> None:
 
 
 def _of(document: Document, key: str) -> Setting | None:
-    """Return a setting with the place where a key is written, None where it is not."""
+    """Return a setting with the place of its key; None if the job does not write the key."""
     found = resolve(document, key)
     return Setting(found.value, "set", "", found.leaf) if found is not None else None
 
@@ -204,7 +204,7 @@ def _set_router_replay(job: Job, document: Document) -> None:
 
 
 def _fork(document: Document, folder: Path) -> str:
-    """Return miles where the job names it or stands in its checkout. folder: the job's."""
+    """Return miles if the job names it or lies in its checkout. folder: the job's."""
     texts = (
         document.script,
         *(str(leaf.value) for leaf in document.leaves.values()),

@@ -20,10 +20,10 @@ STATUS = {"length": "truncated", "truncated": "truncated", "abort": "aborted", "
 
 
 def write_slime_file(rollouts: Rollouts, path: Path) -> None:
-    """Write the file of one rollout. Raises CkptcheckError where torch is not installed or rollouts are malformed.
+    """Write the file of one rollout. Raises CkptcheckError if torch is not installed or rollouts are malformed.
 
-    Texts are left empty, for rollouts hold tokens. A missing reward is 0, since slime's trainer needs a number. The trainer's own
-    logprobs and top-k distributions have no place in it.
+    Texts stay empty, because rollouts hold tokens. A missing reward is 0, since slime's trainer needs a number. The
+    trainer's own logprobs and top-k distributions have no place in it.
     """
     if rollouts.defects:
         raise CkptcheckError(f"these rollouts cannot be written: {rollouts.defects[0].text}")

@@ -35,7 +35,7 @@ FIELDS = (
     "tokens", "response_lengths", "rollout_log_probs", "log_probs", "ref_log_probs", "loss_masks", "weight_versions", "truncated",
     "rollout_routed_experts", "rollout_indexer_topk",
 )  # fmt: skip
-"""What the converter reads of a sequence that was trained on."""
+"""The fields of a trained sequence that the converter reads."""
 
 
 def is_rollout(content: Any) -> bool:
@@ -106,7 +106,7 @@ def _list_versions(calls: Any, response: int) -> list[str]:
 
 
 def train(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
-    """Convert the sequences that the trainer was given: those of one rank, or since format version 2 those of all."""
+    """Convert the trainer's input sequences: of one rank, or since format version 2 of all ranks."""
     samples = content["samples"] if "format_version" in content else _list_samples(content["rollout_data"])
     version = content.get("format_version", 1)
     if as_int(version) is None or not 1 <= version <= TRAIN_VERSION:

@@ -83,7 +83,7 @@ def slime(updater: T, watch: Watch) -> T:
 
 
 def _count_stages() -> int:
-    """Return the pipeline stages of Megatron in this process, 1 where it has none."""
+    """Return the number of Megatron's pipeline stages; 1 without pipeline parallelism."""
     parallel_state: Any = sys.modules.get("megatron.core.parallel_state")
     if parallel_state is None or not parallel_state.model_parallel_is_initialized():
         return 1

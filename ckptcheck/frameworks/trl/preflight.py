@@ -1,6 +1,6 @@
 """Reads jobs of TRL: ``trl grpo --config FILE``, launch lines of its scripts with ``--flags``, and their YAML files.
 
-Facts, from huggingface/trl (f2cd57710 and the releases named) and the package 1.16.0, where no other file is named from
+Facts, from huggingface/trl (f2cd57710 and the releases named) and the package 1.16.0; without another file named, from
 ``trl/trainer/grpo_trainer.py`` and ``trl/generation/vllm_generation.py``:
 
 - The trainer divides its logits by the temperature since 0.16, and computes over the whole vocabulary: no top-p, no top-k.
@@ -79,7 +79,7 @@ COLOCATED: Mapping[str, FieldSource] = {
 
 
 def _finish(job: Job, document: Document) -> None:
-    """Read the job by its release, and set what follows from several keys."""
+    """Read the job by its release, and set the fields that depend on several keys."""
     trainer = _find_trainer(document)
     table = load_key_table(Path(__file__).with_name(f"{trainer}_keys.json"))
     _normalize(document, table)
@@ -108,7 +108,9 @@ def _finish(job: Job, document: Document) -> None:
 
 
 def _normalize(document: Document, table: KeyTable) -> None:
-    """Bring what the parser of TRL takes in several forms into one: ``--no_x``, JSON objects, ``env:`` of a YAML file."""
+    """Normalize arguments with several forms: ``--no_x``, JSON objects, ``env:`` of a YAML
+    file.
+    """
     for path, leaf in list(document.leaves.items()):
         if path.startswith("env."):
             document.environment[path.removeprefix("env.")] = leaf
@@ -129,7 +131,7 @@ def _find_trainer(document: Document) -> str:
 
 
 def _add_unknown_keys(job: Job, document: Document, table: KeyTable, number: int) -> None:
-    """Add the keys that neither TRL nor transformers has; TRL's own script drops those of a YAML file without a word."""
+    """Add the keys that neither TRL nor transformers has; TRL's own script drops a YAML file's silently."""
     others = TRAINING_ARGUMENTS | ACCELERATE_FLAGS | NOT_OF_A_CLASS
     for path, leaf in document.leaves.items():
         key = path.partition(".")[0]
@@ -145,7 +147,7 @@ def _add_unknown_keys(job: Job, document: Document, table: KeyTable, number: int
 
 
 def _set_backend_and_dtype(job: Job, document: Document, release: tuple[int, ...], of: str) -> None:
-    """Set what distributes the trainer, and the dtype of its matrix products: that of autocast, or else of the weights."""
+    """Set the trainer's backend of distribution, and the dtype of its matrix products: autocast's or the weights'."""
     how = (
         f"{document.script} {getattr(find_written(document, 'accelerate_config', 'config_file'), 'value', '')}".lower()
     )
@@ -185,9 +187,9 @@ def _set_default_lag(job: Job, document: Document, trainer: str, table: KeyTable
 def _read_engine(
     job: Job, document: Document, trainer: str, table: KeyTable, number: int, release: tuple[int, ...], of: str
 ) -> None:
-    """Set the engine's fields: from the trainer's own keys where it is colocated, or else from the server's command.
+    """Set the engine's fields: if it is colocated from the trainer's own keys, or else from the server's command.
 
-    number: the release whose defaults hold; release: the one whose behaviour does.
+    number: the release whose defaults apply; release: the release whose behaviour applies.
     """
     use, mode = find_written(document, "use_vllm"), find_written(document, "vllm_mode")
     default_mode = table.find("vllm_mode", number)

@@ -1,4 +1,4 @@
-"""Watches what a trainer of TRL sends to vLLM."""
+"""Watches the weights that a trainer of TRL sends to vLLM."""
 
 from __future__ import annotations
 

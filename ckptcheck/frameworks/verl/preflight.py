@@ -30,7 +30,7 @@ VERL = "verl"
 
 
 def _backend(value: object) -> object:
-    """Return what trains, from `actor.strategy` or the group `model_engine`, where dp is FSDP."""
+    """Return the training engine, from `actor.strategy` or the group `model_engine`, in which dp is FSDP."""
     return "fsdp" if str(value).startswith("fsdp") or value == "dp" else str(value)
 
 
@@ -279,7 +279,7 @@ def _is_megatron(job: Job, document: Document) -> bool:
 
 
 def _read_critic(job: Job, document: Document, megatron: bool) -> None:
-    """Read the critic's layout where a critic runs. megatron: whether Megatron trains the actor."""
+    """Read the critic's layout if a critic runs. megatron: whether Megatron trains the actor."""
     from ckptcheck.jobs.framework import read_setting, remove_unused_critic, set_uneven_stages
 
     for side, section in (("trainer", f"{ACTOR}.megatron"), ("critic", "critic.megatron")):

@@ -92,7 +92,7 @@ def _require_table(tensors: Mapping[str, Any], name: str) -> NDArray[Any]:
 
 
 def _select_routing(routing: Any, row: int, is_token: NDArray[Any]) -> Any:
-    """Return the experts of a sequence's tokens, [tokens - 1, layers, k]; None where the batch has none.
+    """Return the experts of a sequence's tokens, [tokens - 1, layers, k]; None if the batch has none.
 
     verl pads `routed_experts` [B, P + R, layers, k] with zeros, the row of the last token included, which no engine computed.
     """

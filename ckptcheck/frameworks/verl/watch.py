@@ -22,9 +22,9 @@ def verl(side: T, watch: Watch) -> T:
 
     ``global_steps`` is the step, and the version that verl gives its server; without it, the watch counts syncs. The weights may
     be a generator or an asynchronous generator, and the method may be a coroutine or not: both stay as they are. The watch
-    digests the flushes of deltas (``delta_flush``) as payloads: which weights they change is not known. The checkpoint engine
-    `delta_sharded` is given the training engine in place of weights: there the watch sees what it publishes, flushes as payloads,
-    and the whole weights of its first sync and of its sweeps by their names.
+    digests the flushes of deltas (``delta_flush``) as payloads: the weights that they change are unknown. The
+    checkpoint engine `delta_sharded` gets the training engine in place of weights: there the watch sees its
+    publications: flushes as payloads, and the whole weights of its first sync and of its sweeps by their names.
     """
     component: Any = side
     name = "update_weights" if hasattr(component, "update_weights") else "send_weights"
@@ -64,7 +64,7 @@ def verl(side: T, watch: Watch) -> T:
 
 
 def watch_flushes(component: Any, sending: list[Syncing]) -> bool:
-    """Show the sync in `sending` what verl's checkpoint engine `delta_sharded` publishes; return whether it is one."""
+    """Show the sync in `sending` the publications of verl's engine `delta_sharded`; return whether it is that engine."""
     publish_flush = getattr(component, "_publish_flush", None)
     publish_values = getattr(component, "_publish_values_flush", None)
     if not callable(publish_flush) or not callable(publish_values):

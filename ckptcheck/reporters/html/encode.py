@@ -75,7 +75,7 @@ def round_number(value: float | None) -> float | int | None:
 
 
 def _clean(form: Any) -> Any:
-    """Return a JSON value whose texts have no control characters: names are anybody's."""
+    """Return a JSON value whose texts have no control characters: anybody may choose the names of tensors."""
     if isinstance(form, str):
         return printable(form)
     if isinstance(form, dict):
@@ -132,7 +132,7 @@ def _encode_cells(
     names: NameTable,
     outer: tuple[int | None, ...] = (),
 ) -> dict[str, Any]:
-    """Return a row of cells: values, states as one text, notes and names where there are any.
+    """Return a row of cells: values, states as one text, and notes and names, if any.
 
     labels: of the cells; names that only differ in this number are written once. outer: the number that stands before it,
     None where the label of the column is none; () for cells that stand in no other one.

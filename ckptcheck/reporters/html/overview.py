@@ -1,4 +1,4 @@
-"""Draws several reports together: which rule found what in which."""
+"""Draws several reports together: the findings of each rule in each report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_RULES, MOST_TARGETS = 200, 1000
 
 
 def draw_overview(reports: Sequence[Report]) -> HeatMap | None:
-    """Return rules × targets for the rules that found something or could not look; None where all is well, or for one report."""
+    """Return rules × targets for rules that found something or could not look; None without one, or for one report."""
     if len(reports) < 2:
         return None
     codes = sorted(
@@ -50,7 +50,7 @@ def draw_overview(reports: Sequence[Report]) -> HeatMap | None:
 
 
 def _list_states(report: Report) -> dict[str, tuple[str, str]]:
-    """Return code → the state of the rule in this report, and what the reader sees beside it."""
+    """Return code → the state of the rule in this report, and the text beside it."""
     states = {str(code): ("passed", "") for code in report.passed}
     states |= {str(code): ("skipped", str(reason)) for code, reason in report.skipped}
     states |= {str(code): ("could not check", str(reason)) for code, reason in report.crashed}

@@ -38,7 +38,7 @@ MOST_FINDINGS, MOST_ROWS, MOST_NAMES = 200, 200, 1000
 """Findings of one rule, rows of one table and names of one finding that a page shows; the JSON form has them all."""
 POLICY = "base-uri 'none'; form-action 'none'"
 MOST_ON_A_LINE = 24
-"""Characters of a text in a table of measurements from which on its column may break lines."""
+"""If a text in a table of measurements has this many characters, its column may break lines."""
 FRAGMENT_HEIGHT = 900
 """Pixels of the frame in which a notebook shows pictures."""
 
@@ -93,7 +93,7 @@ def _describe_reports(reports: Sequence[Report], rules: Sequence[Rule]) -> list[
 
 
 def _describe_report(report: Report, number: int, rules: Mapping[str, Rule]) -> dict[str, Any]:
-    """Return what the template shows of a report."""
+    """Return the values of a report that the template shows."""
     groups: dict[str, list[tuple[int, Any]]] = {}
     for position, finding in enumerate(report.findings):
         groups.setdefault(finding.code, []).append((position, finding))
@@ -132,7 +132,7 @@ def _describe_picture(picture: Picture, anchor: str) -> dict[str, Any]:
 
 
 def _group_by_reason(outcomes: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    """Return reason → the rules that it is about."""
+    """Return reason → the rules that it concerns."""
     reasons: dict[str, list[str]] = {}
     for code, reason in outcomes:
         reasons.setdefault(reason, []).append(code)
@@ -154,7 +154,7 @@ def _say_verdict(report: Report) -> str:
 
 
 def _encode_data(reports: Sequence[Report]) -> str:
-    """Return the data block: what the scripts draw, and which tensors each finding names. No `<` is in it."""
+    """Return the data block: the pictures for the scripts, and the tensors of each finding. It contains no `<`."""
     names = NameTable()
     data: dict[str, Any] = {
         "reports": [
@@ -211,7 +211,7 @@ def _environment() -> Environment:
 def _show_text(text: object) -> Markup:
     """Return a text as markup without control characters; it keeps its lines.
 
-    A page that goes to stdout passes by the runner of a CI, which takes a line that begins with ``::`` for a command.
+    If a page goes to stdout, the runner of a CI reads it, and takes a line that begins with ``::`` for a command.
     """
     from markupsafe import Markup, escape
 

@@ -22,7 +22,7 @@ NOTHING_SAVED = NoPicture(
 
 
 NONSENSE = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
-"""What drawing raises where a stored report has values that no report of ckptcheck has."""
+"""The errors of drawing a stored report with values that no report of ckptcheck has."""
 
 
 def render_saved_reports(paths: Sequence[Path]) -> str:
@@ -41,7 +41,7 @@ def render_saved_reports(paths: Sequence[Path]) -> str:
         for path, reports in loaded.items():
             _require_drawable(path, reports)
         raise CkptcheckError(f"these reports make no page together: {error}", hint=HINT) from error
-    return page.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair, which a file may say, is no text
+    return page.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair, which a file may hold, is no text
 
 
 def draw_saved_pictures(paths: Sequence[Path]) -> dict[str, str]:
@@ -63,7 +63,7 @@ def draw_saved_pictures(paths: Sequence[Path]) -> dict[str, str]:
 
 
 def _require_drawable(path: Path, reports: Sequence[Report]) -> None:
-    """Raise CkptcheckError where no page can show the reports of a file."""
+    """Raise CkptcheckError if no page can show the reports of a file."""
     try:
         render_page(reports)
     except NONSENSE as error:

@@ -39,7 +39,7 @@ PATTERNS = {
 
 
 def draw_svg(picture: Picture) -> str | None:
-    """Return the picture as a whole file; None for a table of texts, and where there is nothing to draw."""
+    """Return the picture as a whole file; None for a table of texts, or if there is nothing to draw."""
     match picture:
         case HeatMap():
             return _draw_heat_map(picture)
@@ -188,7 +188,7 @@ def _draw_heat_map(picture: HeatMap) -> str:
 
 
 def _keep_shown(value: float | None, scale: Scale) -> float | None:
-    """Return a number that has a place on the axis, None for others."""
+    """Return a number that has a place on the axis; None for others."""
     return value if value is not None and isfinite(value) and (scale == "linear" or value > 0) else None
 
 
@@ -285,7 +285,7 @@ def _choose_stroke(series: Series, number: int) -> tuple[str, str]:
 
 
 def _split_runs(values: Sequence[float | None]) -> Iterator[list[tuple[int, float]]]:
-    """Yield the values without a gap between them, each with its place."""
+    """Yield the runs of values without a gap, each value with its place."""
     for is_there, run in groupby(enumerate(values), key=lambda entry: entry[1] is not None):
         if is_there:
             yield [(at, value) for at, value in run if value is not None]

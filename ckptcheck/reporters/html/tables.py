@@ -17,7 +17,7 @@ MOST_LINES = 30
 
 @dataclass(frozen=True)
 class PictureTable:
-    """What a picture shows, in words and numbers."""
+    """The content of a picture, in words and numbers."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Entry, ...], ...]
@@ -61,7 +61,7 @@ def _count_states(states: list[str]) -> str:
 
 
 def _list_cells(picture: HeatMap) -> Iterator[tuple[str, str, HeatCell]]:
-    """Yield row, column and cell, members instead of those that stand for them."""
+    """Yield row, column and cell; in place of a cell with members its members."""
     for (row, column), cell in sorted(picture.cells.items()):
         if not cell.members:
             yield picture.rows[row], picture.columns[column], cell

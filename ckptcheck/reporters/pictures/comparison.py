@@ -1,4 +1,4 @@
-"""Draws a comparison: what became of each tensor, layer by module."""
+"""Draws a comparison: the state of each tensor, layer by module."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SWAPPED = frozenset({"layer", "expert", "reordered"})
 
 
 def draw_comparison(comparison: Comparison, title: str) -> HeatMap | None:
-    """Return the heat map; None where neither side has a tensor. Asks for the causes only where tensors differ."""
+    """Return the heat map; None if neither side has a tensor. It asks for the causes only if tensors differ."""
     cells = {cell.name: cell for cell in sorted(_list_cells(comparison), key=lambda cell: natural_sort_key(cell.name))}
     caption = f"Each cell is a tensor of {comparison.first.target} and what {comparison.second.target} has for it."
     return draw_layer_map(title, caption, cells, STATES)
@@ -97,7 +97,7 @@ def _describe_difference(pair: TensorPair, result: CompareResult) -> str:
 
 
 def _name_both(pair: TensorPair) -> str:
-    """Return the stored names, where they are not the plain one."""
+    """Return the stored names, if they are not the plain one."""
     if pair.names == (pair.name, pair.name):
         return ""
     return (

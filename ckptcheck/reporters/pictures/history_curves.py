@@ -27,13 +27,13 @@ def draw_seconds(history: History, title: str) -> Curves | None:
 
 
 def draw_loss(history: History, title: str) -> Curves | None:
-    """Draw the trainer's loss; None where it was not recorded."""
+    """Draw the trainer's loss; None if it was not recorded."""
     caption = "As the trainer reported it. A loss that stays the same means that no step was taken, or that it was not updated."
     return _draw_numbers(history, title, caption, "", {"loss": lambda sync: sync.loss})
 
 
 def draw_versions(history: History, title: str) -> Curves | None:
-    """Draw the version that the engine reported after each sync; None where it is no number."""
+    """Draw the version that the engine reported after each sync; None if it is no number."""
     caption = (
         "What the engine reported after each sync. A version that does not rise means that the engine did not count it."
     )
@@ -67,7 +67,7 @@ def _draw_numbers(
     marks: tuple[Mark, ...] = (),
     codes: tuple[str, ...] = (),
 ) -> Curves | None:
-    """Return a line for each number that some sync has; None where there is none."""
+    """Return a line for each number that a sync has; None without one."""
     series = tuple(Series(name, tuple(map(read, history.syncs))) for name, read in lines.items())
     series = tuple(each for each in series if any(value is not None for value in each.values))
     if not series:

@@ -26,24 +26,24 @@ GRAVITY = {state.name: place for place, state in enumerate(STATES)}
 MOST_SYNCS = 400
 """Columns; of a longer record the last syncs are drawn."""
 MOST_ROWS = 150
-"""From more tensors on, those whose names differ only in numbers share a row."""
+"""With more tensors, tensors whose names differ only in numbers share a row."""
 MOST_CELLS = 40_000
-"""From more cells on, a row that tensors share says how many of them changed, and not which."""
+"""With more cells, a shared row says how many of its tensors changed, and not which."""
 Side = Literal["sent", "held"]
 
 
 def draw_sent(history: History, title: str) -> HeatMap | None:
-    """Draw what the trainer sent."""
+    """Draw the tensors that the trainer sent."""
     return draw_raster(history, "sent", title)
 
 
 def draw_held(history: History, title: str) -> HeatMap | None:
-    """Draw what the engine held after each sync."""
+    """Draw the tensors that the engine held after each sync."""
     return draw_raster(history, "held", title)
 
 
 def draw_raster(history: History, side: Side, title: str) -> HeatMap | None:
-    """Draw one side; None where the record has nothing of it."""
+    """Draw one side; None if the record has nothing of it."""
     first = max(len(history.syncs) - MOST_SYNCS, 0)
     states = {index: _judge_sync(history, side, index) for index in range(first, len(history.syncs))}
     stale = {pair.index: _name_stale(history, pair, side) for pair in history.pairs if pair.index in states}
@@ -85,7 +85,7 @@ def draw_raster(history: History, side: Side, title: str) -> HeatMap | None:
 
 
 def label_syncs(history: History) -> tuple[str, ...]:
-    """Return what the syncs are called under the pictures: their steps, where each has one of its own, else their places."""
+    """Return the labels of the syncs: their steps, if each has one of its own, else their places."""
     steps = [sync.step for sync in history.syncs]
     if None not in steps and len(set(steps)) == len(steps):
         return tuple(f"step {step}" for step in steps)
@@ -93,7 +93,7 @@ def label_syncs(history: History) -> tuple[str, ...]:
 
 
 def _name_stale(history: History, pair: SyncPair, side: Side) -> frozenset[str]:
-    """Return the tensors of one side that are stale at a sync: those of the engine, or what they are built from."""
+    """Return the tensors of one side that are stale at a sync: the engine's, or the sent ones that they come from."""
     stale = history.stale_tensors(pair)
     if side == "held":
         return frozenset(stale)
@@ -125,7 +125,7 @@ def _judge_sync(history: History, side: Side, index: int) -> dict[str, str]:
 
 
 def _make_cell(members: list[str], found: Mapping[str, str], named: Collection[str], *, has_members: bool) -> HeatCell:
-    """Return the cell of one tensor, or of several that share a row. named: those to which links lead from findings."""
+    """Return the cell of one tensor, or of several that share a row. named: the tensors that findings link to."""
     cells = {name: _make_tensor_cell(name, state, is_named=name in named) for name, state in found.items()}
     if len(members) == 1:
         return cells[members[0]]
@@ -144,5 +144,5 @@ def _make_tensor_cell(name: str, state: str, *, is_named: bool) -> HeatCell:
 
 
 def _join_numbers(name: str) -> str:
-    """Return the numbers of a name, which tell it from the others of its row."""
+    """Return the numbers of a name, which distinguish it from the others of its row."""
     return ".".join(part for part in name.replace("/", ".").split(".") if part.isdecimal())

@@ -1,4 +1,4 @@
-"""Draws a job's settings: those of trainer and engine side by side, then the rest, each with the place where it is written."""
+"""Draws a job's settings: trainer and engine side by side, then the rest, each with the place where it is written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAME_MEANING = {
     "tokenizer": ("trainer.tokenizer", "engine.tokenizer"),
     "chat template": ("trainer.chat_template", "engine.chat_template"),
 }
-"""What both sides have, and what should be the same → the trainer's setting, the engine's setting."""
+"""Setting that should be equal on both sides → the trainer's setting, the engine's setting."""
 COUNTERPARTS = {
     "program": ("trainer.backend", "engine.name"),
     **SAME_MEANING,
@@ -34,11 +34,11 @@ COUNTERPARTS = {
     "logprobs": ("trainer.plain_logprobs", "engine.logprobs"),
     "sampling filters": ("trainer.filters", "rollout.top_p"),
 }
-"""What both sides have → the trainer's setting, the engine's setting. The rules judge whether they go together."""
+"""Setting that both sides have → the trainer's setting, the engine's setting. The rules judge whether they fit."""
 SIDES = {"trainer": 0, "engine": 1, "rollout": 1}
 """First part of a setting's name → the side of the table; all others belong to the job as a whole."""
 ANY = {"dtype": frozenset({"auto"})}
-"""Row → values that say: as the other side or the checkpoint has it."""
+"""Row → values that mean: the same as the other side or the checkpoint."""
 STATES = (
     State("default", "quiet", "the job does not say it; the program's own value holds"),
     State("differs", "change", "the two sides have different values; the findings say where that is wrong"),
@@ -47,7 +47,7 @@ STATES = (
 
 
 def draw_sides(job: Job, title: str) -> Picture:
-    """Draw the settings of trainer and engine that are known, counterparts in one row, then those of one side alone."""
+    """Draw the known settings of trainer and engine: counterparts in one row, then settings of only one side."""
     paired = {name for pair in COUNTERPARTS.values() for name in pair}
     rows = {label: pair for label, pair in COUNTERPARTS.items() if any(name in job.settings for name in pair)}
     for name in FIELDS:
@@ -96,7 +96,7 @@ def _describe_row(job: Job, label: str, names: tuple[str, str]) -> tuple[TextCel
 
 
 def _join_notes(notes: Mapping[str, str]) -> str:
-    """Return what the settings of a row mean; once where both mean the same."""
+    """Return the meanings of the settings of a row; once if both mean the same."""
     return " / ".join(dict.fromkeys(notes.values()))
 
 
@@ -105,7 +105,7 @@ def _is_shown(job: Job, name: str) -> bool:
 
 
 def _describe_setting(job: Job, name: str, state: str = "") -> TextCell:
-    """Return the cell of one setting, an empty one where nothing is known of it. state: one that goes before its own."""
+    """Return the cell of one setting; an empty one if it is unknown. state: one that takes precedence over its own."""
     if not _is_shown(job, name):
         return TextCell("")
     setting = job.settings[name]

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 MIN_LAYERS, MOST_SERIES, MOST_MARKS = 4, 24, 8
 MIN_FACTOR, MIN_DEVIATIONS = 3.0, 8.0
-"""A layer is marked that is this many times as large or small as its module's median, and this many median deviations away."""
+"""A marked layer is this many times as large or small as its module's median, and this many median deviations away."""
 
 
 def draw_norm_curves(ckpt: Checkpoint, title: str) -> Curves | None:
     """Return one curve for each kind of weight, from the sketches of the value pass; None for fewer than MIN_LAYERS layers.
 
-    Raises Skip where values are not read.
+    Raises Skip if values are not read.
     """
     values = ckpt.values_read
     if values is None:

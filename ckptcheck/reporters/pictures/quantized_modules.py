@@ -25,7 +25,7 @@ STORED = "stored"
 
 
 def draw_quantized_modules(ckpt: Checkpoint, title: str) -> HeatMap | NoPicture | None:
-    """Return rows for what is stored and for each consumer, by kind of module; None where nothing is quantized."""
+    """Return rows for the stored form and for each consumer, by kind of module; None if nothing is quantized."""
     evaluations = evaluate_checkpoint(ckpt)
     if not evaluations:
         return None

@@ -1,4 +1,4 @@
-"""Pictures of a series: which tensors moved in which save, how far they moved, and what the counters say."""
+"""Pictures of a series: the tensors that moved in each save, how far they moved, and the counters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATES = (
 MOST_SAVES = 200
 """Columns; of a longer series the last saves are drawn."""
 MOST_ROWS = 120
-"""From more tensors on, those whose names differ only in numbers share a row."""
+"""With more tensors, tensors whose names differ only in numbers share a row."""
 MOST_CURVES = 8
 """Curves that a reader can tell apart by colour."""
 Part = Literal["weights", "states"]
@@ -52,7 +52,7 @@ def draw_all_updates(series: SaveSeries, title: str) -> list[Curves | None]:
 
 
 def draw_all_counters(series: SaveSeries, title: str) -> list[Curves | None]:
-    """Draw what the counters say, strand by strand."""
+    """Draw the counters, strand by strand."""
     return [draw_counters(strand, name) for name, strand in _name_strands(series, title)]
 
 
@@ -63,7 +63,7 @@ def _name_strands(series: SaveSeries, title: str) -> list[tuple[str, Strand]]:
 
 
 def draw_raster(strand: Strand, part: Part, title: str) -> HeatMap | None:
-    """Draw tensors × saves; None where no save has such tensors."""
+    """Draw tensors × saves; None if no save has such tensors."""
     saves = strand.digested[-MOST_SAVES:]
     names = sorted({name for save in saves for name in getattr(save, part)}, key=natural_sort_key)
     if not names:
@@ -105,7 +105,7 @@ def draw_raster(strand: Strand, part: Part, title: str) -> HeatMap | None:
 
 
 def draw_updates(strand: Strand, title: str) -> Curves | None:
-    """Draw the median update of each kind of matrix over the saves; None where nothing was sampled twice."""
+    """Draw the median update of each kind of matrix over the saves; None if nothing was sampled twice."""
     kinds: dict[str, list[float | None]] = {}
     for place, interval in enumerate(strand.intervals):
         by_kind: dict[str, list[float]] = {}
@@ -129,7 +129,7 @@ def draw_updates(strand: Strand, title: str) -> Curves | None:
 
 
 def draw_counters(strand: Strand, title: str) -> Curves | None:
-    """Draw each counter over the saves; None where no save has one."""
+    """Draw each counter over the saves; None if no save has one."""
     names = sorted({name for save in strand.saves for name in save.counters})
     if not names:
         return None
@@ -144,7 +144,7 @@ def draw_counters(strand: Strand, title: str) -> Curves | None:
 
 
 def label_saves(saves: Iterable[Save]) -> tuple[str, ...]:
-    """Return what the saves are called under the pictures: their steps."""
+    """Return the labels of the saves: their steps."""
     return tuple(str(save.number) for save in saves)
 
 

@@ -19,13 +19,13 @@ STATES = (
     State("NaN or Inf", "bad"),
 )
 MOST_NOTES = 2000
-"""Tensors up to which each cell tells mean and quantiles: of more, the page would be too large."""
+"""Up to this many tensors each cell tells mean and quantiles; with more, the page would be too large."""
 LEAST_ZEROS = 0.01
-"""From this share of zeros in a sample on, a tensor is drawn."""
+"""Only tensors with at least this share of zeros in a sample are drawn."""
 
 
 def draw_spreads(ckpt: Checkpoint, title: str) -> HeatMap | None:
-    """Return the standard deviation of every tensor of numbers; None without one, or where values are not read."""
+    """Return the standard deviation of every tensor of numbers; None without one, or if values are not read."""
     if ckpt.values_read is None:
         return None
     sketches = ckpt.values_read.sketches
@@ -45,7 +45,7 @@ def _describe_quantiles(sketch: Sketch) -> str:
 
 
 def draw_zeros(ckpt: Checkpoint, title: str) -> HeatMap | None:
-    """Return which share of every tensor is zero, NaN or Inf; None where no tensor has any, or values are not read."""
+    """Return which share of every tensor is zero, NaN or Inf; None if no tensor has any, or if values are not read."""
     values = ckpt.values_read
     if values is None:
         return None

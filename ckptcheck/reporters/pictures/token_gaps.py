@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BINS = 201
 WIDEST = 6.0
-"""Largest |difference| of the histogram; the outer bins count what is beyond it."""
+"""Largest |difference| of the histogram; the outer bins count larger ones."""
 DENSITY_BINS = 32
 """Rows and columns of the density."""
 LOWEST = -20.0
@@ -27,7 +27,7 @@ PLACES = 48
 
 
 def draw_differences(evidence: RolloutEvidence, title: str) -> Histogram | None:
-    """Draw how many tokens have which difference, in nats; None where nothing could be compared."""
+    """Draw the number of tokens by difference, in nats; None if nothing could be compared."""
     if evidence.metrics_or_none is None:
         return None
     # an odd number, so that 0 lies in the middle of a bin
@@ -61,7 +61,7 @@ def compute_log_ratio_histogram(evidence: RolloutEvidence, bins: int = BINS) -> 
 
 
 def draw_density(evidence: RolloutEvidence, title: str) -> HeatMap | None:
-    """Draw how many tokens have which logprob on either side; None where nothing could be compared."""
+    """Draw the number of tokens by logprob on either side; None if nothing could be compared."""
     import numpy as np
 
     if evidence.metrics_or_none is None:

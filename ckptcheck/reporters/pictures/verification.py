@@ -1,4 +1,4 @@
-"""Draws what became of each tensor of a manifest, layer by module."""
+"""Draws the state of each tensor of a manifest, layer by module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATES = (
 
 
 def draw_verification(evidence: Verification, title: str) -> HeatMap | None:
-    """Return the heat map; None where neither side has a tensor."""
+    """Return the heat map; None if neither side has a tensor."""
     cells = {cell.name: cell for cell in _list_cells(evidence)}
     caption = f"Each cell is a tensor of the manifest, or of {evidence.target} as it is now."
     ordered = {name: cells[name] for name in sorted(cells, key=natural_sort_key)}
@@ -32,7 +32,7 @@ def draw_verification(evidence: Verification, title: str) -> HeatMap | None:
 
 
 def _list_cells(evidence: Verification) -> Iterator[HeatCell]:
-    """Yield a cell for every tensor that is listed, or there now."""
+    """Yield a cell for every listed or present tensor."""
     new_names = set(evidence.renamed.values())
     for name, old in evidence.manifest.tensors.items():
         current = evidence.current.get(name)

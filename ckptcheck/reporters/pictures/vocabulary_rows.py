@@ -20,9 +20,9 @@ MOST_SPECIAL, MOST_MARKS = 400, 6
 
 
 def draw_vocabulary_rows(ckpt: Checkpoint, title: str) -> Curves | None:
-    """Return the curves of the embedding (or of the head where there is no embedding); None where there is neither.
+    """Return the curves of the embedding (or of the head without an embedding); None without both.
 
-    They come from what the value pass has kept of each row. Raises Skip where values are not read.
+    They come from the row statistics of the value pass. Raises Skip if values are not read.
     """
     import numpy as np
 
@@ -62,7 +62,7 @@ def draw_vocabulary_rows(ckpt: Checkpoint, title: str) -> Curves | None:
 
 
 def _measure(group: NDArray[Any], share: float) -> float | None:
-    """Return a quantile of the finite magnitudes, None without a finite one."""
+    """Return a quantile of the finite magnitudes; None without a finite one."""
     import numpy as np
 
     finite = group[np.isfinite(group)]

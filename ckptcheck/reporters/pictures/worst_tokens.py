@@ -16,7 +16,7 @@ LIKELIER, UNLIKELIER = "trainer: likelier", "trainer: less likely"
 
 
 def draw_worst_tokens(evidence: RolloutEvidence, title: str) -> TextTable | None:
-    """Draw the worst tokens, the worst one first; None where no token differs."""
+    """Draw the worst tokens, the worst one first; None if no token differs."""
     metrics = evidence.metrics_or_none
     worst = [gap for gap in metrics.worst if gap.abs_diff > 0] if metrics is not None else []
     if not worst:
@@ -44,7 +44,7 @@ def _describe_token(evidence: RolloutEvidence, gap: TokenGap) -> tuple[TextCell,
 
 
 def _show_context(evidence: RolloutEvidence, gap: TokenGap) -> str:
-    """Return the text around a token, or ids where there is no tokenizer."""
+    """Return the text around a token, or ids without a tokenizer."""
     inside = evidence.rollouts.sequence(gap.sequence)
     tokens = evidence.rollouts.tokens[inside].tolist()
     first = max(gap.position - BEFORE, 0)
