@@ -1,6 +1,6 @@
 """Computes the identity of a set in the same pass over its bytes as the digests of a manifest.
 
-The manifest reads every stored tensor as a stream of bytes. This module says which bytes of which stream belong to which plain
+The manifest reads every stored tensor as a stream of bytes. This module maps the bytes of each stream to their plain
 tensor, so that its shard digest comes from blocks that are read anyway.
 """
 

@@ -17,7 +17,7 @@ ESCAPED = re.compile(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\u
 
 
 def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
-    """Write the reports as JSON, readable as it stands: only what cannot be shown or encoded is escaped."""
+    """Write the reports as JSON, readable as it stands: it escapes only characters that cannot be shown or encoded."""
     forms = [report.to_dict() for report in reports]
     text = json.dumps(forms[0] if len(forms) == 1 else forms, indent=2, ensure_ascii=False)
     return escape_deceptive(text) + "\n"

@@ -1,8 +1,8 @@
 """SARIF 2.1.0, which GitHub code scanning and editors read: one run, whatever the number of targets.
 
-A file's path is relative to the repository; what is on the Hub is named by its path there, relative to the Hub's address, because
-code scanning refuses a whole upload for one location with another scheme. Only a location in a file that people write has a line: a
-tensor has none, and a line would make the upload action read whole shards to fingerprint it.
+A file's path is relative to the repository; a file on the Hub has its path there, relative to the Hub's address,
+because code scanning refuses a whole upload for one location with another scheme. Only a location in a file that people
+write has a line: a tensor has none, and a line would make the upload action read whole shards to fingerprint it.
 
 The reason why a rule could not look is a notification. A run with a crashed rule, or a target that could not be
 checked, is marked as unsuccessful; code scanning then keeps the alerts it has instead of closing those it no longer

@@ -32,7 +32,7 @@ GROWTH = 4
 
 
 def write(reports: Sequence[Report], rules: Sequence[Rule], stream: IO[str], *, verbose: bool = False) -> None:
-    """Write the reports to a stream, in colour where it is a terminal. `verbose` lists what passed as well."""
+    """Write the reports to a stream, in colour if it is a terminal. `verbose` lists what passed as well."""
     safe = cast("IO[str]", CommandFreeStream(stream))
     width = width_for(stream)
     # rich asks the terminal for its size at each line, unless the size is given

@@ -2,7 +2,7 @@
 
 ## What it checks
 - The file is there in full: it is not empty, does not begin with zero bytes, ends neither before its last tensor nor after it,
-  and stays as it is while ckptcheck reads its header.
+  and does not change while ckptcheck reads its header.
 - The first 8 bytes give the length of the header, at most 100,000,000 bytes. Other formats have letters there, which read as a
   huge number; the finding names a PyTorch `.bin`, GGUF and other known ones.
 - The header is UTF-8, begins with `{`, and is one object of strict JSON. Its `__metadata__` holds only strings.

@@ -36,7 +36,7 @@ HINTS = {
 }
 """Kind of defect → what to do."""
 TWIN = re.compile(r"(pytorch|adapter)_model(-[0-9]+-of-[0-9]+)?[.]bin")
-"""Weights that transformers, PEFT, vLLM and SGLang open only where there are none in safetensors."""
+"""Weights that transformers, PEFT, vLLM and SGLang open only if there are none in safetensors."""
 
 
 @rule("ST014", "pointer-or-page", severity="error")

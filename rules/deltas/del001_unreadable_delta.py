@@ -38,7 +38,7 @@ KINDS = {
     UNKNOWN: (" is no delta that ckptcheck knows", "publish it in an encoding that the engine reads"),
     MALFORMED: ("", "publish the delta again"),
 }
-"""Kind of defect → what the message says of the delta, and what to do."""
+"""Kind of defect → the predicate of the message about the delta, and the hint."""
 
 
 @rule("DEL001", "unreadable-delta", severity="error", on="deltas")

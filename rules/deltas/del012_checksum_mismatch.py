@@ -2,19 +2,19 @@
 
 ## What it checks
 - After each delta, every tensor that it changes has the checksum of the file's `__metadata__`.
-- What comes after a wrong base (DEL003) or a broken chain (DEL004) is left out: it follows from these.
+- The rule does not report consequences of a wrong base (DEL003) or a broken chain (DEL004).
 - Each tensor in a file of a delta has an entry in the file's `__metadata__`.
 - A flush of verl has the checksum that its sender computed.
-- Where verl sends a sweep to verify the state, every element is as it says.
+- If verl sends a sweep to verify the state, every element has the value in the sweep.
 
 ## Why it matters
-SGLang and ModelExpress stop here, and the engine keeps the old weights; SGLang does so too where there is no checksum to
-compare with. An engine that does not look computes with weights that the trainer never had.
+SGLang and ModelExpress stop here, and the engine keeps the old weights; SGLang also stops if a checksum is missing. An
+engine that does not check computes with weights that the trainer never had.
 
 ## How to fix
-Publish the delta again. If it comes back, compare the trainer's snapshot with a whole save: it has moved on without a delta, or
-a delta was published from other bytes than those that were snapshotted. Write the checksum of each tensor's new bytes into the
-metadata of the file that holds its change.
+Publish the delta again. If it comes back, compare the trainer's snapshot with a whole save: it has moved on without a
+delta, or somebody published a delta of other bytes than the snapshot's. Write the checksum of each tensor's new bytes
+into the metadata of the file that holds its change.
 
 ## When it can be wrong
 With a single tensor in the first delta, the base may be another one. A reader of your own may do without checksums. Flushes of

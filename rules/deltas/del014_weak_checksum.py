@@ -3,7 +3,7 @@
 ## What it checks
 - adler32 is two sums of 16 bits.
 - verl's checksum is an exclusive or over positions and values: it stays equal if two elements change places, and it keeps eight
-  bits of the positions. It covers what the trainer sends, not what the engine has afterwards.
+  bits of the positions. It covers the bytes that the trainer sends, not the engine's tensors afterwards.
 - The rule accepts xxh3-128, which finds accidents, and blake3, which finds forgeries too.
 
 ## Why it matters

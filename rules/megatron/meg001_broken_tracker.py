@@ -6,8 +6,8 @@
 - A folder with iterations holds `latest_checkpointed_iteration.txt` (or `latest_train_state.pt`, which Megatron Bridge writes).
 
 ## Why it matters
-- Megatron loads what the tracker names, and stops if that is missing. A tracker that is written before the data is on disk, or a
-  cleanup that removes the old iteration first, leaves a run that cannot be resumed.
+- Megatron loads the iteration that the tracker names, and stops if it is missing. A tracker that is written before the
+  data is on disk, or a cleanup that removes the old iteration first, leaves a run that cannot be resumed.
 - At a malformed tracker Megatron prints "Invalid metadata file" and exits. A full disk or a killed job leaves an empty tracker.
 - Without a tracker Megatron prints that it could not find the file "and will start from random": the job trains from scratch,
   without an error.

@@ -6,8 +6,9 @@
 - The same holds for the layers of multi-token prediction (`mtp_num_layers`).
 
 ## Why it matters
-An uneven pipeline split drops layers while the model is built. The checkpoint is complete for that run and incomplete for
-everyone else: a converter exports a shallower model, and a loader with another split leaves layers uninitialized.
+An uneven pipeline split drops layers while the model is built. The checkpoint is complete for that run but incomplete
+for every other reader: a converter exports a shallower model, and a loader with another split leaves layers
+uninitialized.
 
 ## How to fix
 Save again with a pipeline split that holds all layers, and compare their number with the arguments.

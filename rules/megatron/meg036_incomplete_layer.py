@@ -3,11 +3,11 @@
 ## What it checks
 The layers are compared with each other, whatever their names are, so the rule also covers plain torch.distributed.checkpoint
 folders with Hugging Face names, hybrid models, and checkpoints without arguments:
-- A layer that has only a part of what at least two siblings have is incomplete. Several layers that lack the same tensors are
-  incomplete if three times as many layers have them.
+- A layer that has only a part of the tensors of at least two siblings is incomplete. Several layers that lack the same
+  tensors are incomplete if three times as many layers have them.
 - A whole component may be missing only if all other layers agree and there are at least three, or if the arguments say which
-  layers are alike. Otherwise a component must be incomplete to be reported.
-- What MEG018 reports is not repeated.
+  layers are alike. If neither holds, the rule reports only incomplete components.
+- The rule does not repeat findings of MEG018.
 
 Where layers have the names of Hugging Face models (`layers.0.self_attn.…`):
 - A layer with three of `q_proj`, `k_proj`, `v_proj` and `o_proj`, or two of `gate_proj`, `up_proj` and `down_proj`, has the
@@ -25,8 +25,8 @@ Save again with all ranks, or use an earlier iteration.
 
 ## When it can be wrong
 An architecture may omit something from one layer by design. Known cases are excluded: a norm that only the first layer lacks
-(ModernBERT), layers that share keys and values with earlier ones (Gemma 3n) or use keys as values (Gemma 4), and adapters. A
-job that saves only what it trains omits the rest. `--ignore MEG036` silences it.
+(ModernBERT), layers that share keys and values with earlier ones (Gemma 3n) or use keys as values (Gemma 4), and
+adapters. A job that saves only the weights that it trains omits the rest. `--ignore MEG036` silences it.
 
 ## Seen in
 verl-project/verl#2086, NVIDIA-NeMo/RL#2124 (keys lost in a conversion)

@@ -11,7 +11,7 @@ to that place. A file that it cannot follow to its end (a broken zip, a million 
 
 ## Why it matters
 - `torch.load(weights_only=False)` and `pickle.load` import and call whatever the pickle names. This is how models carry attacks.
-- `torch.load` as it is since PyTorch 2.6, and so transformers and vLLM, refuse a file of weights with such names.
+- `torch.load` since PyTorch 2.6 refuses a file of weights with such names; so do transformers and vLLM, which call it.
 - Sound safetensors beside it do not help a program that opens this file.
 
 ## How to fix

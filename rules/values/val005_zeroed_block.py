@@ -15,8 +15,8 @@ Runs of zeros:
 - Packed and int8 weights count only if exactly one half is zero.
 - Up to an eighth of a matrix's rows at its end may be padding, except in routers, stacks of experts, and matrices with a row
   for each hidden unit.
-- A kind of matrix that is zero in every layer of a checkpoint that looks freshly initialised is left out, for its initialiser may
-  leave it so; and so is what VAL016 reports.
+- A kind of matrix that is zero in every layer of a checkpoint that looks freshly initialised is left out, because its
+  initialiser may leave it zero; findings of VAL016 are left out too.
 - Tensors that are not weights by their name (masks, filter banks, Fourier bases, windows, tables of positions) are left out, and
   so are matrices whose zeros show a pattern: identities, triangular and block-diagonal matrices, permutations, and convolutions
   that compute a Fourier transform, in which the sines of frequency 0 are zero.

@@ -23,10 +23,10 @@ It reads 4 KiB of every matrix of at least 32 × 32 (of at most 256 siblings, th
 Trained parts of a matrix agree in which channels are large: of the mean squares of 256 channels over each eighth, that of the
 median trained eighth has a correlation of at least 0.4 with that of the others (0.5 if a single eighth looks drawn). A part looks
 drawn if these differ along both axes by chance only, if it has a correlation of at most 0.2 with the trained ones, and if its
-values have the distribution of an initialiser. Matrices of attention count where the part has two heads, for training leaves
-single heads as they were. It judges queries, keys, values, outputs and feed-forward matrices that are not fused with others, of
-128 × 192 and more. Of nine trained models that packages ship (SmolLM2-135M, Gemma 3 270M, MiniLM-L6, AntiBERTy, two of IgLM, three
-of rxnfp), the part that comes nearest has a correlation of 0.33.
+values have the distribution of an initialiser. A part of an attention matrix counts only if it has two heads, because
+training may leave a single head unchanged. It judges queries, keys, values, outputs and feed-forward matrices that are
+not fused with others, of 128 × 192 and more. Of nine trained models that packages ship (SmolLM2-135M, Gemma 3 270M,
+MiniLM-L6, AntiBERTy, two of IgLM, three of rxnfp), the part that comes nearest has a correlation of 0.33.
 
 ## Why it matters
 A loader that misses a key starts the weight from random numbers and reports it in one line of a log, in transformers "Some weights

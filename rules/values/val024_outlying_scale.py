@@ -16,7 +16,7 @@ siblings.
 
 ## Why it matters
 A scale was applied twice or not at all: an adapter merged with the wrong strength, an inverse scale of a dequantized weight, a
-factor of another layer. Every loader takes the layer as it is, and its output drowns the residual stream or is lost in it.
+factor of another layer. No loader checks the scale, and the layer's output drowns the residual stream or is lost in it.
 
 ## How to fix
 Convert the layer again. `ckptcheck diff REFERENCE THIS` names the factor.

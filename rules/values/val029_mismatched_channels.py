@@ -45,7 +45,8 @@ no sum is below -0.02. Gemma's norms differ too little, and the rule is silent.
 It finds an exchange of the values of two layers in 206 of 435 pairs of SmolLM2 and 66 of 66 of each BERT of rxnfp, but in none of
 MiniLM, whose values hardly correlate with the outputs. As trained, no two layers follow each other by more than 0.2.
 
-- The usual state has to be clear. The rule is silent where it is not, as for SmolLM2's gates along the stream and MiniLM's blocks.
+- The rule needs a clear usual state. It is silent without one, as for SmolLM2's gates along the stream and MiniLM's
+  blocks.
 - These are few models, and small ones. The rule reports a layer of another origin (merged from another model), which correlates
   with no other.
 - A method that rotates the stream (QuaRot, SpinQuant) makes its channels alike, and the rule reports nothing there. It does not see

@@ -17,7 +17,7 @@ EXPLAINED = 0.02
 
 
 def describe_relation(name: str, reference: Activations, other: Activations) -> str | None:
-    """Describe how the two outputs of a point are related; None where no simple relation holds. name: a point of both sides."""
+    """Describe how the two outputs of a point are related; None without one. name: a point of both sides."""
     import numpy as np
 
     a, b = reference[name].astype(np.float64), other[name].astype(np.float64)

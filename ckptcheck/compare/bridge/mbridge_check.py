@@ -1,4 +1,4 @@
-"""Asks mbridge, where it is installed, how it maps Megatron's tensors, and compares that with the built-in tables."""
+"""Asks mbridge, if it is installed, how it maps Megatron's tensors, and compares that with the built-in tables."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Explains in one sentence why two tensors differ: tries known causes and compares each with every bit.
 
-A cause is named only where it reproduces the actual tensor. `diagnose` takes the expected and the actual tensors.
+The diagnosis names a cause only if it reproduces the actual tensor. `diagnose` takes the expected and the actual
+tensors.
 """
 
 from ckptcheck.compare.diagnosis.attention_geometry import AttentionGeometry

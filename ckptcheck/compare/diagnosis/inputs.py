@@ -111,7 +111,7 @@ class DiagnosisInput:
 
     expected: Readers
     actual: Readers
-    # The version before, where it is known.
+    # The previous version, if known.
     previous: Readers = field(default_factory=dict)
     geometry: AttentionGeometry = field(default_factory=AttentionGeometry)
     # Name → the name that the other side stores.

@@ -82,7 +82,7 @@ def _describe_cause(causes: list[Cause], findings: list[Explanation]) -> str:
 
 
 def _describe_moves(noun: str, parallel: str, sources: Mapping[int, int]) -> str:
-    """Describe which layers or experts hold the tensors of which others."""
+    """Describe which layers or experts hold tensors of other ones."""
     to, source = format_ranges(sources), format_ranges(sources.values())
     here, there = (noun if len(set(numbers)) == 1 else f"{noun}s" for numbers in (sources.keys(), sources.values()))
     offsets = {target - origin for target, origin in sources.items()}

@@ -26,7 +26,7 @@ REMOTE_TASKS = 5
 TASK_BYTES = 1 << 25
 """Bytes in a task where both sides store the elements in the same order."""
 TASK_ELEMENTS = 1 << 20
-"""Elements in a task where they do not."""
+"""Elements in a task if the order differs."""
 TASK_SLICES = 256
 """Slices in a task at most: thousands of small tensors share a task."""
 
@@ -88,7 +88,7 @@ class SliceComparison:
 
     @property
     def remote_jobs(self) -> int:
-        """How many tasks are read at a time where they are not on this machine."""
+        """How many tasks are read at a time if they are not on this machine."""
         return 0 if not any(side.is_remote for side in self.files) else REMOTE_TASKS
 
     def compute(self, unit: list[PairSlice]) -> list[SliceResult]:
@@ -106,7 +106,7 @@ class SliceComparison:
         return results
 
     def describe(self, unit: list[PairSlice]) -> str:
-        """Say which slices of which pairs these are."""
+        """Name the slices and their pairs."""
         return repr([(part, self.pairs[part.pair]) for part in unit])
 
     def weigh(self, unit: list[PairSlice]) -> int:

@@ -1,8 +1,8 @@
 """Compares a merged model with what its base model and an adapter make: was the adapter merged, everywhere, once?
 
 PEFT merges `base + scale · B·A` (peft/tuners/lora/layer.py, `get_delta_weight`). For each module this projects the difference
-between the merged and the base weight on that update, rounded as a merge rounds it: 1 where it was merged, 0 where not, 2
-where twice. What is left over must be small.
+between the merged and the base weight on that update, rounded as a merge rounds it: 1 if it was merged, 0 if not, 2 if
+twice. What is left over must be small.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class SigningKey:
                     certificate_chain=self.certificate_chain or (self.signing_certificate,),
                 )
             else:
-                # cryptography takes bytes, and model_signing hands on what it is given
+                # cryptography takes bytes, and model_signing passes the password on as given
                 password = self.password.encode() if self.password else None
                 config.use_elliptic_key_signer(private_key=self.private_key, password=password)
         except Exception as error:

@@ -186,7 +186,7 @@ def _name_worst_factor(size: WeightSize, members: Sequence[WeightSize]) -> str:
 
 
 def _measure_rms(ckpt: Checkpoint, files: TensorFiles, size: WeightSize) -> float | None:
-    """Return the root mean square of some rows of a weight; None where they cannot be read or are not finite."""
+    """Return the root mean square of some rows of a weight; None if they cannot be read or are not finite."""
     import numpy as np
 
     with np.errstate(all="ignore"):

@@ -4,9 +4,9 @@ Facts, from modelscope/ms-swift (3602360a5, the releases named) and the package 
 ``swift/rlhf_trainers`` and ``swift/megatron``:
 
 - Until 3.12 the default for rollouts was top-p 0.9 and top-k 50 (``GRPOArgumentsMixin``), since 4.0 it is neither. The
-trainer divides its logits by the temperature, and computes over the whole vocabulary.
+  trainer divides its logits by the temperature, and computes over the whole vocabulary.
 - vLLM's logprobs are processed ones, colocated and in ``swift rollout``, since 3.11 (``_prepare_vllm_engine``). They
-enter the loss if ``rollout_importance_sampling_mode`` is set, which has no default.
+  enter the loss if ``rollout_importance_sampling_mode`` is set, which has no default.
 - vLLM computes in the dtype in which the model is loaded, ``torch_dtype``. The trainer's autocast has that dtype too, but for
   float32: there it computes in float16 (``ModelArguments._init_mixed_precision``).
 - All weights are sent before each generation, with adapters merged (or the adapter alone with ``vllm_enable_lora``), and then

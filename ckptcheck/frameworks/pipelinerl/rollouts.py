@@ -74,7 +74,7 @@ def _to_rollout(content: Any) -> Rollout:
 
 
 def _spread(values: list[float | None], mask: list[bool], name: str) -> list[float | None]:
-    """Return a logprob for every token, 0 where there is no label. values: one for each label."""
+    """Return a logprob for every token, 0 for a token without a label. values: one for each label."""
     if len(values) != sum(mask):
         raise UnusableSequence(f"it has {len(values):,} {name} for {sum(mask):,} labels")
     rest = iter(values)

@@ -170,7 +170,7 @@ def _finish(job: Job, document: Document) -> None:
     if job.flag("debug.rollout_only"):
         remove_settings(job, "trainer.", "algorithm.", "update.")
         return
-    # What slime replays is the nucleus of top-p; without top-p the engine sends none.
+    # slime replays the nucleus of top-p; without top-p the engine sends none.
     if job.flag("trainer.filters") and (job.number("rollout.top_k") or 0) > 0 and job.number("rollout.top_p") == 1:
         set_derived(job, "trainer.filters", False, job["trainer.filters"])
     _set_update_and_lag(job, document)

@@ -64,7 +64,7 @@ def verl(side: T, watch: Watch) -> T:
 
 
 def watch_flushes(component: Any, sending: list[Syncing]) -> bool:
-    """Show the sync in `sending` the publications of verl's engine `delta_sharded`; return whether it is that engine."""
+    """Show the sync in `sending` the publications of verl's `delta_sharded`; return whether it is that engine."""
     publish_flush = getattr(component, "_publish_flush", None)
     publish_values = getattr(component, "_publish_values_flush", None)
     if not callable(publish_flush) or not callable(publish_values):

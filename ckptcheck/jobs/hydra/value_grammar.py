@@ -1,7 +1,7 @@
 """Parses the values of Hydra's overrides and of the arguments of OmegaConf's resolvers; the two grammars are nearly one.
 
 Written from the grammars of hydra-core 1.3 (OverrideLexer.g4, OverrideParser.g4) and OmegaConf 2.3. ckptcheck does not call
-their parsers: both need antlr4-python3-runtime 4.9, of which a training environment often holds another release, they build
+their parsers: both need antlr4-python3-runtime 4.9, but a training environment often holds another release; they build
 trees without a bound, and they forget where a value was written. tests/jobs/test_against_hydra.py compares the two.
 """
 
@@ -211,7 +211,7 @@ class ValueParser:
         return self.join(parts)
 
     def unexpected(self, token: Token) -> GrammarError:
-        """Make the error for a token that cannot stand where it does."""
+        """Make the error for a token in a wrong place."""
         return GrammarError(
             f"{token.text.strip()} cannot stand there without quotes" if token.text else "it ends too early"
         )

@@ -98,7 +98,7 @@ class OwnTransport:
         weights: the weights to send, name → tensor of torch; None for random values of the shapes that the receiver holds.
         timeout: seconds that one update may take.
 
-    Raises CkptcheckError where torch is missing, where the transport cannot be made, and where there are fewer than two tensors.
+    Raises CkptcheckError if torch is missing, if the transport cannot be made, or with fewer than two tensors.
     """
 
     def __init__(

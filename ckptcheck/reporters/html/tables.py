@@ -85,7 +85,7 @@ def _tabulate_heat_map(picture: HeatMap) -> PictureTable:
 
 
 def _describe_line(picture: Curves, number: int) -> tuple[Entry, ...]:
-    """Return name, first, least, largest and last value of a line with where they are, and what is marked on it."""
+    """Return name, first, least, largest and last value of a line with their places, and its marks."""
     line = picture.series[number]
     known = [(value, picture.x[at]) for at, value in enumerate(line.values) if value is not None]
     if not known:

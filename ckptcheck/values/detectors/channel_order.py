@@ -84,7 +84,7 @@ MIN_PART = 32
 
 @dataclass(frozen=True)
 class ScatteredMatrix:
-    """A matrix that does not follow the residual stream, as it does in other layers."""
+    """A matrix that does not follow the residual stream, although it does in other layers."""
 
     name: str
     r2: float

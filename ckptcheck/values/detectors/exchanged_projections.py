@@ -155,7 +155,7 @@ def find_exchanged_projections(ckpt: Checkpoint) -> list[ExchangedPair]:
 
 
 def iter_blocks(ckpt: Checkpoint, stack: Stack) -> Iterator[Block]:
-    """Yield the blocks of a stack whose matrices can be told apart."""
+    """Yield the blocks of a stack whose matrices can be distinguished."""
     for layer in sorted(stack.layers):
         for role in sorted(stack.layers[layer]):
             path, _, name = role.removesuffix(".weight").rpartition(".")

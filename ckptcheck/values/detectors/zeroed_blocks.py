@@ -248,7 +248,7 @@ def find_lost_matrices(
 
 
 def nonzero_name_patterns(ckpt: Checkpoint) -> set[str]:
-    """Return the name patterns (see `name_pattern`) of which at least one tensor is not zero."""
+    """Return the name patterns (see `name_pattern`) with at least one tensor that is not zero."""
     return {name_pattern(name) for name, stats in ckpt.values.tensors.items() if not stats.zero}
 
 

@@ -168,7 +168,7 @@ class QuantizedComparison:
 
     @property
     def remote_jobs(self) -> int:
-        """How many weights are read at a time where they are not on this machine."""
+        """How many weights are read at a time if they are not on this machine."""
         return 0 if not any(side.is_remote for side in self.files) else REMOTE_WEIGHTS
 
     def compute(self, unit: int) -> DistanceResult:

@@ -77,7 +77,7 @@ def _find_matches(
 
 
 def describe_swaps(swaps: Mapping[str, str]) -> str:
-    """Describe in one clause which weights hold the values of which other tensors. swaps: weight → other tensor."""
+    """Describe in one clause which weights hold the values of other tensors. swaps: weight → other tensor."""
     swapped = [name for name, other in swaps.items() if _partner_name(name) == other]
     moved: dict[str, dict[str, str]] = {}
     rest = []

@@ -53,7 +53,7 @@ class AttentionShape:
     heads: int | None = None
     """Query heads."""
     groups: int | None = None
-    """Key-value heads, each of which serves a group of query heads."""
+    """Key-value heads; each serves a group of query heads."""
     size: int | None = None
     """Width of a head."""
 

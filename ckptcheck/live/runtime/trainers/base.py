@@ -192,7 +192,7 @@ class GpuTrainer(Protocol):
     """A trainer that can send weights from its GPUs to an engine. On a CPU the calls raise RemoteError."""
 
     def nccl_unique_id(self) -> str:
-        """Return the id of an NCCL group of which the trainer will be rank 0 (base64)."""
+        """Return the id of an NCCL group whose rank 0 will be the trainer (base64)."""
         ...
 
     def share_ipc(self, bucket_bytes: int, gpus: Sequence[str]) -> list[Bucket]:

@@ -148,7 +148,7 @@ class RemoteTrainer:
         self._ask("send", group=dict(group))
 
     def nccl_unique_id(self) -> str:
-        """Return the id of an NCCL group of which the trainer will be rank 0 (base64). Raises RemoteError on a CPU."""
+        """Return the id of an NCCL group whose rank 0 will be the trainer (base64). Raises RemoteError on a CPU."""
         return str(self._ask("nccl_unique_id"))
 
     def share_ipc(self, bucket_bytes: int, gpus: Sequence[str]) -> list[Bucket]:

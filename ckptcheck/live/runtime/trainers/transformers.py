@@ -39,7 +39,7 @@ def start_transformers(
         dtype: float32 or bfloat16.
         head_fp32: the output head computes in float32.
         process: where it computes, and in which worker. Its Python needs torch and transformers 5; the default is the
-        Python of Megatron's environment, which has both.
+            Python of Megatron's environment, which has both.
 
     Raises:
         CkptcheckError: the source is a critic, or cannot be loaded.

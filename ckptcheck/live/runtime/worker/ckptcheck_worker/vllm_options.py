@@ -66,7 +66,7 @@ def _is_on_cpu() -> bool:
 
 
 def redundant_experts(config: Any) -> int:
-    """Return how many copies of experts vLLM holds beside the experts: 0 on a CPU, where it refuses any. config: VllmConfig."""
+    """Return how many copies of experts vLLM holds beside the experts: 0 on a CPU. config: VllmConfig."""
     parallel = config.parallel_config
     return int(parallel.eplb_config.num_redundant_experts) if getattr(parallel, "enable_eplb", False) else 0
 
