@@ -89,7 +89,7 @@ def run_value_pass(
                 values.marks.setdefault(batch.shard, []).append((-(-piece.begin // MARK_STEP), chunk.marks))
             start = piece.begin - plan.shards[batch.shard].data_start
             runs.setdefault(batch.shard, []).extend((start + begin, start + end) for begin, end in chunk.zero_runs)
-    for name in list_rewritten(source, plan.shards):  # The headers were read at the listing.
+    for name in list_rewritten(source, plan.shards):  # since the listing, when the headers were read
         if name not in values.shrunk and name not in values.unread:
             values.unread[name] = "it was replaced or written to while it was being read"
     values.zero_runs.update({name: merge_runs(pieces) for name, pieces in runs.items()})
