@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ckptcheck.compare.diagnosis.verdict import Verdict
 
 MAX_TENSORS = 512
+"""Tensors that are examined by default; a last verdict counts the others."""
 
 
 def diagnose(sides: DiagnosisInput, names: Iterable[str] | None = None, *, most: int = MAX_TENSORS) -> list[Verdict]:

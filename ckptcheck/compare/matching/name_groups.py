@@ -8,6 +8,7 @@ from ckptcheck.compare.bridge.family_table import NAME_NUMBER
 from ckptcheck.text.formatting import format_ranges
 
 MAX_GROUPS = 3
+"""Groups of names that a message shows; it counts the rest."""
 
 
 def name_template(name: str) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ POWERS = ("U8", "F8_E8M0")
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The numbers of the eight positive codes."""
 LARGEST = 6.0
+"""The largest number of E2M1 (OCP Microscaling Formats 1.0)."""
 CLIPPED = 4.0
 """Step above the largest number with power-of-two scales: these leave numbers of up to 8 (OCP Microscaling 1.0, 6.3), half
 a step beyond 6."""
