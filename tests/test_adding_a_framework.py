@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptcheck.framework_folders import list_frameworks_with
+from ckptcheck.framework_folders import list_frameworks_with, load_framework_file
 from ckptcheck.jobs.open_job import list_frameworks
 from ckptcheck.rollouts.convert import list_formats
 from ckptcheck.watch import adapters
@@ -86,4 +86,12 @@ def test_the_guides_have_a_row_for_every_framework_and_format() -> None:
     ] == []
     assert [name for name in list_formats() if not re.search(rf"^\| `{name}` \|", rollouts, re.MULTILINE)] == []
     assert [name for name in adapters.__all__ if f"adapters.{name}(" not in watch] == []
+
+
+def test_no_two_folders_have_one_name() -> None:
+    """The later one would take the place of the earlier one without a word."""
     assert len(list_frameworks_with("preflight")) == len(list_frameworks())
+    formats = [
+        each for name in list_frameworks_with("rollouts") for each in load_framework_file(name, "rollouts").FORMATS
+    ]
+    assert len(formats) == len(list_formats())

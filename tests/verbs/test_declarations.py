@@ -20,7 +20,7 @@ from ckptcheck.cli.app import build_app
 from ckptcheck.cli.verb_command import load_verb
 from ckptcheck.errors import UsageError
 from ckptcheck.verbs import FURTHER, VERBS
-from ckptcheck.verbs.parameter import Parameter
+from ckptcheck.verbs.parameter import Parameter, load
 from ckptcheck.verbs.verb import Verb
 from tests.paths import ROOT
 from tests.test_public_interface import _commands
@@ -48,6 +48,23 @@ def test_no_help_is_declared_twice() -> None:
                 texts[ast.unparse(node.args[0])] += not isinstance(node.args[0], ast.Name)
     assert len(texts) > 100
     assert not [text for text, times in texts.items() if times > 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "function"),
+    [
+        ("scan", "scan:preview_repairs"),
+        ("refit history", "history:follow_history"),
+        ("preflight", "preflight:open_job_report"),
+    ],
+)
+def test_a_function_beside_a_verb_has_the_defaults_of_the_verb(words: str, function: str) -> None:
+    """It takes some of the verb's arguments, and its signature is the only other place where their defaults stand."""
+    parameters = inspect.signature(load(f"ckptcheck.verbs.{function}")).parameters.values()
+    shared = [each for each in parameters if each.name in LOADED[words].parameters and each.default is not each.empty]
+    assert shared
+    for each in shared:
+        assert each.default == LOADED[words].parameters[each.name].default, each.name
 
 
 def test_only_signatures_declare() -> None:

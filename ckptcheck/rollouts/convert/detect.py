@@ -34,13 +34,15 @@ LONGEST_FOOTER = 1 << 20
 @cache
 def list_formats() -> Mapping[str, RolloutFormat]:
     """Return the formats of all frameworks by name; each folder of ckptcheck/frameworks/ names its own."""
-    modules = [load_framework_file(name, "rollouts") for name in list_frameworks_with("rollouts")]
-    return {each.name: each for module in modules for each in module.FORMATS}
+    return {each.name: each for module in _load_modules() for each in module.FORMATS}
 
 
 def _list_text_dumps() -> list[TextDump]:
-    modules = [load_framework_file(name, "rollouts") for name in list_frameworks_with("rollouts")]
-    return [dump for module in modules for dump in getattr(module, "TEXT_DUMPS", ())]
+    return [dump for module in _load_modules() for dump in getattr(module, "TEXT_DUMPS", ())]
+
+
+def _load_modules() -> list[Any]:
+    return [load_framework_file(name, "rollouts") for name in list_frameworks_with("rollouts")]
 
 
 def convert(paths: Sequence[Path], kind: str | None = None) -> tuple[Rollouts, str]:
