@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from ckptcheck.checkpoint.hub_address import shown_endpoint
 from ckptcheck.checkpoint.hub_refusals import REVISIONS, Question, RequestError
 from ckptcheck.checkpoint.hub_requests import Answer, HubClient, build_headers, find_endpoint
 from ckptcheck.checkpoint.source import CHAT_TEMPLATES, File, is_checkpoint_file
@@ -42,7 +43,7 @@ class Repository:
         self._opened_by = monotonic() + LISTING_SECONDS
         try:
             self._endpoint, headers = find_endpoint(), build_headers()
-            question = Question(self._endpoint, name, self._revision, has_token="Authorization" in headers)
+            question = Question(shown_endpoint(), name, self._revision, has_token="Authorization" in headers)
             self._client = HubClient(question, headers)
             self.commit, gated = self._resolve()
             self.files = {file.name: file for file in sorted(self._list(), key=lambda file: file.name)}

@@ -60,6 +60,12 @@ def normalize_hub_address(target: str) -> str:
     return address
 
 
+def shown_endpoint() -> str:
+    """Return the Hub's address as reports have it: without a password and a query, which HF_ENDPOINT may have."""
+    address = os.environ.get("HF_ENDPOINT", "").rstrip("/") or f"https://{HOSTS[0]}"
+    return re.sub(r"(?s)//.*@", "//", re.sub(r"(?s)[?#].*", "", address))
+
+
 def _find_path(target: str) -> str | None:
     """Return the path of an address on the Hub, without its query; None if the target is not on the Hub."""
     if "/" not in target or target.startswith((".", "/")):

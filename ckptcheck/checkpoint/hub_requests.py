@@ -168,7 +168,7 @@ def find_endpoint() -> str:
 
     endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
     if not re.match(r"https?://[^/]", endpoint):
-        raise RequestError(errno.EINVAL, f"HF_ENDPOINT is {endpoint!r}, no address of a Hub", "write it as https://…")
+        raise RequestError(errno.EINVAL, "HF_ENDPOINT is no address of a Hub", "write it as https://…")
     return endpoint
 
 
@@ -196,11 +196,13 @@ def _open_session() -> tuple[Any, Any]:
 
     if constants.HF_HUB_OFFLINE:
         raise RequestError(errno.EINVAL, "HF_HUB_OFFLINE forbids to ask the Hub", "unset it, or name a local folder")
-    library = next(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError").__module__
+    library = import_module(next(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError").__module__)
     try:
-        return get_session(), import_module(library)
-    except (ImportError, OSError, ValueError) as error:  # a malformed proxy, socks without its package, a lost file
-        text = f"the proxy or certificate settings of the environment cannot be used: {error}"
+        return get_session(), library
+    # a malformed proxy, whose password the error may show, socks without its package, a lost file
+    except (ImportError, OSError, ValueError, library.InvalidURL) as error:
+        text = "the proxy or certificate settings of the environment cannot be used"
+        text += f": {error}" if isinstance(error, ImportError) else ""
         raise RequestError(errno.EINVAL, text, "see HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE") from error
 
 

@@ -19,7 +19,7 @@ from ckptcheck.jobs.hydra.override import Override
 from ckptcheck.jobs.model_arguments import print_model_arguments
 from ckptcheck.jobs.shell import script as shell_script
 from ckptcheck.jobs.shell.script import Script, Word
-from ckptcheck.text.file_io import real_path
+from ckptcheck.text.file_io import expand_home, real_path
 
 YAML, TOML, SHELL = (".yaml", ".yml"), (".toml",), (".sh", ".bash", ".slurm", ".sbatch", ".txt", "")
 DEEPEST, MOST = 8, 100
@@ -46,7 +46,7 @@ class JobFiles:
 
     def __init__(self, first: Path, given: Mapping[str, str] | None = None) -> None:
         self.folder = first.parent
-        # The values that the user gives for variables of the environment.
+        # The values that the user gives for variables of the environment: no other value of one is read.
         self.given = given or {}
         # The names of the files that were read.
         self.read: list[str] = []
@@ -57,8 +57,16 @@ class JobFiles:
         # The work that all files of the job may still cause.
         self.budget = WorkBudget()
 
+    @property
+    def environment(self) -> dict[str, Leaf]:
+        """The variables that the user gives, as a document has them."""
+        return {variable: Leaf(value, variable) for variable, value in self.given.items()}
+
     def name(self, path: Path) -> str:
-        """Return the name of a file in the report: its path relative to the job's folder."""
+        """Return the name of a file in the report: its path from the job's folder, or ``~/…`` where it alone lies at home."""
+        home = expand_home("~")
+        if path.is_relative_to(home) and not self.folder.absolute().is_relative_to(home):
+            return f"~/{path.relative_to(home).as_posix()}"
         try:
             return Path(os.path.relpath(path, self.folder)).as_posix()
         except ValueError:
@@ -126,7 +134,7 @@ class JobFiles:
             if isinstance(override.value, str) and groups.find(f"{override.key}/{override.value}") is not None
         ]
         self.choices += [override for override, _ in chosen]
-        composer = Composer(groups, [*overrides, *chosen], self.budget)
+        composer = Composer(groups, [*overrides, *chosen], self.budget, self.environment)
         document = composer.compose(path.relative_to(root).as_posix())
         document.environment |= find_environment(document)
         return document, composer.values
@@ -164,7 +172,7 @@ class JobFiles:
         start: the folder of the file.
         """
         scheme, _, name = str(entry).rpartition("://")
-        name = name.replace(".", "/") if scheme == "pkg" else name
+        name = name.replace(".", "/") if scheme == "pkg" else expand_home(name)
         for folder in (start, *list(real_path(start).parents)[:HIGHEST], Path.cwd()):
             try:
                 if name and (folder / name).is_dir():
@@ -220,6 +228,7 @@ class JobFiles:
 
     def beside_script(self, name: str, start: Path) -> Path:
         """Return the file that a script sources: relative to its folder, or to one of those above it."""
+        name = expand_home(name)
         return next(
             (found for found in (start / name, self.beside(name, start)) if found and os.path.isfile(found)),
             start / name,
@@ -231,6 +240,7 @@ class JobFiles:
         Tries the name itself, then the name with ``.yaml``. start: the folder of the script.
         """
         self.budget.spend(LOOK_STEPS, clip(name, 60))
+        name = expand_home(name)
         folders: Sequence[Path] = [start, *list(real_path(start).parents)[:4], Path.cwd()]
         for suffix in ("", ".yaml"):
             for folder in folders:

@@ -5,7 +5,6 @@ For an interpolation that a resolver of the job computes (``${mul:2,3}``), the r
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 
@@ -275,18 +274,21 @@ class _Resolver:
         return resolver(self, arguments, path), parser.at
 
     def environment(self, arguments: list[object], path: str) -> object:
-        """Return a variable of the environment, of the script or of this machine: ``${oc.env:NAME,default}``."""
+        """Return a variable that the job's script or the user sets, else the default: ``${oc.env:NAME,default}``.
+
+        ckptcheck's own environment is never read: it may hold secrets, and a report shows values.
+        """
         name = str(arguments[0]) if arguments else ""
         exported = self.document.environment.get(name)
         if exported is not None and not exported.reason:
             return _read_variable(str(exported.value))
-        if name in os.environ:
-            return _read_variable(os.environ[name])
         if exported is not None:
-            raise Unresolved(f"{name}: {exported.reason}")
+            raise Unresolved(f"{clip(name, 60)}: {exported.reason}")
         if len(arguments) > 1:
             return None if arguments[1] is None else _read_variable(str(arguments[1]))
-        raise Unresolved(f"the environment variable {clip(name, 60)} is not set here")
+        if name == "HOME":
+            return "~"
+        raise Unresolved(f"${clip(name, 60)} is taken from the environment of the job")
 
     def select(self, arguments: list[object], path: str) -> object:
         """Return the value of a key, or the default where there is none: ``${oc.select:a.b,default}``."""

@@ -13,7 +13,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.framework_folders import list_frameworks_with, load_framework_file
 from ckptcheck.jobs import launch
 from ckptcheck.jobs.dated_defaults import DatedDefaults, FrameworkVersion, date_by_removed_keys, load_table
-from ckptcheck.jobs.document import Document, Leaf
+from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.engine_flags import apply_engine_defaults
 from ckptcheck.jobs.files import SHELL, TOML, YAML, JobFiles, find_environment
 from ckptcheck.jobs.framework import Framework, environment_flag, fill_job
@@ -119,7 +119,7 @@ def _read_job(
     values = [word for word, (override, _) in zip(words, files.overrides, strict=True) if override not in files.choices]
     _apply_overrides(document, values, reader)
     document.environment |= find_environment(document)
-    document.environment |= {variable: Leaf(value, variable) for variable, value in files.given.items()}
+    document.environment |= files.environment
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
     job.is_incomplete, job.replaced = document.is_incomplete, document.replaced
     job.refusals = [refusal for refusal in document.refusals if refusal.leaf.file] if reader.is_hydra else []

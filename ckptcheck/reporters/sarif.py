@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from itertools import chain
 from typing import Any
 
 from ckptcheck import __version__
+from ckptcheck.checkpoint.hub_address import shown_endpoint
 from ckptcheck.linter.report import Report, describe_reading
 from ckptcheck.linter.rule import Finding, Rule, Severity
 from ckptcheck.linter.rule_loader import builtin_rule_folder
@@ -152,8 +152,7 @@ def _bases(reports: Sequence[Report]) -> dict[str, Any]:
     folder = {"text": "The repository, or the folder ckptcheck ran in."}
     bases: dict[str, Any] = {ROOT: {"uri": encode_uri(root_folder().rstrip("/") + "/"), "description": folder}}
     if any(HUB in report.target for report in reports):
-        address = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
-        bases[WEB] = {"uri": address + "/", "description": {"text": "The Hugging Face Hub."}}
+        bases[WEB] = {"uri": shown_endpoint() + "/", "description": {"text": "The Hugging Face Hub."}}
     return bases
 
 

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
 import sys
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ OPTIONAL = {
 def doctor() -> None:
     """Say what is installed, which optional parts work, and how to get those that do not."""
     from ckptcheck import __version__
+    from ckptcheck.checkpoint.hub_address import shown_endpoint
     from ckptcheck.checkpoint.sandbox import describe_sandbox
     from ckptcheck.linter import rule_loader, settings
     from ckptcheck.live.runtime.worker.ckptcheck_worker.landlock import describe_landlock
@@ -50,8 +50,7 @@ def doctor() -> None:
     for line in _describe_environments():
         write(line)
     write("\nHub\n")
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    write(_format_line(True, f"endpoint {endpoint}"))
+    write(_format_line(True, f"endpoint {shown_endpoint()}"))
     token = _has_token()
     write(
         _format_line(

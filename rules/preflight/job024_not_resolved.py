@@ -8,7 +8,8 @@ ckptcheck does not know what a resolver, an environment variable, a command or a
 that need it.
 
 ## How to fix
-Run ckptcheck where the files and variables are, or give the values after the file: `ckptcheck preflight job.yaml a.b=1`.
+Run ckptcheck where the files are. Give variables with `--env NAME=VALUE`, since ckptcheck does not read those of its own
+environment, and other values after the file: `ckptcheck preflight job.yaml a.b=1`.
 
 ## When it can be wrong
 It is not a fault of the job.
@@ -43,5 +44,5 @@ def check(job: Job) -> Iterator[Problem]:
             f"not resolved: {'; '.join(parts[:MOST])}{more}",
             file=first.file if first else None,
             line=first.line if first and first.file else None,
-            hint="give the values after the file: a.b=1",
+            hint="give the values after the file: a.b=1; those of variables with --env NAME=VALUE",
         )

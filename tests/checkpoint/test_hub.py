@@ -352,8 +352,8 @@ WRONG = {
         "name a folder, a .safetensors file, its index, or hf://org/name for the Hub", _nothing, target="../tiny",
     ),
     "an endpoint that is none": Case(
-        CkptcheckError, "HF_ENDPOINT is 'hf-mirror.com', no address of a Hub", "write it as https://…", _nothing,
-        endpoint="hf-mirror.com",
+        CkptcheckError, "HF_ENDPOINT is no address of a Hub", "write it as https://…", _nothing,
+        endpoint="user:secret@hf-mirror.com",
     ),
     "rate limit": Case(
         EvidenceError, "{hub} accepts no more requests for now (429 Too Many Requests)",
@@ -627,13 +627,16 @@ def test_offline_mode(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hub.requests == []
 
 
-def test_a_proxy_that_is_none(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "proxy", ["gopher://secret@127.0.0.1:70", "http://user:secret", "http://user:secret@host:secret"]
+)
+def test_a_proxy_that_is_none(proxy: str, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_PROXY")
-    monkeypatch.setenv("HTTP_PROXY", "gopher://127.0.0.1:70")
+    monkeypatch.setenv("HTTP_PROXY", proxy)
     with pytest.raises(CkptcheckError) as caught:
         open_checkpoint(TARGET)
     assert caught.type is CkptcheckError
-    assert caught.value.message.startswith("the proxy or certificate settings of the environment cannot be used: ")
+    assert caught.value.message == "the proxy or certificate settings of the environment cannot be used"
     assert caught.value.hint == "see HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
 
 

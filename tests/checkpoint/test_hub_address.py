@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptcheck.checkpoint.hub_address import normalize_hub_address
+from ckptcheck.checkpoint.hub_address import normalize_hub_address, shown_endpoint
 from ckptcheck.errors import CkptcheckError
 
 
@@ -42,6 +42,20 @@ from ckptcheck.errors import CkptcheckError
 def test_what_an_address_means(written: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example:8080")
     assert normalize_hub_address(written) == meant
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "shown"),
+    [
+        ("", "https://huggingface.co"),
+        ("https://mirror.example:8080/hf/", "https://mirror.example:8080/hf"),
+        ("https://user:secret@mirror.example/?key=secret", "https://mirror.example/"),
+        ("http://user:se/cr@et@mirror.example#secret", "http://mirror.example"),
+    ],
+)
+def test_no_report_has_the_password_of_an_endpoint(endpoint: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    assert shown_endpoint() == shown
 
 
 @pytest.mark.parametrize(

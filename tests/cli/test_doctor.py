@@ -9,7 +9,7 @@ from tests.factories.command_line import run
 
 
 def test_doctor(here: Path) -> None:
-    result = run(here, "doctor", HF_ENDPOINT="http://127.0.0.1:1")
+    result = run(here, "doctor", HF_ENDPOINT="http://user:secret@127.0.0.1:1")
     assert result.returncode == 0
     assert "✓ safetensors" in result.stdout
     assert "endpoint http://127.0.0.1:1" in result.stdout

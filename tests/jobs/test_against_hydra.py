@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs import yaml_file
+from ckptcheck.jobs.document import Leaf
 from ckptcheck.jobs.hydra.override import parse_override
 from ckptcheck.jobs.hydra.value_grammar import GrammarError
 from ckptcheck.jobs.interpolation import resolve
@@ -170,6 +171,7 @@ def test_interpolations(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         }
         written = yaml.safe_dump(tree)
         document = yaml_file.read(written, "x")
+        document.environment["CKPTCHECK_X"] = Leaf("seven", "CKPTCHECK_X")
         try:
             config = OmegaConf.create(written)
         except OmegaConfBaseException:

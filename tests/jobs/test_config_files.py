@@ -146,7 +146,7 @@ def test_a_section_replaces_a_value_and_the_other_way_round() -> None:
         ("a-${x.y}-${.near}", "a-5-here", ""),
         ("${oc.env:CKPTCHECK_NOT_SET,0.5}", 0.5, ""),
         ("${oc.env:EXPORTED}", 3, ""),
-        ("${oc.env:CKPTCHECK_NOT_SET}", None, "the environment variable CKPTCHECK_NOT_SET is not set here"),
+        ("${oc.env:CKPTCHECK_NOT_SET}", None, "$CKPTCHECK_NOT_SET is taken from the environment of the job"),
         ("${oc.select:x.y,9}", 5, ""),
         ("${oc.select:no.such,9}", 9, ""),
         ("${oc.select:no.such}", None, ""),

@@ -7,7 +7,7 @@ configurations, which a program registers, are unknown here: a name without a fi
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -82,11 +82,21 @@ class ConfigFolders:
 class Composer:
     """Composes one primary configuration with the choices of a command line."""
 
-    def __init__(self, folders: ConfigFolders, overrides: Sequence[tuple[Override, Leaf]], budget: WorkBudget) -> None:
-        """overrides: with the place of each; `values` keeps the ones that choose no group."""
+    def __init__(
+        self,
+        folders: ConfigFolders,
+        overrides: Sequence[tuple[Override, Leaf]],
+        budget: WorkBudget,
+        environment: Mapping[str, Leaf],
+    ) -> None:
+        """Sort the overrides.
+
+        overrides: with the place of each; `values` keeps the ones that choose no group.
+        environment: the variables that the user gives.
+        """
         self.folders = folders
         self.budget = budget
-        self.document = Document(budget=budget)
+        self.document = Document(environment=dict(environment), budget=budget)
         self.choices: dict[str, tuple[str | list[str] | None, Leaf | None]] = {}
         self.used: set[str] = set()
         self.removed: set[str] = set()
@@ -265,7 +275,7 @@ class Composer:
 
     def _resolve_name(self, entry: Entry) -> bool:
         """Resolve the interpolation in the name of a configuration by the choices known so far. Returns whether it could."""
-        known = Document(budget=self.budget)
+        known = Document(environment=self.document.environment, budget=self.budget)
         for key, choice in self.known.items():
             known.put(key, Leaf(choice, key))
         known.put("_name_", Leaf(entry.value, "_name_"))

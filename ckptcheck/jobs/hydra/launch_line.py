@@ -19,7 +19,7 @@ from ckptcheck.jobs.document import Document, read_text_file
 from ckptcheck.jobs.files import HIGHEST, JobFiles
 from ckptcheck.jobs.python_source.script import parse_python
 from ckptcheck.jobs.shell.word import Word
-from ckptcheck.text.file_io import real_path
+from ckptcheck.text.file_io import expand_home, real_path
 
 CONFIG_NAME = ("--config-name", "--config_name", "-cn")
 CONFIG_PATH = ("--config-path", "--config_path", "-cp")
@@ -127,7 +127,7 @@ def find_program_source(words: Sequence[Word], script: Path) -> Path | None:
             if all(part.isidentifier() for part in parts):
                 names = ["/".join(parts) + ".py", "/".join([*parts, "__main__.py"])]
         elif word.text.endswith(".py"):
-            names = [word.text]
+            names = [expand_home(word.text)]
         for name in names:
             for folder in _folders_above(script):
                 try:
@@ -201,6 +201,7 @@ def takes_new_keys(words: Sequence[Word], script: Path) -> bool:
 
 def _find_folder(name: str, beside: Path) -> Path | None:
     """Return a folder by its path from the folder of a file, or from one above it; None without one."""
+    name = expand_home(name)
     for folder in _folders_above(beside) if name else ():
         try:
             if (folder / name).is_dir():

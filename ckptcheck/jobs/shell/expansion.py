@@ -21,6 +21,8 @@ PARAMETER = re.compile(r"(#?)([A-Za-z_]\w*|[0-9@*#?$!-])(\[[^\]]*\])?(.*)", re.D
 DEFAULT = re.compile(r"(:?)([-=+?])(.*)", re.DOTALL)
 DOLLAR = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 ARGUMENTS = ("@", "*")
+HOME = "~"
+"""Stands for the home folder."""
 MOST = 2_000_000
 """Largest number of characters that the expansion of one script may produce: a variable can double itself repeatedly."""
 IGNORED_OPTIONS = ("-P", "-L", "-e", "-f", "-m", "-s", "--")
@@ -134,6 +136,8 @@ class Expansion:
         is_all = name in ARGUMENTS or subscript in ("[@]", "[*]")
         words = self.words_of(name, line)
         self.budget.spend(len(words or ()) // WORDS, self.name)
+        if words and words[0].text == HOME and name == "HOME" and (in_test or size or operator):
+            return None
         if subscript and not is_all:
             index = subscript[1:-1].strip()
             if words is None or not index.isdigit() or int(index) >= len(words):
@@ -215,7 +219,8 @@ class Expansion:
         if name in self.script.variables:
             return self.script.variables[name]
         if name == "HOME":
-            return [self.word(str(Path.home()), line)]
+            # What reads a path expands it; the variable itself is not read, as no other of ckptcheck's environment is.
+            return [self.word(HOME, line)]
         if name == "PWD":
             return [self.word(".", line)]
         return None

@@ -18,6 +18,7 @@ from ckptcheck.jobs.shell.condition import decide_test
 from ckptcheck.jobs.shell.expansion import Expansion, Follow, Run, Script, join_parts, split_at_blanks
 from ckptcheck.jobs.shell.lexer import DOCUMENT_FOLLOWS, HERE_DOCUMENT, HERE_STRING, ShellChunk, ShellToken, tokenize
 from ckptcheck.jobs.shell.word import Command, Word
+from ckptcheck.text.file_io import expand_home
 
 __all__ = ["Command", "Follow", "Script", "Word", "read"]
 
@@ -383,7 +384,9 @@ class _Reader(Expansion):
         if name in ("source", "."):
             for word in words[1:2]:
                 # ``[ -f X ] && source X`` sources nothing if X does not exist.
-                if runs is not False and not (runs is None and self.asks_for_file() and not os.path.isfile(word.text)):
+                if runs is not False and not (
+                    runs is None and self.asks_for_file() and not os.path.isfile(expand_home(word.text))
+                ):
                     self.follow(word, self.script)
         elif name in ("read", "mapfile", "readarray") and runs is not False:
             self.read_line(words, here, assignments)
