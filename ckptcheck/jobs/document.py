@@ -109,6 +109,8 @@ class Document:
     """Values that depend on the version of PyYAML."""
     replaced: dict[str, Leaf] = field(default_factory=dict)
     """Key of a value that replaced one of another file, as it is written → the replaced value."""
+    defaulted: set[str] = field(default_factory=set)
+    """Variables of the environment that have the defaults which the job gives them: the environment may set others."""
     budget: WorkBudget = field(default_factory=current_budget, repr=False, compare=False)
     """The work that reading the job may still take."""
     resolved: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
@@ -177,6 +179,7 @@ class Document:
         self.notes += other.notes
         self.versions |= other.versions
         self.replaced |= other.replaced
+        self.defaulted |= other.defaulted
         self.script = other.script or self.script
         self.engine_script = other.engine_script or self.engine_script
         self.is_incomplete |= other.is_incomplete

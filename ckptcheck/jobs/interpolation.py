@@ -285,6 +285,7 @@ class _Resolver:
         if exported is not None:
             raise Unresolved(f"{clip(name, 60)}: {exported.reason}")
         if len(arguments) > 1:
+            self.document.defaulted.add(name)
             return None if arguments[1] is None else _read_variable(str(arguments[1]))
         if name == "HOME":
             return "~"

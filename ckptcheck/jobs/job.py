@@ -135,6 +135,8 @@ class Job(EvidenceDefaults):
     """The framework's defaults in the version that the job runs with; None where ckptcheck has no table of it."""
     lists_settings: bool = False
     """Whether the report lists every setting, and so what the job leaves to its engine."""
+    defaulted: tuple[str, ...] = ()
+    """Variables of the environment that have the defaults which the job gives them."""
     files: tuple[str, ...] = ()
     """The files that were read."""
     is_incomplete: bool = False
@@ -290,6 +292,9 @@ class Job(EvidenceDefaults):
             "files": list(self.files),
             "settings": f"{written} of the job, {len(known) - written} defaults",
         }
+        if self.defaulted and self.lists_settings:
+            names = ", ".join(f"${name}" for name in self.defaulted)
+            reading["environment"] = f"{names} with the default in the job; --env NAME=VALUE gives another value"
         if unresolved:
             reading["not resolved"] = list(dict.fromkeys(unresolved))
         return reading

@@ -62,6 +62,7 @@ def read_launch_script(
     document.environment = exports | document.environment
     document.lost = _find_lost_arguments(words, commands, files.name(path))
     document.notes += notes
+    document.defaulted |= script.defaulted
     document.versions = versions | document.versions
     return document, framework
 

@@ -133,6 +133,7 @@ def _read_job(
     if job.engine == "vllm" and (setting := environment_flag(document, "VLLM_BATCH_INVARIANT")).status != "unknown":
         job.settings["engine.deterministic"] = setting
     apply_engine_defaults(job)
+    job.defaulted = tuple(sorted(clip(name, 60) for name in document.defaulted))
     job.gaps, job.lost = _list_gaps(job, document, reader, names[0]), document.lost
     return job, document, reader
 

@@ -121,6 +121,14 @@ def test_what_the_user_gives_and_what_the_job_writes_is_shown(with_canaries: Pat
     assert "$MODEL_PATH is taken from the environment of the job" in text
 
 
+@pytest.mark.parametrize(("kind", "names"), [("yaml", "$TEMPERATURE"), ("shell", "$ENGINE"), ("python", "$HF_TOKEN")])
+def test_defaults_that_a_variable_may_change_are_named(kind: str, names: str, with_canaries: Path) -> None:
+    said = f"{names} with the default in the job; --env NAME=VALUE gives another value"
+    job = write(with_canaries, JOBS[kind])
+    assert said in shown(job)
+    assert said not in shown(job, env=[f"{names[1:]}=0.5"])
+
+
 def test_a_given_variable_chooses_a_configuration(with_canaries: Path) -> None:
     job = write(with_canaries, {"job.yaml": "defaults: [m: '${oc.env:ENGINE}', _self_]\n" + VERL, "m/x.yaml": "a: 1\n"})
     assert "x.yaml" in shown(job, env=("ENGINE=x",))

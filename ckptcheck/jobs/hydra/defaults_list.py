@@ -275,7 +275,7 @@ class Composer:
 
     def _resolve_name(self, entry: Entry) -> bool:
         """Resolve the interpolation in the name of a configuration by the choices known so far. Returns whether it could."""
-        known = Document(environment=self.document.environment, budget=self.budget)
+        known = Document(environment=self.document.environment, defaulted=self.document.defaulted, budget=self.budget)
         for key, choice in self.known.items():
             known.put(key, Leaf(choice, key))
         known.put("_name_", Leaf(entry.value, "_name_"))

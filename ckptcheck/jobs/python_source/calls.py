@@ -125,6 +125,7 @@ class Calls(Expressions):
             return Unset(f"the environment variable {clip(name, 60)} is not set in the script", node.lineno)
         if isinstance(default, Missing):
             return Unknown(f"the environment variable {clip(name, 60)} is not set in the script", node.lineno)
+        self.defaulted.add(name)
         return default
 
     def make_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, frame: Frame) -> Function:

@@ -31,7 +31,7 @@ class Evaluator(Calls):
         self, script: PythonScript, find: Find, environment: dict[str, str], results: dict[str, Value]
     ) -> None:
         super().__init__(environment, results)
-        self.script, self.find = script, find
+        self.script, self.find, self.defaulted = script, find, script.defaulted
         self.left, self.budget, self.name = MOST_STEPS, current_budget(), "the script"
         # Why it is unknown whether the present statements run, innermost last.
         self.conditions: list[str] = []

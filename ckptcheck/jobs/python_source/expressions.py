@@ -46,6 +46,8 @@ class Expressions(Computation):
         self.environment, self.results = environment, results
         # The variables that the script sets in os.environ.
         self.environment_set: dict[str, Value] = {}
+        # Those of which it takes a default.
+        self.defaulted: set[str] = set()
         self.depth = 0
         self.followed: set[int] = set()
 

@@ -49,6 +49,7 @@ def read_python_job(
         found = launched
     document, framework = found
     document.notes += script.notes
+    document.defaulted |= script.defaulted
     document.versions |= find_pinned_versions(text, name)
     for variable, value in script.environment.items():
         plain, reason = to_plain(value)

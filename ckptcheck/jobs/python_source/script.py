@@ -81,6 +81,8 @@ class PythonScript:
     """The calls of what it does not define itself, in order; those of functions that it never calls come last."""
     environment: dict[str, Value] = field(default_factory=dict)
     """Environment variable → the value that the script sets: ``os.environ["X"] = "1"``."""
+    defaulted: set[str] = field(default_factory=set)
+    """Environment variables of which the script takes a default: ``os.environ.get("X", 8)``."""
     notes: list[str] = field(default_factory=list)
     """One sentence for each part of the script that could not be read."""
 

@@ -49,6 +49,8 @@ class Script:
     """The arguments of the script: none, unless ``set --`` sets them; of a function, while it is read."""
     given: Mapping[str, str] = field(default_factory=dict)
     """Values that the user gives for variables of the environment."""
+    defaulted: set[str] = field(default_factory=set)
+    """Variables that nothing sets and that have a default: ``${NAME:-default}``."""
     missing: list[str] = field(default_factory=list)
     """One sentence for each sourced file that could not be read: it may set anything."""
     program: str = ""
@@ -189,6 +191,8 @@ class Expansion:
         if sign == "?":
             reason = f"${{{name}}} is not set in the script"
             return [self.word("", line, reason, variable=name)]
+        if words is None:
+            self.script.defaulted.add(name)
         found = self.text_words(text, line)
         if sign == "=":
             self.script.variables[name] = found
