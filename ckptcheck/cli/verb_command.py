@@ -6,6 +6,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, cast
 
@@ -75,7 +76,15 @@ OF_SETTINGS: Mapping[str, Declaration] = {
         ),
         None,
     ),
-}
+    "config": (
+        str | None,
+        Option(
+            "File with settings. One that is named may run code: rules, engine-python, trainer-python.",
+            metavar="FILE", shown="the nearest ckptcheck.toml or pyproject.toml, not with the target", panel="Settings",
+        ),
+        None,
+    ),
+}  # fmt: skip
 """Options of a command whose verb has settings."""
 SWITCHES: Mapping[str, tuple[str, str, Option]] = {
     "scan": (
@@ -252,7 +261,8 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
     names = [name for name in arguments if name in written.names or name in verb.settings]
     record_error = None
     try:
-        result = _run_each(verb, arguments, names)
+        run = partial(verb.run, config=values.get("config"), observer=out.TERMINAL)
+        result = _run_each(verb, run, arguments, names)
     except CkptcheckError as error:
         if (result := getattr(error, "report", None)) is None:
             raise
@@ -271,12 +281,12 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
     write_result(result, values)
 
 
-def _run_each(verb: Verb, arguments: Mapping[str, Any], names: Sequence[str]) -> Any:
+def _run_each(verb: Verb, run: Callable[..., Any], arguments: Mapping[str, Any], names: Sequence[str]) -> Any:
     """Run the verb, once for each value if the command line takes several of an argument and the verb one."""
     for name, parameter in verb.parameters.items():
         if parameter.declared is not None and parameter.declared.is_repeated:
-            return [verb.run({**arguments, name: each}, names) for each in arguments[name]]
-    return verb.run(arguments, names)
+            return [run({**arguments, name: each}, names) for each in arguments[name]]
+    return run(arguments, names)
 
 
 def _convert(parameter: Parameter, value: Any) -> Any:
@@ -298,6 +308,7 @@ def _write_part(verb: Verb, written: Given, arguments: dict[str, Any], values: M
     from ckptcheck.verbs.join import write_part
 
     own = [name for name in (*OF_REPORTS, "on", "diff") if name != "output"]
+    own += ["config"] if "config" not in verb.parameters else []
     written.reject(own, "with --part: ckptcheck join makes the report")
     if values["output"] is None:
         raise UsageError("--part needs the folder of all parts", hint="give it with -o")

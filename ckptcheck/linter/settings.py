@@ -1,17 +1,16 @@
 """Reads the settings of a team: ``ckptcheck.toml``, or ``[tool.ckptcheck]`` in pyproject.toml.
 
-The search goes from the working directory upwards. It never takes a file from a folder with weights, nor one that another user may
-have left there, because settings can name rule folders, and rules are code.
+The search goes from the working directory upwards, unless that is the folder of what is checked, or lies in it: settings that
+came with a download could hide what is wrong with it. Nor does it take a file that another user may have left there.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-import re
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -74,8 +73,8 @@ class Settings:
     """Setting of all verbs → value, and verb → its own settings, as they are written."""
     file: Path | None = None
     """The file that the settings were read from, or None."""
-    passed_over: tuple[Path, ...] = ()
-    """Nearer files that do not count: they lie in a target, or beside weights."""
+    passed_over: Path | None = None
+    """The file that is nearest and does not count, because it may have come with a target; None where there is none."""
 
     def ignored_codes(self, rules: Sequence[Rule]) -> dict[str, str]:
         """Return code → reason. Raises CkptcheckError for a pattern that names no rule."""
@@ -87,47 +86,34 @@ class Settings:
         return {rule.code: self.severities[pattern] for pattern in patterns for rule in match_rules(rules, pattern)}
 
 
-def find_settings(start: Path, targets: Sequence[str] = ()) -> Settings:
-    """Return the nearest settings from `start` upwards, passing over any inside a target or beside weights.
+def find_settings(start: Path, targets: Sequence[Path] = ()) -> Settings:
+    """Return the nearest settings from `start` upwards; none where `start` is the folder of a target, or lies in one.
 
-    A downloaded checkpoint may contain settings; they count only if the user names them (``--config``).
-
-    Raises CkptcheckError if the file found is malformed, or is another user's in a world-writable folder.
+    targets: folders of what is checked. Raises CkptcheckError if the file found is malformed, or is another user's in a
+    world-writable folder.
     """
-    named = [Path(expand_home(target)) for target in targets]
-    scanned = [real_path(path if path.is_dir() else path.parent) for path in named if path.exists()]
-    passed_over: list[Path] = []
+    here = real_path(start)
+    is_in_target = any(here.is_relative_to(real_path(target)) for target in targets)
     for folder in (start, *start.parents):
-        is_target = any(real_path(folder).is_relative_to(path) for path in scanned)
         for path in (folder / "ckptcheck.toml", folder / "pyproject.toml"):
-            if not path.is_file():
+            if not path.is_file() or (path.name == "pyproject.toml" and not _has_settings(path, is_in_target)):
                 continue
-            if is_target or _holds_weights(folder):
-                if path.name == "ckptcheck.toml":
-                    passed_over.append(path)
-                continue
-            if path.name == "pyproject.toml":
-                tools = read_toml_file(path).get("tool")
-                if not isinstance(tools, dict) or "ckptcheck" not in tools:
-                    continue
+            if is_in_target:
+                return Settings(passed_over=path)
             _require_trusted(path)
-            return replace(load_settings(path), passed_over=tuple(passed_over))
-    return Settings(passed_over=tuple(passed_over))
+            return load_settings(path)
+    return Settings()
 
 
-WEIGHTS = re.compile(
-    r"(model|adapter_model|consolidated|pytorch_model)\b[^/]*\.(safetensors|bin)|.*\.safetensors\.index\.json|.*\.distcp|\.metadata",
-    re.DOTALL,
-)
-"""Names of files that mark a folder as a checkpoint's, whose settings may have come with it. Rollouts do not: they lie in
-working directories."""
-
-
-def _holds_weights(folder: Path) -> bool:
+def _has_settings(path: Path, may_be_malformed: bool) -> bool:
+    """Whether a pyproject.toml has a table of ckptcheck. Raises CkptcheckError for a malformed one, unless it may be one."""
     try:
-        return any(WEIGHTS.fullmatch(name) for name in os.listdir(folder))
-    except OSError:
-        return False
+        tools = read_toml_file(path).get("tool")
+    except CkptcheckError:
+        if may_be_malformed:
+            return False
+        raise
+    return isinstance(tools, dict) and "ckptcheck" in tools
 
 
 def _require_trusted(path: Path) -> None:

@@ -59,10 +59,10 @@ def doctor() -> None:
     )
     write("\nRules\n")
     project_settings = settings.find_settings(Path.cwd())
-    rules = rule_loader.load_rules(project_settings.rule_folders)
+    rules = rule_loader.load_rules()
     write(_format_line(True, f"{len(rules)} rules from {rule_loader.builtin_rule_folder()}"))
     for folder in project_settings.rule_folders:
-        write(_format_line(True, f"further rules from {folder}"))
+        write(_format_line(False, f"rules from {folder}: with --config {project_settings.file}"))
     write(
         _format_line(
             project_settings.file is not None,

@@ -21,9 +21,9 @@ def rules(
     folders: RuleFolders = (),
 ) -> None:
     """List every rule with its severity."""
-    from ckptcheck.linter import rule_loader, settings
+    from ckptcheck.linter import rule_loader
 
-    rules = rule_loader.load_rules([*settings.find_settings(Path.cwd()).rule_folders, *map(Path, several(folders))])
+    rules = rule_loader.load_rules([*map(Path, several(folders))])
     if format == "json":
         keys = ("code", "name", "severity", "on", "summary")
         json.dump([{key: getattr(rule, key) for key in keys} for rule in rules], sys.stdout, indent=2)
@@ -74,11 +74,11 @@ def rule(
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from ckptcheck.linter import rule_loader, settings
+    from ckptcheck.linter import rule_loader
     from ckptcheck.linter.selection import find_rules
     from ckptcheck.reporters.text import width_for
 
-    rules = rule_loader.load_rules([*settings.find_settings(Path.cwd()).rule_folders, *map(Path, several(folders))])
+    rules = rule_loader.load_rules([*map(Path, several(folders))])
     for number, rule in enumerate(find_rules(rules, " ".join(several(code)))):
         page = f"# {rule.code} {rule.name} ({rule.severity})\n\n{rule.explanation.strip()}\n"
         if sys.stdout.isatty():

@@ -104,7 +104,10 @@ def scan(
     config: Annotated[
         StrPath | None,
         Option(
-            "File with settings.", metavar="FILE", shown="the nearest ckptcheck.toml or pyproject.toml", panel=RULES
+            "File with settings; the rules that it names run.",
+            metavar="FILE",
+            shown="the nearest ckptcheck.toml or pyproject.toml, not with the target",
+            panel=RULES,
         ),
     ] = None,
     baseline: Annotated[
@@ -248,13 +251,14 @@ def _build_request(
     observer: Observer,
 ) -> "tuple[ScanRequest, list[Rule], FailOn]":
     """Return the request, all loaded rules, and the severity that the settings fail on."""
-    from ckptcheck.linter import rule_loader, settings
+    from ckptcheck.linter import rule_loader
     from ckptcheck.linter.selection import match_rules, select_rules
     from ckptcheck.verbs.scanning import ScanRequest
+    from ckptcheck.verbs.settings import read_project_settings, refuse_code
 
-    project = settings.load_settings(Path(config)) if config else settings.find_settings(Path.cwd(), targets)
-    for file in project.passed_over:
-        observer.log(f"{file} was not read, since it may have come with the weights beside it; --config {file} uses it")
+    project = read_project_settings(targets, config, observer)
+    if project.rule_folders and config is None:
+        raise refuse_code(project.file, "rules names folders of rules, which are code")
     loaded = rule_loader.load_rules([*project.rule_folders, *map(Path, several(rule_folders))])
     ignored = project.ignored_codes(loaded)
     for pattern in several(ignore):

@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from ckptcheck.verbs.options import Argument
+from ckptcheck.text.observer import SILENT, Observer
+from ckptcheck.verbs.options import Argument, StrPath
 from ckptcheck.verbs.parameter import Given, read_parameter
 
 P = ParamSpec("P")
@@ -27,14 +28,26 @@ class Verb:
         """What it returns, as it is written."""
         self._reject_unused = reject_unused
 
-    def run(self, arguments: Mapping[str, Any], written: Iterable[str] | None = None) -> Any:
+    def run(
+        self,
+        arguments: Mapping[str, Any],
+        written: Iterable[str] | None = None,
+        config: StrPath | None = None,
+        observer: Observer = SILENT,
+    ) -> Any:
         """Check the arguments, and call the function.
 
-        written: those that the user wrote on the command line; None: those that differ from their defaults. Raises TypeError,
-        UsageError, and what the function raises.
+        Args:
+            arguments: Those of the function.
+            written: The ones that the user wrote on the command line; None: those that differ from their defaults.
+            config: The file with the settings of the project, where the function does not take it; None: the nearest.
+            observer: Receives messages where the function takes no observer.
+
+        Raises TypeError, UsageError, and what the function raises.
         """
         values = {name: self._check(name, value) for name, value in arguments.items()}
-        values = {**self._read_settings(values), **values}
+        if self.settings:
+            values = {**self._read_settings(values, config, observer), **values}
         bound = inspect.BoundArguments(self.signature, values)
         bound.apply_defaults()
         if written is None:
@@ -53,16 +66,19 @@ class Verb:
             return tuple(parameter.check(each, self.name) for each in value)
         return parameter.check(value, self.name)
 
-    def _read_settings(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _read_settings(
+        self, arguments: Mapping[str, Any], config: StrPath | None, observer: Observer
+    ) -> dict[str, Any]:
         """Return the settings of the project for this verb, in place of the defaults."""
-        if not self.settings:
-            return {}
         from ckptcheck.verbs.settings import read_verb_settings
 
         words = [arguments.get(name) for name, each in self.parameters.items() if isinstance(each.declared, Argument)]
-        flat = [each for word in words for each in (word if isinstance(word, tuple) else (word,))]
+        flat = [each for word in words for each in (word if isinstance(word, (tuple, list)) else (word,))]
         targets = [each for each in flat if isinstance(each, (str, os.PathLike))]
-        return read_verb_settings(self.name, self.settings, targets, arguments.get("config"))
+        # A verb that takes the file itself says itself what it does not read.
+        observer = SILENT if "config" in self.parameters else arguments.get("observer", observer)
+        config = arguments.get("config", config)
+        return read_verb_settings(self.name, self.settings, targets, config, arguments, observer)
 
     def _reject_pairs(self, given: Given) -> None:
         """Reject options that have no effect beside another one, or without one."""

@@ -88,8 +88,12 @@ def test_a_rule_of_ones_own(here: Path) -> None:
     assert result.returncode == 0
     assert "warning BOB001 other-name\n          config.json\n          it is not called Bob\n" in result.stdout
     assert "Every model is called Bob." in run(here, "rule", "BOB001", "--rules", "mine").stdout
+    assert "BOB001" in run(here, "rules", "--rules", "mine").stdout
     (here / "ckptcheck.toml").write_text('rules = ["mine"]')
-    assert "BOB001" in run(here, "rules").stdout
+    assert "BOB001" in run(here, "scan", "sound", "--config", "ckptcheck.toml").stdout
+    found = run(here, "scan", "sound")
+    assert found.returncode == 2
+    assert "a settings file runs code only where --config names it" in found.stderr
 
 
 def test_a_rule_that_crashes_makes_the_run_incomplete_and_the_others_run(here: Path) -> None:

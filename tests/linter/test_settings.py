@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-import ckptcheck
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_loader, settings
 from ckptcheck.linter.selection import match_rules, select_rules
-from tests.factories.checkpoint_cases import CHECKPOINTS
 
 RULES = rule_loader.load_rules()
 
@@ -77,60 +74,26 @@ def test_the_nearest_file_upwards_counts_and_pyproject_only_with_our_table(tmp_p
     assert settings.find_settings(inner).file == inner / "pyproject.toml"
 
 
-def test_what_lies_in_the_target_is_passed_over(tmp_path: Path) -> None:
-    write(tmp_path, 'fail-on = "info"')
+def test_where_the_working_directory_is_that_of_a_target_nothing_is_looked_for(tmp_path: Path) -> None:
+    above = write(tmp_path, 'fail-on = "info"')
     target = tmp_path / "ckpt"
-    write(target, 'fail-on = "never"')
-    assert settings.find_settings(target, [str(target)]).fail_on == "info"
-    assert settings.find_settings(target).fail_on == "never"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "model.safetensors",
-        "model-00001-of-00002.safetensors",
-        "adapter_model.safetensors",
-        "model.safetensors.index.json",
-        "__0_0.distcp",
-        ".metadata",
-        "pytorch_model.bin",
-    ],
-)
-def test_what_came_with_weights_is_passed_over(name: str, tmp_path: Path) -> None:
-    """However the target is named: `cd downloaded; ckptcheck scan model.safetensors` once ran the rules of that folder."""
-    write(tmp_path, 'fail-on = "info"')
-    target = tmp_path / "ckpt"
-    write(target, 'fail-on = "never"\nrules = ["evil"]')
-    (target / name).touch()
+    (target / "deeper").mkdir(parents=True)
+    for start in (target, target / "deeper"):
+        assert settings.find_settings(start, [target]) == settings.Settings(passed_over=above)
     assert settings.find_settings(target).fail_on == "info"
-    assert settings.find_settings(target, [name]).rule_folders == ()
-    assert settings.load_settings(target / "ckptcheck.toml").fail_on == "never"
-    assert settings.find_settings(target).passed_over == (target / "ckptcheck.toml",)
+    assert settings.find_settings(tmp_path, [target]).fail_on == "info", "a project whose checkpoints lie below it"
+    own = write(target, "[tool.ckptcheck]\nfail-on = 'never'\n", "pyproject.toml")
+    assert settings.find_settings(target, [target]).passed_over == own
+    assert settings.find_settings(target, [tmp_path / "other"]).fail_on == "never"
+    write(target, "[tool.ckptcheck", "pyproject.toml")
+    assert settings.find_settings(target, [target]).passed_over == above, "what is malformed there stops no check"
 
 
-def test_settings_beside_rollouts_count(tmp_path: Path) -> None:
-    """People work where their rollouts lie."""
-    write(tmp_path, 'fail-on = "info"')
-    (tmp_path / "step-0007.safetensors").touch()
-    assert settings.find_settings(tmp_path).fail_on == "info"
-
-
-def test_a_scan_says_which_settings_it_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "ckpt"
-    shutil.copytree(CHECKPOINTS / "tiny-llama", target)
-    file = write(target, 'fail-on = "never"')
-    monkeypatch.chdir(target)
-    observer, said = ckptcheck.Observer(), list[str]()
-    monkeypatch.setattr(observer, "log", said.append)
-    ckptcheck.scan("model.safetensors", headers_only=True, observer=observer)
-    assert said == [f"{file} was not read, since it may have come with the weights beside it; --config {file} uses it"]
-
-
-def test_what_lies_beside_a_target_that_is_a_file_is_passed_over(tmp_path: Path) -> None:
-    write(tmp_path, 'rules = ["evil"]')
-    (tmp_path / "weights.pt").touch()
-    assert settings.find_settings(tmp_path, [str(tmp_path / "weights.pt")]).file is None
+def test_a_link_to_a_target_is_the_target(tmp_path: Path) -> None:
+    write(tmp_path / "ckpt", 'fail-on = "never"')
+    (tmp_path / "latest").symlink_to("ckpt")
+    assert settings.find_settings(tmp_path / "ckpt", [tmp_path / "latest"]).file is None
+    assert settings.find_settings(tmp_path / "latest", [tmp_path / "ckpt"]).file is None
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="users as on Linux and macOS")

@@ -91,3 +91,96 @@ def test_words_become_what_the_setting_takes(here: Path, monkeypatch: pytest.Mon
     assert given == {
         "perturb": 0.02, "sleep_level": 2, "keep": True, "clear_cache": False, "engine_gpus": "0,1", "trainer_gpus": "",
     }  # fmt: skip
+
+
+NAMES = (
+    "weights.safetensors", "diffusion_pytorch_model.safetensors", "model.gguf", "model.pt", "mp_rank_00/model.pt",
+    "adapter_model.safetensors", "pytorch_model.bin", "__0_0.distcp",
+)  # fmt: skip
+"""Names of weights."""
+FORMS = ("path", "folder", "pattern", "address", "chain")
+"""Forms of a target."""
+
+
+@pytest.mark.parametrize(
+    ("weights", "named"), [*((name, "file") for name in NAMES), *(("weights.safetensors", form) for form in FORMS)]
+)
+def test_settings_beside_a_target_hide_nothing(
+    weights: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the weights are called, and however the target is named."""
+    shutil.copytree(CHECKPOINTS / "tiny-llama", tmp_path / "delta")
+    file = tmp_path / "download" / weights
+    file.parent.mkdir(parents=True)
+    shutil.copyfile(CHECKPOINTS / "tiny-llama/model.safetensors", file)
+    write(tmp_path / "download", 'rules = ["evil"]\nfail-on = "never"\n[verbs.scan]\nno-map = 7\n')
+    (tmp_path / "download/evil").mkdir()
+    (tmp_path / "download/evil/evi001_x.py").write_text("raise SystemExit('owned')", encoding="utf-8")
+    monkeypatch.chdir(file.parent)
+    target = {
+        "path": str(file), "folder": ".", "pattern": f"{file.stem}*", "address": file.as_uri(), "chain": f"{file.name}+../delta",
+    }.get(named, file.name)  # fmt: skip
+    said, reports = "", ckptcheck.Reports(())
+    try:
+        reports = ckptcheck.scan([target], headers_only=True)
+    except CkptcheckError as error:  # what the target lacks
+        said = error.message
+    assert "ckptcheck.toml" not in said
+    assert all(report.fail_on == "error" for report in reports)
+
+
+def test_code_in_settings_runs_only_where_the_user_names_the_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository that somebody cloned has settings above its checkpoints, as one's own project has."""
+    file = here / "ckptcheck.toml"
+    (here / "mine").mkdir()
+    (here / "mine/bob001_x.py").write_text("raise SystemExit('ran')", encoding="utf-8")
+    write(here, 'rules = ["mine"]\n[verbs]\nengine-python = "/mine/python"\n')
+    with pytest.raises(
+        CkptcheckError, match="rules names folders of rules, which are code, and a settings file runs"
+    ) as refusal:
+        ckptcheck.scan("model")
+    assert refusal.value.hint == f"--config {file} names it"
+    assert ckptcheck.identity("model").tensors, "what runs no rules and no engine is none the worse"
+    with pytest.raises(CkptcheckError, match="engine-python names a program that would run"):
+        ckptcheck.refit("model")
+    with pytest.raises(SystemExit, match="ran"):
+        ckptcheck.scan("model", config=file)
+    taken: dict[str, object] = {}
+    refit = load_verb("refit")
+    monkeypatch.setattr(refit, "function", lambda *_, **arguments: taken.update(arguments))
+    CliRunner().invoke(build_app("refit"), ["refit", "model", "--config", str(file)], catch_exceptions=False)
+    assert taken["engine_python"] == "/mine/python"
+    CliRunner().invoke(
+        build_app("refit"), ["refit", "model", "--set", "engine-python=/other/python"], catch_exceptions=False
+    )
+    assert taken["engine_python"] == "/other/python"
+    for command in (["rules"], ["rule", "IDX001"], ["doctor"]):
+        CliRunner().invoke(build_app(command[0]), command, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "command", "is_said"),
+    [
+        ("[verbs.preflight]\nframework-version = '0.7.1'\n", "preflight", True),
+        ("[verbs]\nframework-version = '0.7.1'\n", "preflight", True),
+        ("verbs = 3\n", "preflight", True),
+        ("fail-on = 'never'\n[verbs.scan]\nno-mmap = true\n", "preflight", False),
+        ("fail-on = 'never'\n", "scan", True),
+    ],
+)
+def test_a_file_that_does_not_count_is_named(
+    text: str,
+    command: str,
+    is_said: bool,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(here / "model")
+    (here / "model/job.yaml").write_text("actor_rollout_ref: {rollout: {name: vllm}}\n", encoding="utf-8")
+    write(here, text)
+    target = {"preflight": "job.yaml", "scan": "."}[command]
+    result = CliRunner().invoke(build_app(command), [command, target], catch_exceptions=False)
+    file = here / "ckptcheck.toml"
+    line = f"{file} is not read: it may have come with the target; --config {file} uses it"
+    assert (line in result.output + capfd.readouterr().err) == is_said
