@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ckptcheck.errors import CkptcheckError
@@ -63,6 +64,8 @@ def gate(
     Exit codes: 0 every stage passed, 1 findings (dearer stages are then left out), 2 a stage could not check, or did not fit into
     the deadline.
 
+    A gate file runs the rules, transports and Pythons that it names: read one that is not yours before you use it.
+
     In Python `fail_on` is the lightest severity that ends the gate. Stages run in the order of their cost, and one with findings
     ends the gate. One that did not fit into the deadline, or could not check the job for another reason, makes the report
     incomplete. What finished is kept for a day in `folder`, and a gate that starts again uses it.
@@ -101,7 +104,25 @@ def gate(
         for stage, table in request.options.items()
     }
     opened, report = open_job_report(request.job, model=request.model, pictures=True, **options.get("preflight", {}))
+    if request.file is not None:
+        paths = [checkpoint.path for checkpoint in opened.checkpoints.values() if not checkpoint.reason]
+        _require_outside(request.file, [*([request.model] if request.model else []), *paths])
     return run_gate(opened, report, request, functions, fail_on, observer, began)
+
+
+def _require_outside(file: Path, checkpoints: Sequence[str]) -> None:
+    """Raise CkptcheckError for a gate file that lies in a checkpoint, with which it may have come: it can run code."""
+    from ckptcheck.text.file_io import real_path
+    from ckptcheck.verbs.settings import list_folders
+
+    places = {real_path(file).parent, real_path(file.parent)}
+    for checkpoint in checkpoints:
+        folders = [real_path(folder) for folder in list_folders(checkpoint)]
+        if any(place.is_relative_to(folder) for place in places for folder in folders):
+            raise CkptcheckError(
+                f"{file} lies in the checkpoint {checkpoint}, and a gate file can run code",
+                hint="copy it to a folder of yours when you have read it",
+            )
 
 
 def _check_values(stage: str, options: Mapping[str, Any], verbs: Sequence[Verb]) -> dict[str, Any]:

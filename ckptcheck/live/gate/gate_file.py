@@ -50,6 +50,8 @@ class GateRequest:
     """The checkpoint to scan, to sync and to score, in place of the one that the job names."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Stage → arguments that replace the ones derived from the job."""
+    file: Path | None = None
+    """The gate file; None for a job without one."""
 
     @property
     def results_folder(self) -> Path:
@@ -120,6 +122,7 @@ def _read_table(table: dict[str, Any], path: Path, overrides: Sequence[str]) -> 
             for stage in STAGES
             if stage in table
         },
+        file=path,
     )
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+import ckptcheck
+from ckptcheck.errors import CkptcheckError
 from tests.conftest import needs_engine
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.live.refit.test_trouble import marked, place, write_stand_ins  # noqa: F401 - a fixture
@@ -338,3 +340,19 @@ def test_an_example_passes_whole(example: Path, tmp_path: Path) -> None:
     assert {"JOB017", "CFG001", "REF003", "REF011", "PAR001"} <= set(outcome.report["passed"])
     assert not [row for row in outcome.stages.values() if row.startswith("not ")]
     assert outcome.used_again["parity"] == OF_THE_TRIAL
+
+
+def test_a_gate_file_that_came_with_the_checkpoint_runs_nothing(here: Path) -> None:
+    (here / "tiny/evil").mkdir()
+    (here / "tiny/evil/evi001_x.py").write_text(
+        f"import pathlib\npathlib.Path('{here}/owned').touch()\n", encoding="utf-8"
+    )
+    (here / "tiny/train.yaml").write_text(JOB, encoding="utf-8")
+    own = f'[scan]\nrules = ["{here}/tiny/evil"]\n[preflight]\nframework = "trl"\nframework-version = "1.16.0"\n'
+    file = here / "tiny/gate.toml"
+    for job in ('job = "train.yaml"\nmodel = "."\n', 'job = "../train.yaml"\n'):
+        file.write_text(job + own, encoding="utf-8")
+        with pytest.raises(CkptcheckError, match=r"lies in the checkpoint .*, and a gate file can run code") as refusal:
+            ckptcheck.gate(file, stages=["scan"], folder=here / "kept")
+        assert refusal.value.hint == "copy it to a folder of yours when you have read it"
+    assert not (here / "owned").exists()
