@@ -5,6 +5,7 @@ The readers of YAML, TOML, Hydra overrides and launch lines all produce a `Docum
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -216,6 +217,19 @@ class Document:
     def has(self, path: str) -> bool:
         """Return whether the document has a leaf or a section at this path."""
         return path in self.leaves or path in self._children
+
+
+def is_hidden(path: Path, folder: Path) -> bool:
+    """Whether a file or folder that a job names is a hidden one of the user: ``.env``, ``~/.bashrc``, ``~/.docker/config.json``.
+
+    Such files hold secrets, and of configurations only what Hydra wrote of a run (``.hydra``).
+    folder: the job's, which may be hidden.
+    """
+    try:
+        parts = Path(os.path.relpath(real_path(path), real_path(folder))).parts
+    except ValueError:  # on another drive of Windows
+        parts = path.parts
+    return any(part.startswith(".") and part not in (".", "..", ".hydra") for part in parts)
 
 
 def read_text_file(path: Path, name: str) -> str:

@@ -12,7 +12,7 @@ from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs import toml_file, yaml_file
 from ckptcheck.jobs.budget import CHARACTERS, WorkBudget
-from ckptcheck.jobs.document import Document, Leaf, read_text_file
+from ckptcheck.jobs.document import Document, Leaf, is_hidden, read_text_file
 from ckptcheck.jobs.hydra.defaults_entry import read_package_header
 from ckptcheck.jobs.hydra.defaults_list import Composer, Config, ConfigFolders
 from ckptcheck.jobs.hydra.override import Override
@@ -175,7 +175,7 @@ class JobFiles:
         name = name.replace(".", "/") if scheme == "pkg" else expand_home(name)
         for folder in (start, *list(real_path(start).parents)[:HIGHEST], Path.cwd()):
             try:
-                if name and (folder / name).is_dir():
+                if name and (folder / name).is_dir() and not is_hidden(folder / name, self.folder):
                     return folder / name
             except (OSError, ValueError):
                 return None
@@ -201,6 +201,9 @@ class JobFiles:
                 if word.reason or not word.text:
                     notes.append(f"a file is not read, {place}: {clip(word.reason, 200) or 'it has no name'}")
                     script.missing.append(notes[-1])
+                elif is_hidden(sourced, self.folder):
+                    if sourced.name != "activate":  # that of a virtual environment sets nothing that a job uses
+                        script.missing.append(f"{clip(word.text)}, {place}, may hold secrets and is not read")
                 elif not os.path.isfile(sourced):
                     notes.append(f"{self.name(sourced)}, {place}, does not exist")
                     script.missing.append(notes[-1])
@@ -245,8 +248,9 @@ class JobFiles:
         for suffix in ("", ".yaml"):
             for folder in folders:
                 try:
-                    if (folder / f"{name}{suffix}").is_file():
-                        return folder / f"{name}{suffix}"
+                    file = folder / f"{name}{suffix}"
+                    if file.is_file() and not is_hidden(file, self.folder):
+                        return file
                 except (OSError, ValueError):
                     return None
         return None

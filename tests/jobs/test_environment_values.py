@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,67 @@ def test_defaults_that_a_variable_may_change_are_named(kind: str, names: str, wi
 def test_a_given_variable_chooses_a_configuration(with_canaries: Path) -> None:
     job = write(with_canaries, {"job.yaml": "defaults: [m: '${oc.env:ENGINE}', _self_]\n" + VERL, "m/x.yaml": "a: 1\n"})
     assert "x.yaml" in shown(job, env=("ENGINE=x",))
+
+
+SECRETS = f"export HF_TOKEN={CANARY}\nHF_TOKEN={CANARY}\n"
+LAUNCH = "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm "
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "script"),
+    [
+        ("work/.env", SECRETS, f"source .env\n{LAUNCH}actor_rollout_ref.model.path=$HF_TOKEN\n"),
+        ("work/.env", SECRETS, f"[ -f .env ] && . ./.env\n{LAUNCH}actor_rollout_ref.model.path=$HF_TOKEN\n"),
+        ("home/.bashrc", SECRETS, f"source ~/.bashrc\n{LAUNCH}actor_rollout_ref.model.path=$HF_TOKEN\n"),
+        ("home/.bashrc", SECRETS, f"source $HOME/.bashrc\n{LAUNCH}actor_rollout_ref.model.path=$HF_TOKEN\n"),
+        ("home/.bashrc", SECRETS, f"source {{home}}/.bashrc\n{LAUNCH}actor_rollout_ref.model.path=$HF_TOKEN\n"),
+        ("home/.bashrc", SECRETS, f"source link.sh\n{LAUNCH}actor_rollout_ref.model.path=$HF_TOKEN\n"),
+        ("home/.a/k.yaml", f"model: {CANARY}\n", "vllm serve --config ~/.a/k.yaml\n"),
+        ("home/.a/k.yaml", f"model_name_or_path: {CANARY}\n", "trl grpo --config $HOME/.a/k.yaml --use_vllm\n"),
+        (
+            "home/.a/k.yaml",
+            f"actor_rollout_ref: {{{{model: {{{{path: {CANARY}}}}}}}}}\n",
+            f"{LAUNCH}--config-path=$HOME/.a --config-name=k\n",
+        ),
+        (
+            "home/.a/k.yaml",
+            f"env_vars: {{{{DUMP_ON: {CANARY}}}}}\n",
+            f"ray job submit --runtime-env ~/.a/k.yaml -- {LAUNCH}\n",
+        ),
+    ],
+)
+def test_hidden_files_of_the_user_are_not_read(file: str, text: str, script: str, with_canaries: Path) -> None:
+    home = Path("~").expanduser()
+    secret = home / file.removeprefix("home/") if file.startswith("home") else with_canaries.parent / file
+    secret.parent.mkdir(exist_ok=True)
+    secret.write_text(text.replace("{{", "{").replace("}}", "}"), encoding="utf-8")
+    (with_canaries / "link.sh").symlink_to(home / ".bashrc")
+    shell = script.replace("{home}", str(home))
+    report = shown(write(with_canaries, {"run.sh": shell}).relative_to(with_canaries))
+    assert CANARY not in report.replace(str(home), "").replace(f"home-{CANARY}", "")
+
+
+def test_a_list_of_defaults_reads_no_hidden_file(with_canaries: Path) -> None:
+    secret = Path("~/.a/k.yaml").expanduser()
+    secret.parent.mkdir()
+    secret.write_text(f"model: {{path: {CANARY}}}\n", encoding="utf-8")
+    for name in (f"{secret.parent}/k", os.path.relpath(secret.parent / "k")):
+        job = f"defaults: ['/{name}@actor_rollout_ref', '{name}@actor_rollout_ref', _self_]\n"
+        job += "actor_rollout_ref: {rollout: {name: vllm}}\n"
+        report = shown(write(with_canaries, {"job.yaml": job}))
+        assert CANARY not in report.replace(f"home-{CANARY}", "")
+
+
+def test_what_lies_beside_a_job_in_a_hidden_folder_is_read(with_canaries: Path) -> None:
+    script = (
+        f'source "$(dirname "${{BASH_SOURCE[0]}}")/a.sh"\nsource .venv/bin/activate\n{LAUNCH}trainer.x=$A ${{B[@]}}\n'
+    )
+    files = {".ws/run.sh": script, ".ws/a.sh": "A=beside\n"}
+    (with_canaries / ".ws/.venv/bin").mkdir(parents=True)
+    (with_canaries / ".ws/.venv/bin/activate").write_text("VIRTUAL_ENV=x\n", encoding="utf-8")
+    report = ckptcheck.preflight(write(with_canaries, files))
+    assert "a.sh" in str(report.read)
+    assert report.verdict != "incomplete"
 
 
 def test_a_gate_keeps_no_value_of_the_environment(with_canaries: Path) -> None:

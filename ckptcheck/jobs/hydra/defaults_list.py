@@ -14,7 +14,7 @@ from pathlib import Path
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs.budget import VALUE_STEPS, WorkBudget
-from ckptcheck.jobs.document import Document, Leaf, Refusal
+from ckptcheck.jobs.document import Document, Leaf, Refusal, is_hidden
 from ckptcheck.jobs.hydra.defaults_entry import SELF, DefaultsError, Entry, parse_entries
 from ckptcheck.jobs.hydra.override import Override
 from ckptcheck.jobs.interpolation import find_reference, resolve
@@ -58,7 +58,7 @@ class ConfigFolders:
         for folder in self.folders:
             file = folder / (path if path.endswith((".yaml", ".yml")) else f"{path}.yaml")
             try:
-                if file.is_file():
+                if file.is_file() and not is_hidden(file, self.folders[0]):
                     return file
             except (OSError, ValueError):
                 return None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs import launch
-from ckptcheck.jobs.document import Document, read_text_file
+from ckptcheck.jobs.document import Document, is_hidden, read_text_file
 from ckptcheck.jobs.files import HIGHEST, JobFiles
 from ckptcheck.jobs.python_source.script import parse_python
 from ckptcheck.jobs.shell.word import Word
@@ -204,7 +204,7 @@ def _find_folder(name: str, beside: Path) -> Path | None:
     name = expand_home(name)
     for folder in _folders_above(beside) if name else ():
         try:
-            if (folder / name).is_dir():
+            if (folder / name).is_dir() and not is_hidden(folder / name, beside.parent):
                 return folder / name
         except (OSError, ValueError):
             return None
