@@ -61,6 +61,8 @@ class ServerClient:
             raise CkptcheckError(
                 "an address with a user name or password is not taken", "set CKPTCHECK_API_KEY instead"
             )
+        if key and not (key.isascii() and key.isprintable()):  # the HTTP client would show it in its error
+            raise CkptcheckError("CKPTCHECK_API_KEY has characters that no key has", "look for a line's end in it")
         self._tls, self._host = parts.scheme == "https", host
         self._port = port or (443 if self._tls else 80)
         self._prefix, self._remote, self._key = parts.path.rstrip("/"), remote, key

@@ -269,3 +269,10 @@ def test_one_server_needs_something_to_be_held_against() -> None:
         attach_to_servers(None, AttachOptions(["http://127.0.0.1:1"], no_trainer), lambda _: None)
     with pytest.raises(CkptcheckError, match="--allow-write needs the checkpoint"):
         attach_to_servers(None, AttachOptions(["http://127.0.0.1:1"] * 2, no_trainer, allow_write=True), lambda _: None)
+
+
+@pytest.mark.parametrize("key", ["secret\n", "secret\r\nX: y", "secret‐key"])
+def test_a_key_that_no_header_takes_is_in_no_message(key: str) -> None:
+    with JunkServer(sglang()) as server, pytest.raises(CkptcheckError) as refusal:
+        ServerClient(server.url, key=key).get("/model_info", dict)
+    assert refusal.value.message == "CKPTCHECK_API_KEY has characters that no key has"
