@@ -227,7 +227,7 @@ class Checkpoint(EvidenceDefaults):
         from_mlx = any((shard.metadata or {}).get("format") == "mlx" for shard in self.shards.values())
         return from_mlx and any(".switch_mlp." in name for name in self.tensors)
 
-    @property
+    @cached_property
     def is_adapter(self) -> bool:
         """Whether the folder holds an adapter and no whole model."""
         weights = [name for name in self.files if name.endswith((".safetensors", ".bin"))]

@@ -16,7 +16,7 @@ or cheap. Only the tables could come from it. That would save twenty lines, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ FORMATS = {
 """dtype → its encoding. C64 is scanned as pairs of F32."""
 
 
+@lru_cache(1 << 14)  # the largest magnitudes of the experts of a model are often the same
 def decode_magnitude(dtype: str, pattern: int) -> float:
     """Return the number that a pattern without sign encodes, Inf and NaN included; for packed and integer dtypes the pattern."""
     import numpy as np

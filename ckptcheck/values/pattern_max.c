@@ -11,7 +11,7 @@
 #define TILE 4096 /* bytes: small enough that the second read of a tile hits the first-level cache */
 #define STRIDE 512 /* bytes: a run of 1,024 zero bytes covers an aligned word of eight at a multiple of this */
 
-uint32_t pattern_max_version(void) { return 1; }
+uint32_t pattern_max_version(void) { return 2; }
 
 static int has_zero_word(const unsigned char *begin, size_t nbytes) {
   int zero = 0;
@@ -60,3 +60,23 @@ PATTERN_MAX(8)
 PATTERN_MAX(16)
 PATTERN_MAX(32)
 PATTERN_MAX(64)
+
+/* The largest patterns of many small pieces in one call, and which of them need a closer look: they may hold a run of zeros, or
+   begin with elements that are all the same. */
+#define PATTERN_MAX_MANY(BITS)                                                                                         \
+  void pattern_max_many_##BITS(const unsigned char *base, const int64_t *begins, const int64_t *sizes, size_t number,  \
+                               int has_sign, uint64_t *maxima, unsigned char *flags) {                                 \
+    for (size_t k = 0; k < number; k++) {                                                                              \
+      const unsigned char *bytes = base + begins[k];                                                                   \
+      const uint##BITS##_t *patterns = (const uint##BITS##_t *)bytes;                                                  \
+      size_t length = (size_t)sizes[k] / sizeof *patterns, same = 1;                                                   \
+      int zero = pattern_max_##BITS(patterns, length, length, has_sign, maxima + k);                                   \
+      while (same < length && same < 64 && patterns[same] == patterns[0]) same++;                                      \
+      flags[k] = zero || !bytes[0] || !bytes[sizes[k] - 1] || same == length || same == 64;                            \
+    }                                                                                                                  \
+  }
+
+PATTERN_MAX_MANY(8)
+PATTERN_MAX_MANY(16)
+PATTERN_MAX_MANY(32)
+PATTERN_MAX_MANY(64)

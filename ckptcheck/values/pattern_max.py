@@ -25,11 +25,14 @@ from ckptcheck.values.zero_runs import STRIDE, sample_words
 
 CHUNK = 1 << 19
 """Bytes scanned together: the next reader finds them in the cache."""
-KERNEL_VERSION = 1
+KERNEL_VERSION = 2
 """The return value of `pattern_max_version` in the source that belongs to this file."""
 LIBRARY = Path(__file__).with_name("_pattern_max.so")
 
 MaxPatterns = Callable[[NDArray[np.uint8], NumberFormat], tuple[list[int], bool]]
+ScanSmall = Callable[
+    [NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NumberFormat], tuple[list[int], list[bool]]
+]
 
 
 def max_patterns(raw: NDArray[np.uint8], form: NumberFormat) -> tuple[list[int], bool]:
@@ -38,7 +41,21 @@ def max_patterns(raw: NDArray[np.uint8], form: NumberFormat) -> tuple[list[int],
     raw: A whole number of elements, aligned to their width.
     The second value is true if a word is zero that every run of MIN_ZERO_RUN zero bytes would cover.
     """
-    return (_load_kernel() or max_patterns_numpy)(raw, form)
+    kernel = _load_kernel()
+    return (max_patterns_numpy if kernel is None else kernel[0])(raw, form)
+
+
+def scan_small(
+    raw: NDArray[np.uint8], begins: NDArray[np.int64], sizes: NDArray[np.int64], form: NumberFormat
+) -> tuple[list[int], list[bool]] | None:
+    """Return the largest pattern of each of many small pieces, and whether the piece needs a closer look; None without the kernel.
+
+    A closer look finds zeros, or one pattern throughout: the piece may have a run of zeros, or its first elements are all the same.
+
+    raw: bytes that hold the pieces, aligned to an element.
+    begins, sizes: the first byte of each piece in `raw`, and its bytes: a whole number of elements, more than none.
+    """
+    return None if (kernel := _load_kernel()) is None else kernel[1](raw, begins, sizes, form)
 
 
 def is_compiled() -> bool:
@@ -68,8 +85,8 @@ def _first_word(chunk: int) -> int:
 
 
 @cache
-def _load_kernel() -> MaxPatterns | None:
-    """Return the compiled kernel; None without one, or if it comes from another version of the source."""
+def _load_kernel() -> tuple[MaxPatterns, ScanSmall] | None:
+    """Return the compiled kernels; None without one, or if it comes from another version of the source."""
     if sys.byteorder != "little":
         return None
     try:
@@ -77,10 +94,14 @@ def _load_kernel() -> MaxPatterns | None:
         if library.pattern_max_version() != KERNEL_VERSION:
             return None
         functions = {bits: getattr(library, f"pattern_max_{bits}") for bits in (8, 16, 32, 64)}
+        many = {bits: getattr(library, f"pattern_max_many_{bits}") for bits in functions}
     except (OSError, AttributeError):
         return None
+    address, size = ctypes.c_void_p, ctypes.c_size_t
     for function in functions.values():
-        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        function.argtypes = [address, size, size, ctypes.c_int, address]
+    for function in many.values():
+        function.argtypes, function.restype = [address, address, address, size, ctypes.c_int, address, address], None
 
     def compiled(raw: NDArray[np.uint8], form: NumberFormat) -> tuple[list[int], bool]:
         width = form.bits // 8
@@ -90,4 +111,19 @@ def _load_kernel() -> MaxPatterns | None:
         )
         return maxima.tolist(), bool(may_have_zeros)
 
-    return compiled
+    def scan_many(
+        raw: NDArray[np.uint8], begins: NDArray[np.int64], sizes: NDArray[np.int64], form: NumberFormat
+    ) -> tuple[list[int], list[bool]]:
+        maxima, flags = np.empty(begins.size, np.uint64), np.empty(begins.size, np.bool_)
+        many[form.bits](
+            raw.ctypes.data,
+            begins.ctypes.data,
+            sizes.ctypes.data,
+            begins.size,
+            form.sign != 0,
+            maxima.ctypes.data,
+            flags.ctypes.data,
+        )
+        return maxima.tolist(), flags.tolist()
+
+    return compiled, scan_many

@@ -9,6 +9,7 @@ from ckptcheck.checkpoint.header import Shard
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.values.channel_sample import is_sampled
 from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.first_looks import Shape, choose_grid
 from ckptcheck.values.sketch import SKETCHED, choose_sample_size
 from ckptcheck.values.worker import Batch, Piece
 
@@ -76,6 +77,7 @@ def _cut_batches(
             sampled = None if row or not is_sampled(name, tensor) else (tensor.shape[0], tensor.shape[1])
             unit = row or (sampled[1] * width if sampled else width)
             begin, end = tensor.data_offsets
+            looked = _choose_looked(tensor.shape, end - begin)
             start = begin
             size = sample if tensor.dtype in SKETCHED else 0
             while start < end:
@@ -83,7 +85,7 @@ def _cut_batches(
                 offset = (start - begin) // width
                 share = -(-size * nbytes // (end - begin))
                 pieces.append(
-                    Piece(shard.data_start + start, nbytes, tensor.dtype, number, offset, row, sampled, share)
+                    Piece(shard.data_start + start, nbytes, tensor.dtype, number, offset, row, sampled, share, looked)
                 )
                 start += nbytes
                 room -= nbytes
@@ -93,3 +95,11 @@ def _cut_batches(
             number += 1
         if pieces:
             yield Batch(shard.name, path, shard.size, pieces)
+
+
+def _choose_looked(shape: tuple[int, ...], nbytes: int) -> Shape | None:
+    """Return the rows of a matrix and the bytes of a row if it has places to look at."""
+    if len(shape) != 2 or not shape[0] or nbytes % shape[0]:
+        return None
+    looked = shape[0], nbytes // shape[0]
+    return looked if choose_grid(looked).spans else None

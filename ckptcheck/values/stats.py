@@ -19,7 +19,7 @@ MIN_ZERO_RUN = 1024
 """Shorter runs of zero bytes do not count."""
 
 
-class ChunkStats(msgspec.Struct):
+class ChunkStats(msgspec.Struct, array_like=True):
     """Statistics of a run of bytes of one tensor. Positions count elements from the start of the run."""
 
     max_pattern: int = 0
@@ -49,6 +49,8 @@ class ChunkStats(msgspec.Struct):
     """The result of `sketch.take_sample`, if the piece asks for a sample."""
     marks: bytes = b""
     """The result of `file_marks.take_marks`."""
+    looks: bytes = b""
+    """If the piece is looked at: the flags of the matrix (see `first_looks`) if it is whole, else the bytes of its places."""
 
 
 class TensorStats(msgspec.Struct):
@@ -91,6 +93,8 @@ class ValueStats:
     """Embedding or head → the first FINGERPRINT_BYTES bytes of each row."""
     samples: dict[str, ChannelSample] = field(default_factory=dict)
     """Matrix → the mean squares of some of its rows and columns (`channel_sample.is_sampled` says which matrices)."""
+    looks: dict[str, int] = field(default_factory=dict)
+    """Matrix → what a look at a few of its places rules out (flags of `first_looks`)."""
     element_samples: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     """Tensor of numbers → dtype and patterns of a sample of its elements; {} if the pass takes none."""
     marks: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
@@ -106,80 +110,27 @@ class ValueStats:
         return sketch_samples(self.element_samples)
 
 
-@dataclass
-class StatsAccumulator:
-    """Joins the statistics of the pieces of one tensor, which come in any order."""
+Chunks = list[tuple[int, ChunkStats]]
+"""The pieces of a tensor: the first element of each, and its statistics, in order."""
 
-    max_pattern: int = 0
-    nan: int = 0
-    inf: int = 0
-    first_nan: int = -1
-    first_inf: int = -1
-    constants: set[int | None] = field(default_factory=set)
-    """The constant pattern of each piece; None for a piece with several patterns."""
-    row_max: dict[int, bytes] = field(default_factory=dict)
-    """First element of a piece → the maxima of its rows."""
-    row_fingerprints: dict[int, bytes] = field(default_factory=dict)
-    """First element of a piece → the fingerprints of its rows."""
-    squares: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
-    """First element of a piece → its sums of squares of the sampled rows and columns."""
-    elements: dict[int, bytes] = field(default_factory=dict)
-    """First element of a piece → its sample."""
 
-    def add(self, chunk: ChunkStats, offset: int) -> None:
-        """Add the statistics of a piece that begins `offset` elements into the tensor."""
-        self.max_pattern = max(self.max_pattern, chunk.max_pattern)
-        self.nan += chunk.nan
-        self.inf += chunk.inf
-        self.constants.add(chunk.constant)
-        if chunk.row_max:
-            self.row_max[offset] = chunk.row_max
-            self.row_fingerprints[offset] = chunk.row_fingerprints
-        if chunk.row_squares:
-            self.squares[offset] = chunk.row_squares, chunk.column_squares
-        if chunk.elements:
-            self.elements[offset] = chunk.elements
-        for name in ("first_nan", "first_inf"):
-            position, known = getattr(chunk, name), getattr(self, name)
-            if position >= 0 and (known < 0 or position + offset < known):
-                setattr(self, name, position + offset)
-
-    def to_stats(self, name: str, shard: str, dtype: str, shape: tuple[int, ...]) -> TensorStats:
-        """Return the statistics of the whole tensor."""
-        # In E8M0 the pattern 0 is a power of two, not zero.
-        is_zero = not (self.max_pattern or self.nan or self.inf) and dtype != "F8_E8M0"
-        is_constant = len(self.constants) == 1 and None not in self.constants
-        return TensorStats(
-            name,
-            shard,
-            dtype,
-            shape,
-            decode_magnitude(dtype, self.max_pattern),
-            self.nan,
-            self.inf,
-            self.first_nan,
-            self.first_inf,
-            is_zero,
-            is_constant,
-        )
-
-    def join_row_max(self) -> bytes:
-        """Return the maxima of all rows, in order."""
-        return b"".join(self.row_max[offset] for offset in sorted(self.row_max))
-
-    def join_row_fingerprints(self) -> bytes:
-        """Return the fingerprints of all rows, in order."""
-        return b"".join(self.row_fingerprints[offset] for offset in sorted(self.row_fingerprints))
-
-    def join_squares(self, shape: tuple[int, ...]) -> ChannelSample | None:
-        """Return the sample of the channels of a matrix; None without one."""
-        from ckptcheck.values.channel_sample import join_sums
-
-        return join_sums([self.squares[offset] for offset in sorted(self.squares)], shape)
-
-    def join_elements(self) -> bytes:
-        """Return the sample of the whole tensor, in order."""
-        return b"".join(self.elements[offset] for offset in sorted(self.elements))
+def join_chunks(name: str, shard: str, dtype: str, shape: tuple[int, ...], chunks: Chunks) -> TensorStats:
+    """Return the statistics of the whole tensor."""
+    max_pattern, nan, inf, first_nan, first_inf = 0, 0, 0, -1, -1
+    for offset, chunk in chunks:
+        max_pattern = max(max_pattern, chunk.max_pattern)
+        if chunk.nan or chunk.inf:
+            nan, inf = nan + chunk.nan, inf + chunk.inf
+            if first_nan < 0 <= chunk.first_nan:
+                first_nan = offset + chunk.first_nan
+            if first_inf < 0 <= chunk.first_inf:
+                first_inf = offset + chunk.first_inf
+    # In E8M0 the pattern 0 is a power of two, not zero.
+    is_zero = not (max_pattern or nan or inf) and dtype != "F8_E8M0"
+    constant = chunks[0][1].constant if chunks else None
+    is_constant = constant is not None and all(chunk.constant == constant for _, chunk in chunks)
+    absmax = decode_magnitude(dtype, max_pattern)
+    return TensorStats(name, shard, dtype, shape, absmax, nan, inf, first_nan, first_inf, is_zero, is_constant)
 
 
 def merge_runs(runs: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from ckptcheck.checkpoint.source import Source, describe_version, find_nodes, list_rewritten
+from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.value_reader import HasValues
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Local, Runner
+from ckptcheck.values.channel_sample import join_sums
 from ckptcheck.values.chunk_scan import scan_chunk
 from ckptcheck.values.device import DeviceScanner
 from ckptcheck.values.file_marks import MARK_STEP
+from ckptcheck.values.first_looks import judge_joined
 from ckptcheck.values.scan_plan import BATCHES_PER_WORKER, MAX_BATCH_BYTES, ScanPlan, plan_scan
-from ckptcheck.values.stats import ChunkStats, StatsAccumulator, ValueStats, merge_runs
-from ckptcheck.values.worker import Batch, ChunkScanner, fits_piece, scan_piece
+from ckptcheck.values.stats import Chunks, ChunkStats, ValueStats, join_chunks, merge_runs
+from ckptcheck.values.worker import Batch, ChunkScanner, Piece, fits_piece, scan_pieces
 from ckptcheck.values.worker_pool import WorkerPool
 
 READ_BYTES = 1 << 23
@@ -71,7 +75,8 @@ def run_value_pass(
     A bad disk or a file that changes raises nothing: `ValueStats.shrunk` and `ValueStats.unread` name it.
     """
     tensors = [(shard, name) for shard in plan.shards.values() for name in shard.tensors]
-    values, accumulators = ValueStats(), [StatsAccumulator() for _ in tensors]
+    values = ValueStats()
+    pieces_by_tensor: list[Chunks] = [[] for _ in tensors]
     runs: dict[str, list[tuple[int, int]]] = {}
     done = 0
     results = (
@@ -83,30 +88,44 @@ def run_value_pass(
         done += batch.nbytes
         if progress is not None:
             progress(done, plan.nbytes)
+        data_start = plan.shards[batch.shard].data_start
         for piece, chunk in zip(batch.pieces, chunks, strict=True):
-            accumulators[piece.tensor].add(chunk, piece.offset)
+            pieces_by_tensor[piece.tensor].append((piece.offset, chunk))
             if chunk.marks:
                 values.marks.setdefault(batch.shard, []).append((-(-piece.begin // MARK_STEP), chunk.marks))
-            start = piece.begin - plan.shards[batch.shard].data_start
-            runs.setdefault(batch.shard, []).extend((start + begin, start + end) for begin, end in chunk.zero_runs)
+            if chunk.zero_runs:
+                start = piece.begin - data_start
+                runs.setdefault(batch.shard, []).extend((start + begin, start + end) for begin, end in chunk.zero_runs)
     for name in list_rewritten(source, plan.shards):  # since the listing, when the headers were read
         if name not in values.shrunk and name not in values.unread:
             values.unread[name] = "it was replaced or written to while it was being read"
-    values.zero_runs.update({name: merge_runs(pieces) for name, pieces in runs.items()})
+    values.zero_runs.update({name: merged for name, pieces in runs.items() if (merged := merge_runs(pieces))})
     values.complete_shards.update(plan.shards.keys() - values.shrunk.keys() - values.unread.keys())
-    for (shard, name), accumulator in zip(tensors, accumulators, strict=True):
+    for (shard, name), parts in zip(tensors, pieces_by_tensor, strict=True):
         if shard.name in values.shrunk or shard.name in values.unread:
             continue
         tensor = shard.tensors[name]
-        values.tensors[name] = accumulator.to_stats(name, shard.name, tensor.dtype, tensor.shape)
-        if accumulator.squares and (sample := accumulator.join_squares(tensor.shape)) is not None:
-            values.samples[name] = sample
-        if name in plan.rows:
-            values.row_max[name] = accumulator.join_row_max()
-            values.row_fingerprints[name] = accumulator.join_row_fingerprints()
-        if accumulator.elements:
-            values.element_samples[name] = tensor.dtype, accumulator.join_elements()
+        parts.sort(key=itemgetter(0))
+        values.tensors[name] = join_chunks(name, shard.name, tensor.dtype, tensor.shape, parts)
+        _join_samples(values, name, tensor, [chunk for _, chunk in parts], has_rows=name in plan.rows)
     return values
+
+
+def _join_samples(values: ValueStats, name: str, tensor: Tensor, chunks: list[ChunkStats], *, has_rows: bool) -> None:
+    """Add the rows, samples and looks of a tensor, where its pieces were asked for them."""
+    if any(chunk.row_squares for chunk in chunks):
+        sums = [(chunk.row_squares, chunk.column_squares) for chunk in chunks]
+        if (sample := join_sums(sums, tensor.shape)) is not None:
+            values.samples[name] = sample
+    if has_rows:
+        values.row_max[name] = b"".join(chunk.row_max for chunk in chunks)
+        values.row_fingerprints[name] = b"".join(chunk.row_fingerprints for chunk in chunks)
+    if any(chunk.elements for chunk in chunks):
+        values.element_samples[name] = tensor.dtype, b"".join(chunk.elements for chunk in chunks)
+    if len(chunks) == 1 and len(chunks[0].looks) == 1:
+        values.looks[name] = chunks[0].looks[0]
+    elif len(chunks) > 1 and (looks := b"".join(chunk.looks for chunk in chunks)):
+        values.looks[name] = judge_joined((tensor.shape[0], tensor.nbytes // tensor.shape[0]), looks)
 
 
 def _scan_mapped(
@@ -177,11 +196,12 @@ class BatchScan:
             return BatchResult(reason="an earlier part of it could not be read")
         chunks = []
         try:
-            for piece in unit.pieces:
-                raw = self.source.read(unit.shard, piece.begin, piece.nbytes)
-                if len(raw) < piece.nbytes:
+            for pieces in _group_adjacent(unit.pieces):
+                begin, end = pieces[0].begin, pieces[-1].begin + pieces[-1].nbytes
+                raw = self.source.read(unit.shard, begin, end - begin)
+                if len(raw) < end - begin:
                     return BatchResult(reason="the file shrank while it was being read", has_shrunk=True)
-                chunks.append(scan_piece(np.frombuffer(raw, np.uint8), piece, self.scan))
+                chunks += scan_pieces(np.frombuffer(raw, np.uint8), begin, pieces, self.scan)
         except FileNotFoundError:
             return BatchResult(reason="the file disappeared while it was being read", has_shrunk=True)
         except OSError as error:
@@ -213,6 +233,18 @@ class BatchScan:
     def is_whole(self, result: BatchResult) -> bool:
         """Whether the batch could be read."""
         return not result.reason
+
+
+def _group_adjacent(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+    """Yield the pieces of a batch in groups that follow each other in the file, which one request reads."""
+    group: list[Piece] = []
+    for piece in pieces:
+        if group and piece.begin != group[-1].begin + group[-1].nbytes:
+            yield group
+            group = []
+        group.append(piece)
+    if group:
+        yield group
 
 
 def can_map(source: Source) -> bool:

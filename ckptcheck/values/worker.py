@@ -10,7 +10,7 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO
 
 import msgspec
@@ -22,6 +22,8 @@ from ckptcheck.values.channel_sample import RUNS, choose_runs, sum_squares
 from ckptcheck.values.chunk_scan import scan_chunk
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.file_marks import MARK_BYTES, count_marks, take_marks
+from ckptcheck.values.first_looks import Shape, choose_grid, count_bytes, cut_spans, judge
+from ckptcheck.values.pattern_max import CHUNK, scan_small
 from ckptcheck.values.row_scan import FINGERPRINT_BYTES, max_row_patterns, row_fingerprints
 from ckptcheck.values.sketch import take_sample
 from ckptcheck.values.stats import ChunkStats
@@ -48,6 +50,8 @@ class Piece(msgspec.Struct, array_like=True):
     """Rows and columns of the matrix if its channels are sampled; the piece is then a whole number of rows."""
     elements: int = 0
     """How many elements of the piece are sampled, for a sketch; 0 for none."""
+    looked: tuple[int, int] | None = None
+    """Rows of the matrix and bytes of a row, if some places of it are looked at (see `first_looks`)."""
 
 
 class Batch(msgspec.Struct, array_like=True):
@@ -77,19 +81,87 @@ class BatchStats(msgspec.Struct, array_like=True):
 ChunkScanner = Callable[[NDArray[np.uint8], str], ChunkStats]
 
 
-def scan_piece(raw: NDArray[np.uint8], piece: Piece, scan: ChunkScanner) -> ChunkStats:
-    """Scan the bytes of a piece, and as the piece asks its rows and samples of its channels and elements."""
-    stats = scan(raw, piece.dtype)
-    stats.marks = take_marks(raw, piece.begin)
-    if piece.row:
-        stats.row_max = max_row_patterns(raw, piece.dtype, piece.row)
-        stats.row_fingerprints = row_fingerprints(raw, piece.row)
-    if piece.sampled:
-        sums = sum_squares(raw, piece.dtype, piece.offset // piece.sampled[1], piece.sampled)
-        stats.row_squares, stats.column_squares = (part.tobytes() for part in sums)
-    if piece.elements:
-        stats.elements = take_sample(raw, piece.dtype, piece.elements)
-    return stats
+def scan_pieces(
+    raw: NDArray[np.uint8], begin: int, pieces: Sequence[Piece], scan: ChunkScanner = scan_chunk
+) -> list[ChunkStats]:
+    """Scan the pieces of a file, and as each asks its rows, its places, and samples of its channels and elements.
+
+    raw: the bytes of the file from byte `begin` on.
+    """
+    chunks = _scan_small(raw, begin, pieces) if scan is scan_chunk else [None] * len(pieces)
+    results = []
+    for piece, known in zip(pieces, chunks, strict=True):
+        own = raw[piece.begin - begin : piece.begin - begin + piece.nbytes]
+        stats = scan(own, piece.dtype) if known is None else known
+        stats.marks = take_marks(own, piece.begin)
+        if piece.row:
+            stats.row_max = max_row_patterns(own, piece.dtype, piece.row)
+            stats.row_fingerprints = row_fingerprints(own, piece.row)
+        if piece.sampled:
+            sums = sum_squares(own, piece.dtype, piece.offset // piece.sampled[1], piece.sampled)
+            stats.row_squares, stats.column_squares = (part.tobytes() for part in sums)
+        if piece.elements:
+            stats.elements = take_sample(own, piece.dtype, piece.elements)
+        results.append(stats)
+    _look(raw, begin, pieces, results)
+    return results
+
+
+def _scan_small(raw: NDArray[np.uint8], begin: int, pieces: Sequence[Piece]) -> list[ChunkStats | None]:
+    """Scan the small pieces in one call for each dtype; None for a piece that needs `scan_chunk`."""
+    chunks: list[ChunkStats | None] = [None] * len(pieces)
+    by_dtype: dict[str, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        if 0 < piece.nbytes <= CHUNK:
+            by_dtype.setdefault(piece.dtype, []).append(number)
+    for dtype, numbers in by_dtype.items():
+        form = FORMATS[dtype]
+        begins = np.array([pieces[number].begin - begin for number in numbers], np.int64)
+        # The tensors of a misaligned file are copied by `scan_chunk`; the pattern of an FNUZ NaN is no largest one.
+        if form.fnuz or ((begins + raw.ctypes.data % 8) % (form.bits // 8)).any():
+            continue
+        sizes = np.array([pieces[number].nbytes for number in numbers], np.int64)
+        if (found := scan_small(raw, begins, sizes, form)) is None:
+            break
+        limit = form.limit if form.limit is not None else 1 << form.bits
+        for number, maximum, needs_closer_look in zip(numbers, *found, strict=True):
+            if maximum < limit and not needs_closer_look:
+                chunks[number] = ChunkStats(maximum)
+    return chunks
+
+
+def _look(raw: NDArray[np.uint8], begin: int, pieces: Sequence[Piece], results: Sequence[ChunkStats]) -> None:
+    """Add what the places of the matrices show: all that lie whole in a piece together, by shape."""
+    wholes: dict[Shape, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        if piece.looked is None:
+            continue
+        if piece.nbytes == piece.looked[0] * piece.looked[1]:
+            wholes.setdefault(piece.looked, []).append(number)
+        else:
+            start = piece.begin - begin
+            results[number].looks = b"".join(
+                raw[start + first : start + last].tobytes() for first, last in _list_spans(piece)
+            )
+    for shape, numbers in wholes.items():
+        grid = choose_grid(shape)
+        places = np.concatenate([np.arange(first, last) for first, last in grid.spans])
+        starts = np.array([pieces[number].begin - begin for number in numbers])
+        for number, flags in zip(numbers, judge(grid, raw[starts[:, None] + places]).tolist(), strict=True):
+            results[number].looks = bytes((flags,))
+
+
+def _list_spans(piece: Piece) -> list[tuple[int, int]]:
+    """Return the parts of the looked-at spans of a matrix that lie in a piece of it, from the first byte of the piece."""
+    assert piece.looked is not None
+    start = piece.offset * (FORMATS[piece.dtype].bits // 8)
+    return cut_spans(choose_grid(piece.looked), start, start + piece.nbytes)
+
+
+def _count_look_bytes(piece: Piece) -> int:
+    if piece.looked is None:
+        return 0
+    return 1 if piece.nbytes == piece.looked[0] * piece.looked[1] else count_bytes(_list_spans(piece))
 
 
 def fits_piece(stats: ChunkStats, piece: Piece) -> bool:
@@ -113,6 +185,7 @@ def fits_piece(stats: ChunkStats, piece: Piece) -> bool:
         and len(stats.elements) <= (piece.nbytes if piece.elements else 0)
         and len(stats.elements) % width == 0
         and len(stats.marks) == MARK_BYTES * count_marks(piece.begin, piece.nbytes)
+        and len(stats.looks) == _count_look_bytes(piece)
     )
 
 
@@ -159,9 +232,6 @@ def serve_batches(source: IO[bytes], sink: IO[bytes]) -> None:
             path, mapped = batch.path, mmap.mmap(file, 0, prot=mmap.PROT_READ)
             os.close(file)
         assert mapped is not None
-        chunks = [
-            scan_piece(np.frombuffer(mapped, np.uint8, piece.nbytes, piece.begin), piece, scan_chunk)
-            for piece in batch.pieces
-        ]
+        chunks = scan_pieces(np.frombuffer(mapped, np.uint8), 0, batch.pieces)
         sums = [sum_part(part, mapped) for part in batch.parts]
         write_message(sink, msgspec.msgpack.encode(BatchStats(chunks, sums)))

@@ -39,12 +39,13 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.compare.bridge.repeated_halves import find_repeated_half
+from ckptcheck.compare.bridge.repeated_halves import find_repeated_half, is_fused_attention
 from ckptcheck.text.formatting import count, join_truncated
-from ckptcheck.values.detectors.byte_compare import map_pieces
+from ckptcheck.values.detectors.byte_compare import is_cleared, map_pieces
 from ckptcheck.values.detectors.repeated_heads import find_repeated_heads
 from ckptcheck.values.detectors.repeated_shares import RepeatedShare, find_repeated_share
 from ckptcheck.values.detectors.roles import find_vocabulary_tensors, is_matrix, is_packed, is_router, is_scale
+from ckptcheck.values.first_looks import COLUMNS, ROWS
 from ckptcheck.values.stats import TensorStats
 
 RANKS = {4: "quarter", 8: "eighth", 16: "sixteenth"}
@@ -64,6 +65,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         and name.endswith(("weight", "proj", "weight_packed"))
         and not (stats.constant or stats.zero or is_scale(name))
         and (is_matrix(stats) or is_packed(stats))
+        and not (is_cleared(ckpt, name, ROWS | COLUMNS) and not is_fused_attention(name))
     ]
 
     def compare(stats: TensorStats) -> str | RepeatedShare | None:

@@ -18,6 +18,7 @@ from ckptcheck.errors import CkptcheckError, EvidenceError, UsageError
 from ckptcheck.runners import parts as module
 from ckptcheck.runners.parts import PartFile, find_share, read_parts
 from ckptcheck.values import value_pass
+from ckptcheck.values.stats import ChunkStats
 from tests.limited_child import run_limited
 from tests.paths import FIXTURES
 
@@ -430,14 +431,20 @@ def _change_results(folder: Path, change: Callable[[list[Any]], object]) -> None
     raise AssertionError("no part has a result")
 
 
+def _set(chunk: list[Any], **values: Any) -> None:
+    """Change fields of the encoded statistics of a piece."""
+    for name, value in values.items():
+        chunk[ChunkStats.__struct_fields__.index(name)] = value
+
+
 LIES: dict[str, tuple[str, Callable[[list[Any]], object]]] = {
     "a piece too many": ("scan", lambda results: results[0]["chunks"].append(results[0]["chunks"][0])),
     "a piece too few": ("scan", lambda results: results[0]["chunks"].pop()),
-    "a NaN behind the end": ("scan", lambda results: results[0]["chunks"][0].update(nan=1, first_nan=1 << 60)),
-    "fewer NaN than none": ("scan", lambda results: results[0]["chunks"][0].update(nan=-5)),
-    "zeros outside": ("scan", lambda results: results[0]["chunks"][0].update(zero_runs=[[-9, 1 << 60]])),
-    "a pattern of no dtype": ("scan", lambda results: results[0]["chunks"][0].update(max_pattern=1 << 60)),
-    "rows that nobody asked for": ("scan", lambda results: results[0]["chunks"][0].update(row_max=b"1" * 999_999)),
+    "a NaN behind the end": ("scan", lambda results: _set(results[0]["chunks"][0], nan=1, first_nan=1 << 60)),
+    "fewer NaN than none": ("scan", lambda results: _set(results[0]["chunks"][0], nan=-5)),
+    "zeros outside": ("scan", lambda results: _set(results[0]["chunks"][0], zero_runs=[[-9, 1 << 60]])),
+    "a pattern of no dtype": ("scan", lambda results: _set(results[0]["chunks"][0], max_pattern=1 << 60)),
+    "rows that nobody asked for": ("scan", lambda results: _set(results[0]["chunks"][0], row_max=b"1" * 999_999)),
     "no result at all": ("scan", lambda results: results.pop()),
     "no digest": ("manifest", lambda results: results[0].update(digest="")),
     "sums of another tensor": ("manifest", lambda results: results[0].update(sums={"other": [1, 2]})),

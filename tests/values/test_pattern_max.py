@@ -12,11 +12,14 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import ckptcheck.values.pattern_max as pattern_max
+from ckptcheck.values.chunk_scan import scan_chunk
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.pattern_max import CHUNK, max_patterns, max_patterns_numpy
 from ckptcheck.values.stats import MIN_ZERO_RUN
+from ckptcheck.values.worker import Piece, scan_pieces
 from ckptcheck.verbs import doctor
 from tests.factories.checkpoint_cases import CHECKPOINTS, ROOT
 
@@ -84,6 +87,35 @@ def test_a_single_large_pattern_is_found_anywhere() -> None:
         patterns[at] = 0
 
 
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("dtype", [dtype for dtype, form in FORMATS.items() if not form.fnuz])
+def test_many_small_pieces_are_scanned_as_each_by_itself(dtype: str) -> None:
+    """With NaN, Inf, constants, and zeros inside and at the ends, at any place of a file."""
+    form, random = FORMATS[dtype], np.random.default_rng(7)
+    width = form.bits // 8
+    raw = np.frombuffer(random.bytes(64 * 4096 * width), np.uint8).copy()
+    pieces = []
+    for number in range(64):
+        size = int(random.choice([1, 2, 63, 64, 65, 700, 4095])) * width
+        begin = number * 4096 * width
+        own = raw[begin : begin + size].view(form.unsigned)
+        match number % 8:
+            case 0:
+                own[:] = own[0]
+            case 1:
+                own[: own.size // 2] = 0
+            case 2:
+                own[own.size // 3 :] = 0
+            case 3:
+                own[own.size // 4 : own.size // 2] = 0
+            case 4:
+                own &= own.dtype.type((1 << (form.bits - 2)) - 1)
+        pieces.append(Piece(1000 + begin, size, dtype, number, 0))
+    chunks = scan_pieces(raw, 1000, pieces)
+    alone = [scan_chunk(raw[piece.begin - 1000 :][: piece.nbytes], dtype) for piece in pieces]
+    assert [replace(chunk, marks=b"") for chunk in chunks] == alone
+
+
 def test_a_library_of_another_version_is_not_used(
     hook: ModuleType, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,8 +123,8 @@ def test_a_library_of_another_version_is_not_used(
     assert pattern_max._load_kernel.__wrapped__() is not None
     other = tmp_path / "pattern_max.c"
     text = SOURCE.read_text(encoding="utf-8")
-    assert text.count("return 1;") == 1
-    other.write_text(text.replace("return 1;", "return 2;"), encoding="utf-8")
+    assert text.count("return 2;") == 1
+    other.write_text(text.replace("return 2;", "return 3;"), encoding="utf-8")
     assert hook.compile_library(other, tmp_path / "other.so")
     (tmp_path / "broken.so").write_bytes(b"\x7fELF")
     for name in ("other.so", "broken.so", "none.so"):

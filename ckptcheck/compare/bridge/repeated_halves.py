@@ -40,6 +40,11 @@ EXPERTS = 16
 """Experts of a stack that are examined, spread evenly: a rank taken twice shows in all experts, or in all of one rank."""
 
 
+def is_fused_attention(name: str) -> bool:
+    """Whether a tensor may join queries, keys and values: halves of its queries lie where no first look goes."""
+    return QKV.search(_plain_name(name)) is not None
+
+
 def find_repeated_half(ckpt: Checkpoint, name: str) -> str | None:
     """Return what a matrix holds twice: ``rows``, ``columns``, ``gate and up rows``; None if it repeats nothing.
 
@@ -81,7 +86,7 @@ def _iterate_members(
     ckpt: Checkpoint, name: str, layout: TensorLayout
 ) -> Iterator[tuple[tuple[str, ...], list[TensorLayout]]]:
     """Yield the names and layouts of the members that a fused matrix may have, as [outputs, inputs]; nothing for other names."""
-    plain = BOX.sub("", name).removesuffix("weight").rstrip("._")
+    plain = _plain_name(name)
     tries: list[tuple[tuple[str, ...], SplitFunction, ModelDimensions]] = []
     for pattern, pair in PAIRS:
         if pattern.search(plain):
@@ -97,6 +102,10 @@ def _iterate_members(
             yield names, cut(layout, dimensions)
         except LayoutError:
             continue
+
+
+def _plain_name(name: str) -> str:
+    return BOX.sub("", name).removesuffix("weight").rstrip("._")
 
 
 def _split_thirds(layout: TensorLayout, dimensions: ModelDimensions) -> list[TensorLayout]:

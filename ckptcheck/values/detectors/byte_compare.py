@@ -27,6 +27,11 @@ def read_tensor_bytes(ckpt: Checkpoint, name: str, start: int, length: int) -> b
     return ckpt.source.read(shard.name, shard.data_start + shard.tensors[name].data_offsets[0] + start, length)
 
 
+def is_cleared(ckpt: Checkpoint, name: str, flags: int) -> bool:
+    """Whether the value pass looked at a matrix and all of these flags of `first_looks` hold."""
+    return ckpt.values.looks.get(name, 0) & flags == flags
+
+
 def map_pieces(ckpt: Checkpoint, read: Callable[[T], R], units: Sequence[T]) -> Iterator[R]:
     """Call a function that reads pieces of tensors for each unit, and yield its results in order.
 

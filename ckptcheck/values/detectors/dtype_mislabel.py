@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.values.detectors.byte_compare import map_pieces, read_tensor_bytes
-from ckptcheck.values.detectors.roles import is_matrix, is_scale, name_pattern
+from ckptcheck.values.detectors.roles import group_by_kind, is_matrix, is_scale
 from ckptcheck.values.dtypes import decode
 from ckptcheck.values.stats import TensorStats
 
@@ -47,16 +47,16 @@ def find_mislabelled(ckpt: Checkpoint) -> Iterator[TensorStats]:
     """
     if not ckpt.can_sample:
         return
-    groups: dict[str, list[TensorStats]] = {}
-    for name, stats in ckpt.values.tensors.items():
-        if name in ckpt.tensor_to_file and stats.dtype in OTHER_DTYPE and is_matrix(stats) and not stats.constant:
-            groups.setdefault(name_pattern(name), []).append(stats)
-    for members in groups.values():
+    for kind, siblings in group_by_kind(ckpt).items():
+        members = [
+            stats for stats in siblings if stats.dtype in OTHER_DTYPE and is_matrix(stats) and not stats.constant
+        ]
+        if is_scale(kind) or not members:
+            continue
         usual_dtype = Counter(stats.dtype for stats in members).most_common(1)[0][0]
         usual_members = [stats for stats in members if stats.dtype == usual_dtype]
         odd_members = [stats for stats in members if stats.dtype != usual_dtype]
         read = odd_members + usual_members[:: -(-len(usual_members) // MAX_SIBLINGS)]
-        read = [stats for stats in read if not is_scale(stats.name)]
         for stats, is_mislabelled in zip(read, map_pieces(ckpt, partial(_is_mislabelled, ckpt), read), strict=True):
             if is_mislabelled:
                 yield stats

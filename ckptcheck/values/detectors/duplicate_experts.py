@@ -60,13 +60,15 @@ def iter_repeated_numbered_experts(ckpt: Checkpoint) -> Iterator[RepeatedExperts
     assert stack is not None
     for layer, group, members, parts in iter_numbered_experts(ckpt.components):
         experts_by_stats: dict[tuple[tuple[str, str, float], ...], list[tuple[int, list[str]]]] = {}
+        names_by_part = [(part, stack.groups[layer][group][part]) for part in sorted(parts) if "{}" not in part]
         for expert in sorted(members):
-            names = {part: stack.full_name(layer, f"{group}.{expert}.{part}") for part in sorted(parts)}
-            later = [
-                (part, values[name]) for part, name in names.items() if name in values and name in ckpt.tensor_to_file
-            ]
             judged_parts = [
-                (part, stats) for part, stats in later if not stats.constant and (is_matrix(stats) or is_packed(stats))
+                (part, stats)
+                for part, names in names_by_part
+                if (stats := values.get(names.get(expert, ""))) is not None
+                and stats.name in ckpt.tensor_to_file
+                and not stats.constant
+                and (is_matrix(stats) or is_packed(stats))
             ]
             if judged_parts:
                 fingerprint = tuple((part, stats.dtype, stats.absmax) for part, stats in judged_parts)

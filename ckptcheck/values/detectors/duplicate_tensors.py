@@ -21,7 +21,7 @@ from ckptcheck.values.detectors.byte_compare import (
     map_pieces,
     read_tensor_bytes,
 )
-from ckptcheck.values.detectors.roles import is_matrix, is_scale, starts_at_zero
+from ckptcheck.values.detectors.roles import group_by_kind, is_matrix, is_scale, starts_at_zero
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -67,7 +67,7 @@ def find_equal_layers(ckpt: Checkpoint) -> dict[int, int]:
     for layer in sorted(ckpt.components.layers):
         names: dict[str, str] = {}
         groups: set[str] = set()
-        for unit in _iter_units(ckpt, layer):
+        for unit in _list_units(ckpt, layer):
             group = unit.role.rpartition(".")[0]
             if "" in unit.names:
                 names[unit.role] = unit.names[""]
@@ -96,7 +96,7 @@ def find_equal_matrices(ckpt: Checkpoint) -> list[TensorCopy]:
     copied_layers = find_equal_layers(ckpt)
     units_by_fingerprint: dict[Fingerprint, list[CompareUnit]] = {}
     for layer in sorted(ckpt.components.layers.keys() - copied_layers.keys()):
-        for unit in _iter_units(ckpt, layer):
+        for unit in _list_units(ckpt, layer):
             if not (SHARED_BLOCK.search(unit.role) or (kv_shared and KV_PROJECTION.search(unit.role))):
                 units_by_fingerprint.setdefault(_fingerprint(ckpt, unit.names), []).append(unit)
     copies = []
@@ -129,32 +129,37 @@ def _declares_any(ckpt: Checkpoint, settings: tuple[str, ...]) -> bool:
     return ckpt.config is not None and any((ckpt.config.integer(name) or 0) > 0 for name in settings)
 
 
+@remembered
+def _list_units(ckpt: Checkpoint, layer: int) -> list[CompareUnit]:
+    return list(_iter_units(ckpt, layer))
+
+
 def _iter_units(ckpt: Checkpoint, layer: int) -> Iterator[CompareUnit]:
     """Yield the matrices and experts of a layer that can be judged."""
     stack = ckpt.components.stack
     assert stack is not None
+    can_judge = _list_judged(ckpt)
     for role in sorted(ckpt.components.layers[layer]):
-        if "{}" not in role and _can_judge(ckpt, name := stack.full_name(layer, role)):
+        if "{}" not in role and (name := stack.full_name(layer, role)) in can_judge:
             yield CompareUnit(layer, role, {"": name})
     for group, parts in sorted(stack.groups.get(layer, {}).items()):
-        plain_parts = [part for part in sorted(parts) if "{}" not in part]
+        plain_parts = [(part, parts[part]) for part in sorted(parts) if "{}" not in part]
         for member in sorted(set().union(*parts.values())):
-            role = f"{group}.{member}"
-            names = {part: stack.full_name(layer, f"{role}.{part}") for part in plain_parts if member in parts[part]}
-            judged = {part: name for part, name in names.items() if _can_judge(ckpt, name)}
+            judged = {
+                part: name for part, members in plain_parts if (name := members.get(member, "")) and name in can_judge
+            }
             if judged:
-                yield CompareUnit(layer, role, judged)
+                yield CompareUnit(layer, f"{group}.{member}", judged)
 
 
-def _can_judge(ckpt: Checkpoint, name: str) -> bool:
-    stats = ckpt.values.tensors.get(name)
-    return (
-        stats is not None
-        and name in ckpt.tensor_to_file
-        and name.endswith(("weight", "proj"))
-        and is_matrix(stats)
-        and not (stats.constant or stats.zero)
-        and not (is_scale(name) or starts_at_zero(name))
+@remembered
+def _list_judged(ckpt: Checkpoint) -> frozenset[str]:
+    return frozenset(
+        stats.name
+        for kind, members in group_by_kind(ckpt).items()
+        if kind.endswith(("weight", "proj")) and not (is_scale(kind) or starts_at_zero(kind))
+        for stats in members
+        if is_matrix(stats) and not (stats.constant or stats.zero)
     )
 
 

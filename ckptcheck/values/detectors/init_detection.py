@@ -25,10 +25,10 @@ from ckptcheck.values.detectors.norm_convention import has_plain_norms
 from ckptcheck.values.detectors.roles import (
     NORM,
     find_vocabulary_tensors,
+    group_by_kind,
     is_matrix,
     is_norm,
     is_scale,
-    name_pattern,
     starts_at_zero,
 )
 from ckptcheck.values.dtypes import FORMATS, decode
@@ -102,11 +102,8 @@ def find_init_groups(ckpt: Checkpoint) -> list[TensorGroup]:
 
 
 def _find_init_groups(ckpt: Checkpoint) -> list[TensorGroup]:
-    groups: dict[str, list[TensorStats]] = {}
-    for name, stats in ckpt.values.tensors.items():
-        if name in ckpt.tensor_to_file and can_look_fresh(ckpt, stats):
-            groups.setdefault(name_pattern(name), []).append(stats)
-    examined = [sorted(members, key=lambda stats: stats.absmax)[:MAX_GROUP_MEMBERS] for members in groups.values()]
+    groups = _list_fresh_looking(ckpt)
+    examined = [sorted(members, key=lambda stats: stats.absmax)[:MAX_GROUP_MEMBERS] for members in groups]
     answers = map_pieces(ckpt, partial(_is_suspect, ckpt), [stats for some in examined for stats in some])
     suspects: list[tuple[list[TensorStats], int]] = []
     for some in examined:
@@ -158,11 +155,7 @@ def looks_untrained(ckpt: Checkpoint) -> bool:
         return False
     import numpy as np
 
-    matrices = [
-        stats
-        for name, stats in ckpt.values.tensors.items()
-        if name in ckpt.tensor_to_file and can_look_fresh(ckpt, stats)
-    ]
+    matrices = [stats for members in _list_fresh_looking(ckpt) for stats in members]
     sampled = matrices[:: max(1, -(-len(matrices) // SAMPLED_MATRICES))] if ckpt.can_sample else []
     with np.errstate(all="ignore"):
         at_init = sum(_is_suspect(ckpt, stats) and _test_for_init(ckpt, stats) is not None for stats in sampled)
@@ -234,36 +227,58 @@ def has_constant_norms(ckpt: Checkpoint) -> bool:
 
 def find_constant_norms(ckpt: Checkpoint) -> dict[str, tuple[TensorStats, ...]]:
     """Return name pattern → the norms that are one number, if at least eight times as many siblings are not."""
-    groups: dict[str, list[TensorStats]] = {}
-    for name, stats in ckpt.values.tensors.items():
-        if name in ckpt.tensor_to_file and len(stats.shape) == 1 and stats.shape[0] > 1 and NORM.search(name):
-            groups.setdefault(name_pattern(name), []).append(stats)
     constant_norms = {}
-    for pattern, members in groups.items():
+    for pattern, stats_of_kind in group_by_kind(ckpt).items():
+        if not NORM.search(pattern):
+            continue
+        members = [stats for stats in stats_of_kind if len(stats.shape) == 1 and stats.shape[0] > 1]
         constant = tuple(stats for stats in members if stats.constant and not _is_unused(ckpt, stats.name))
         if constant and TRAINED_NORMS_PER_CONSTANT * len(constant) <= sum(not stats.constant for stats in members):
             constant_norms[pattern] = constant
     return constant_norms
 
 
+def _list_fresh_looking(ckpt: Checkpoint) -> list[list[TensorStats]]:
+    """Return the matrices of the loaded files for which `can_look_fresh` holds, by kind."""
+    kinds = (
+        [stats for stats in members if _is_drawable(ckpt, stats)]
+        for kind, members in group_by_kind(ckpt).items()
+        if _may_be_drawn(kind)
+    )
+    return [members for members in kinds if members]
+
+
 def can_look_fresh(ckpt: Checkpoint, stats: TensorStats) -> bool:
     """Whether a tensor is a large enough matrix of plain numbers that training should have changed."""
-    rows, columns = _matrix_shape(stats)
+    return _may_be_drawn(stats.name) and _is_drawable(ckpt, stats)
+
+
+def _may_be_drawn(name: str) -> bool:
+    """Whether the name (or that of a kind) says that training changes what an initialiser drew."""
+    return not (is_scale(name) or starts_at_zero(name) or STAYS_RANDOM.search(name))
+
+
+def _is_drawable(ckpt: Checkpoint, stats: TensorStats) -> bool:
     return (
         is_matrix(stats)
         and FORMATS[stats.dtype].bits >= 16
-        and min(rows, columns) >= MIN_SIDE
+        and min(_matrix_shape(stats)) >= MIN_SIDE
         and not (stats.constant or stats.zero or stats.nan or stats.inf)
-        and not (is_scale(stats.name) or starts_at_zero(stats.name) or STAYS_RANDOM.search(stats.name))
         and not _is_unused(ckpt, stats.name)
     )
 
 
+@remembered
+def _count_sharing_layers(ckpt: Checkpoint) -> int:
+    return (ckpt.config.integer("num_kv_shared_layers") if ckpt.config is not None else None) or 0
+
+
 def _is_unused(ckpt: Checkpoint, name: str) -> bool:
     """Whether nothing uses a tensor: the key and value projections of layers that reuse those of other layers (Gemma 3n)."""
-    shared = ckpt.config.integer("num_kv_shared_layers") if ckpt.config is not None else None
+    if not (shared := _count_sharing_layers(ckpt)):
+        return False
     stack, depth = ckpt.components.stack, ckpt.components.num_layers
-    if not shared or depth is None or stack is None or not name.startswith(stack.prefix + "."):
+    if depth is None or stack is None or not name.startswith(stack.prefix + "."):
         return False
     layer, _, rest = name.removeprefix(stack.prefix + ".").partition(".")
     return layer.isdigit() and int(layer) >= depth - shared and bool(re.search(r"\b[kv]_(proj|norm)\b", rest))

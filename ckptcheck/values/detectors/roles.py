@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from collections.abc import Mapping
+from functools import cache, lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.components import HEAD
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.tensor import PLAIN
+from ckptcheck.linter.evidence import remembered
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
@@ -44,15 +46,23 @@ start as a no-op (names of PEFT 0.21, MLX, diffusers, LyCORIS and kohya), the mo
 
 
 @cache
+def _kind_starts_at_zero(kind: str) -> bool:
+    return AT_ZERO.search(kind) is not None
+
+
 def starts_at_zero(name: str) -> bool:
-    """Whether the name says that a tensor may be zero. Cached, because several rules ask it of every tensor."""
-    return AT_ZERO.search(name) is not None
+    """Whether the name says that a tensor may be zero. It is decided once for each kind: several rules ask it of every tensor."""
+    return _kind_starts_at_zero(name_pattern(name))
 
 
 def is_matrix(stats: TensorStats) -> bool:
     """Whether a tensor is a weight matrix: two dimensions or more, at least 16 elements, plain numbers, not a bias."""
-    shaped = len(stats.shape) >= 2 and prod(stats.shape) >= 16
-    return shaped and stats.dtype in PLAIN and not stats.name.endswith("bias")
+    return _holds_matrix(stats.shape, stats.dtype) and not stats.name.endswith("bias")
+
+
+@cache
+def _holds_matrix(shape: tuple[int, ...], dtype: str) -> bool:
+    return dtype in PLAIN and len(shape) >= 2 and prod(shape) >= 16
 
 
 def is_norm(stats: TensorStats) -> bool:
@@ -101,6 +111,20 @@ def find_vocabulary_tensors(ckpt: Checkpoint) -> dict[str, str]:
     }
 
 
+@lru_cache(1 << 18)  # a dozen detectors ask it of every tensor
 def name_pattern(name: str) -> str:
     """Return a tensor's name with {} in place of its numbers: siblings in other layers have the same pattern."""
     return INDEX.sub("{}", name)
+
+
+@remembered
+def group_by_kind(ckpt: Checkpoint) -> Mapping[str, list[TensorStats]]:
+    """Return name pattern → the tensors of the loaded files with it, in their order, so that a kind is judged by its name once.
+
+    Raises Skip if values are not read.
+    """
+    kinds: dict[str, list[TensorStats]] = {}
+    for name, stats in ckpt.values.tensors.items():
+        if name in ckpt.tensor_to_file:
+            kinds.setdefault(name_pattern(name), []).append(stats)
+    return kinds

@@ -9,10 +9,11 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from ckptcheck.values.detectors.byte_compare import map_pieces, read_tensor_bytes
+from ckptcheck.values.detectors.byte_compare import is_cleared, map_pieces, read_tensor_bytes
 from ckptcheck.values.detectors.roles import is_matrix, is_scale, starts_at_zero
 from ckptcheck.values.detectors.structured_tensors import is_learned_weight
 from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.first_looks import MIDDLE
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
@@ -28,14 +29,15 @@ READ_BYTES = 1 << 22
 def find_zero_columns(ckpt: Checkpoint) -> dict[str, tuple[int, int]]:
     """Return matrix → [begin, end) of the columns that are zero in all rows, where these are adjacent eighths of its columns.
 
-    The last eighth alone counts as padding. It reads one row of each matrix, and all rows if that one is suspicious. Returns
+    The last eighth alone counts as padding. It reads one row of each matrix that the value pass does
+    not clear, and all rows if that one is suspicious. Returns
     nothing on the Hub, where each row would be a request. Raises OSError if reading fails.
     """
     tensors = ckpt.values.tensors
     judged = [
         stats
         for name, stats in tensors.items()
-        if ckpt.can_sample and name in ckpt.tensor_to_file and _can_judge(stats)
+        if ckpt.can_sample and not is_cleared(ckpt, name, MIDDLE) and name in ckpt.tensor_to_file and _can_judge(stats)
     ]
     in_the_middle = map_pieces(
         ckpt, lambda stats: _find_zero_parts(ckpt, stats, prod(stats.shape[:-1]) // 2, 1), judged
