@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Container, Hashable, Iterator, Mapping
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptcheck.checkpoint.components import Components
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.torch_bin import TorchBin
     from ckptcheck.linter.report import Section
     from ckptcheck.values.stats import ValueStats
+
+
+FORM = attrgetter("dtype", "shape")
 
 
 class Checkpoint(EvidenceDefaults):
@@ -280,7 +284,7 @@ class Checkpoint(EvidenceDefaults):
         """Name with {} for each number → the dtypes and shapes of its tensors, nearly always just one."""
         tensors = self.tensors
         return {
-            template: {(tensor.dtype, tensor.shape) for tensor in map(tensors.__getitem__, names)}
+            template: set(map(FORM, map(tensors.__getitem__, names)))
             for template, names in self.layout.names_by_template.items()
         }
 

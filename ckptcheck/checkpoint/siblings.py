@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -190,8 +190,15 @@ class UnevenShape:
     """The shape that all siblings have."""
 
 
-def find_uneven_shapes(stack: Stack, kind: Mapping[int, str], tensors: Mapping[str, Tensor]) -> Iterator[UnevenShape]:
+def find_uneven_shapes(
+    stack: Stack,
+    kind: Mapping[int, str],
+    tensors: Mapping[str, Tensor],
+    forms: Mapping[str, Set[tuple[str, tuple[int, ...]]]],
+) -> Iterator[UnevenShape]:
     """Yield the tensors whose shape differs from all of at least three siblings.
+
+    forms: name with {} for each number → the dtypes and shapes of its tensors.
 
     Siblings are the experts of a layer, and the layers of a kind. Packed tensors are left out: a recipe may give one layer more
     bits. If two or more differ, the architecture may give each its own width.
@@ -205,7 +212,8 @@ def find_uneven_shapes(stack: Stack, kind: Mapping[int, str], tensors: Mapping[s
                     shapes.setdefault((kind.get(layer, ""), name), {})[layer] = tensor.shape
         for group, parts in stack.groups.get(layer, {}).items():
             for part, members in parts.items():
-                if "{}" in part or len({tensors[name].shape for name in members.values()}) == 1:
+                template = f"{stack.prefix}.{{}}.{group}.{{}}.{part}"
+                if "{}" in part or len(forms.get(template, ())) == 1:
                     continue
                 found = {member: tensor.shape for member, name in members.items() if (tensor := tensors[name]).is_plain}
                 if (odd := _find_odd(found)) is not None:

@@ -73,14 +73,18 @@ def _evaluate(ckpt: Checkpoint, consumers: tuple[str, ...]) -> dict[str, Evaluat
 def _leave_out_like_first_expert(names: Mapping[str, bool]) -> dict[str, bool]:
     """Return the modules without the further experts' modules that are stored like expert 0's."""
     kept = {}
+    # The modules of an expert follow each other, so that most names begin as the one before.
+    before, begin, end = "\0", "", 0
     for name, quantized in names.items():
-        at = name.find(".experts.")
-        end = name.find(".", at + len(".experts.")) if at >= 0 else -1
-        if end >= 0:
-            first = f"{name[:at]}.experts.0{name[end:]}"
-            if first != name and names.get(first) == quantized:
+        if not name.startswith(before):
+            at = name.find(".experts.")
+            end = name.find(".", at + len(".experts.")) if at >= 0 else -1
+            if end < 0:
+                kept[name] = quantized
                 continue
-        kept[name] = quantized
+            before, begin = name[: end + 1], f"{name[:at]}.experts.0."
+        if begin == before or names.get(begin + name[end + 1 :]) != quantized:
+            kept[name] = quantized
     return kept
 
 

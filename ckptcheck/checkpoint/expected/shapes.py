@@ -46,7 +46,7 @@ def _find_uneven(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
     anatomy, table = ckpt.components, WeightsTable.of(ckpt.config)
     for stack in iter_compared_stacks(ckpt):
         main = stack is anatomy.stack
-        for uneven in find_uneven_shapes(stack, list_kinds(ckpt, stack), ckpt.tensors):
+        for uneven in find_uneven_shapes(stack, list_kinds(ckpt, stack), ckpt.tensors, ckpt.forms_by_template):
             if not (main and anatomy.is_language_model) and uneven.layer in (min(stack.layers), max(stack.layers)):
                 continue  # the ends of an encoder may be of another width
             if not main and POSITIONS.search(uneven.name):

@@ -26,14 +26,14 @@ def find_duplicate_rows(ckpt: Checkpoint, name: str, rows: Iterable[int]) -> dic
     since other rules report them. Only rows with equal fingerprints are read. Raises Skip for packed dtypes and if the
     values could not be read, OSError if reading fails.
     """
-    import numpy as np
-
     tensor = ckpt.tensors[name]
     if not tensor.has_rows:
         raise Skip(f"the rows of {name} are packed")
     # Other rules report a shard that could not be read.
     if name not in ckpt.values.row_fingerprints:
         raise Skip(f"{name} could not be read")
+    import numpy as np
+
     fingerprints = np.frombuffer(ckpt.values.row_fingerprints[name], "<u8")
     row_max = np.frombuffer(ckpt.values.row_max[name], FORMATS[tensor.dtype].unsigned)
     nbytes = tensor.nbytes // tensor.shape[0]
