@@ -104,11 +104,10 @@ def compute_mean_lag(evidence: RolloutEvidence) -> float | None:
     trainer = rollouts.metadata.trainer
     assert trainer is not None
     newest = parse_version(trainer.weight_version or "") or 0
-    mask = np.concatenate([np.zeros(1, bool), *(block.mask for block in rollouts.blocks())])
-    compared = np.cumsum(mask)
+    compared = np.concatenate([np.zeros(0, bool), *(block.mask for block in rollouts.blocks())])
     total = lag = 0.0
     for begin, end, index in np.asarray(rollouts.columns["version_spans"]).tolist():
-        tokens = int(compared[end] - compared[begin])
+        tokens = int(np.count_nonzero(compared[begin:end]))
         total += tokens
         lag += tokens * (newest - (parse_version(rollouts.metadata.versions[index]) or 0))
     return lag / total if total else None

@@ -134,7 +134,12 @@ class Block:
     @cached_property
     def after_prompt(self) -> NDArray[np.bool_]:
         """Bool [tokens]: whether a token comes after its prompt."""
-        return self.positions >= self.rollouts.prompt_lengths[self.owners]
+        import numpy as np
+
+        prompts = np.clip(self.rollouts.prompt_lengths[self.first : self.last], 0, self.lengths)
+        return np.repeat(
+            np.tile(np.array([False, True]), len(prompts)), np.stack([prompts, self.lengths - prompts], 1).ravel()
+        )
 
     @cached_property
     def response_mask(self) -> NDArray[np.bool_]:

@@ -287,8 +287,8 @@ class _MetricSums:
 
         owners = block.owners[indices]
         place = np.maximum(block.positions[indices] - block.rollouts.prompt_lengths[owners], 0)
-        # bins of the places 0, 1, 2-3, 4-7, …
-        bins = np.frexp(place)[1]
+        # Bins of the places 0, 1, 2-3, 4-7, …, looked up: there are few places, and a block has many tokens at each.
+        bins = np.frexp(np.arange(int(place.max()) + 1))[1].astype(np.int8)[place]
         begins = np.flatnonzero(np.concatenate([[True], (owners[1:] != owners[:-1]) | (bins[1:] != bins[:-1])]))
         counts = np.diff(begins, append=len(indices))
         summed = [np.add.reduceat(values, begins) for values in (abs_diff, r, error)]
