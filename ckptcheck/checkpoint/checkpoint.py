@@ -14,7 +14,7 @@ from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.defects import is_watched, iter_problems
 from ckptcheck.checkpoint.document import Defect, detect_foreign_format
 from ckptcheck.checkpoint.file_reader import FileReader
-from ckptcheck.checkpoint.header import Shard, read_shard
+from ckptcheck.checkpoint.header import FIRST_READ, Shard, expect_headers, read_shard
 from ckptcheck.checkpoint.index import Index, find_index_file, read_index
 from ckptcheck.checkpoint.layout import Layout, parse_layout
 from ckptcheck.checkpoint.quantization.declarations import SIDE_FILES
@@ -152,7 +152,14 @@ class Checkpoint(EvidenceDefaults):
 
     def _read_shards(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Shard]:
         names = [name for name in self.files if name.endswith(".safetensors")]
-        shards = self._parts.read_all(names, read_shard, jobs=self.jobs, progress=progress)
+        # Over a network each read is a request, so the index, which is read anyway, says how long the headers are.
+        expected = expect_headers(self.index.weight_map) if self.source.local is None and self.index is not None else {}
+        shards = self._parts.read_all(
+            names,
+            lambda source, name: read_shard(source, name, expected.get(name, FIRST_READ)),
+            jobs=self.jobs,
+            progress=progress,
+        )
         return {shard.name: shard for shard in shards}
 
     @cached_property

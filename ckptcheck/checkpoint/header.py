@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,9 @@ MAX_UNUSUAL = 1 << 25
 """Longest header, in bytes, that is parsed entry by entry, in slow Python, if the fast parser rejects it; few files need it."""
 FIRST_READ = 1 << 18
 """Bytes that are read before the header's length is known; most headers fit, so most shards take one read."""
+MAX_ENTRY, MAX_METADATA = 110, 1 << 12
+"""Bytes of a tensor's entry beside its name, with the longest dtype, four dimensions and offsets of a shard of 100 GB; bytes of
+`__metadata__` that writers of shards stay below."""
 
 OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive, as torch.save writes",
@@ -63,25 +67,36 @@ class Shard:
         return sum(tensor.nbytes for tensor in self.tensors.values()) if self.defects else self.size - self.data_start
 
 
-def read_shard(source: Source, name: str) -> Shard:
-    """Read one shard's header. Raises OSError when the file exists but cannot be read."""
+def read_shard(source: Source, name: str, first: int = FIRST_READ) -> Shard:
+    """Read one shard's header. Raises OSError when the file exists but cannot be read.
+
+    first: bytes to read before the length of the header is known.
+    """
     size = source.files[name].size
     try:
-        raw = source.read(name, 0, FIRST_READ)
+        raw = source.read(name, 0, first)
         length = int.from_bytes(raw[:8], "little")
-        due = min(size, FIRST_READ)
+        due = min(size, first)
         # A length without a header after it is a trap or an accident, so do not read 100 MB. JSON has no NUL, and a sparse
         # file, which costs its maker nothing, has little else.
-        if FIRST_READ < 8 + length <= size and length <= MAX_HEADER and raw[8:9] == b"{" and b"\0" not in raw[8:]:
+        if first < 8 + length <= size and length <= MAX_HEADER and raw[8:9] == b"{" and b"\0" not in raw[8:]:
             due = 8 + length
-            # Read from the start again, because joining two parts would hold both in memory twice.
-            raw = source.read(name, 0, due)
+            # On a disk, read from the start again: joining two parts holds both in memory twice. Elsewhere, bytes cost more.
+            raw = source.read(name, 0, due) if source.local is not None else raw + source.read(name, first, due - first)
     except FileNotFoundError:
         return Shard(name, size, defects=(Defect("vanished", "the file disappeared while it was being read"),))
     if len(raw) != due:
         text = f"the file changed while it was being read: it had {count(size, 'byte')} when it was listed"
         return Shard(name, size, defects=(Defect("vanished", text),))
     return parse_header(name, size, raw)
+
+
+def expect_headers(weight_map: Mapping[str, str]) -> dict[str, int]:
+    """Return shard → bytes to read so that the header that an index leads one to expect is in them, for the larger headers."""
+    expected: dict[str, int] = {}
+    for tensor, shard in weight_map.items():
+        expected[shard] = expected.get(shard, MAX_METADATA) + len(tensor) + MAX_ENTRY
+    return {shard: min(size, MAX_HEADER) for shard, size in expected.items() if size > FIRST_READ}
 
 
 def parse_header(name: str, size: int, raw: bytes) -> Shard:

@@ -69,7 +69,9 @@ def read_index(source: Source, file: str) -> Index:
         return Index(file, defects=(Defect("malformed-index", f"it has {size:,} bytes; no index is that long"),))
     raw = source.read(file, 0, min(size, PEEK))
     # JSON has no NUL, and a sparse file, which costs its maker nothing, has little else
-    return parse_index(file, raw if len(raw) == size or b"\0" in raw else source.read(file, 0, size))
+    return parse_index(
+        file, raw if len(raw) == size or b"\0" in raw else raw + source.read(file, len(raw), size - len(raw))
+    )
 
 
 def parse_index(file: str, raw: bytes) -> Index:

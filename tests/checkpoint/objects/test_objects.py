@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import ckptcheck
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.header import FIRST_READ
 from ckptcheck.checkpoint.objects import bucket_of_obstore as bucket
 from ckptcheck.checkpoint.objects.address import parse_object_address
 from ckptcheck.checkpoint.objects.folder import PIECE, ObjectTree
@@ -44,6 +46,33 @@ def test_headers_only_by_default(store: ObjectServer) -> None:
     assert report.verdict == "clean"
     assert ("VAL001", "values in an object store are read only with --values") in report.skipped
     assert max(store.count_reads().values()) == 1
+
+
+def test_the_index_says_how_long_headers_are(store: ObjectServer) -> None:
+    """A longer header than the first read takes one request where there is an index; no byte comes twice where there is none."""
+    files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    names = {f"model.layers.{at}.mlp.experts.{at}.gate_proj.weight": files[at % 2] for at in range(6000)}
+    assert 3000 * 60 < FIRST_READ < 3000 * 130
+    objects = store.buckets["models"]
+    for shard in files:
+        own = [name for name, holder in names.items() if holder == shard]
+        entries = {
+            name: {"dtype": "BF16", "shape": [1], "data_offsets": [2 * at, 2 * at + 2]} for at, name in enumerate(own)
+        }
+        header = json.dumps(entries).encode()
+        objects[f"long/{shard}"] = len(header).to_bytes(8, "little") + header + bytes(2 * len(own))
+    lone = len(objects[f"long/{shard}"]) - 2 * len(own)
+    objects["alone/model.safetensors"] = objects[f"long/{shard}"]
+    objects["long/model.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": names}).encode()
+    for target, most in (("long", 1), ("alone", 2)):
+        store.reads.clear()
+        ckpt = open_target(f"s3://models/{target}")
+        assert isinstance(ckpt, Checkpoint)
+        assert sum(len(shard.tensors) for shard in ckpt.shards.values()) == (6000 if target == "long" else 3000)
+        reads = {key: count for key, count in store.count_reads().items() if key.endswith(".safetensors")}
+        assert set(reads.values()) == {most}
+    ranges = [tuple(map(int, asked.removeprefix("bytes=").split("-"))) for _, asked, _ in store.reads]
+    assert sorted(ranges) == [(0, FIRST_READ - 1), (FIRST_READ, lone - 1)]
 
 
 def test_every_read_is_conditional(store: ObjectServer) -> None:
