@@ -80,6 +80,7 @@ def finish(
     *,
     verbose: bool = False,
     record_error: CkptcheckError | None = None,
+    was_interrupted: bool = False,
 ) -> NoReturn:
     """Write the report, and end the command with its exit code.
 
@@ -93,6 +94,7 @@ def finish(
         fail_on: the lightest severity that makes the exit code 1; None: the one that the settings name.
         verbose: list the rules that passed, too.
         record_error: why the record of the syncs could not be written, which makes the exit code 2.
+        was_interrupted: Ctrl-C ended the work, and this is what was known by then.
 
     """
     reports = _list_reports(result)
@@ -112,7 +114,7 @@ def finish(
     if output is not None and not messages and sys.stderr.isatty():
         log(_say_where(reports, output))
     code = 2 if messages else result.exit_code(fail_on)
-    raise typer.Exit(INTERRUPTED if code == 2 and SignalGuard.was_interrupted else code)
+    raise typer.Exit(INTERRUPTED if code == 2 and (was_interrupted or SignalGuard.was_interrupted) else code)
 
 
 def _list_reports(result: Report | Reports) -> Sequence[Report]:
@@ -139,19 +141,23 @@ LINE_INTERVAL = 30.0
 
 
 @contextmanager
-def progress_bar(target: str, *, bytewise: bool = True) -> Iterator[Advance]:
+def progress_bar(
+    target: str, *, bytewise: bool = True, announce: Callable[[], None] = lambda: None
+) -> Iterator[Advance]:
     """Show a progress bar with speed, time and time left while the block runs; without a terminal, a line now and then.
 
     Gives the function to call with how much is done and how much there is in all. bytewise: the work counts bytes, else items.
+    announce: called before the bar or the first line appears.
     """
     if not sys.stderr.isatty():
-        yield log_progress(target, bytewise=bytewise)
+        yield log_progress(target, bytewise=bytewise, announce=announce)
         return
     start_time = time.monotonic()
     bars: list[Progress] = []
 
     def advance(done: int, total: int) -> None:
         if not bars and time.monotonic() - start_time > BAR_DELAY:
+            announce()
             bars.append(_create_bar(target, bytewise))
         if bars:
             bars[0].update(bars[0].task_ids[0], completed=done, total=total)
@@ -163,7 +169,13 @@ def progress_bar(target: str, *, bytewise: bool = True) -> Iterator[Advance]:
             bar.stop()
 
 
-def log_progress(target: str, *, bytewise: bool, clock: Callable[[], float] = time.monotonic) -> Advance:
+def log_progress(
+    target: str,
+    *,
+    bytewise: bool,
+    clock: Callable[[], float] = time.monotonic,
+    announce: Callable[[], None] = lambda: None,
+) -> Advance:
     """Return a function that writes a line about the progress when LINE_INTERVAL has passed since the last one.
 
     bytewise: the work counts bytes, else items. clock: gives the seconds since some moment.
@@ -176,6 +188,8 @@ def log_progress(target: str, *, bytewise: bool, clock: Callable[[], float] = ti
         now = clock()
         if now - line_time < LINE_INTERVAL or not 0 < done < total:
             return
+        if line_time == start_time:
+            announce()
         line_time = now
         numbers = (format_bytes(done), format_bytes(total)) if bytewise else (f"{done:,}", f"{total:,}")
         seconds = now - start_time
@@ -226,15 +240,32 @@ def _create_bar(target: str, bytewise: bool) -> Progress:
 
 
 class TerminalObserver(Observer):
-    """Shows messages and progress of long work on stderr."""
+    """Shows messages and progress of long work on stderr, and keeps what is known before its end."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Report] = {}
+        """Target → its report, or what is known of it while its values are being read."""
+
+    def note_report(self, report: object) -> None:
+        """Keep the report, for progress that takes long and for Ctrl-C."""
+        assert isinstance(report, Report)
+        self.known[report.target] = report
 
     def log(self, message: str) -> None:
         """Write a message to stderr."""
         log(message)
 
     def progress(self, label: str, *, bytewise: bool = True) -> contextlib.AbstractContextManager[Advance | None]:
-        """Show a progress bar, or write a line now and then."""
-        return progress_bar(label, bytewise=bytewise)
+        """Show a progress bar, or write a line now and then, and before it what is known by then."""
+        return progress_bar(label, bytewise=bytewise, announce=lambda: self._announce(label))
+
+    def _announce(self, target: str) -> None:
+        """Write the findings that are known, since the rest takes long."""
+        if (report := self.known.get(target)) is not None and report.findings:
+            from ckptcheck.reporters.text import write_findings
+
+            log(f"{target}: known from the headers, while the values are being read:")
+            write_findings(report, sys.stderr)
 
     def phase(self, label: str, most: float | None = None) -> contextlib.AbstractContextManager[None]:
         """Show the time that a phase has taken, and the time left."""

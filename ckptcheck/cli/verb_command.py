@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, cast
@@ -259,7 +260,7 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
     if writes_report(verb) and "output" not in verb.parameters:
         require_file(values["output"])
     names = [name for name in arguments if name in written.names or name in verb.settings]
-    record_error = None
+    record_error, was_interrupted = None, False
     try:
         run = partial(verb.run, config=values.get("config"), observer=out.TERMINAL)
         result = _run_each(verb, run, arguments, names)
@@ -267,6 +268,10 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
         if (result := getattr(error, "report", None)) is None:
             raise
         record_error = error
+    except KeyboardInterrupt:
+        if not out.TERMINAL.known:
+            raise
+        result, was_interrupted = Reports(_with_rules(out.TERMINAL.known.values())), True
     if isinstance(result, (Report, Reports)):
         out.finish(
             result,
@@ -275,10 +280,19 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
             values["fail_on"],
             verbose=values["verbose"],
             record_error=record_error,
+            was_interrupted=was_interrupted,
         )
     from ckptcheck.cli.results import write_result
 
     write_result(result, values)
+
+
+def _with_rules(reports: Iterable[Report]) -> tuple[Report, ...]:
+    """Return reports as a verb would return them at its end."""
+    from ckptcheck.linter.rule_loader import load_rules
+
+    rules = tuple(load_rules())
+    return tuple(replace(report, rules=rules) for report in reports)
 
 
 def _run_each(verb: Verb, run: Callable[..., Any], arguments: Mapping[str, Any], names: Sequence[str]) -> Any:

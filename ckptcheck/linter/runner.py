@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -81,6 +81,7 @@ def run_rules(
     *,
     ignored: Mapping[str, str] | None = None,
     severities: Mapping[str, Severity] | None = None,
+    note_partial: Callable[[Report], None] | None = None,
 ) -> Report:
     """Run every rule that applies to the evidence; a rule that fails is reported and the others still run.
 
@@ -89,16 +90,28 @@ def run_rules(
         rules: the rules to run; a rule for which the evidence has no view does not apply.
         ignored: code → reason, for rules that the user ignores.
         severities: code → severity, if it differs from the rule's own.
+        note_partial: called with the report so far before the rules that wait for values; it is incomplete.
     """
     runs = [RuleRun(rule, evidence) for rule in rules]
     # Ask all rules first, which loads the files of applicable rules before any rule waits for values.
     for run in runs:
         run.decide_applies()
-    for run in sorted(runs, key=lambda run: run.rule.on == VALUES):
+    ordered = sorted(runs, key=lambda run: run.rule.on == VALUES)
+    for run in ordered:
+        if note_partial is not None and run.applies and run.rule.on == VALUES:
+            note_partial(_build_report(evidence, ordered[: ordered.index(run)], ignored, interrupted=True))
+            note_partial = None
         if run.applies and ignored and run.rule.code in ignored:
             run.skipped = ignored[run.rule.code]
         elif run.applies:
             run.check((severities or {}).get(run.rule.code))
+    return _build_report(evidence, runs, ignored)
+
+
+def _build_report(
+    evidence: Evidence, runs: Sequence[RuleRun], ignored: Mapping[str, str] | None, *, interrupted: bool = False
+) -> Report:
+    """Return the report of rules that ran. interrupted: the rules about values did not."""
     findings = [finding for run in runs for finding in run.findings]
     passed = [run.rule.code for run in runs if run.passed]
     skipped = [(run.rule.code, run.skipped) for run in runs if run.skipped is not None]
@@ -106,6 +119,8 @@ def run_rules(
     error = None if passed or findings or crashed else "no selected rule looked at this target"
     if error is None and not _tells_damage(runs, ignored or {}):
         error = next((run.skipped for run in runs if run.skipped_for_damage), None)
+    if interrupted:
+        error = "interrupted before its values were checked"
     if evidence.unread:
         by_reason: dict[str, list[str]] = {}
         for name, reason in evidence.unread.items():
@@ -129,7 +144,7 @@ def run_rules(
         error=error,
         unread=tuple(evidence.unread),
         counts=evidence.counts,
-        sections=tuple(evidence.sections),
+        sections=() if interrupted else tuple(evidence.sections),
         read=evidence.reading,
         identities=evidence.identities,
         headline=evidence.headline if not findings else "",

@@ -33,10 +33,7 @@ GROWTH = 4
 
 def write(reports: Sequence[Report], rules: Sequence[Rule], stream: IO[str], *, verbose: bool = False) -> None:
     """Write the reports to a stream, in colour if it is a terminal. `verbose` lists what passed as well."""
-    safe = cast("IO[str]", CommandFreeStream(stream))
-    width = width_for(stream)
-    # rich asks the terminal for its size at each line, unless the size is given
-    console = Console(file=safe, highlight=False, width=width, height=None if width is None else HEIGHT)
+    console = _open_console(stream)
     names = {rule.code: rule.name for rule in rules}
     for number, report in enumerate(reports):
         if number:
@@ -44,6 +41,20 @@ def write(reports: Sequence[Report], rules: Sequence[Rule], stream: IO[str], *, 
         _one(console, report, names, verbose)
     if len(reports) > 1:
         console.print(Text(f"\n{summarize(reports)}", style="bold"))
+
+
+def write_findings(report: Report, stream: IO[str]) -> None:
+    """Write the findings of a report alone, and an empty line."""
+    console = _open_console(stream)
+    _findings(console, report)
+    console.print()
+
+
+def _open_console(stream: IO[str]) -> Console:
+    safe = cast("IO[str]", CommandFreeStream(stream))
+    width = width_for(stream)
+    # rich asks the terminal for its size at each line, unless the size is given
+    return Console(file=safe, highlight=False, width=width, height=None if width is None else HEIGHT)
 
 
 def summarize(reports: Sequence[Report]) -> str:
@@ -72,15 +83,7 @@ def _one(console: Console, report: Report, names: dict[str, str], verbose: bool)
     if report.subject:
         console.print(Text(printable(report.subject), style="dim"))
     _reading(console, report)
-    shown: dict[str, int] = {}
-    for finding in report.findings:
-        shown[finding.code] = shown.get(finding.code, 0) + 1
-        if shown[finding.code] <= MOST_PER_RULE:
-            _finding(console, finding)
-    for code, number in shown.items():
-        if number > MOST_PER_RULE:
-            more = f"… and {count(number - MOST_PER_RULE, 'more finding')} of {code}; --format json lists them all"
-            console.print(Padding(Text(more, style="dim"), (1, 0, 0, 2), expand=False))
+    _findings(console, report)
     _not_run(console, report, names, verbose)
     _consumers(console, report)
     for section in report.sections:
@@ -92,6 +95,18 @@ def _one(console: Console, report: Report, names: dict[str, str], verbose: bool)
     if report.findings:
         first = report.findings[0].code
         console.print(Text(f"  ckptcheck rule {first} explains the first one", style="dim"))
+
+
+def _findings(console: Console, report: Report) -> None:
+    shown: dict[str, int] = {}
+    for finding in report.findings:
+        shown[finding.code] = shown.get(finding.code, 0) + 1
+        if shown[finding.code] <= MOST_PER_RULE:
+            _finding(console, finding)
+    for code, number in shown.items():
+        if number > MOST_PER_RULE:
+            more = f"… and {count(number - MOST_PER_RULE, 'more finding')} of {code}; --format json lists them all"
+            console.print(Padding(Text(more, style="dim"), (1, 0, 0, 2), expand=False))
 
 
 def _reading(console: Console, report: Report) -> None:

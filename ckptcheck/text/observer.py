@@ -15,6 +15,9 @@ class Observer:
     def log(self, message: str) -> None:
         """Receive one sentence about what happens now."""
 
+    def note_report(self, report: object) -> None:
+        """Receive the `linter.report.Report` of a target; before its values are read, that of what is known by then."""
+
     def progress(self, label: str, *, bytewise: bool = True) -> AbstractContextManager[Advance | None]:
         """Return a context in which work on `label` runs; it gives the function that counts, or None without an audience.
 

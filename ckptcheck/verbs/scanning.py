@@ -76,6 +76,7 @@ def scan_targets(targets: Sequence[str], request: ScanRequest) -> list[Report]:
         try:
             with _paused_garbage_collection():
                 reports.append(add_cluster_notes(_scan_target(target, request, rows), notes[known:]))
+            request.observer.note_report(reports[-1])
             if request.options.consumers and not reports[-1].consumers:
                 request.observer.log(f"{target}: nothing in it is quantized, so --consumers were not asked")
         except CkptcheckError as error:
@@ -149,7 +150,13 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
     try:
         value_reader.start(ckpt)
         _read_headers(ckpt, target, request.observer)
-        report = run_rules(ckpt, request.rules, ignored=request.ignored, severities=request.severities)
+        report = run_rules(
+            ckpt,
+            request.rules,
+            ignored=request.ignored,
+            severities=request.severities,
+            note_partial=request.observer.note_report,
+        )
         report = _add_vocabulary(report, ckpt)
         if request.options.consumers:
             from ckptcheck.consumers.table import tabulate_consumers
@@ -166,7 +173,13 @@ def _scan_megatron(megatron: Megatron, request: ScanRequest, rows: list[dict[str
     """Report on a Megatron checkpoint. The rules about values are the same, the others are its own."""
     if request.fix:
         request.observer.log(f"{megatron.target}: nothing is repaired in a Megatron checkpoint")
-    report = run_rules(megatron, request.rules, ignored=request.ignored, severities=request.severities)
+    report = run_rules(
+        megatron,
+        request.rules,
+        ignored=request.ignored,
+        severities=request.severities,
+        note_partial=request.observer.note_report,
+    )
     if megatron.weights:
         report = _add_pictures(_add_vocabulary(report, megatron.values_view), megatron.values_view, request)
     if request.stats is not None:

@@ -187,3 +187,18 @@ def test_no_command_is_answered_with_the_help_and_2(here: Path, words: list[str]
     result = run(here, *words)
     assert (result.returncode, result.stderr) == (2, "")
     assert result.stdout.rstrip("\n") == run(here, *words, "--help").stdout.rstrip("\n")
+
+
+def test_ctrl_c_while_values_are_read_reports_what_the_headers_show(here: Path) -> None:
+    """The verdict is incomplete, and a target that was finished keeps its report."""
+    (here / "mine").mkdir()
+    body = "import os, signal\n    'sound' in ckpt.target or os.kill(os.getpid(), signal.SIGINT)\n    yield from ()"
+    text = RULE.format(body=body).replace('severity="warning"', 'severity="warning", on="values"')
+    (here / "mine/bob001_other_name.py").write_text(text)
+    result = run(here, "scan", "sound", "broken", "--rules", "mine")
+    assert result.returncode == 130
+    assert result.stderr == "ckptcheck: interrupted\n"
+    sound, broken = result.stdout.split("\nbroken\n")
+    assert "✓ clean · " in sound
+    assert "  error   IDX001 missing-shard\n" in broken
+    assert "✗ incomplete: interrupted before its values were checked, 1 error · " in broken

@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -143,6 +144,28 @@ def test_without_a_terminal_a_line_now_and_then_says_how_far_it_is(capsys: pytes
     advance(1, 1200)
     advance(2, 1200)
     assert capsys.readouterr().err == "scor\\ning: 0 % done after 40 seconds, 1 of 1,200, about 13.3 hours left\n"
+
+
+def test_what_the_headers_show_is_written_before_long_reading_goes_on(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ckptcheck
+    from ckptcheck.cli import output
+
+    observer = output.TerminalObserver()
+    report = ckptcheck.scan(here / "broken", headers_only=True)
+    observer.note_report(replace(report[0], target="broken"))
+    monkeypatch.setattr(output, "LINE_INTERVAL", 0.0)
+    with observer.progress("broken") as advance:
+        assert advance is not None
+        advance(1, 4)
+        advance(2, 4)
+    errors = capsys.readouterr().err
+    assert errors.startswith(
+        "broken: known from the headers, while the values are being read:\n\n  error   IDX001 missing-shard\n"
+    )
+    assert errors.count("IDX001") == 1
+    assert errors.count("% done after") == 2
 
 
 def test_a_phase_says_how_long_it_runs() -> None:
