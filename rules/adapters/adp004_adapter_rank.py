@@ -17,7 +17,8 @@ together. A wrong `lora_alpha` or `alpha_pattern` changes the strength as well, 
 and v of an adapter store three times the rank: use `--ignore ADP004` if only their own loader reads it.
 
 ## Seen in
-No public report: configs copied between runs.
+ymcui/Chinese-LLaMA-Alpaca#302 (a config with `r` 64 beside matrices of rank 8: PEFT stops), ymcui/Chinese-LLaMA-Alpaca#431 (the
+adapter_config.json of another adapter, copied)
 """
 
 import re

@@ -18,7 +18,8 @@ that were found for all causes.
 Where the floor was assumed and not measured, the remaining gap may be the floor: `ckptcheck parity calibrate` measures it.
 
 ## Seen in
-training jobs whose teams stopped at the first cause, and jobs whose response mask was all zero
+PipelineRL's move from vLLM V0 to V1 (a gap remained after the right kind of logprobs: the head's dtype), verl-project/verl#7970
+(rollouts whose response mask is all zero)
 """
 
 from collections.abc import Iterator

@@ -17,7 +17,9 @@ Two families can be the same computation (a Mistral without sliding windows is a
 `--ignore CFG040`.
 
 ## Seen in
-No public report: configs edited by hand.
+huggingface/transformers#45058 (omni-research/Tarsier2-Recap-7b was released with a wrong `model_type`). Tried with transformers
+5.24, which takes the class of `model_type`, and read in vLLM 0.32 and SGLang 0.5.23, which look `architectures` up in their
+registries.
 """
 
 from collections.abc import Iterator

@@ -13,7 +13,8 @@
 - Somebody may have edited the file by hand.
 
 ## Seen in
-Jobs that were killed while another process wrote to the same file
+sgl-project/sglang#19011 (lines of several writers mixed in one JSONL file), hiyouga/LlamaFactory#10715 (a last line of which
+half was written)
 """
 
 from collections.abc import Iterator

@@ -16,7 +16,7 @@ An export in another dtype is meant to differ: take the manifest of the export. 
 probability of about 2^-62.
 
 ## Seen in
-Stores that keep the manifests of deleted checkpoints; exports in bf16 compared with manifests of fp32 masters
+sigstore/model-transparency: `Hash mismatch for` is all that digests tell
 """
 
 from collections.abc import Iterator

@@ -13,7 +13,8 @@ Copy the files into the folder. Do not load a checkpoint whose paths you did not
 Runs may link old iterations from another disk: check the target of the link itself. `--ignore MEG034` silences it.
 
 ## Seen in
-The same defect in indexes of Hugging Face checkpoints (IDX009)
+torch.distributed.checkpoint joins `relative_path` of `.metadata` to the folder as it stands (`FileSystemReader.read_data`); the
+same in indexes of Hugging Face checkpoints (IDX009)
 """
 
 from collections.abc import Iterator

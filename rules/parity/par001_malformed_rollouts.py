@@ -17,7 +17,7 @@ Write the file again, or convert the framework's own file with `ckptcheck parity
 - A file that is still being written has no complete header yet; judge it again when it is done.
 
 ## Seen in
-files that were cut off while they were copied
+THUDM/slime#1440 (a loss mask shorter than the response), THUDM/slime#1862 (812 logprobs for a response of 456 tokens)
 """
 
 from collections.abc import Iterator

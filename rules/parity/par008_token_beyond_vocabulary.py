@@ -16,7 +16,7 @@ Strip padding before you write the file, and compare the tokenizers of both side
 - Where the file does not say how many rows the embedding has, the rule finds only ids below 0 or from 2^31 on.
 
 ## Seen in
-collators that pad with -100
+lucidrains/audiolm-pytorch#18 and meta-llama/llama#481 (sequences padded with -1)
 """
 
 from collections.abc import Iterator

@@ -16,7 +16,8 @@ Apply log-softmax over the whole vocabulary before recording.
 A sum over 150,000 ids in bfloat16 is off by more than this.
 
 ## Seen in
-harnesses that save one rank's logits
+NVIDIA/Megatron-LM#7452 (logits that were gathered already, normalized once more over the ranks: every logprob is off by the
+logarithm of the number of ranks), huggingface/trl#6789 (logprobs over what top-p left, against those over the whole vocabulary)
 """
 
 from collections.abc import Iterator

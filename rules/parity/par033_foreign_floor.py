@@ -17,7 +17,8 @@ You use a floor of another precision on purpose, as the least that can be reache
 names of trainers (`verl`, `prime-rl`).
 
 ## Seen in
-floors kept in a repository while the engine's dtype changed
+NovaSky-AI/SkyRL#1862 (with equal weights 0.0118, or 0.0279 without the engine's quantization in the trainer),
+NovaSky-AI/SkyRL#1408 (a limit of 0.07 that another torch and vLLM made 0.09)
 """
 
 from collections.abc import Iterator

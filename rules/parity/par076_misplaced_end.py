@@ -28,7 +28,7 @@ them one by one (PRB001). Set `ignore_eos` to false. See whether the record drop
   then reports no more than an info.
 
 ## Seen in
-instruct models with a list of end tokens, from which an engine took only the first
+turboderp-org/exllamav2#803 and Blaizzy/mlx-vlm#309 (of a list of end tokens only the first was taken), vllm-project/vllm#4180
 """
 
 from collections.abc import Iterator

@@ -15,7 +15,7 @@ End every line of the command but the last with a backslash and nothing after it
 No program's name begins with two dashes or holds a dotted key with `=`.
 
 ## Seen in
-The launch scripts of several training frameworks; a commented-out argument in the middle of a launch line is the usual cause.
+mozilla/DeepSpeech#1980 and VITA-Group/VLM-3R#9 (comments behind the backslashes: all arguments after them are lost)
 """
 
 from collections.abc import Iterator

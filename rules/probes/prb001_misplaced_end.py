@@ -28,8 +28,8 @@
 - The probe does not try stop strings, nor end tokens that only the tokenizer names.
 
 ## Seen in
-NVIDIA-NeMo/RL tools/model_diagnostics/1.max_model_len_respected.py; instruct models with a list of end tokens, from which an
-engine took only the first (TOK003 says how the files disagree)
+NVIDIA-NeMo/RL tools/model_diagnostics/1.max_model_len_respected.py; turboderp-org/exllamav2#803 and Blaizzy/mlx-vlm#309 (of a
+list of end tokens only the first was taken; TOK003 says how the files disagree)
 """
 
 from collections.abc import Iterator

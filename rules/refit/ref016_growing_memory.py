@@ -15,7 +15,8 @@
 - Few syncs show little: an allocator may keep memory once and never ask for more. `--steps 4` shows more.
 
 ## Seen in
-vLLM and SGLang reports of growing memory after repeated updates
+sgl-project/sglang#4446 (tensors of every update stay under tensor parallelism), vllm-project/vllm#52950 (2 GiB for each packed
+transfer)
 """
 
 from collections.abc import Iterator

@@ -16,7 +16,7 @@
 - Another process may have taken as much memory on that GPU in the same moment.
 
 ## Seen in
-SGLang without torch_memory_saver: release_memory_occupation answers success and keeps the memory
+SGLang 0.5.23 without torch_memory_saver: release_memory_occupation answers success and keeps the memory
 """
 
 from collections.abc import Iterator

@@ -14,7 +14,8 @@
 - The last save was meant for serving alone, not for resuming: `--ignore SER010`.
 
 ## Seen in
-Jobs that ran out of time while they saved, and uploads that failed for one file
+huggingface/transformers#35782 (a job that was stopped while it saved: the last folder lacks the trainer's state, and no resume
+gets past it)
 """
 
 import re

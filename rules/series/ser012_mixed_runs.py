@@ -15,7 +15,8 @@
 - A run that changed its dtype or its vocabulary on purpose when it was resumed: then the saves before and after are two series.
 
 ## Seen in
-Jobs that were restarted with another configuration and the same output folder
+nyu-mll/jiant#5 (a second run with other settings overwrites the first saves of a folder, and the next one resumes from the
+last, which is of the first run), PriorLabs/TabPFN#814
 """
 
 from collections.abc import Iterator

@@ -14,7 +14,8 @@
 - The resumed run took a step before it saved.
 
 ## Seen in
-Runs of Megatron that were resumed with another tensor or pipeline parallelism
+areal-project/AReaL#1468 (Megatron's moments dropped without a word), huggingface/transformers#48569 (an optimizer in the wrong
+state under tensor parallelism), ISEEKYAN/Megatron-LM#104 (FSDP goes on from stale weights)
 """
 
 from collections.abc import Iterator

@@ -15,7 +15,8 @@
 - Never, if the step in the name is the step of training.
 
 ## Seen in
-Runs that were restarted with another padding of the step in the folder's name
+strands-labs/robots#3165 (a run that was continued with more steps pads them wider: `100000` beside `0900000`, and readers took
+the last name for the newest save), TheLastBen/fast-stable-diffusion#1198 (a resumed run counts its steps from 0 again)
 """
 
 from collections.abc import Iterator

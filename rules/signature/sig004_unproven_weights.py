@@ -18,7 +18,7 @@ and needs no engine here.
 The engine quantizes the weights while it loads them, or this machine cannot start its layout: then only logprobs are comparable.
 
 ## Seen in
-The limits of the check are in docs/attach.md.
+vLLM 0.32 without `VLLM_SERVER_DEV_MODE=1`: no answer of the server is made from its weights but logprobs
 """
 
 from collections.abc import Iterator
