@@ -68,6 +68,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, join_truncated
+from ckptcheck.values.detectors.drawn_positions import find_drawn_positions
 from ckptcheck.values.detectors.fresh_shares import FreshShare, find_fresh_shares
 from ckptcheck.values.detectors.init_detection import (
     InitSample,
@@ -83,7 +84,6 @@ from ckptcheck.values.detectors.norms import (
     find_norms_without_scale,
     find_zero_norms,
 )
-from ckptcheck.values.detectors.position_order import find_drawn_positions
 
 HINT = "look for newly initialized weights in the log of what loaded it before it was saved; if it is new on purpose, train it"
 
