@@ -178,8 +178,8 @@ def _describe_verb(verb: Verb, words: str) -> list[str]:
         default = parameter.declared.shown or (
             "" if parameter.default is inspect.Parameter.empty else repr(parameter.default)
         )
-        bounds = [f"from {parameter.declared.least:g}"] if parameter.declared.least is not None else []
-        bounds += [f"to {parameter.declared.most:g}"] if parameter.declared.most is not None else []
+        bounds = [f"from {parameter.declared.within.least:g}"] if parameter.declared.within.least is not None else []
+        bounds += [f"to {parameter.declared.within.most:g}"] if parameter.declared.within.most is not None else []
         taken = " ".join([parameter.describe(), *bounds])
         star = "*" if parameter.is_variadic else ""
         lines.append(f"| `{star}{name}` | {_escape(taken)} | {_escape(default)} | {_escape(parameter.declared.help)} |")

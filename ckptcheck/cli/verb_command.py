@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -19,7 +19,7 @@ from ckptcheck.linter.report import FailOn, Report, Reports
 from ckptcheck.reporters import ReportFormat
 from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.verbs import VERBS
-from ckptcheck.verbs.options import Argument, Option, Setting
+from ckptcheck.verbs.options import Argument, Option, Setting, TextOrJson
 from ckptcheck.verbs.parameter import Given, Parameter, load, read_parameter
 from ckptcheck.verbs.settings import parse_written
 from ckptcheck.verbs.verb import Verb, find_verb
@@ -41,7 +41,7 @@ OF_REPORTS: Mapping[str, Declaration] = {
 """Options of every command that writes a report."""
 OF_IDENTITIES: Mapping[str, Declaration] = {
     "format": (
-        Literal["text", "json"],
+        TextOrJson,
         Option("text: a line for each target; json: every tensor with its digest."),
         "text",
     ),
@@ -207,7 +207,7 @@ def _show_parameter(parameter: Parameter, words: str) -> inspect.Parameter:
     if declared.shown or default is None or default == [] or default == "":
         keywords["show_default"] = declared.shown or False
     if (parameter.kinds or parameter.item) and kind in (int, float, int | None, float | None):
-        keywords |= {"min": declared.least, "max": declared.most}
+        keywords |= {"min": declared.within.least, "max": declared.within.most}
     if is_argument and words and NestedCommandGroup.list_second_words(words):
         keywords["autocompletion"] = complete_second_word
     names = declared.names.split(" ") if declared.names else [f"--{parameter.name.replace('_', '-')}"]

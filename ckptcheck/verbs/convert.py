@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
+    FROM_ZERO,
     Argument,
     ClipHigh,
     ClipLow,
@@ -43,8 +44,10 @@ def convert_rollouts(
     logprobs: Annotated[
         Literal["raw", "processed", "unknown"] | None, Option("The distribution of the engine's logprobs.")
     ] = None,
-    temperature: Annotated[float | None, Option("The engine's sampling temperature.", least=0)] = None,
-    trainer_temperature: Annotated[float | None, Setting("What the trainer divided logits by.", least=0)] = None,
+    temperature: Annotated[float | None, Option("The engine's sampling temperature.", within=FROM_ZERO)] = None,
+    trainer_temperature: Annotated[
+        float | None, Setting("What the trainer divided logits by.", within=FROM_ZERO)
+    ] = None,
     trainer_version: TrainerVersion = None,
     clip_low: ClipLow = None,
     clip_high: ClipHigh = None,

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
-from ckptcheck.verbs.options import Argument, CallTimeout, Option, StrPath, TrainerPython, Words
+from ckptcheck.verbs.options import SEQUENCE, Argument, CallTimeout, Option, StrPath, TrainerPython, Words
 from ckptcheck.verbs.parameter import several, to_path
 from ckptcheck.verbs.verb import verb
 
@@ -29,7 +29,7 @@ def critic(
             has_commas=True,
         ),
     ] = (),
-    length: Annotated[int, Option("Tokens of a sequence.", least=4)] = 16,
+    length: Annotated[int, Option("Tokens of a sequence.", within=SEQUENCE)] = 16,
     trainer_python: TrainerPython = None,
     timeout: CallTimeout = 900.0,
     pictures: bool = False,

@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.text.observer import SILENT, Observer
-from ckptcheck.verbs.options import LIMITS, READING, TARGET_FORMS, Argument, FollowLinks, Jobs, Option, StrPath
+from ckptcheck.verbs.options import (
+    FROM_ZERO,
+    LIMITS,
+    READING,
+    TARGET_FORMS,
+    Argument,
+    FollowLinks,
+    Jobs,
+    Option,
+    StrPath,
+)
 from ckptcheck.verbs.parameter import Given
 from ckptcheck.verbs.verb import verb
 
@@ -68,8 +78,8 @@ def diff(
         Option("Compare in this dtype (bf16, fp16, fp32); auto: the one that B's config declares, else none; none."),
     ] = "auto",
     critic: Annotated[bool, Option("One side is a critic: only the heads may be missing or extra.")] = False,
-    rtol: Annotated[float, Option("Relative tolerance, of A's numbers.", least=0, panel=LIMITS)] = 0.0,
-    atol: Annotated[float, Option("Absolute tolerance.", least=0, panel=LIMITS)] = 0.0,
+    rtol: Annotated[float, Option("Relative tolerance, of A's numbers.", within=FROM_ZERO, panel=LIMITS)] = 0.0,
+    atol: Annotated[float, Option("Absolute tolerance.", within=FROM_ZERO, panel=LIMITS)] = 0.0,
     bridge: Annotated[
         Literal["builtin", "mbridge", "both"],
         Option("Map Megatron's tensors by the built-in tables, by mbridge, or compare both mappings.", panel=READING),

@@ -1,10 +1,10 @@
 """``ckptcheck engine``: builds, lists and removes the isolated Python environments that engines and trainers run in."""
 
 import sys
-from typing import Annotated, Literal
+from typing import Annotated
 
 from ckptcheck.text.observer import SILENT, Observer
-from ckptcheck.verbs.options import Argument, Option, StrPath, Words
+from ckptcheck.verbs.options import Argument, Option, StrPath, TextOrJson, Words
 from ckptcheck.verbs.parameter import several, to_path
 from ckptcheck.verbs.verb import verb
 
@@ -50,7 +50,7 @@ def install(
 
 
 @verb()
-def list_(format: Annotated[Literal["text", "json"], Option("Format of the list.")] = "text") -> None:
+def list_(format: Annotated[TextOrJson, Option("Format of the list.")] = "text") -> None:
     """List the environments: their state, and what is stubbed in each and why."""
     import json
 

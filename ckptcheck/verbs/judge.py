@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
+    FROM_ONE,
+    FROM_ZERO,
     KEPT,
     LIMITS,
     Argument,
@@ -51,14 +53,16 @@ def judge(
     floor: Floor = None,
     max_floor_multiple: FloorLimit = 5.0,
     max_mult_prob_error: MeanRatioLimit = 1.05,
-    max_kl: Annotated[float, Setting("Limit of KL, nats a token.", least=0)] = 0.01,
-    max_prob_diff: Annotated[float, Setting("Limit of the mean difference of probabilities.", least=0)] = 0.01,
+    max_kl: Annotated[float, Setting("Limit of KL, nats a token.", within=FROM_ZERO)] = 0.01,
+    max_prob_diff: Annotated[float, Setting("Limit of the mean difference of probabilities.", within=FROM_ZERO)] = 0.01,
     max_abs: Annotated[
         float | None,
-        Setting("Limit of mean |Δ| in nats; slime's CI has 0.1.", least=0, shown="none"),
+        Setting("Limit of mean |Δ| in nats; slime's CI has 0.1.", within=FROM_ZERO, shown="none"),
     ] = None,
-    max_sequence_error: Annotated[float, Setting("Limit of mean exp|Δ| of any one sequence.", least=1)] = 2.0,
-    max_lag: Annotated[int, Setting("Versions that tokens may be older than the trainer's weights.", least=0)] = 1,
+    max_sequence_error: Annotated[float, Setting("Limit of mean exp|Δ| of any one sequence.", within=FROM_ONE)] = 2.0,
+    max_lag: Annotated[
+        int, Setting("Versions that tokens may be older than the trainer's weights.", within=FROM_ZERO)
+    ] = 1,
     clip_low: ClipLow = None,
     clip_high: ClipHigh = None,
     no_limits: Annotated[

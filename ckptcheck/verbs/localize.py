@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
+    FROM_ZERO,
     Argument,
     CallTimeout,
     ComputeDtype,
@@ -78,7 +79,10 @@ def localize(
     limit: Annotated[
         float | None,
         Option(
-            "Relative difference that is still equal.", least=0, shown="by the dtype's rounding", panel="The comparison"
+            "Relative difference that is still equal.",
+            within=FROM_ZERO,
+            shown="by the dtype's rounding",
+            panel="The comparison",
         ),
     ] = None,
     tp: TrainerTp = 1,

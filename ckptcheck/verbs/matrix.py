@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
+    FROM_ONE,
     KEPT,
     SETTING,
     CallTimeout,
@@ -65,7 +66,7 @@ def parity_matrix(
         Option(
             "Tokens of prompt and response.",
             shown="100,1000,10000, where the model has the room",
-            least=1,
+            within=FROM_ONE,
             panel=AXES,
             has_commas=True,
         ),
@@ -74,7 +75,10 @@ def parity_matrix(
         Words, Option("real: text in the chat template; synthetic: made-up ids.", panel=AXES, has_commas=True)
     ] = ("real", "synthetic"),
     decoding: Annotated[Words, Option("greedy, sampling.", panel=AXES, has_commas=True)] = ("greedy", "sampling"),
-    batch: Annotated[int | Sequence[int], Option("Requests at once.", least=1, panel=AXES, has_commas=True)] = (1, 8),
+    batch: Annotated[int | Sequence[int], Option("Requests at once.", within=FROM_ONE, panel=AXES, has_commas=True)] = (
+        1,
+        8,
+    ),
     layouts: Annotated[
         Words,
         Option(
@@ -84,13 +88,13 @@ def parity_matrix(
             has_commas=True,
         ),
     ] = (),
-    repeats: Annotated[int, Option("Runs of every cell.", least=1, panel=AXES)] = 2,
+    repeats: Annotated[int, Option("Runs of every cell.", within=FROM_ONE, panel=AXES)] = 2,
     directions: Annotated[Words, Option("Who samples the tokens: engine, trainer.", panel=AXES, has_commas=True)] = (
         "engine",
         "trainer",
     ),
-    response: Annotated[int, Option("Tokens of a response of a cell.", least=1, panel=AXES)] = 16,
-    sequences: Annotated[int, Option("Sequences of a cell, at least.", least=1, panel=AXES)] = 4,
+    response: Annotated[int, Option("Tokens of a response of a cell.", within=FROM_ONE, panel=AXES)] = 16,
+    sequences: Annotated[int, Option("Sequences of a cell, at least.", within=FROM_ONE, panel=AXES)] = 4,
     temperature: Temperature = 1.0,
     top_p: Annotated[TopP, SETTING] = 1.0,
     top_k: Annotated[TopK, SETTING] = 0,

@@ -2,7 +2,7 @@
 
 The command line, the help, the page of the API and the check of arguments are made from these declarations::
 
-    def diff(first: Target, second: Target, *, atol: Annotated[float, Option("Absolute tolerance.", least=0)] = 0.0): ...
+    def diff(first: Target, second: Target, *, atol: Annotated[float, Option("Absolute tolerance.", within=FROM_ZERO)] = 0.0): ...
 
 A parameter that has no declaration is Python's alone: an observer, a runner.
 """
@@ -15,6 +15,25 @@ from typing import Annotated, Literal
 StrPath = str | os.PathLike[str]
 Paths = StrPath | Sequence[StrPath]
 Words = str | Sequence[str]
+TextOrJson = Literal["text", "json"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that an option takes, with both ends; None: any."""
+
+    least: float | None = None
+    most: float | None = None
+
+
+ANY = Range()
+FROM_ZERO = Range(0)
+FROM_ONE = Range(1)
+SHARE = Range(0, 1)
+PENALTY = Range(-2, 2)
+"""What engines take: vLLM and SGLang refuse others."""
+SEQUENCE = Range(4)
+"""Tokens of a sequence: with fewer there is nothing to compare."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +46,8 @@ class Option:
     metavar: str = ""
     shown: str = ""
     """The default in the help, if the value itself says nothing: ``cores`` for None."""
-    least: float | None = None
-    """The least number that it takes; None: any."""
-    most: float | None = None
+    within: Range = ANY
+    """The numbers that it takes."""
     panel: str = ""
     """Heading of the help below which it stands; "" for the few that most users want."""
     without: tuple[str, ...] = ()
@@ -101,7 +119,8 @@ RuleFolders = Annotated[
 # How bytes are read.
 FollowLinks = Annotated[bool, Option("Follow links out of a checkpoint, to regular files.", panel=READING)]
 Jobs = Annotated[
-    int | None, Option("Files, tensors or pieces of them read at a time.", least=1, shown="cores", panel=READING)
+    int | None,
+    Option("Files, tensors or pieces of them read at a time.", within=FROM_ONE, shown="cores", panel=READING),
 ]
 Like = Annotated[
     StrPath | None,
@@ -112,9 +131,10 @@ Like = Annotated[
 ]
 
 # The engine.
+GPUS = "ckptcheck.live.runtime.process.gpus:normalize_gpus"
 Dtype = Literal["float32", "bfloat16"]
 EngineName = Annotated[str, Option("The inference engine: vllm or sglang.")]
-EngineTp = Annotated[int, Option("Tensor parallelism of the engine.", least=1, panel=ENGINE)]
+EngineTp = Annotated[int, Option("Tensor parallelism of the engine.", within=FROM_ONE, panel=ENGINE)]
 EngineMode = Annotated[
     Literal["plain", "stock"],
     Setting(
@@ -137,7 +157,7 @@ EngineGpus = Annotated[
         "GPUs that the engine may see.",
         metavar="N,…",
         shown="all",
-        normalize="ckptcheck.live.runtime.process.gpus:normalize_gpus",
+        normalize=GPUS,
     ),
 ]
 Switches = Annotated[
@@ -164,9 +184,9 @@ AllowRemote = Annotated[bool, Option("Accept servers on other machines.")]
 # The trainer.
 TrainerName = Literal["megatron", "transformers"]
 Trainer = Annotated[TrainerName, Option("The trainer: it holds the weights, and scores.")]
-TrainerTp = Annotated[int, Option("Tensor parallelism of the trainer.", least=1, panel=TRAINER)]
-TrainerPp = Annotated[int, Option("Pipeline parallelism of the trainer.", least=1, panel=TRAINER)]
-TrainerEp = Annotated[int, Option("Expert parallelism of the trainer.", least=1, panel=TRAINER)]
+TrainerTp = Annotated[int, Option("Tensor parallelism of the trainer.", within=FROM_ONE, panel=TRAINER)]
+TrainerPp = Annotated[int, Option("Pipeline parallelism of the trainer.", within=FROM_ONE, panel=TRAINER)]
+TrainerEp = Annotated[int, Option("Expert parallelism of the trainer.", within=FROM_ONE, panel=TRAINER)]
 TrainerPython = Annotated[
     StrPath | None,
     Setting("A Python of yours that has the trainer.", metavar="PATH", shown="the one installed by ckptcheck"),
@@ -183,7 +203,7 @@ TrainerGpus = Annotated[
         "GPUs that the trainer may see.",
         metavar="N,…",
         shown="all",
-        normalize="ckptcheck.live.runtime.process.gpus:normalize_gpus",
+        normalize=GPUS,
     ),
 ]
 TrainerDtype = Annotated[
@@ -206,7 +226,7 @@ CheckLogprobs = Annotated[
 
 # Both.
 ComputeDtype = Annotated[Dtype, Option("The dtype that engine and trainer compute in.")]
-CallTimeout = Annotated[float, Option("Seconds for any one call.", least=1, panel=ENGINE)]
+CallTimeout = Annotated[float, Option("Seconds for any one call.", within=FROM_ONE, panel=ENGINE)]
 PhaseTimeouts = Annotated[
     Words,
     Option(
@@ -234,18 +254,16 @@ Prompts = Annotated[
         because="a file's prompts are taken whole",
     ),
 ]
-PromptCount = Annotated[int, Option("Prompts to answer.", least=1, panel=SAMPLING)]
-PromptLength = Annotated[int, Option("Tokens of a built-in prompt, at most.", least=4, panel=SAMPLING)]
-ResponseLength = Annotated[int, Option("Tokens of a response, at most.", least=1, panel=SAMPLING)]
-Temperature = Annotated[float, Option("Sampling temperature; 0: greedy.", least=0, panel=SAMPLING)]
-TopP = Annotated[float, Option("Nucleus sampling; 1: off.", least=0, most=1, panel=SAMPLING)]
-TopK = Annotated[int, Option("Sampling from the k most likely tokens; 0: off.", least=0, panel=SAMPLING)]
-PresencePenalty = Annotated[
-    float, Setting("Taken from the logits of tokens in the response; 0: off.", least=-2, most=2)
-]
-FrequencyPenalty = Annotated[float, Setting("Taken as often as a token is in the response; 0: off.", least=-2, most=2)]
+PromptCount = Annotated[int, Option("Prompts to answer.", within=FROM_ONE, panel=SAMPLING)]
+PromptLength = Annotated[int, Option("Tokens of a built-in prompt, at most.", within=SEQUENCE, panel=SAMPLING)]
+ResponseLength = Annotated[int, Option("Tokens of a response, at most.", within=FROM_ONE, panel=SAMPLING)]
+Temperature = Annotated[float, Option("Sampling temperature; 0: greedy.", within=FROM_ZERO, panel=SAMPLING)]
+TopP = Annotated[float, Option("Nucleus sampling; 1: off.", within=SHARE, panel=SAMPLING)]
+TopK = Annotated[int, Option("Sampling from the k most likely tokens; 0: off.", within=FROM_ZERO, panel=SAMPLING)]
+PresencePenalty = Annotated[float, Setting("Taken from the logits of tokens in the response; 0: off.", within=PENALTY)]
+FrequencyPenalty = Annotated[float, Setting("Taken as often as a token is in the response; 0: off.", within=PENALTY)]
 RepetitionPenalty = Annotated[
-    float, Setting("Divides positive logits of tokens that are there already; 1: off.", least=0.01)
+    float, Setting("Divides positive logits of tokens that are there already; 1: off.", within=Range(0.01))
 ]
 Seed = Annotated[int, Setting("Seed of the first prompt; every further prompt adds 1.")]
 
@@ -260,21 +278,21 @@ Floor = Annotated[
 ]
 FloorLimit = Annotated[
     float,
-    Setting("Multiple of the noise floor that is too much.", least=1, needs=("floor", "calibrate")),
+    Setting("Multiple of the noise floor that is too much.", within=FROM_ONE, needs=("floor", "calibrate")),
 ]
-MeanRatioLimit = Annotated[float, Setting("Limit of mean exp|Δ|.", least=1)]
+MeanRatioLimit = Annotated[float, Setting("Limit of mean exp|Δ|.", within=FROM_ONE)]
 ClipLow = Annotated[
     float | None,
-    Setting("The objective clips the ratio below 1 - N.", least=0, shown="as the file says, else 0.2"),
+    Setting("The objective clips the ratio below 1 - N.", within=FROM_ZERO, shown="as the file says, else 0.2"),
 ]
 ClipHigh = Annotated[
     float | None,
-    Setting("The objective clips the ratio above 1 + N.", least=0, shown="as the file says, else 0.2"),
+    Setting("The objective clips the ratio above 1 + N.", within=FROM_ZERO, shown="as the file says, else 0.2"),
 ]
-Step = Annotated[int | None, Option("The step of the training run, from 0, kept with the rollouts.", least=0)]
+Step = Annotated[int | None, Option("The step of the training run, from 0, kept with the rollouts.", within=FROM_ZERO)]
 TrainerVersion = Annotated[
     int | None,
-    Option("Version of the trainer's weights, as the engine counts them: what lag is counted from.", least=0),
+    Option("Version of the trainer's weights, as the engine counts them: what lag is counted from.", within=FROM_ZERO),
 ]
 Markdown = Annotated[
     StrPath | None, Option("Also write the table in Markdown.", metavar="FILE", panel=KEPT, is_output=True)

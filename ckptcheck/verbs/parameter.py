@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.text.formatting import join_words
-from ckptcheck.verbs.options import SETTING, Option, Setting
+from ckptcheck.verbs.options import ANY, SETTING, Option, Setting
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,9 @@ class Parameter:
         return value
 
     def _require_range(self, value: Real) -> None:
-        least = -inf if self.declared is None or self.declared.least is None else self.declared.least
-        most = inf if self.declared is None or self.declared.most is None else self.declared.most
+        within = self.declared.within if self.declared is not None else ANY
+        least = -inf if within.least is None else within.least
+        most = inf if within.most is None else within.most
         if isfinite(value) and least <= float(value) <= most:
             return
         bounds = f" from {least:g} {'on' if most == inf else f'to {most:g}'}" if isfinite(least) else ""

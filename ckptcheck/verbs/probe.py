@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
     SAMPLING,
+    SEQUENCE,
     CallTimeout,
     ComputeDtype,
     EngineMode,
@@ -19,6 +20,7 @@ from ckptcheck.verbs.options import (
     Option,
     PresencePenalty,
     Prompts,
+    Range,
     Setting,
     Source,
     Switches,
@@ -64,11 +66,13 @@ def parity_probe(
     ] = False,
     prompts: Prompts = None,
     length: Annotated[
-        int, Option("Tokens of a built-in prompt that is probed, at most.", least=16, panel=SAMPLING)
+        int, Option("Tokens of a built-in prompt that is probed, at most.", within=Range(16), panel=SAMPLING)
     ] = 64,
-    response: Annotated[int, Option("Tokens of a response.", least=4, panel=SAMPLING)] = 32,
-    long: Annotated[int, Setting("Tokens of the long response that is compared with one prefill.", least=4)] = 64,
-    room: Annotated[int, Setting("Tokens of the longest sequence.", least=64)] = 512,
+    response: Annotated[int, Option("Tokens of a response.", within=SEQUENCE, panel=SAMPLING)] = 32,
+    long: Annotated[
+        int, Setting("Tokens of the long response that is compared with one prefill.", within=SEQUENCE)
+    ] = 64,
+    room: Annotated[int, Setting("Tokens of the longest sequence.", within=Range(64))] = 512,
     temperature: Temperature = 0.7,
     top_p: TopP = 1.0,
     top_k: TopK = 0,

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
+    FROM_ONE,
+    FROM_ZERO,
     KEPT,
     SAMPLING,
     CallTimeout,
@@ -52,7 +54,7 @@ def record_rollouts(
     number: PromptCount = 8,
     length: PromptLength = 96,
     response: ResponseLength = 32,
-    batch: Annotated[int, Setting("Prompts that are answered at once.", least=1)] = 8,
+    batch: Annotated[int, Setting("Prompts that are answered at once.", within=FROM_ONE)] = 8,
     temperature: Temperature = 1.0,
     top_p: TopP = 1.0,
     top_k: TopK = 0,
@@ -62,7 +64,8 @@ def record_rollouts(
     seed: Seed = 0,
     ignore_eos: Annotated[bool, Option("Generate past end tokens.", panel=SAMPLING)] = False,
     full: Annotated[
-        int, Option("Response tokens of which the logprobs of the whole vocabulary are kept.", least=0, panel=KEPT)
+        int,
+        Option("Response tokens of which the logprobs of the whole vocabulary are kept.", within=FROM_ZERO, panel=KEPT),
     ] = 0,
     routing: Annotated[bool, Option("Also keep which experts tokens went to.", panel=KEPT)] = False,
     step: Step = None,

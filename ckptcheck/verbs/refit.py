@@ -9,6 +9,8 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.runtime.engines.transports import describe_transports
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
+    FROM_ONE,
+    FROM_ZERO,
     KEPT,
     TRIAL,
     CheckLogprobs,
@@ -24,6 +26,7 @@ from ckptcheck.verbs.options import (
     KeepCheckpoints,
     Option,
     PhaseTimeouts,
+    Range,
     Setting,
     Source,
     StrPath,
@@ -71,7 +74,7 @@ def refit(
     fast: Annotated[
         bool, Option("For a gate in CI: leave out decoding; the report says what is not seen.", panel=TRIAL)
     ] = False,
-    steps: Annotated[int, Option("Optimizer steps, each followed by two syncs.", least=0, panel=TRIAL)] = 1,
+    steps: Annotated[int, Option("Optimizer steps, each followed by two syncs.", within=FROM_ZERO, panel=TRIAL)] = 1,
     check_weights: CheckWeights = True,
     check_logprobs: CheckLogprobs = True,
     quantize: Annotated[
@@ -109,13 +112,13 @@ def refit(
         ),
     ] = None,
     sleep_level: Annotated[
-        int, Setting("Weights while the engine sleeps: 1 kept on the host, 2 dropped.", least=1, most=2)
+        int, Setting("Weights while the engine sleeps: 1 kept on the host, 2 dropped.", within=Range(1, 2))
     ] = 1,
     clear_cache: Annotated[bool, Setting("Reset the engine's prefix cache after each sync, as your job does.")] = False,
     perturb: Annotated[
-        float | None, Setting("Move every weight by noise of this scale in place of a step.", least=0)
+        float | None, Setting("Move every weight by noise of this scale in place of a step.", within=FROM_ZERO)
     ] = None,
-    bucket_mb: Annotated[float, Setting("MB of a bucket of the first sync.", least=0.001)] = 64.0,
+    bucket_mb: Annotated[float, Setting("MB of a bucket of the first sync.", within=Range(0.001))] = 64.0,
     send_draft: Annotated[
         bool,
         Setting("Also send what the engine drafts with (--switch draft=…), in a session of its own."),
@@ -128,7 +131,7 @@ def refit(
     trainer_python: TrainerPython = None,
     engine_tp: EngineTp = 1,
     engine_ep: Annotated[
-        int, Setting("Expert parallelism of the engine, within the ranks of --engine-tp.", least=1)
+        int, Setting("Expert parallelism of the engine, within the ranks of --engine-tp.", within=FROM_ONE)
     ] = 1,
     engine_mode: EngineMode = "plain",
     engine_gpus: EngineGpus = None,

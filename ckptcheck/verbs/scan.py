@@ -11,6 +11,7 @@ from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
+    FROM_ZERO,
     READING,
     RULES,
     TARGET_FORMS,
@@ -145,10 +146,10 @@ def scan(
     jobs: Jobs = None,
     no_mmap: Annotated[bool, Setting("Read files instead of mapping them (network file systems).")] = False,
     near_zero_threshold: Annotated[
-        float, Setting("Rows of embeddings below this magnitude count as near zero.", least=0)
+        float, Setting("Rows of embeddings below this magnitude count as near zero.", within=FROM_ZERO)
     ] = 1e-10,
     identical_threshold: Annotated[
-        float, Setting("Rows whose standard deviation is below this count as constant.", least=0)
+        float, Setting("Rows whose standard deviation is below this count as constant.", within=FROM_ZERO)
     ] = 1e-8,
     runner: "Runner | None" = None,
     pictures: bool = False,

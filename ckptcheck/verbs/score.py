@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
+    FROM_ONE,
     Argument,
     CallTimeout,
     ComputeDtype,
     HeadFp32,
     Option,
+    Range,
     RolloutOutput,
     StrPath,
     Trainer,
@@ -36,7 +38,7 @@ def score_rollouts(
     *,
     trainer: Trainer = "transformers",
     temperature: Annotated[
-        float | None, Option("What logits are divided by.", least=1e-6, shown="that of the engine's logprobs")
+        float | None, Option("What logits are divided by.", within=Range(1e-6), shown="that of the engine's logprobs")
     ] = None,
     trainer_version: TrainerVersion = None,
     dtype: ComputeDtype = "float32",
@@ -44,7 +46,9 @@ def score_rollouts(
     pp: TrainerPp = 1,
     ep: TrainerEp = 1,
     head_fp32: HeadFp32 = False,
-    tokens: Annotated[int, Option("Tokens that the trainer is handed at once, padding included.", least=1)] = 8192,
+    tokens: Annotated[
+        int, Option("Tokens that the trainer is handed at once, padding included.", within=FROM_ONE)
+    ] = 8192,
     trainer_python: TrainerPython = None,
     timeout: CallTimeout = 900.0,
     observer: Observer = SILENT,

@@ -40,14 +40,54 @@ def _declarations() -> Iterator[tuple[str, Parameter]]:
         yield from ((words, each) for each in verb.parameters.values() if each.declared is not None)
 
 
-def test_no_help_is_declared_twice() -> None:
-    texts: Counter[str] = Counter()
+def _calls() -> Iterator[ast.Call]:
+    """Yield all declarations, and what is declared beside them, as they are typed."""
     for path in (*(ROOT / "ckptcheck/verbs").glob("*.py"), ROOT / "ckptcheck/cli/verb_command.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in DECLARE and node.args:
-                texts[ast.unparse(node.args[0])] += not isinstance(node.args[0], ast.Name)
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in (*DECLARE, "Range"):
+                yield node
+
+
+def test_no_help_is_declared_twice() -> None:
+    texts = Counter(
+        ast.unparse(node.args[0])
+        for node in _calls()
+        if getattr(node.func, "id", "") in DECLARE and node.args and not isinstance(node.args[0], ast.Name)
+    )
     assert len(texts) > 100
     assert not [text for text, times in texts.items() if times > 1]
+
+
+def test_no_range_and_no_list_of_values_is_typed_twice() -> None:
+    """Declarations that take the same numbers or words name them."""
+    typed: Counter[str] = Counter()
+    for node in _calls():
+        if getattr(node.func, "id", "") == "Range":
+            typed[ast.unparse(node)] += 1
+        for keyword in node.keywords if getattr(node.func, "id", "") in DECLARE else ():
+            if keyword.arg in ("listed", "normalize") and not isinstance(keyword.value, ast.Name):
+                typed[f"{keyword.arg}={ast.unparse(keyword.value)}"] += 1
+    for path in (*(ROOT / "ckptcheck/verbs").glob("*.py"), ROOT / "ckptcheck/cli/verb_command.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == "Literal":
+                typed[" or ".join(sorted(ast.unparse(node.slice).split(", ")))] += 1
+    assert len(typed) > 20
+    assert not [text for text, times in typed.items() if times > 1]
+
+
+def test_options_of_one_name_take_the_same_numbers() -> None:
+    """Unless they mean something else by their name, or need more: these stand here, each with its reason."""
+    unlike = {
+        "length": "a probe continues its prompts from several places",
+        "response": "a probe compares parts of a response",
+        "temperature": "parity score divides by it",
+        "tokens": "parity localize takes the ids of a prompt",
+    }
+    ranges: dict[str, set[object]] = {}
+    for _, parameter in _declarations():
+        if {int, float} & {*parameter.kinds, *parameter.item} and str not in parameter.kinds:
+            ranges.setdefault(parameter.name, set()).add(typing.cast(Any, parameter.declared).within)
+    assert {name for name, found in ranges.items() if len(found) > 1} == {*unlike}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +179,7 @@ def test_a_number_out_of_its_range_is_refused(nothing_starts: None) -> None:
         declared, run = parameter.declared, LOADED[words]
         assert declared is not None
         outside: list[Any] = [] if kinds == {int} else [math.nan, math.inf, -math.inf]
-        for bound, step in ((declared.least, -1), (declared.most, 1)):
+        for bound, step in ((declared.within.least, -1), (declared.within.most, 1)):
             if bound is not None:
                 outside.append(int(bound) + step if kinds == {int} else math.nextafter(bound, step * math.inf))
                 parameter.check(int(bound) if kinds == {int} else bound, run.name)
