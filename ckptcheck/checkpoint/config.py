@@ -39,6 +39,12 @@ GROUPED_ROUTERS = ("deepseek_v3", "glm4_moe")
 
 COUNTS = (*LAYERS, *HIDDEN, *HEADS, *INTERMEDIATE, *EXPERTS, "vocab_size", "num_key_value_heads", "head_dim")
 """Keys of sizes and counts."""
+READ_OF_ALL = (
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+    "intermediate_size",
+)  # fmt: skip
+"""Counts that SGLang 0.5.23 (configs/model_config.py) reads of every config, known to its class or not; and the last, which
+Mamba's models read and its class does not declare."""
 NORM_EPSILON = re.compile(r"(rms_norm|layer_?norm|norm)_eps(ilon)?")
 """Keys of the epsilon of the norms."""
 MAX_COUNT = 2**40
@@ -130,7 +136,10 @@ class Config:
         Lists, objects and null are left out: a list gives a number per layer, an object the settings of a part, and null leaves
         the number to the class.
         """
-        values = {name: self.get(name) for name in dict.fromkeys(COUNTS)}
+        values = {name: self.get(name) for name in dict.fromkeys(COUNTS) if self._is_read(name)}
+        # With multi-head latent attention only angles are computed from it: 64.0 does as well as 64.
+        if isinstance(width := values.get("head_dim"), float) and width.is_integer() and self.number("kv_lora_rank"):
+            del values["head_dim"]
         return {
             self.key_path(name): value
             for name, value in values.items()
@@ -138,6 +147,14 @@ class Config:
             and not isinstance(value, (list, dict))
             and not (type(value) is int and 0 <= value < MAX_COUNT)
         }
+
+    def _is_read(self, name: str) -> bool:
+        """Whether a loader reads a count. A class keeps the keys that it does not know, and nothing is built from them."""
+        if self.resolved is None:
+            return True
+        return name in READ_OF_ALL or any(
+            part.find(name) or name in part.config_class.older_names for part in (self.resolved.text, self.resolved.top)
+        )
 
     @cached_property
     def nested_name(self) -> str:
