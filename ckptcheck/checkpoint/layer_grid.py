@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.linter.evidence import remembered
@@ -18,8 +18,7 @@ MOST_ROWS, MOST_COLUMNS = 400, 1000
 """A hostile file can name anything. No model has more modules or layers, and no reader could make out a larger picture."""
 
 
-@dataclass(frozen=True)
-class GridPlace:
+class GridPlace(NamedTuple):
     """Where a tensor stands."""
 
     row: int
@@ -56,15 +55,26 @@ def build_layer_grid(names: Iterable[str]) -> LayerGrid:
     """
     split: dict[str, tuple[str, str, str, str]] = {}
     layers: dict[str, set[int]] = {}
+    # The names of an expert follow each other, and differ only at the end: the part before it is split once.
+    shared, known = "\0", ("", "", "", "")
     for name in names:
+        if name.startswith(shared):
+            prefix, layer, begin, member = known
+            split[name] = (prefix, layer, begin + name[len(shared) :], member)
+            continue
         parts = INDEX.split(name, 2)
         if len(parts) == 1:
             split[name] = ("", "", name, "")
             continue
         prefix, layer = parts[0][:-1], parts[1]
         layers.setdefault(prefix, set()).add(int(layer))
-        rest = parts[2] if len(parts) == 3 else f"{parts[2]}*{parts[4]}"
-        split[name] = (prefix, layer, rest[1:], parts[3] if len(parts) == 5 else "")
+        if len(parts) == 3:
+            split[name] = (prefix, layer, parts[2][1:], "")
+            continue
+        rest = f"{parts[2]}*{parts[4]}"[1:]
+        split[name] = (prefix, layer, rest, parts[3])
+        width = len(name) - len(parts[4]) + 1
+        shared, known = name[:width], (prefix, layer, f"{parts[2]}*."[1:], parts[3])
     stacks = {prefix for prefix, numbers in layers.items() if len(numbers) > 1}
     numbers = sorted({number for prefix in stacks for number in layers[prefix]})[:MOST_COLUMNS]
     is_outside = any(prefix not in stacks for prefix, _, _, _ in split.values())

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
 
+import msgspec
+
 Tone = Literal["good", "quiet", "notice", "change", "warn", "bad", "gone"]
 """How a state is drawn. good: as it should be. quiet: nothing to report. notice, change: different, maybe on purpose. warn, bad:
 wrong. gone: not there. Each has a colour and a pattern, so that a reader need not distinguish colours."""
@@ -27,9 +29,8 @@ class State:
     """A sentence for the legend; "" if the name is enough."""
 
 
-@dataclass(frozen=True)
-class HeatCell:
-    """One cell of a heat map."""
+class HeatCell(msgspec.Struct, frozen=True):
+    """One cell of a heat map: a struct, because a page of a large model makes hundreds of thousands."""
 
     value: float | None = None
     """The number that decides the colour; None if only the state does."""
@@ -39,7 +40,7 @@ class HeatCell:
     """Text that a reader sees beside name, value and state when pointing at the cell."""
     name: str = ""
     """The tensor as findings name it (`Finding.key`, `Finding.names`): links lead from the finding to the cell and back."""
-    members: Mapping[str, HeatCell] = field(default_factory=dict)
+    members: Mapping[str, HeatCell] = {}
     """Label → cells that this one combines (experts). It shows their median and the gravest state; a click opens them."""
 
 

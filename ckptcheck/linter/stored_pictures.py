@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from ckptcheck.linter.pictures import HeatMap, NoPicture, Picture
+from ckptcheck.linter.pictures import HeatCell, HeatMap, NoPicture, Picture
 
 KINDS = {kind.__name__: kind for kind in get_args(Picture)}
 """Pictures by the name of their class."""
@@ -39,11 +39,20 @@ def _strip(value: Any) -> Any:
             if inner != (field.default_factory() if field.default_factory is not MISSING else field.default):
                 kept[field.name] = _strip(inner)
         return kept
+    if isinstance(value, HeatCell):
+        defaults = msgspec.structs.fields(HeatCell)
+        return {
+            field.name: _strip(inner) for field in defaults if (inner := getattr(value, field.name)) != _default(field)
+        }
     if isinstance(value, Mapping):
         return {key: _strip(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):
         return [_strip(inner) for inner in value]
     return None if isinstance(value, float) and not isfinite(value) else value
+
+
+def _default(field: msgspec.structs.FieldInfo) -> object:
+    return field.default if field.default is not msgspec.NODEFAULT else {}
 
 
 def load_picture(form: Any) -> Picture:

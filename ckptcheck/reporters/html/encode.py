@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from math import isfinite
 from typing import Any
 
@@ -144,10 +145,14 @@ def _encode_cells(
         form["v"] = [round_number(cell.value) if cell is not None else None for cell in cells]
     if notes := {at: cell.note for at, cell in enumerate(cells) if cell is not None and cell.note}:
         form["notes"] = notes
-    codes = [names.encode(cell.name) if cell is not None and cell.name else None for cell in cells]
     numbers = [*map(_number, labels)]
-    if any(codes):
-        form["n"] = _join_codes(codes, numbers, outer)
+    template = names.find_template([cell.name for cell in cells if cell is not None], numbers, outer) if outer else None
+    if template is not None:
+        form["n"] = template
+    else:
+        codes = [names.encode(cell.name) if cell is not None and cell.name else None for cell in cells]
+        if any(codes):
+            form["n"] = _join_codes(codes, numbers, outer)
     if outer:
         form["l"] = len(labels) if numbers == list(range(len(labels))) else list(labels)
     return form
@@ -168,5 +173,6 @@ def _join_codes(
     return known if 2 * len(known) < len(codes) else list(codes)
 
 
+@lru_cache(1 << 12)  # the experts of each layer have the same numbers
 def _number(label: str) -> int | None:
     return int(label) if label.isdecimal() and label.isascii() and len(label) < 7 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ckptcheck.reporters.printable import printable
 
@@ -33,6 +34,23 @@ class NameTable:
             code = [self._numbers.setdefault(template, len(self._numbers)), *map(int, parts[1::2])]
             self._codes[name] = code
         return code
+
+    def find_template(
+        self, listed: Sequence[str], numbers: Sequence[int | None], outer: Sequence[int | None]
+    ) -> int | None:
+        """Return the template of names that differ in one number; None where they do not, or have others.
+
+        It encodes the first name, and compares the others as texts.
+
+        numbers: of the names. outer: those that stand before them in all names.
+        """
+        if not listed or len(listed) != len(numbers) or None in numbers or not listed[0]:
+            return None
+        template, *found = self.encode(listed[0])
+        if found != [*outer, numbers[0]]:
+            return None
+        begin, _, end = listed[0].rpartition(f".{numbers[0]}.")
+        return template if begin and list(listed) == [f"{begin}.{number}.{end}" for number in numbers] else None
 
     def to_json(self) -> list[list[str]]:
         """Return the pieces of every template; numbers stand between them."""

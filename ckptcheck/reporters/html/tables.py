@@ -6,6 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Histogram, NoPicture, Picture, TextCell, TextTable
 from ckptcheck.text.formatting import count
@@ -60,27 +61,33 @@ def _count_states(states: list[str]) -> str:
     return ", ".join(f"{number:,} {state}" for state, number in Counter(filter(None, states)).items())
 
 
-def _list_cells(picture: HeatMap) -> Iterator[tuple[str, str, HeatCell]]:
-    """Yield row, column and cell; in place of a cell with members its members."""
-    for (row, column), cell in sorted(picture.cells.items()):
+def _list_cells(picture: HeatMap) -> Iterator[tuple[tuple[int, int], str, HeatCell]]:
+    """Yield place, label and cell; in place of a cell with members its members. The label of other cells is ""."""
+    for where, cell in sorted(picture.cells.items(), key=itemgetter(0)):
         if not cell.members:
-            yield picture.rows[row], picture.columns[column], cell
+            yield where, "", cell
         for label, member in cell.members.items():
-            yield f"{picture.rows[row]}, {picture.member_label} {label}", picture.columns[column], member
+            yield where, label, member
 
 
 def _tabulate_heat_map(picture: HeatMap) -> PictureTable:
-    graves = {state.name: number for number, state in enumerate(picture.states)}
+    graves = {state.name: -number for number, state in enumerate(picture.states)} | {"": 1}
     cells = list(_list_cells(picture))
-    first = heapq.nsmallest(
-        MOST_LINES, cells, key=lambda entry: (-graves.get(entry[2].state, -1), -(entry[2].value or 0))
-    )
+    order = [(graves.get(cell.state, 1), -(cell.value or 0)) for _, _, cell in cells]
+    first = [cells[at] for at in heapq.nsmallest(MOST_LINES, range(len(cells)), key=order.__getitem__)]
     columns = (picture.row_label, picture.column_label, picture.value_label or "value", "state", "note")
+    rows = (
+        (
+            picture.rows[row] + (f", {picture.member_label} {label}" if label else ""),
+            picture.columns[column],
+            cell.value,
+            cell.state,
+            cell.note or cell.name,
+        )
+        for (row, column), label, cell in first
+    )
     return PictureTable(
-        columns,
-        tuple((row, column, cell.value, cell.state, cell.note or cell.name) for row, column, cell in first),
-        len(cells) - len(first),
-        _count_states([cell.state for _, _, cell in cells]),
+        columns, tuple(rows), len(cells) - len(first), _count_states([cell.state for *_, cell in cells])
     )
 
 
