@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptcheck.checkpoint.document import Defect, parse_object
 from ckptcheck.checkpoint.resolved_config import LANGUAGE_PARTS, ResolvedConfig, resolve_config
-from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.source import Source, read_document
 
 MAX_CONFIG = 1 << 26
 """Longest config that is read, in bytes: 2,500 times the longest one in tests/data/structures."""
@@ -198,5 +198,5 @@ def read_config(source: Source, file: str) -> Config:
     size = source.files[file].size
     if size > MAX_CONFIG:
         return Config(file, defects=(Defect("not-json", f"it has {size:,} bytes; no config is that long"),))
-    value, defects = parse_object(source.read(file, 0, size))
+    value, defects = parse_object(read_document(source, file, size))
     return Config(file, value or {}, tuple(defects), readable=value is not None)

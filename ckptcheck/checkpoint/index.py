@@ -10,11 +10,9 @@ from typing import Any
 import msgspec
 
 from ckptcheck.checkpoint.document import Defect, parse_object
-from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.source import Source, read_document
 
 MODEL_INDEX = "model.safetensors.index.json"
-PEEK = 1 << 20
-"""Bytes of an index that are read before the rest; most have less."""
 MAX_INDEX = 1 << 29
 """Longest index that is read, in bytes; one of a million tensors has about 100 MB."""
 
@@ -67,11 +65,7 @@ def read_index(source: Source, file: str) -> Index:
     size = source.files[file].size
     if size > MAX_INDEX:
         return Index(file, defects=(Defect("malformed-index", f"it has {size:,} bytes; no index is that long"),))
-    raw = source.read(file, 0, min(size, PEEK))
-    # JSON has no NUL, and a sparse file, which costs its maker nothing, has little else
-    return parse_index(
-        file, raw if len(raw) == size or b"\0" in raw else raw + source.read(file, len(raw), size - len(raw))
-    )
+    return parse_index(file, read_document(source, file, size))
 
 
 def parse_index(file: str, raw: bytes) -> Index:

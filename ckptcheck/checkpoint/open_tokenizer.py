@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.sandbox import run_sandboxed
-from ckptcheck.checkpoint.source import Folder, Source
+from ckptcheck.checkpoint.source import Folder, Source, read_document
 from ckptcheck.checkpoint.vocabulary import LOADING_MEMORY, LOADING_SECONDS, MOST_BYTES, RARE_TEXT
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
@@ -35,7 +35,7 @@ def read_tokenizer(source: Source) -> bytes:
     """Return the content of a checkpoint's tokenizer.json. Raises OSError."""
     if FILE not in source.files:
         raise FileNotFoundError(f"it has no {FILE}")
-    return source.read(FILE, 0, min(source.files[FILE].size, MOST_BYTES))
+    return read_document(source, FILE, MOST_BYTES)
 
 
 def open_tokenizer(raw: bytes, name: str) -> tokenizers.Tokenizer:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.text.file_io import open_regular_file, real_path
+from ckptcheck.text.file_io import open_regular_file, read_to_parse, real_path
 
 SHA256 = re.compile("[0-9a-f]{64}")
+PIECE = 1 << 25
+"""Bytes of one read of a file that is parsed: nearly every tokenizer has less, and each read from the Hub is a request."""
 
 
 class FileState(NamedTuple):
@@ -160,6 +162,22 @@ class Folder:
     def read(self, name: str, start: int, length: int) -> bytes:
         """Read up to `length` bytes; never through a link that leads out of the target."""
         return read_listed(self.files[name], start, length)
+
+
+def read_document(source: Source, name: str, most: int, *, is_text: bool = True) -> bytes:
+    """Return up to `most` bytes of a file that is parsed, as `read_to_parse` reads it: a parser refuses what ends at a hole.
+
+    is_text: whether the file is a text, which has no zero byte. Raises FileNotFoundError, OSError.
+    """
+    place = 0
+
+    def read(length: int) -> bytes:
+        nonlocal place
+        part = source.read(name, place, length)
+        place += len(part)
+        return part
+
+    return read_to_parse(read, min(most, source.files[name].size), PIECE, is_text=is_text)[0]
 
 
 def read_listed(listed: File, start: int, length: int) -> bytes:

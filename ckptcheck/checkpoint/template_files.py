@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.document import clip, json_kind
-from ckptcheck.checkpoint.source import CHAT_TEMPLATES, Source
+from ckptcheck.checkpoint.source import CHAT_TEMPLATES, Source, read_document
 from ckptcheck.text.formatting import join_truncated
 
 MOST_TEMPLATES = 8
@@ -104,7 +104,7 @@ def _jinja_files(source: Source) -> Iterator[TemplateText]:
         folder, _, name = file.rpartition("/")
         if entry.outside_link is not None or (file != "chat_template.jinja" and folder != CHAT_TEMPLATES):
             continue
-        raw = source.read(file, 0, min(entry.size, MOST_BYTES))
+        raw = read_document(source, file, MOST_BYTES)
         try:
             undecodable = None
             raw.decode("utf-8")

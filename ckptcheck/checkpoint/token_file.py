@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ckptcheck.checkpoint.document import Defect, clip, detect_foreign_format
 from ckptcheck.checkpoint.sentencepiece_file import read_pieces
-from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.source import Source, read_document
 from ckptcheck.checkpoint.tekken_file import read_tekken
 
 MOST_BYTES = 1 << 27
@@ -75,7 +75,7 @@ def _read(source: Source, name: str, *, has_own_code: bool) -> TokenFile | None:
         return TokenFile(
             name, "tokenizer", defects=(Defect("too-long", f"it has {size:,} bytes; no tokenizer is that long"),)
         )
-    raw = source.read(name, 0, size)
+    raw = read_document(source, name, size, is_text=False)  # SentencePiece writes zero bytes
     if (foreign := detect_foreign_format(raw[:64])) is not None:
         return TokenFile(name, "tokenizer", defects=(foreign,))
     numbers = not OTHER_VOCABULARIES & source.files.keys()

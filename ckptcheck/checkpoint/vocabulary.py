@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptcheck.checkpoint.document import Defect, clip, parse_object
 from ckptcheck.checkpoint.sandbox import run_sandboxed
-from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.source import Source, read_document
 from ckptcheck.text.formatting import count
 
 MOST_BYTES = 1 << 27
@@ -97,7 +97,7 @@ def read_vocabulary(source: Source, file: str) -> Vocabulary:
     size = source.files[file].size
     if size > MOST_BYTES:
         return Vocabulary(file, defects=(Defect("too-long", f"it has {size:,} bytes; no tokenizer is that long"),))
-    raw = source.read(file, 0, size)
+    raw = read_document(source, file, size)
     if file == "vocab.txt":
         return _from_lines(raw)
     value, defects = parse_object(raw)
@@ -211,7 +211,7 @@ def read_merges(source: Source) -> dict[int, bytes] | None:
     file = "merges.txt"
     if file not in source.files or source.files[file].outside_link is not None:
         return None
-    raw = source.read(file, 0, min(source.files[file].size, MOST_BYTES))
+    raw = read_document(source, file, MOST_BYTES)
     lines = enumerate(raw.removesuffix(b"\n").split(b"\n"), start=1)
     return {number: line.removesuffix(b"\r") for number, line in lines if not line.startswith(b"#version")}
 
@@ -282,8 +282,7 @@ def try_tokenizer(source: Source) -> TokenizerTrial:
 
     Raises Skip where the library is not installed or its child process cannot run.
     """
-    size = source.files["tokenizer.json"].size
-    raw = source.read("tokenizer.json", 0, min(size, MOST_BYTES))
+    raw = read_document(source, "tokenizer.json", MOST_BYTES)
     answer = run_sandboxed("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY, **{"try": RARE_TEXT})
     unencodable = None
     for line in answer.lines:
@@ -301,7 +300,7 @@ def encode_text(source: Source, text: str) -> frozenset[int] | None:
 
     Raises Skip where the library is not installed or its child process cannot run.
     """
-    raw = source.read("tokenizer.json", 0, min(source.files["tokenizer.json"].size, MOST_BYTES))
+    raw = read_document(source, "tokenizer.json", MOST_BYTES)
     answer = run_sandboxed("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY, encode=text)
     return next((frozenset(line["ids"]) for line in answer.lines if "ids" in line), None)
 

@@ -66,7 +66,7 @@ class DiskFolder:
     def read(self, part: str) -> StoredPart:
         """Return a part. Raises EvidenceError."""
         try:
-            return StoredPart(read_regular_file(self._path / part, LARGEST), "")
+            return StoredPart(read_regular_file(self._path / part, LARGEST, is_text=False), "")
         except OSError as error:
             raise EvidenceError(f"cannot read {self.locate(part)}: {error.strerror or error}") from error
 

@@ -12,7 +12,7 @@ import shutil
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -92,7 +92,33 @@ def _open_or_create(path: str | Path, flags: int) -> int:
 
 
 PIECE = 1 << 20
-"""Bytes of one read from a file without a fixed size: a pipe, or a file that grows."""
+"""Bytes of one read from a file on a disk or from a pipe."""
+
+
+def read_to_parse(
+    read: Callable[[int], bytes | None], most: int, piece: int = PIECE, *, is_text: bool = True
+) -> tuple[bytes, bool]:
+    """Return up to `most` bytes of a file that is parsed, and whether a hole ended the reading before.
+
+    Every file that is parsed is read here. A sparse file costs its maker nothing and has little else than zero bytes, and no
+    text has any: of a text nothing is read behind the first piece with one.
+
+    read: returns up to so many of the next bytes. Raises what that raises, and OSError if it returns None: a read would wait.
+    """
+    content = read(min(most, piece))
+    if content is None:  # /proc/kmsg poses as a regular file
+        raise OSError(errno.EAGAIN, "it has nothing to read now")
+    part: bytes | None = content
+    pieces, rest = None, most - len(content)
+    while part and rest > 0 and (following := read(min(rest, piece))):
+        if is_text and b"\0" in part:
+            return content if pieces is None else pieces.getvalue(), True
+        if pieces is None:
+            pieces = io.BytesIO()  # joining a list of pieces would take the memory twice
+            pieces.write(content)
+        pieces.write(following)
+        part, rest = following, rest - len(following)
+    return content if pieces is None else pieces.getvalue(), False
 
 
 def open_regular_stream(path: str | Path) -> BinaryIO:
@@ -100,33 +126,22 @@ def open_regular_stream(path: str | Path) -> BinaryIO:
     return os.fdopen(open_regular_file(os.path.realpath(path)), "rb")
 
 
-def read_regular_file(path: str | Path, most: int) -> bytes:
-    """Return the first `most` bytes of a file that `open_regular_file` opens. Raises OSError."""
+def read_regular_file(path: str | Path, most: int, *, is_text: bool = True) -> bytes:
+    """Return the first `most` bytes of a file that `open_regular_file` opens. Raises OSError, also for a text with holes."""
     with os.fdopen(open_regular_file(path), "rb") as file:
-        return _read_up_to(file, most)
+        return _read_up_to(file, most, is_text=is_text)
 
 
-def _read_up_to(file: BinaryIO, most: int) -> bytes:
-    """Return the first `most` bytes of a stream, in pieces, because one large read would allocate `most` bytes at once.
-
-    Raises OSError, also if a read would wait, as of ``/proc/kmsg``, which poses as a regular file.
-    """
-    content = file.read(min(most, os.fstat(file.fileno()).st_size + 1))
-    if content is None:
-        raise OSError(errno.EAGAIN, "it has nothing to read now")
-    if not (rest := most - len(content)) or not (piece := file.read(min(rest, PIECE))):
-        return content
-    pieces = io.BytesIO()  # joining a list of pieces would take the memory twice
-    pieces.write(content)
-    while piece:
-        pieces.write(piece)
-        rest -= len(piece)
-        piece = file.read(min(rest, PIECE))
-    return pieces.getvalue()
+def _read_up_to(file: BinaryIO, most: int, *, is_text: bool = True) -> bytes:
+    size = os.fstat(file.fileno()).st_size  # a read of a whole piece would allocate one for each small file
+    content, is_cut = read_to_parse(file.read, most, min(PIECE, size + 1) if size else PIECE, is_text=is_text)
+    if is_cut:
+        raise OSError(errno.EINVAL, "it has holes, or bytes that are zero, as no such file has")
+    return content
 
 
 def read_whole_file(path: str | Path, most: int) -> bytes:
-    """Return the content of a file that the user named, which may be a link or a pipe.
+    """Return the content of a text that the user named, which may be a link or a pipe.
 
     Raises OSError, also for a pipe without a writer, and for more than `most` bytes: a device has no end, and a sparse file
     costs its maker nothing.

@@ -13,6 +13,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.header import Shard
 from ckptcheck.checkpoint.index import MAX_INDEX, MODEL_INDEX
 from ckptcheck.checkpoint.shard_set import ORDINAL
+from ckptcheck.checkpoint.source import read_document
 from ckptcheck.text.file_io import replace_file
 from ckptcheck.text.formatting import count, join_truncated
 
@@ -114,7 +115,7 @@ def _read_present(ckpt: Checkpoint, name: str) -> tuple[bytes | None, str | None
     if file.size > MAX_INDEX:
         return None, f"{name} has {file.size:,} bytes"
     try:
-        return ckpt.source.read(name, 0, file.size), None
+        return read_document(ckpt.source, name, MAX_INDEX), None
     except OSError as error:
         return None, f"{name} cannot be read: {error.strerror or error}"
 

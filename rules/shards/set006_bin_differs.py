@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.document import parse_object
+from ckptcheck.checkpoint.index import read_index
 from ckptcheck.text.formatting import count, join_truncated
 
 SINGLE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -67,11 +67,10 @@ def _names(ckpt: Checkpoint, file: str) -> set[str]:
     if ckpt.files[file].outside_link is not None:
         raise Skip(f"{file} is a link out of the checkpoint")
     if file == INDEX:
-        value, _ = parse_object(ckpt.source.read(file, 0, ckpt.files[file].size))
-        names = value.get("weight_map") if value else None
-        if not isinstance(names, dict):
+        index = read_index(ckpt.source, file)
+        if not index.readable:
             raise Skip(f"{file} is not an index")
-        return set(names)
+        return set(index.weight_map)
     if not ckpt.source.allows_sampling:
         raise Skip(f"{file} is not fetched from the Hub")
     content = ckpt.torch_bins.get(file)

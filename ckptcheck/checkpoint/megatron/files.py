@@ -18,7 +18,7 @@ from ckptcheck.checkpoint.megatron.folders import (
     read_tracker,
 )
 from ckptcheck.checkpoint.megatron.stubs import load_persistent, stub_for
-from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.source import Source, read_document
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive, open_archive
 from ckptcheck.checkpoint.unpickle import MAX_PICKLE
 
@@ -88,11 +88,15 @@ class MegatronFiles:
         marks = (".metadata", ".distcp", "common.pt", "metadata.json")
         return "torch_dist" if any(name.endswith(marks) for name in inside) else "empty"
 
-    def _read(self, name: str, reader: Callable[[bytes], T]) -> T | None:
+    def _read(self, name: str, reader: Callable[[bytes], T], *, is_text: bool = False) -> T | None:
         """Read a small file whole; None if it does not exist or is a link out of the target."""
         if name not in self.files:
             return None
-        return self._parts.read(name, lambda source, name: reader(source.read(name, 0, MAX_PICKLE + 1)))
+
+        def read(source: Source, name: str) -> T:
+            return reader(read_document(source, name, MAX_PICKLE + 1, is_text=is_text))
+
+        return self._parts.read(name, read)
 
     @cached_property
     def _damaged(self) -> dict[str, Defect]:

@@ -78,7 +78,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
     @cached_property
     def description(self) -> dict[str, Any] | None:
         """metadata.json: which backend wrote the checkpoint; empty if it is no JSON object."""
-        return self._read(self.file("metadata.json"), lambda raw: parse_object(raw)[0] or {})
+        return self._read(self.file("metadata.json"), lambda raw: parse_object(raw)[0] or {}, is_text=True)
 
     @cached_property
     def common_state(self) -> dict[str, Any] | None:

@@ -140,7 +140,7 @@ class TrustedSigner:
         from cryptography.hazmat.primitives import serialization
 
         assert self.public_key is not None
-        key = serialization.load_pem_public_key(self.public_key.read_bytes())
+        key = serialization.load_pem_public_key(read_regular_file(real_path(self.public_key), LARGEST))
         pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         return hashlib.sha256(pem).hexdigest()
 
@@ -149,7 +149,7 @@ def _require_readable(*paths: Path | None) -> None:
     for path in paths:
         if path is not None:
             try:
-                if len(read_regular_file(real_path(path), LARGEST + 1)) > LARGEST:
+                if len(read_regular_file(real_path(path), LARGEST + 1, is_text=False)) > LARGEST:
                     raise CkptcheckError(
                         f"{path} has more than {format_bytes(LARGEST)}, and no key or certificate has that"
                     )

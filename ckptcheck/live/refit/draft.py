@@ -21,6 +21,7 @@ from ckptcheck.live.runtime.engines.capabilities import find_able
 from ckptcheck.live.runtime.trainers.remote import BYTES, INDEX, NAMES
 from ckptcheck.live.runtime.trainers.spawn import BUFFERS
 from ckptcheck.live.runtime.worker.ckptcheck_worker.buckets import split_into_buckets
+from ckptcheck.text.file_io import read_json_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -119,7 +120,7 @@ class DraftWeights:
         if not self.is_own_model:
             if self._names:
                 write_tensors(folder / FILE, self._stored(self._names))
-                index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+                index = read_json_file(folder / INDEX)
                 index["weight_map"] |= dict.fromkeys(self._names, FILE)
                 (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
         elif self.is_sent and self.source.source.local is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.checkpoint.open_tokenizer import read_tokenizer
 from ckptcheck.checkpoint.sandbox import run_sandboxed
 from ckptcheck.linter.rule import Skip
 from ckptcheck.live.refit.observations import CacheProbe, GreedyText, Scoring
@@ -38,7 +39,7 @@ class TrialTokenizer:
     def __init__(self, source: Source | None = None) -> None:
         self._raw = b""
         if source is not None and TOKENIZER in source.files and source.files[TOKENIZER].outside_link is None:
-            self._raw = source.read(TOKENIZER, 0, source.files[TOKENIZER].size)
+            self._raw = read_tokenizer(source)
 
     def encode_prompt(self, vocabulary: int) -> tuple[int, ...]:
         """Return the ids of the prompt, () if any of them is not below `vocabulary`."""

@@ -21,6 +21,7 @@ from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.dry_load import DryLoad
 from ckptcheck.checkpoint.header import FIRST_READ
 from ckptcheck.checkpoint.index import find_index_file
+from ckptcheck.checkpoint.source import read_document
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.linter.rule import Skip
 from ckptcheck.live.runtime.engines.prepared_worker import PreparedWorkers
@@ -168,7 +169,7 @@ def copy_without_values(ckpt: Checkpoint, folder: Path) -> None:
                 copy.write(raw)
                 copy.truncate(max(file.size, len(raw)))
         elif name.endswith(".json") and file.size <= (LONGEST_COPIED_INDEX if name == index else MOST_JSON):
-            raw = ckpt.source.read(name, 0, file.size)
+            raw = read_document(ckpt.source, name, file.size)
             (folder / name).write_bytes(raw)
         else:
             continue

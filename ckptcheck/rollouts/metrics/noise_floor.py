@@ -10,7 +10,7 @@ import msgspec
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.rollouts.metrics.logprob_metrics import LogprobMetrics
-from ckptcheck.text.file_io import open_regular_stream
+from ckptcheck.text.file_io import read_regular_file, real_path
 
 LARGEST = 1 << 20
 """Bytes of the largest floor; a larger file may be one of rollouts."""
@@ -74,8 +74,7 @@ def write_noise_floor(floor: NoiseFloor, path: Path) -> None:
 def read_noise_floor(path: Path) -> NoiseFloor:
     """Read a floor file, or take the gap of a rollout file as the floor. Raises CkptcheckError where the file is neither."""
     try:
-        with open_regular_stream(path) as file:
-            raw = file.read(LARGEST + 1)
+        raw = read_regular_file(real_path(path), LARGEST + 1, is_text=False)  # rollouts are none
         if len(raw) <= LARGEST and raw.lstrip()[:1] == b"{" and (floor := _parse_floor(raw)) is not None:
             return floor
     except OSError as error:

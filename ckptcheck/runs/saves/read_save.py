@@ -18,7 +18,7 @@ from ckptcheck.checkpoint.megatron.tensor_reader import locate_chunk
 from ckptcheck.checkpoint.megatron.weights import is_weight
 from ckptcheck.checkpoint.open import open_target
 from ckptcheck.checkpoint.scan_options import ScanOptions
-from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.source import Source, read_document
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.checkpoint.torch_file import make_stubs
 from ckptcheck.checkpoint.unpickle import UnreadablePickle, WalkBudget
@@ -265,7 +265,7 @@ def _read_state_files(contents: SaveContents, save: Save) -> None:
             continue
         if base in JSON_FILES and save.files[name] <= MOST_JSON:
             try:
-                counters, rates, logged = read_json_numbers(source.read(name, 0, MOST_JSON))
+                counters, rates, logged = read_json_numbers(read_document(source, name, MOST_JSON))
             except OSError as error:
                 save.defects.append(f"{name} cannot be read: {error.strerror or error}")
                 continue

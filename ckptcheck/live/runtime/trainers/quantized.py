@@ -27,6 +27,7 @@ from ckptcheck.live.runtime.trainers.base import (
 )
 from ckptcheck.live.runtime.trainers.remote import INDEX
 from ckptcheck.live.runtime.trainers.schemes import QuantizationScheme
+from ckptcheck.text.file_io import read_json_file
 
 if TYPE_CHECKING:
     from ckptcheck.values.tensor_part import TensorPart
@@ -225,7 +226,7 @@ class QuantizedTrainer:
     def _write(self, folder: Path, *, packed: bool) -> None:
         """Write a checkpoint as the trainer saves it, with its weights packed, or packed and unpacked again."""
         self._inner.save(folder)
-        weight_map = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        weight_map = read_json_file(folder / INDEX)["weight_map"]
         names_by_file: dict[str, list[str]] = {}
         for name, file in weight_map.items():
             names_by_file.setdefault(file, []).append(name)
@@ -244,7 +245,7 @@ class QuantizedTrainer:
         new_index = {"metadata": {"total_size": total}, "weight_map": new_weight_map}
         (folder / INDEX).write_text(json.dumps(new_index), encoding="utf-8")
         if packed:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            config = read_json_file(folder / "config.json")
             config["quantization_config"] = dict(self._scheme.config)
             (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
