@@ -11,10 +11,11 @@ import errno
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from math import inf
 from queue import Empty, SimpleQueue
-from threading import Event, Thread
+from threading import Thread
 from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,18 +35,18 @@ from ckptcheck.checkpoint.hub_refusals import (
 
 CONNECT_TIMEOUT = 10.0
 """Seconds that a connection may take."""
-READ_TIMEOUT = 30.0
+READ_TIMEOUT = 20.0
 """Seconds for which a server may send nothing."""
-SLOWEST = 10_000
-"""Bytes per second below which an answer is given up, once READ_TIMEOUT has passed."""
+HEAD_SECONDS = 30.0
+"""Seconds for a connection, all redirects and the head of the answer together: a server may send it letter by letter."""
+WINDOW_SECONDS, WINDOW_BYTES = 30.0, 300_000
+"""Seconds within which so many further bytes of an answer have to arrive, or its end: 10 kB a second."""
 WAITS = (1.0, 2.0)
 """Seconds before the second and before the third try, which is the last."""
 LONGEST_WAIT = 10.0
 """Longest Retry-After, in seconds, for which a request is repeated; a longer one becomes an error message."""
-HEAD_SECONDS = 90.0
-"""Seconds for a connection, all redirects and the head of the answer together: a server may send it letter by letter."""
-MAX_LOST_SECONDS = 600.0
-"""Seconds that all threads together may lose to abandoned answers; then the client sends no further request."""
+MAX_LOST_SECONDS = 100.0
+"""Seconds that may be lost to answers that fail; then the client sends no further request."""
 UNPACKED = ("identity", "gzip", "deflate")
 """Content encodings that are accepted, though none is requested. Others, or several nested, can make gigabytes of a kilobyte."""
 
@@ -63,6 +64,36 @@ class Answer(msgspec.Struct, frozen=True):
     """The query of the next page; empty for the last one."""
 
 
+class TooSlow(RequestError):
+    """An answer that brings too little in time."""
+
+    def __init__(self, url: object) -> None:
+        super().__init__(errno.EIO, f"{host_of(url)} answers too slowly", LATER)
+
+
+class Progress:
+    """Tells when an answer is given up."""
+
+    def __init__(self, end: float) -> None:
+        """Begin to wait for the head of the answer. end: when all of it is given up."""
+        self._end, self._count = end, 0
+        self.deadline = min(monotonic() + HEAD_SECONDS, end)
+        self.is_given_up = False
+
+    def begin_body(self) -> None:
+        """Begin to wait for the next `WINDOW_BYTES`."""
+        self._count, self.deadline = 0, min(monotonic() + WINDOW_SECONDS, self._end)
+
+    def receive(self, number: int) -> bool:
+        """Note that so many bytes of the body came; return whether they came in time."""
+        self._count += number
+        if self.is_given_up or monotonic() > self.deadline:
+            return False
+        if self._count >= WINDOW_BYTES:
+            self.begin_body()
+        return True
+
+
 class HubClient:
     """Asks the Hub about one repository. Threads may share it."""
 
@@ -74,7 +105,7 @@ class HubClient:
             headers: the headers of every request, from `build_headers`.
         """
         self._question, self._headers = question, headers
-        self._lost_seconds = 0.0
+        self._lost_seconds, self._lost_until = 0.0, 0.0
 
     def get(self, url: str, most: int, start: int | None = None, *, end: float = inf) -> Answer:
         """Get up to `most` bytes, trying again where that may help. Raises RequestError.
@@ -97,31 +128,34 @@ class HubClient:
         would hold it for days. The abandoned thread ends with its connection, at the latest with the program.
         """
         if self._lost_seconds > MAX_LOST_SECONDS:
-            raise RequestError(errno.EIO, f"{host_of(url)} answered too slowly too often, and is asked no more", LATER)
-        begun = monotonic()
-        seconds = min(HEAD_SECONDS + READ_TIMEOUT + most / SLOWEST, max(0.0, end - begun))
+            raise RequestError(errno.EIO, f"{host_of(url)} answered too slowly, and is asked no more", LATER)
+        begun, progress = monotonic(), Progress(end)
         outcome: SimpleQueue[Answer | BaseException] = SimpleQueue()
-        given_up = Event()
 
         def ask() -> None:
             try:
-                outcome.put(self._ask(url, most, start, given_up))
+                outcome.put(self._ask(url, most, start, progress))
             except BaseException as error:
                 outcome.put(error)
 
         Thread(target=ask, name="ckptcheck-hub", daemon=True).start()
+        answer: Answer | BaseException | None = None
         try:
-            answer = outcome.get(timeout=seconds)
-        except Empty:
-            answer = RequestError(errno.EIO, f"{host_of(url)} answers too slowly", LATER)
+            while answer is None and (left := progress.deadline - monotonic()) > 0:
+                with suppress(Empty):  # meanwhile the deadline may have moved
+                    answer = outcome.get(timeout=left)
         finally:
-            given_up.set()
+            progress.is_given_up = True
+        answer = answer or TooSlow(url)
         if isinstance(answer, BaseException):
-            self._lost_seconds += monotonic() - begun
+            now = monotonic()
+            # seconds that several threads lose at a time count once; a server that trickles once will do so again
+            self._lost_seconds += inf if isinstance(answer, TooSlow) else now - max(begun, self._lost_until)
+            self._lost_until = now
             raise answer
         return answer
 
-    def _ask(self, url: str, most: int, start: int | None, given_up: Event) -> Answer:
+    def _ask(self, url: str, most: int, start: int | None, progress: Progress) -> Answer:
         client, http = _open_session()
         headers = (
             dict(self._headers) if start is None else {**self._headers, "Range": f"bytes={start}-{start + most - 1}"}
@@ -130,12 +164,12 @@ class HubClient:
         try:
             # A redirect to another origin takes the Range along and leaves the token behind: the client sees to both.
             with client.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response:
-                return self._receive(response, most, start, given_up)
+                return self._receive(response, most, start, progress)
         # ValueError: a header holds a malformed address
         except (http.HTTPError, http.InvalidURL, ValueError) as error:
             raise describe_broken_request(error, http, url, CONNECT_TIMEOUT, READ_TIMEOUT) from error
 
-    def _receive(self, response: Any, most: int, start: int | None, given_up: Event) -> Answer:
+    def _receive(self, response: Any, most: int, start: int | None, progress: Progress) -> Answer:
         """Read the requested part of the answer and no more; leaving the stream early closes its connection."""
         host, total = host_of(response.url), None
         encoded = response.headers.get("Content-Encoding", "identity").lower() != "identity"
@@ -154,7 +188,7 @@ class HubClient:
             raise describe_refusal(response, self._question)
         elif start:
             raise RequestError(errno.EIO, f"{host} hands out only whole files, not parts of them")
-        body = _read_body(response, most, due, given_up)
+        body = _read_body(response, most, due, progress)
         link = response.links.get("next", {}).get("url", "")  # a mirror may name another host: keep only the query
         return Answer(host, body, None if start is None else total, urlsplit(link).query)
 
@@ -206,20 +240,20 @@ def _open_session() -> tuple[Any, Any]:
         raise RequestError(errno.EINVAL, text, "see HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE") from error
 
 
-def _read_body(response: Any, most: int, due: int, given_up: Event) -> bytes:
+def _read_body(response: Any, most: int, due: int, progress: Progress) -> bytes:
     """Read up to `most` bytes, giving up on an answer that trickles or ends before `due` bytes."""
     if response.headers.get("Content-Encoding", "identity").lower() not in UNPACKED:
         raise RequestError(errno.EIO, f"{host_of(response.url)} sends its answer packed, though asked not to")
-    begun, parts, count = monotonic(), [], 0
+    parts: list[bytes] = []
+    count = 0
+    progress.begin_body()
     for part in response.iter_bytes():
         parts.append(part)
         count += len(part)
-        if given_up.is_set():
-            break
         if count >= most and response.headers.get("Content-Length") != str(most):
             break  # else read on to the end, so that the connection can be reused
-        if monotonic() - begun > READ_TIMEOUT + count / SLOWEST:
-            raise RequestError(errno.EIO, f"{host_of(response.url)} answers too slowly", LATER)
+        if not progress.receive(len(part)):
+            raise TooSlow(response.url)
     if count < due:
         raise RequestError(errno.EIO, f"{host_of(response.url)} broke off its answer", LATER, wait=0)
     return b"".join(parts)[:most]
