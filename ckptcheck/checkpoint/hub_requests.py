@@ -32,6 +32,7 @@ from ckptcheck.checkpoint.hub_refusals import (
     describe_refusal,
     host_of,
 )
+from ckptcheck.text.environment_files import require_plain_files
 
 CONNECT_TIMEOUT = 10.0
 """Seconds that a connection may take."""
@@ -207,12 +208,14 @@ def find_endpoint() -> str:
 
 
 def build_headers() -> dict[str, str]:
-    """Return the headers of every request. Raises RequestError.
+    """Return the headers of every request. Raises RequestError, and CkptcheckError for a token file without an end.
 
     They decline compression, because servers that compress ignore ranges.
     """
     from huggingface_hub import constants, get_token
 
+    stored = getattr(constants, "HF_STORED_TOKENS_PATH", "")
+    require_plain_files({"the token file": constants.HF_TOKEN_PATH, "the file of stored tokens": stored})
     headers = {"User-Agent": f"ckptcheck/{__version__}", "Accept-Encoding": "identity"}
     try:
         token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()

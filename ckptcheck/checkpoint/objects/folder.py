@@ -14,6 +14,7 @@ from ckptcheck.checkpoint.objects.bucket import Bucket, Listing, StoredObject
 from ckptcheck.checkpoint.objects.failures import RequestFailure
 from ckptcheck.checkpoint.source import CHAT_TEMPLATES, File, is_checkpoint_file
 from ckptcheck.errors import CkptcheckError, EvidenceError, OutputError
+from ckptcheck.text.environment_files import require_plain_files
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.objects.bucket_of_nodes import NodesBucket
@@ -26,6 +27,7 @@ PARALLEL_PIECES = 16
 
 def open_bucket(address: ObjectAddress) -> Bucket:
     """Open the bucket of an address. Raises CkptcheckError if a package or a setting is missing."""
+    require_plain_files()
     if address.scheme == "msc":
         from ckptcheck.checkpoint.objects.bucket_of_msc import MscBucket
 

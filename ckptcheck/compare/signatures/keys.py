@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.environment_files import require_plain_files
 from ckptcheck.text.file_io import read_regular_file, real_path
 from ckptcheck.text.formatting import format_bytes
 
@@ -66,6 +67,8 @@ class SigningKey:
         """Set the signer in model_signing's signing configuration. Raises CkptcheckError."""
         named = [self.private_key, self.signing_certificate, *self.certificate_chain, self.trust_config]
         _require_readable(*named)
+        if self.keyless:
+            require_plain_files()
         try:
             if self.keyless:
                 config.use_sigstore_signer(
@@ -119,6 +122,8 @@ class TrustedSigner:
     def configure(self, config: Any) -> None:
         """Set the trusted signer in model_signing's verifying configuration. Raises CkptcheckError."""
         _require_readable(self.public_key, *self.certificate_chain, self.trust_config)
+        if self.kind == "keyless":
+            require_plain_files()
         try:
             if self.public_key is not None:
                 config.use_elliptic_key_verifier(public_key=self.public_key)
