@@ -76,7 +76,9 @@ class ChatTemplate:
 
     @cached_property
     def _answer(self) -> SandboxResult:
-        """The answer of the child process. Raises Skip if the process could not run."""
+        """The answer of the child process, which gets no text that is too long. Raises Skip if the process could not run."""
+        if len(self.text) > MOST_CHARACTERS:
+            return SandboxResult((), f"it has {len(self.text):,} characters")
         return run_sandboxed(
             "templates",
             seconds=SECONDS,
@@ -95,8 +97,6 @@ class ChatTemplate:
     @cached_property
     def exceeded_limit(self) -> str | None:
         """The limit of time, memory or length that the template exceeded; None if it exceeded none."""
-        if len(self.text) > MOST_CHARACTERS:
-            return f"it has {len(self.text):,} characters"
         if self._answer.bound is not None:
             return self._answer.bound
         limits = {line["bound"] for line in self._lines("bound")}
@@ -107,14 +107,12 @@ class ChatTemplate:
     @cached_property
     def syntax_error(self) -> tuple[str, int | None] | None:
         """Why jinja cannot parse the template, and in which line; None where it can."""
-        errors = self._lines("broken") if len(self.text) <= MOST_CHARACTERS else []
+        errors = self._lines("broken")
         return (str(errors[0]["broken"]), errors[0].get("line")) if errors else None
 
     @cached_property
     def rendered(self) -> dict[str, str]:
         """Conversation → the rendered text, for the conversations that the template accepts (plain or in parts)."""
-        if len(self.text) > MOST_CHARACTERS:
-            return {}
         texts = {str(line["conversation"]): str(line["text"]) for line in self._lines("text")}
         names = [talk["name"] for talk in _conversations()]
         rendered = {}
@@ -130,8 +128,6 @@ class ChatTemplate:
     @cached_property
     def rewritten_turns(self) -> tuple[RewrittenTurn, ...]:
         """The answers that the template renders differently once the conversation goes on."""
-        if len(self.text) > MOST_CHARACTERS:
-            return ()
         lines = [line for line in self._answer.lines if "text" in line and _is_growing(line)]
         return find_rewritten_turns({str(line["conversation"]): str(line["text"]) for line in lines}, ANSWER)
 
@@ -179,8 +175,6 @@ class ChatTemplate:
     @cached_property
     def literals(self) -> str:
         """The literal text and the string constants of the parsed template, joined by NUL."""
-        if len(self.text) > MOST_CHARACTERS:
-            return ""
         return "".join(str(line["literals"]) for line in self._lines("literals"))
 
     @cached_property

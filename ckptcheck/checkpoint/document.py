@@ -15,6 +15,9 @@ ANSWER_STARTS = (
     b"<error", b"entry not found", b"repository not found", b"invalid username or password", b"access to model ",
 )  # fmt: skip
 """The error bodies of S3 and the Hub, which `curl -o` writes in place of a file."""
+UNCOUNTED, MOST_VALUES = 1 << 23, 1 << 22
+"""Bytes of a JSON text whose values are not counted, and most values of a longer one, which take 500 MB at most. A tokenizer of
+250,000 tokens has two million."""
 MAX_DIGITS = 310
 """Digits of the longest integer that fits a double; safetensors refuses longer ones."""
 
@@ -73,6 +76,8 @@ def parse_object(raw: bytes, *, strict: bool = False) -> tuple[dict[str, Any] | 
         return None, [foreign]
     if not raw.strip():
         return None, [Defect("not-json", "the file is empty" if not raw else "the file holds only white space")]
+    if len(raw) > UNCOUNTED and sum(map(raw.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        return None, [Defect("not-json", f"it holds more than {MOST_VALUES:,} values, which no such file does")]
     with_duplicates: list[DuplicateKeyDict] = []
 
     def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

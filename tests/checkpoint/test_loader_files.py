@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ckptcheck
+from ckptcheck.checkpoint.document import parse_object
 from tests.factories.checkpoint_cases import CHECKPOINTS, MEGATRON
 from tests.limited_child import run_limited
 
@@ -69,3 +70,15 @@ def test_a_scan_takes_little_of_what_has_no_end(tmp_path: Path, kind: str) -> No
 
     outcome = run_limited(scan_each, seconds=PATIENCE, memory=400 << 20)
     assert (outcome.fault, outcome.answer) == ("", "[]"), outcome
+
+
+@pytest.mark.parametrize("value", ["[],", '"ab",', '{"a":1},'])
+def test_json_of_many_values_is_not_built(value: str) -> None:
+    """63 MB of empty lists took 1.7 GB, and are within the limit of a config."""
+
+    def parse() -> str:
+        raw = b'{"a": [' + value.encode() * (63_000_000 // len(value)) + b"0]}"
+        return " ".join(defect.text for defect in parse_object(raw)[1])
+
+    outcome = run_limited(parse)
+    assert (outcome.fault, outcome.answer) == ("", "it holds more than 4,194,304 values, which no such file does")

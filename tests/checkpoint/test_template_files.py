@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ckptcheck.checkpoint import chat_template
 from ckptcheck.checkpoint.chat_template import TOOL
 from tests.checkpoint.test_tokenizer import codes, edited, tokenizer_of
 from tests.conftest import needs
@@ -101,3 +102,12 @@ def test_a_byte_order_mark_heads_every_prompt(tmp_path: Path) -> None:
     said = in_transformers(folder, tools=False)
     assert said is not None
     assert said.startswith("\ufeff<|im_start|>")
+
+
+def test_a_text_that_is_too_long_is_sent_to_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template of 63 MB in tokenizer_config.json took twenty seconds of a child, to be told that it is too long."""
+    monkeypatch.setattr(chat_template, "run_sandboxed", lambda *_, **__: pytest.fail("it was sent"))
+    template = chat_template.ChatTemplate("tokenizer_config.json", "chat_template", "x" * (1 << 20) + "x")
+    assert template.exceeded_limit == "it has 1,048,577 characters"
+    assert (template.failure, template.syntax_error, template.rewritten_turns) == (None, None, ())
+    assert (template.escapes, template.literals, template.shows_questions) == ((), "", False)
