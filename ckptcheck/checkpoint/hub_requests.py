@@ -32,6 +32,7 @@ from ckptcheck.checkpoint.hub_refusals import (
     describe_refusal,
     host_of,
 )
+from ckptcheck.checkpoint.lost_time import LostTime
 from ckptcheck.text.environment_files import require_plain_files
 
 CONNECT_TIMEOUT = 10.0
@@ -46,8 +47,6 @@ WAITS = (1.0, 2.0)
 """Seconds before the second and before the third try, which is the last."""
 LONGEST_WAIT = 10.0
 """Longest Retry-After, in seconds, for which a request is repeated; a longer one becomes an error message."""
-MAX_LOST_SECONDS = 100.0
-"""Seconds that may be lost to answers that fail; then the client sends no further request."""
 UNPACKED = ("identity", "gzip", "deflate")
 """Content encodings that are accepted, though none is requested. Others, or several nested, can make gigabytes of a kilobyte."""
 
@@ -106,7 +105,7 @@ class HubClient:
             headers: the headers of every request, from `build_headers`.
         """
         self._question, self._headers = question, headers
-        self._lost_seconds, self._lost_until = 0.0, 0.0
+        self._lost_time, self._is_slow = LostTime(), False
 
     def get(self, url: str, most: int, start: int | None = None, *, end: float = inf) -> Answer:
         """Get up to `most` bytes, trying again where that may help. Raises RequestError.
@@ -128,7 +127,7 @@ class HubClient:
         The HTTP client limits the time for each part that arrives, but not for the whole: a head that comes letter by letter
         would hold it for days. The abandoned thread ends with its connection, at the latest with the program.
         """
-        if self._lost_seconds > MAX_LOST_SECONDS:
+        if self._is_slow or self._lost_time.is_over:
             raise RequestError(errno.EIO, f"{host_of(url)} answered too slowly, and is asked no more", LATER)
         begun, progress = monotonic(), Progress(end)
         outcome: SimpleQueue[Answer | BaseException] = SimpleQueue()
@@ -149,10 +148,8 @@ class HubClient:
             progress.is_given_up = True
         answer = answer or TooSlow(url)
         if isinstance(answer, BaseException):
-            now = monotonic()
-            # seconds that several threads lose at a time count once; a server that trickles once will do so again
-            self._lost_seconds += inf if isinstance(answer, TooSlow) else now - max(begun, self._lost_until)
-            self._lost_until = now
+            self._is_slow |= isinstance(answer, TooSlow)  # it will be so again
+            self._lost_time.add(begun, monotonic())
             raise answer
         return answer
 

@@ -17,8 +17,10 @@ from datetime import timedelta
 from importlib.util import find_spec
 from queue import SimpleQueue
 from threading import Thread
+from time import monotonic
 from typing import Any
 
+from ckptcheck.checkpoint.lost_time import LostTime
 from ckptcheck.checkpoint.objects.address import ObjectAddress
 from ckptcheck.checkpoint.objects.bucket import MAX_OBJECTS, Listing, StoredObject
 from ckptcheck.checkpoint.objects.failures import RequestFailure, explain_failure
@@ -27,8 +29,8 @@ from ckptcheck.errors import CkptcheckError
 REQUEST_SECONDS = 60.0
 """Seconds for one request and its whole answer, of `PIECE` bytes at most."""
 CONNECT_SECONDS = 10.0
-RETRY_SECONDS = 180.0
-"""Seconds for a request and all its retries."""
+RETRY_SECONDS = 60.0
+"""Seconds after which a request is not repeated: the waits take 51, and an answer that trickles until then would do so again."""
 RETRIES = 8
 """Most retries of a request that the server refuses for now; the waits grow to some 25 seconds."""
 FIRST_WAIT = 0.1
@@ -50,7 +52,7 @@ class ObstoreBucket:
             )
         from obstore.store import from_url
 
-        self._root = address.root
+        self._root, self._lost_time = address.root, LostTime()
         settings: dict[str, Any] = {
             "client_options": {
                 "timeout": timedelta(seconds=REQUEST_SECONDS),
@@ -150,16 +152,20 @@ class ObstoreBucket:
         end = min(start + length, stored.size)
         if start >= end:
             return b""
+        if self._lost_time.is_over:
+            raise RequestFailure(errno.EIO, f"{self._root} answered too slowly, and is asked no more")
         import obstore
 
         options: dict[str, Any] = {"range": (start, end)}
         if stored.etag:
             options["if_match"] = stored.etag
+        begun = monotonic()
         try:
             answer = obstore.get(self._store, stored.key, options=options)
             meta = answer.meta
             content: bytes = answer.bytes().to_bytes()
         except Exception as error:
+            self._lost_time.add(begun, monotonic())
             raise explain_failure(error, self._root) from error
         # compare again, because some servers and proxies ignore the condition
         is_other = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -242,6 +243,23 @@ def test_a_deadline_for_each_request(store: ObjectServer, monkeypatch: pytest.Mo
     store.fail("model.safetensors", way="slow")
     report = ckptcheck.scan(TARGET)
     assert report.error == "could not read model.safetensors: s3://models did not answer in time"
+
+
+def test_a_store_that_trickles_is_asked_no_more(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file was waited for anew, for three minutes."""
+    source = ObjectTree(TARGET, parse_object_address(TARGET)).open_folders([""])  # has a bucket of its own
+    clock = itertools.count(step=60)
+    monkeypatch.setattr(bucket, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(bucket, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(bucket, "RETRIES", 0)
+    store.fail("step_1", way="slow")
+    said = []
+    for name in ("config.json", "model.safetensors", "config.json"):
+        with pytest.raises(OSError, match="s3://models") as caught:
+            source.read(name, 0, 100)
+        said.append(caught.value.strerror)
+    in_time = "s3://models did not answer in time"
+    assert said == [in_time, in_time, "s3://models answered too slowly, and is asked no more"]
 
 
 def test_a_long_read_in_pieces(store: ObjectServer) -> None:
