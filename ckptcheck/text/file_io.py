@@ -136,7 +136,7 @@ def _read_up_to(file: BinaryIO, most: int, *, is_text: bool = True) -> bytes:
     size = os.fstat(file.fileno()).st_size  # a read of a whole piece would allocate one for each small file
     content, is_cut = read_to_parse(file.read, most, min(PIECE, size + 1) if size else PIECE, is_text=is_text)
     if is_cut:
-        raise OSError(errno.EINVAL, "it has holes, or bytes that are zero, as no such file has")
+        raise OSError(errno.EINVAL, "it holds bytes that are zero, which no such file does")
     return content
 
 
@@ -173,7 +173,7 @@ def _open_with_writer(path: str | Path) -> int:
     return file
 
 
-WRITER_PATIENCE = 10.0
+WRITER_PATIENCE = 4.0
 """Seconds within which another process has to open a pipe for writing."""
 LARGEST_JSON = 1 << 28
 """Most bytes of a JSON file that are read."""

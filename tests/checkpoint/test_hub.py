@@ -529,6 +529,15 @@ def test_a_server_that_ignores_ranges_is_cut_short(hub: HubServer, folder: Path)
     assert len(hub.seen(server="cdn")) == 2
 
 
+def test_an_index_of_zeros_is_not_fetched_whole(hub: HubServer, folder: Path) -> None:
+    """Half a gigabyte was fetched, and one of forty too."""
+    name = "pytorch_model.bin.index.json"
+    (folder / name).touch()
+    os.truncate(folder / name, 500 << 20)
+    ckptcheck.scan(TARGET, select=["SET006"])
+    assert 0 < sum(request.sent for request in hub.seen(name)) < 100 << 20
+
+
 def test_a_whole_small_file_for_a_part_of_it(hub: HubServer, folder: Path) -> None:
     hub.fail("/resolve/", way="whole")
     checkpoint = open_checkpoint(TARGET)
