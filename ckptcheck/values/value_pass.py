@@ -139,8 +139,9 @@ def _scan_mapped(
             if stats is not None:
                 yield batch, stats.chunks
             elif batch.shard not in lost_shards:
-                lost_shards.add(batch.shard)
                 yield from _scan_read(source, plan, [batch], Local(1), values, scan_chunk)
+                # A worker may also die of too little memory: the rest of a sound file is still to be scanned.
+                lost_shards.update(values.shrunk, values.unread)
     finally:
         pool.kill()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import ckptcheck.values.value_pass as value_pass
 import ckptcheck.values.worker_pool as worker_pool
 from ckptcheck.values.worker import Batch
-from ckptcheck.values.worker_pool import WorkerPool
+from ckptcheck.values.worker_pool import Worker, WorkerPool
 from tests.factories.checkpoint_cases import edit_tensors
 from tests.factories.value_cases import read_values, start_value_pass
 
@@ -72,3 +73,20 @@ def test_a_worker_that_sigbus_kills_does_not_kill_the_scan(folder: Path, monkeyp
     assert {tensor.shard for tensor in stats.tensors.values()} == {
         f"model-0000{number}-of-00003.safetensors" for number in (2, 3)
     }
+
+
+def test_a_worker_that_dies_of_anything_else_loses_no_values(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too little memory, or the limit of its processor time, ends it while its file is sound."""
+    monkeypatch.setattr(value_pass, "MIN_BYTES_FOR_WORKERS", 0)
+    monkeypatch.setattr(value_pass, "MAX_BATCH_BYTES", 64)
+    plain = read_values(folder, use_mmap=False)
+    assigned: list[object] = []
+
+    def assign(self: WorkerPool, worker: Worker, batch: Batch, give: Callable[..., None] = WorkerPool._assign) -> None:
+        if (number := len(assigned)) in (5, 40):
+            worker.kill()
+        assigned.append(number)
+        give(self, worker, batch)
+
+    monkeypatch.setattr(WorkerPool, "_assign", assign)
+    assert read_values(folder, jobs=2) == plain
