@@ -53,7 +53,10 @@ def open_tokenizer(raw: bytes, name: str) -> tokenizers.Tokenizer:
 
 
 def _try(raw: bytes) -> str | None:
-    """Return why a child process with limits cannot load it; None if it can, or if no child can run."""
+    """Return why a child process with limits cannot load it; None if it can, or if no child runs on this system.
+
+    Raises EvidenceError if the child cannot be started.
+    """
     try:
         answer = run_sandboxed("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY, **{"try": RARE_TEXT})
     except Skip:

@@ -2,11 +2,13 @@
 
 A jinja sandbox keeps a template away from Python's internals, but not from nested loops over `range` or from a string of
 ten billion characters: only the operating system can limit those. So the child limits its own processor time, memory, disk
-and processes before it reads the template. On a system without such limits, nothing runs.
+and processes before it reads the template. On a system without such limits, nothing runs. Where a lower limit of this process
+may have ended the child, that says nothing about the template.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -14,17 +16,21 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.rule import Skip
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 TOO_LONG = 3
 """Exit code of a child whose answer is too long."""
-MOST_ANSWER = 1 << 26
-"""Most bytes of the child's answer that are read: twice its own limit (`MOST_OUTPUT`), which not every system enforces."""
+MOST_OUTPUT = 1 << 25
+"""Longest answer of the child, in bytes: its own limit."""
+MOST_ANSWER = 2 * MOST_OUTPUT
+"""Most bytes of the child's answer that are read, because not every system enforces its own limit."""
 WALL = 60
 """Wall-clock limit as a multiple of the processor time. On two cores with a load of 15, an endless template takes 4 times as long
 by the clock; on a busier machine it has to end by its processor time all the same. Nothing in the child waits."""
@@ -52,7 +58,8 @@ def run_sandboxed(task: str, raw: bytes = b"", *, seconds: int, memory: int, **j
         memory: limit of memory in bytes.
         job: further entries of the job.
 
-    Raises Skip if the child could not run at all.
+    Raises Skip where no child can run on this system or without a library that is not installed, EvidenceError if the child
+    could not be started, be limited, or come to its end.
     """
     if not sys.platform.startswith("linux"):
         raise Skip("needs Linux: elsewhere the memory that a template takes cannot be bounded")
@@ -61,7 +68,7 @@ def run_sandboxed(task: str, raw: bytes = b"", *, seconds: int, memory: int, **j
     environment |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     # -I: import nothing from the working directory, which may be the target.
     command = [sys.executable, "-I", "-B", str(CHILD)]
-    with tempfile.TemporaryFile() as job_file, tempfile.TemporaryFile() as out:
+    with _explain_trouble(), tempfile.TemporaryFile() as job_file, tempfile.TemporaryFile() as out:
         job_file.write(order)
         job_file.seek(0)
         try:
@@ -69,20 +76,18 @@ def run_sandboxed(task: str, raw: bytes = b"", *, seconds: int, memory: int, **j
                 command, seconds * WALL, stdin=job_file, stdout=out, stderr=subprocess.DEVNULL, env=environment
             )
         except subprocess.TimeoutExpired:
-            raise Skip("the machine is too busy: a child process was given no time to look") from None
-        except OSError as error:
-            raise Skip(f"a child process could not be started: {error.strerror or error}") from error
+            raise EvidenceError("the machine is too busy: a child process was given no time to look") from None
         out.seek(0)
         lines = [_parsed(line) for line in out.read(MOST_ANSWER).splitlines()]
-    return _result([line for line in lines if line is not None], code, seconds)
+    return _result([line for line in lines if line is not None], code, seconds, memory)
 
 
 def describe_sandbox() -> tuple[bool, str]:
     """Return whether the child can only compute here, and by what, for ``ckptcheck doctor``."""
     try:
         answer = run_sandboxed("reach", seconds=5, memory=1 << 30)
-    except Skip as skip:
-        return False, f"templates and tokenizers are not loaded: {skip}"
+    except (Skip, EvidenceError) as trouble:
+        return False, f"templates and tokenizers are not loaded: {trouble}"
     if any(line.get("refused") == "EPERM" for line in answer.lines):
         return True, "templates and tokenizers are loaded in processes without files and network (seccomp, limits)"
     return (
@@ -120,18 +125,50 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _result(lines: list[dict[str, Any]], code: int, seconds: int) -> SandboxResult:
+@contextlib.contextmanager
+def _explain_trouble() -> Iterator[None]:
+    """Raise EvidenceError for an OSError: no room for temporary files, no descriptor left, no process."""
+    try:
+        yield
+    except OSError as error:
+        raise EvidenceError(f"a child process could not be started: {error.strerror or error}") from error
+
+
+def _result(lines: list[dict[str, Any]], code: int, seconds: int, memory: int) -> SandboxResult:
+    """Return the answer. Raises as `run_sandboxed` does."""
     for line in lines:
         if "missing" in line:
             raise Skip(f"the library {line['missing']} is not installed")
-        if "unconfined" in line:
-            raise Skip(f"a child process could not be given limits: {line['unconfined']}")
-    if any("done" in line for line in lines):
+        if "unstarted" in line:
+            raise EvidenceError(f"a child process could not prepare itself: {line['unstarted']}")
+    is_done = any("done" in line for line in lines)
+    if is_done and all(line.get("bound") != "memory" for line in lines):
+        return SandboxResult(tuple(lines), None)
+    if (flag := _find_lower_limit(seconds, memory)) is not None:
+        raise EvidenceError(f"a child process did not finish, and this process has a lower limit than it: ulimit {flag}")
+    if is_done:
         return SandboxResult(tuple(lines), None)
     if code == -signal.SIGXCPU:
         return SandboxResult(tuple(lines), f"it came to no end within {seconds} seconds")
     if code == TOO_LONG:
         return SandboxResult(tuple(lines), "it wrote without end")
+    if code == -signal.SIGKILL:  # its own limits end it otherwise
+        raise EvidenceError("a child process was killed: out of memory, or by somebody")
     if not lines and code > 0:
-        raise Skip("a child process could not be run with this Python")
+        raise EvidenceError("a child process could not be run with this Python")
     return SandboxResult(tuple(lines), "it brought the process down")
+
+
+def _find_lower_limit(seconds: int, memory: int) -> str | None:
+    """Return the option of ulimit that sets a lower limit than the child's own, which the child inherits; None for none."""
+    import resource
+
+    for kind, most, flag in (
+        (resource.RLIMIT_CPU, seconds, "-t"),
+        (resource.RLIMIT_AS, memory, "-v"),
+        (resource.RLIMIT_DATA, memory, "-d"),
+        (resource.RLIMIT_FSIZE, MOST_OUTPUT, "-f"),
+    ):
+        if 0 <= resource.getrlimit(kind)[0] < most:
+            return flag
+    return None

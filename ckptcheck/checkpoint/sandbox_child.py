@@ -15,13 +15,14 @@ import contextlib
 import ctypes
 import datetime
 import errno
+import importlib
 import json
 import os
 import re
 import resource
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 TOO_LONG = 3
@@ -69,18 +70,21 @@ def confine(seconds: int, memory: int, *, threads: bool) -> None:
 
     Where the kernel filters calls, the process can open, connect and start nothing from then on, so load libraries before.
     """
-    try:
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_OUTPUT, MOST_OUTPUT))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    except (ValueError, OSError) as error:
-        say(unconfined=words(error))
-        os._exit(0)
+    limit(resource.RLIMIT_CPU, seconds, seconds + 1)
+    limit(resource.RLIMIT_AS, memory, memory)
+    limit(resource.RLIMIT_FSIZE, MOST_OUTPUT, MOST_OUTPUT)
+    limit(resource.RLIMIT_CORE, 0, 0)
     if not threads:
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+            limit(resource.RLIMIT_NPROC, 0, 0)
     filter_calls()
+
+
+def limit(kind: int, soft: int, hard: int) -> None:
+    """Limit a resource of this process, and keep a limit of its own that is lower. Raises OSError and ValueError."""
+    # -1, which stands for no limit, becomes the largest number
+    own_soft, own_hard = (own % (1 << 64) for own in resource.getrlimit(kind))
+    resource.setrlimit(kind, (min(soft, own_soft), min(hard, own_hard)))
 
 
 def filter_calls() -> None:
@@ -227,10 +231,9 @@ def list_roles(tree: Any, known: Iterable[str]) -> list[str]:
     return [text for text in dict.fromkeys(texts) if ROLE.fullmatch(text) and text not in known][:MOST_NAMES]
 
 
-def templates(job: dict[str, Any]) -> None:
+def templates(job: dict[str, Any], _: bytes, library: tuple[Any, type[Exception]]) -> None:
     """Parse every template, then render each conversation with it."""
-    made, refusal = environment()
-    confine(job["seconds"], job["memory"], threads=False)
+    made, refusal = library
     for name, source in job["templates"].items():
         try:
             tree = made.parse(source)
@@ -261,11 +264,8 @@ def templates(job: dict[str, Any]) -> None:
                 say(**answer, **({"text": rendered} if len(rendered) <= MOST_TEXT else {"bound": "output"}))
 
 
-def tokenizer(job: dict[str, Any], raw: bytes) -> None:
+def tokenizer(job: dict[str, Any], raw: bytes, tokenizers: Any) -> None:
     """Load a tokenizer.json as transformers does; encode the texts `try` and `encode` of the job, decode its ids `decode`."""
-    import tokenizers
-
-    confine(job["seconds"], job["memory"], threads=True)
     try:
         loaded = tokenizers.Tokenizer.from_buffer(raw)
         if "try" in job:
@@ -285,26 +285,36 @@ def tokenizer(job: dict[str, Any], raw: bytes) -> None:
         say(loaded=True, version=tokenizers.__version__)
 
 
-def reach(job: dict[str, Any]) -> None:
+def reach(*_: Any) -> None:
     """Say whether a file can still be opened: ``ckptcheck doctor`` asks."""
-    confine(job["seconds"], job["memory"], threads=False)
     try:
         os.close(os.open("/", os.O_RDONLY))
     except OSError as error:
         say(refused=errno.errorcode.get(error.errno or 0, ""))
 
 
+TASKS: dict[str, tuple[Callable[[], Any], Callable[..., None]]] = {
+    "templates": (environment, templates),
+    "tokenizer": (lambda: importlib.import_module("tokenizers"), tokenizer),
+    "reach": (lambda: None, reach),
+}
+"""Task → what it loads before it is confined, and the task itself."""
+
+
 def main() -> None:
     """Run the job on stdin."""
     job = json.loads(sys.stdin.buffer.readline())
     raw = sys.stdin.buffer.read()
+    load, task = TASKS[job["task"]]
     try:
-        if job["task"] == "tokenizer":
-            tokenizer(job, raw)
-        else:
-            {"templates": templates, "reach": reach}[job["task"]](job)
-    except ImportError as error:
+        library = load()
+        confine(job["seconds"], job["memory"], threads=task is tokenizer)
+    except ModuleNotFoundError as error:
         say(missing=error.name or str(error))
+    except (ImportError, MemoryError, OSError, ValueError) as error:  # it cannot be mapped, or a limit cannot be set
+        say(unstarted=words(error))
+    else:
+        task(job, raw, library)
     say(done=True)
     os._exit(0)  # the answer is written; skip finalizers, which a template may have left behind
 

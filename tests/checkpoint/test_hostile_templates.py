@@ -15,7 +15,7 @@ import pytest
 from ckptcheck.checkpoint import chat_template, sandbox
 from ckptcheck.checkpoint.chat_template import ChatTemplate
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.linter.rule import Skip
+from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.runner import run_rules
 from tests.checkpoint.test_tokenizer import CHAT, RULES, edited, scan
 from tests.factories.checkpoint_cases import build_checkpoint
@@ -108,7 +108,7 @@ def test_a_jinja2_in_the_working_directory_is_not_run(tmp_path: Path, monkeypatc
 
 def test_a_limit_strikes_before_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "WALL", 0.01)
-    with pytest.raises(Skip, match="too busy"):
+    with pytest.raises(EvidenceError, match="too busy"):
         _ = rendering(HOSTILE["loops in loops"]).exceeded_limit
 
 

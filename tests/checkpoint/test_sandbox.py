@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ckptcheck.checkpoint import sandbox
+from ckptcheck.checkpoint import chat_template, sandbox
+from ckptcheck.checkpoint.chat_template import ChatTemplate
 from ckptcheck.checkpoint.sandbox import describe_sandbox
+from ckptcheck.errors import EvidenceError
+from tests.checkpoint.test_tokenizer import CHAT
+from tests.factories.command_line import run_with_limit
 
 TRIES = """
 import os, runpy, socket, subprocess, sys
@@ -50,3 +55,44 @@ def test_where_memory_cannot_be_limited_nothing_is_loaded(monkeypatch: pytest.Mo
     is_confined, sentence = describe_sandbox()
     assert not is_confined
     assert sentence.startswith("templates and tokenizers are not loaded: needs Linux")
+
+
+needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the child runs on Linux alone")
+
+
+@needs_linux
+@pytest.mark.parametrize(
+    ("kind", "most", "reason"),
+    [
+        (resource.RLIMIT_NOFILE, 8, "a child process could not be started: Too many open files"),
+        (resource.RLIMIT_FSIZE, 0, "a child process could not be started: No usable temporary directory found"),
+        (resource.RLIMIT_CPU, 20, ""),
+        (resource.RLIMIT_AS, 600 << 20, ""),
+    ],
+)
+def test_a_child_that_cannot_start_is_incomplete_and_a_lower_limit_is_kept(kind: int, most: int, reason: str) -> None:
+    """The child once asked for more than it may have, could not be limited, and the scan was clean, with 7 rules skipped."""
+    ended = run_with_limit(kind, most, "scan", CHAT, "--headers-only", "--select", "TOK")
+    assert ended.returncode == (2 if reason else 0), ended.stderr
+    assert reason in ended.stdout
+    assert "skipped" not in ended.stdout
+
+
+@needs_linux
+def test_a_lower_limit_of_this_process_blames_no_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that ends the child at the child's own limit has a finding; at a lower one nobody knows."""
+    hungry = ChatTemplate("chat_template.jinja", None, "{{ 'a' * 10**9 }}", {})
+    assert hungry.exceeded_limit == f"it takes more than {chat_template.MEMORY >> 20} MiB of memory"
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1 << 28, -1) if kind == resource.RLIMIT_AS else (-1, -1))
+    with pytest.raises(EvidenceError, match="this process has a lower limit than it: ulimit -v"):
+        _ = ChatTemplate("chat_template.jinja", None, hungry.text, {}).exceeded_limit
+    assert ChatTemplate("chat_template.jinja", None, "{{ messages[0].content }}", {}).exceeded_limit is None
+
+
+@needs_linux
+def test_a_child_that_somebody_kills_has_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = tmp_path / "child.py"
+    killed.write_text("import os; os.kill(os.getpid(), 9)", encoding="utf-8")
+    monkeypatch.setattr(sandbox, "CHILD", killed)
+    with pytest.raises(EvidenceError, match="a child process was killed"):
+        _ = ChatTemplate("chat_template.jinja", None, "sound", {}).exceeded_limit

@@ -57,6 +57,23 @@ def run_from_scratch(here: Path, *arguments: object, **environment: str) -> subp
     )
 
 
+def run_with_limit(
+    kind: int, most: int, *arguments: object, here: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process that has a limit: a number of the module resource, as `ulimit` sets it."""
+    import resource
+
+    return subprocess.run(
+        [sys.executable, "-m", "ckptcheck", *map(str, arguments)],
+        cwd=here,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200", **environment},
+        preexec_fn=lambda: resource.setrlimit(kind, (most, most)),
+        check=False,
+    )
+
+
 def _ask_server(request: dict[str, Any]) -> int:
     """Have the server of this process run a command; return its exit code."""
     server = _start_server()

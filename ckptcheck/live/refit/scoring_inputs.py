@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.open_tokenizer import read_tokenizer
 from ckptcheck.checkpoint.sandbox import run_sandboxed
+from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.rule import Skip
 from ckptcheck.live.refit.observations import CacheProbe, GreedyText, Scoring
 from ckptcheck.live.runtime.engines.base import Scorer, SequenceScores
@@ -56,7 +57,7 @@ class TrialTokenizer:
             return ()
         try:
             return run_sandboxed("tokenizer", self._raw, seconds=SECONDS, memory=MEMORY, **job).lines
-        except Skip:
+        except (Skip, EvidenceError):  # a trial needs no text
             return ()
 
 
