@@ -20,10 +20,17 @@ def main() -> None:
 
         accept_every_sign(sys.stdout, sys.stderr)
         command_line()
-    except KeyboardInterrupt:  # while all that was imported; later the command line answers it
-        sys.stderr.write("ckptcheck: interrupted\n")
-        sys.stderr.flush()
-        os._exit(130)
+    # while all that was imported; later the command line answers both
+    except KeyboardInterrupt:
+        _exit_with("interrupted", 130)
+    except (ImportError, MemoryError, OSError) as error:
+        _exit_with(f"it cannot be started here: {type(error).__name__}: {error}", 2)
+
+
+def _exit_with(message: str, code: int) -> None:
+    sys.stderr.write(f"ckptcheck: {message}\n")
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _print_version() -> None:

@@ -1,4 +1,7 @@
-"""The table of commands, and the single place that turns an error into a sentence and an exit code."""
+"""The table of commands, and the single place that turns an error into a sentence and an exit code.
+
+What writes that sentence is imported at the beginning: a process that may open no more files imports nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from ckptcheck.cli.command_groups import CommandGroup, NestedCommandGroup
 from ckptcheck.cli.output import INTERRUPTED
 from ckptcheck.cli.report_command import ReportCommand, describe_error
 from ckptcheck.cli.verb_command import make_command
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import CkptcheckError, describe_shortage
+from ckptcheck.reporters.printable import printable
+from ckptcheck.reporters.runner_commands import break_commands
 from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.verbs import VERBS
 
@@ -106,6 +111,8 @@ def main() -> None:
         _exit_with_error(describe_error(error))
     except Exception as error:
         # A usage error has a method `format_message`. Its class belongs to whichever click typer bundles.
+        if describe_shortage(error) is not None:
+            _exit_with_error(describe_error(error))
         if (format_message := getattr(error, "format_message", None)) is None:
             # a bug of ours: nothing was checked, and exit code 1 would mean findings
             traceback.print_exc()
@@ -171,9 +178,6 @@ def _find_command_name(words: list[str]) -> str:
 
 
 def _exit_with_error(message: str, hint: str | None = None, code: int = 2) -> NoReturn:
-    from ckptcheck.reporters.printable import printable
-    from ckptcheck.reporters.runner_commands import break_commands
-
     text = _wrap(f"ckptcheck: {printable(message)}") + (_wrap(f"           {printable(hint)}") if hint else "")
     # OSError: the terminal was closed
     with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ import typer.core
 
 from ckptcheck.cli.empty_values import refuse_empty_values
 from ckptcheck.cli.examples import write_examples
-from ckptcheck.errors import CkptcheckError, OutputError, UsageError
+from ckptcheck.errors import CkptcheckError, OutputError, UsageError, describe_shortage
 from ckptcheck.linter.report import Report
 from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.verbs.parameter import Parameter
@@ -73,14 +73,9 @@ class ReportCommand(typer.core.TyperCommand):
             if output is not None:
                 _write_failure(ctx, output, describe_error(error))
             raise
-        except (CkptcheckError, OSError) as error:
-            _write_failure(ctx, output, describe_error(error))
-            raise
         except Exception as error:
-            if not isinstance(error, (typer.Exit, typer.Abort)) and not hasattr(
-                error, "format_message"
-            ):  # a bug of ours
-                _write_failure(ctx, output, f"{type(error).__name__}: {error}")
+            if not isinstance(error, (typer.Exit, typer.Abort)) and not hasattr(error, "format_message"):
+                _write_failure(ctx, output, describe_error(error))
             raise
 
 
@@ -97,11 +92,15 @@ def find_declared(command: Any) -> Mapping[str, Parameter]:
     return verb.parameters
 
 
-def describe_error(error: CkptcheckError | OSError) -> str:
+def describe_error(error: Exception) -> str:
     """Return an error as one sentence, with the hint in brackets."""
     if isinstance(error, CkptcheckError):
         return error.message + (f" ({error.hint})" if error.hint else "")
-    return f"{error.filename or 'the output'}: {error.strerror or error}"
+    if (shortage := describe_shortage(error)) is not None:
+        return shortage
+    if isinstance(error, OSError):
+        return f"{error.filename or 'the output'}: {error.strerror or error}"
+    return f"{type(error).__name__}: {error}"  # a bug of ours
 
 
 def _refuse_output(command: Any, output: Path | None, ctx: Any) -> None:
@@ -139,7 +138,7 @@ def _write_failure(ctx: Any, output: Path | None, reason: str) -> None:
     if output is None and format == "text":
         return
     reports = [Report(target, error=reason) for target in _list_targets(ctx)]
-    with contextlib.suppress(CkptcheckError, OSError):
+    with contextlib.suppress(CkptcheckError, OSError, MemoryError):
         write_reports(reports, (), format, output)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ckptcheck.errors import EvidenceError
+from ckptcheck.errors import EvidenceError, describe_shortage
 from ckptcheck.linter.evidence import Evidence
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import SEVERITIES, Finding, Problem, Rule, Severity, Skip, SkipForDamage
@@ -179,5 +179,7 @@ def _finding(rule: Rule, chosen: Severity | None, problem: Problem) -> Finding:
 
 
 def _describe_crash(error: BaseException) -> str:
+    if (shortage := describe_shortage(error)) is not None:
+        return shortage
     where = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({where.filename.rpartition('/')[2]}, line {where.lineno})"

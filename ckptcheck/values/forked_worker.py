@@ -31,15 +31,22 @@ class ForkedWorker:
         other_streams: Streams to other workers. The child closes its copies: if it kept them open, the other
         workers would never read the end of their input.
         """
-        child_in, parent_out = os.pipe()
-        parent_in, child_out = os.pipe()
-        # Results on an embedding take 40 KB each: a larger pipe lets several wait to be read.
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(child_out, fcntl.F_SETPIPE_SZ, RESULT_PIPE_BYTES)
-        # Python also counts the threads of native libraries and warns; the worker calls none of those libraries.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
+        ends: list[int] = []
+        try:
+            for _ in range(2):
+                ends += os.pipe()
+            child_in, parent_out, parent_in, child_out = ends
+            # Results on an embedding take 40 KB each: a larger pipe lets several wait to be read.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(child_out, fcntl.F_SETPIPE_SZ, RESULT_PIPE_BYTES)
+            # Python also counts the threads of native libraries and warns; the worker calls none of those libraries.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.pid = os.fork()
+        except OSError:
+            for end in ends:
+                os.close(end)
+            raise
         if self.pid == 0:
             try:
                 for stream in other_streams:

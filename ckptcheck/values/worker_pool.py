@@ -33,12 +33,17 @@ class WorkerPool:
     """Processes that scan batches side by side. Whoever creates a pool closes it."""
 
     def __init__(self, number: int) -> None:
+        """Start `number` workers. Raises OSError if one cannot be started: then none is left."""
         self._selector = selectors.DefaultSelector()
         self._busy: dict[Worker, deque[Batch]] = {}
         self._idle: list[Worker] = []
         self._waiting: deque[Batch] | None = None
-        for _ in range(number):
-            self._idle.append(self._start())
+        try:
+            for _ in range(number):
+                self._idle.append(self._start())
+        except OSError:
+            self.close()
+            raise
 
     def kill(self) -> None:
         """Kill the workers and do not wait for their end: the system takes time to unmap a large file."""

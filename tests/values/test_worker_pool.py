@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +15,7 @@ import pytest
 
 import ckptcheck.values.value_pass as value_pass
 import ckptcheck.values.worker_pool as worker_pool
+from ckptcheck.errors import describe_shortage
 from ckptcheck.values.worker import Batch
 from ckptcheck.values.worker_pool import Worker, WorkerPool
 from tests.factories.checkpoint_cases import edit_tensors
@@ -90,3 +96,33 @@ def test_a_worker_that_dies_of_anything_else_loses_no_values(folder: Path, monke
 
     monkeypatch.setattr(WorkerPool, "_assign", assign)
     assert read_values(folder, jobs=2) == plain
+
+
+def test_a_process_that_may_open_no_more_files_says_so(folder: Path) -> None:
+    """What said so was once imported then, which no longer worked: a traceback, and the exit code of findings."""
+    start = "import ckptcheck.values.value_pass as v; v.MIN_BYTES_FOR_WORKERS = 0; import ckptcheck.__main__ as m; m.main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", start, "scan", folder, "--jobs", "8"],
+        capture_output=True, text=True, check=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8)),
+    )  # fmt: skip
+    assert ended.stderr == "ckptcheck: this process may open no more files (ulimit -n)\n"
+    assert ended.returncode == 2
+
+
+def test_a_pool_that_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pipes are closed, and the workers that did start are gone."""
+
+    def count_open() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    forks = iter([os.fork])
+    monkeypatch.setattr(os, "fork", lambda: next(forks, refuse)())
+    before = count_open()
+    with pytest.raises(BlockingIOError) as raised:
+        WorkerPool(3)
+    assert describe_shortage(raised.value) == "this process may start no more threads and processes (ulimit -u)"
+    assert count_open() == before
+
+
+def refuse() -> int:
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))

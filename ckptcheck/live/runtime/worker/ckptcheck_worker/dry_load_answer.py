@@ -122,6 +122,6 @@ def limit_memory(spare: int) -> None:
 
         with open("/proc/self/statm", encoding="ascii") as file:
             taken = int(file.read().split()[5]) * resource.getpagesize()
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        most = taken + spare
-        resource.setrlimit(resource.RLIMIT_DATA, (most if hard < 0 else min(most, hard), hard))
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        # -1 stands for no limit
+        resource.setrlimit(resource.RLIMIT_DATA, (min(taken + spare, soft % (1 << 64), hard % (1 << 64)), hard))
