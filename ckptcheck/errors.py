@@ -35,8 +35,6 @@ def describe_shortage(error: BaseException) -> str | None:
     if number in (errno.EMFILE, errno.ENFILE):
         return "this process may open no more files (ulimit -n)"
     # a stream that would block raises the same error, and says how much it wrote
-    if str(error) == "can't start new thread" or (
-        number == errno.EAGAIN and not hasattr(error, "characters_written")
-    ):
+    if str(error) == "can't start new thread" or (number == errno.EAGAIN and not hasattr(error, "characters_written")):
         return "this process may start no more threads and processes (ulimit -u)"
     return None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs.budget import WorkBudget, current_budget
 from ckptcheck.text.file_io import path_exists, read_regular_file, real_path
@@ -18,6 +19,8 @@ from ckptcheck.text.formatting import format_bytes
 LARGEST = 1_000_000
 """Largest file that is read, in bytes. The longest known job configurations have 25 kB; PyYAML needs about ten seconds
 for a megabyte."""
+DEEPEST = 200
+"""Most dots of a path: each names one more section above it, whose own path is kept."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,11 @@ class Document:
     """Dotted path of a section → the names of its keys, in order; "" is the root."""
 
     def put(self, path: str, leaf: Leaf) -> None:
-        """Set a leaf. A scalar replaces a section of the same name, and a section replaces a scalar; {} keeps a section."""
+        """Set a leaf. A scalar replaces a section of the same name, and a section replaces a scalar; {} keeps a section.
+
+        Raises CkptcheckError for a path of more than DEEPEST dots.
+        """
+        require_shallow(path, leaf)
         if leaf.value == {} and path in self._children:
             return
         old = self.leaves.get(path)
@@ -230,6 +237,14 @@ def is_hidden(path: Path, folder: Path) -> bool:
     except ValueError:  # on another drive of Windows
         parts = path.parts
     return any(part.startswith(".") and part not in (".", "..", ".hydra") for part in parts)
+
+
+def require_shallow(path: str, leaf: Leaf) -> None:
+    """Raise CkptcheckError for the path of a leaf that has more than DEEPEST dots."""
+    if path.count(".") > DEEPEST:
+        raise CkptcheckError(
+            f"the key {clip(path, 40)} of {leaf.file or 'the command line'} has more than {DEEPEST} dots"
+        )
 
 
 def read_text_file(path: Path, name: str) -> str:

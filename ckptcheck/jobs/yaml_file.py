@@ -23,6 +23,8 @@ from ckptcheck.jobs.document import AmbiguousMerge, Document, Leaf
 
 DEEPEST = 60
 """Largest nesting depth."""
+LONGEST_NUMBER = 1000
+"""Most characters of a number: one of 4,000 hexadecimal digits has more decimal digits than Python writes."""
 PLAIN = "tag:yaml.org,2002:"
 MERGE = f"{PLAIN}merge"
 SCALARS = {f"{PLAIN}{kind}" for kind in ("null", "bool", "int", "float", "str", "timestamp")}
@@ -49,7 +51,7 @@ def read(text: str, name: str, budget: WorkBudget | None = None) -> Document:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}" if mark else name
         raise CkptcheckError(f"{place} is not YAML: {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # "\\U00110000", a %YAML of 5,000 digits
         raise CkptcheckError(f"{name} is not YAML: {clip(' '.join(str(error).split()))}") from error
     except RecursionError as error:
         raise CkptcheckError(f"{name} is nested too deeply to be a configuration") from error
@@ -73,7 +75,7 @@ def parse_scalar(text: str) -> object:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         return _NodeFlattener("", budget).plain(node, 0) if node is not None else text
-    except (yaml.YAMLError, RecursionError, CkptcheckError):
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError, CkptcheckError):
         return text
 
 
@@ -179,9 +181,11 @@ class _NodeFlattener:
         if node.tag == f"{PLAIN}timestamp":
             return str(node.value)
         try:
+            if node.tag != f"{PLAIN}str" and len(node.value) > LONGEST_NUMBER:
+                raise ValueError
             return self.reader.construct_object(node)
-        except (yaml.YAMLError, ValueError) as error:
-            # ValueError: an int of more than 4,300 digits, or 0b2.
+        except (yaml.YAMLError, ValueError, LookupError, OverflowError) as error:
+            # 0b2, !!bool maybe, !!int "", !!float with hundreds of colons
             raise self.refusal(node, f"holds {clip(str(node.value), 30)!r}, which is no value") from error
 
     def spend(self, node: yaml.Node, depth: int) -> None:
@@ -189,8 +193,8 @@ class _NodeFlattener:
         self.budget.spend(VALUE_STEPS, self.name)
         if depth > DEEPEST:
             raise self.refusal(node, "is nested too deeply to be a configuration")
-        kinds = SCALARS if isinstance(node, yaml.ScalarNode) else {f"{PLAIN}map", f"{PLAIN}seq"}
-        if node.tag not in kinds:
+        own = SCALARS if isinstance(node, yaml.ScalarNode) else {f"{PLAIN}{'map' if node.id == 'mapping' else 'seq'}"}
+        if node.tag not in own:
             raise self.refusal(node, f"has the tag {clip(node.tag.replace(PLAIN, '!!'))}, and tags are not obeyed")
 
     def refusal(self, node: yaml.Node, what: str) -> CkptcheckError:

@@ -16,6 +16,8 @@ LARGEST = 1_000_000
 """Largest file that is read, in bytes."""
 DEEPEST = 100
 """Most parts of a dotted key, because the parser takes time and memory quadratic in them."""
+LONG_NUMBER = re.compile(r"0[xob][0-9A-Fa-f_]{1000}")
+"""A number that Python reads, and refuses to write in decimal digits."""
 DOTTED = re.compile(r"""("[^"\\\n]*(?:\\.[^"\\\n]*)*"|'[^'\n]*'|[A-Za-z0-9_-]+)|(\.)|[ \t]+|.|\n""")
 """A part of a key, a dot, blanks, or any other character."""
 
@@ -28,6 +30,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     """
     if text.count(".") > DEEPEST and _count_parts(text) > DEEPEST:
         raise ValueError(f"it has a key of more than {DEEPEST} parts")
+    if LONG_NUMBER.search(text):
+        raise ValueError("it has a number of more than 1,000 digits")
     try:
         return tomllib.loads(text)
     except RecursionError as error:

@@ -33,8 +33,11 @@ SCALARS = [
     "${oc.select:a,${a}}", "${a}${b}", "${${a}}", "*a", "*b", "&a 1", "!!python/object:os.system x", "2001-01-01",
     "1:59:59", '"\\ud800"', "'é'", "~", "[", "}",
     "list(range(0,999999999))", "sglang:d4t2|fsdp:d8", "@a", "/", "..", "a@b", "override a", "optional b", "10 min", "-0",
-    "1_0", "|\n  x", ">-\n  y",
+    "1_0", "|\n  x", ">-\n  y", '"\\U00110000"', "0x" + "f" * 5000, "0b" + "1" * 20_000, "1" + ":59" * 3000,
 ]  # fmt: skip
+TAGS = ["null", "bool", "int", "float", "str", "timestamp", "binary", "set", "omap", "pairs", "map", "seq", "merge", "value",
+        "python/tuple", "own", ""]  # fmt: skip
+"""Tags of YAML's own and others, each before a value that it may not fit."""
 NAMES = ["A", "B", "X", "1", "@", "MODEL", "BASH_SOURCE", "IFS"]
 WORDS = [
     "a", "$A", '"$B"', "${A:-$B}", "${A[@]}", "$(echo $A)", "$((A * B))", "{1..3}", "'x y'", "--tp", "4", "a.b=1", "+a={b: 1}",
@@ -62,8 +65,10 @@ def make_yaml(dice: random.Random, depth: int = 0) -> str:
     """Make up a value in flow style."""
     kind = dice.random()
     anchor = dice.choice(["", "", "", "&a ", "&b "])
+    if dice.random() < 0.1:
+        anchor += dice.choice(["!!", "!!", "!!", "!", "!e!"]) + dice.choice(TAGS) + " "
     if depth > 4 or kind < 0.4:
-        return dice.choice(SCALARS)
+        return anchor + dice.choice(SCALARS) if "!" in anchor else dice.choice(SCALARS)
     if kind < 0.7:
         return anchor + "[" + ", ".join(make_yaml(dice, depth + 1) for _ in range(dice.randrange(5))) + "]"
     return (
@@ -149,7 +154,7 @@ def check_one(seed: int, folder: Path) -> Outcome:
             )
         (folder / name).write_bytes(content.encode("utf-8", "surrogatepass"))
     first = dice.choice(["job.yaml", "job.toml", "run.sh", "train.py"])
-    overrides = [f"a.b={make_yaml(dice)}" for _ in range(dice.randrange(3))]
+    overrides = [f"a{'.b' * dice.choice([1, 1, 1, 50_000])}={make_yaml(dice)}" for _ in range(dice.randrange(3))]
     variables = [f"{dice.choice(NAMES)}={dice.choice(WORDS) * dice.choice([1, 99])}" for _ in range(dice.randrange(3))]
     outcome = run_limited(lambda: read_all(folder, first, overrides, variables))
     assert not outcome.fault, f"{first}: {outcome.fault}"

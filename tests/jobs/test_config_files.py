@@ -10,6 +10,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs import launch, toml_file, yaml_file
 from ckptcheck.jobs.document import Document, Leaf, read_text_file
 from ckptcheck.jobs.interpolation import resolve
+from ckptcheck.jobs.python_source.script import parse_python
 from ckptcheck.jobs.shell.script import Word
 
 
@@ -54,6 +55,46 @@ def test_yaml_that_is_trouble(text: str, sentence: str) -> None:
     with pytest.raises(CkptcheckError) as trouble:
         yaml_file.read(text, "job.yaml")
     assert trouble.value.message == sentence
+
+
+HUGE = "0x" + "f" * 5000
+"""A number that Python reads, and refuses to write in decimal digits."""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "!!bool abc", "!!bool ''", "!!bool", "!!int x", "!!int ''", "!!int _", "!!int +", "!!int 1:x", "!!float abc", "!!float",
+        "!!float _", "!!float " + "1:" * 400 + "1.5", "!!null [a]", "!!seq x", "!!map [a]", "!!binary x", "!!set {a, b}",
+        "!!omap [a: 1]", "!!pairs [a: 1]", "!!python/tuple [1]", "!own x", "!<tag:x> y", "!!merge x", "!!value =", "&a [*a]",
+        "{<<: x}", "{<<: [[{b: 1}]]}", "{!!int x: !!bool y}", '"\\U00110000"', '"\\UFFFFFFFF"', HUGE, "0b" + "1" * 20_000,
+        "0" + "7" * 6000, "9" * 5000, "1:" + "00:" * 3000 + "00",
+    ],
+)  # fmt: skip
+def test_a_value_that_is_none_is_a_sentence_with_its_place(value: str) -> None:
+    """PyYAML raises KeyError, IndexError and others for a tag that the text does not fit."""
+    with pytest.raises(CkptcheckError, match=r"^job\.yaml(:2)? "):
+        yaml_file.read(f"b: 1\na: {value}\n", "job.yaml")
+    yaml_file.parse_scalar(value)
+
+
+def test_a_number_too_long_to_be_written_is_a_sentence() -> None:
+    for read, text in (
+        (toml_file.read, f"a = [{HUGE}]\n"),
+        (parse_python, f"a = f'{{{HUGE}}}'\n"),
+        (yaml_file.read, f"%YAML {'9' * 5000}.1\n---\na: 1\n"),
+    ):
+        with pytest.raises(CkptcheckError, match=r"^job |^job:1 "):
+            read(text, "job")
+
+
+@pytest.mark.parametrize("key", ["a" + ".a" * 300, "+a" + ".a" * 300, "~a" + ".a" * 300])
+def test_a_key_has_no_depth_without_end(key: str) -> None:
+    """An override of 50,000 dots took 4.8 GB, and was clean: each section above it has a path of its own."""
+    document = Document()
+    with pytest.raises(CkptcheckError, match=r"^the key a\.a\.a\..* has more than 200 dots$"):
+        launch.apply_overrides([Word("a" + ".a" * 150 + "=1", 1), Word(f"{key}=1", 1)], document, "run.sh")
+
 
 
 def test_a_billion_laughs_are_not_expanded() -> None:

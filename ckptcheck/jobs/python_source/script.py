@@ -11,6 +11,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs.budget import current_budget
 from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.python_source.values import MOST_ITEMS, Instance, Table, Text, Unknown, Value, to_plain
+from ckptcheck.text.toml_text import LONG_NUMBER
 
 LONGEST = 300_000
 """Largest number of characters of a script: the tree of a longer one takes more memory and time than reading a job may."""
@@ -100,6 +101,8 @@ def parse_python(text: str, name: str) -> ast.Module:
         raise CkptcheckError(f"{name} has more than {LONGEST:,} characters, which no script of a job has")
     if text.count("{") > MOST_BRACES:
         raise CkptcheckError(f"{name} has more than {MOST_BRACES:,} braces, which no script of a job has")
+    if LONG_NUMBER.search(text):
+        raise CkptcheckError(f"{name} has a number of more than 1,000 digits, which no script of a job has")
     current_budget().spend(len(text) // PARSED, name)
     try:
         with warnings.catch_warnings():
