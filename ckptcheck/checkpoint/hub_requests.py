@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ckptcheck import __version__
+from ckptcheck.checkpoint.hub_address import HOSTS
 from ckptcheck.checkpoint.hub_refusals import (
     LATER,
     LOG_IN,
@@ -196,12 +197,25 @@ def find_endpoint() -> str:
 
     huggingface_hub reads HF_ENDPOINT once, on import; this reads it again, so that a later value counts.
     """
+    _require_host(os.environ.get("HF_ENDPOINT", ""))
     from huggingface_hub import constants
 
-    endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+    endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT or f"https://{HOSTS[0]}").rstrip("/")
     if not re.match(r"https?://[^/]", endpoint):
         raise RequestError(errno.EINVAL, "HF_ENDPOINT is no address of a Hub", "write it as https://…")
     return endpoint
+
+
+def _require_host(address: str) -> None:
+    """Raise RequestError for an address without a host, or with a port or brackets on which huggingface_hub fails on import."""
+    try:
+        parts = urlsplit(address)
+        _ = parts.port
+        is_host = bool(parts.hostname) or not parts.netloc
+    except ValueError:
+        is_host = False
+    if not is_host:
+        raise RequestError(errno.EINVAL, "HF_ENDPOINT has no host or port that can be", "write it as https://…")
 
 
 def build_headers() -> dict[str, str]:

@@ -116,6 +116,8 @@ def _installed_version(name: str) -> str | None:
 
 
 def _has_token() -> bool:
-    from huggingface_hub import get_token
-
+    try:
+        from huggingface_hub import get_token
+    except ValueError:  # it reads HF_ENDPOINT on import, which may have a port that cannot be
+        return False
     return get_token() is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.factories.checkpoint_cases import ROOT
-from tests.factories.command_line import run
+from tests.factories.command_line import run, run_from_scratch
 
 
 def test_doctor(here: Path) -> None:
@@ -16,3 +16,12 @@ def test_doctor(here: Path) -> None:
     assert f"rules from {ROOT / 'rules'}" in result.stdout
     assert "Landlock" in result.stdout
     assert "templates and tokenizers are loaded" in result.stdout
+
+
+def test_an_endpoint_that_cannot_be_is_a_sentence(here: Path) -> None:
+    """huggingface_hub looks at the port when it is imported, and raises ValueError."""
+    for endpoint in ("http://127.0.0.1:99999", "http://[::1", "http://:80"):
+        result = run_from_scratch(here, "scan", "hf://org/name", HF_ENDPOINT=endpoint)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.startswith("ckptcheck: HF_ENDPOINT has no host or port that can be\n")
+    assert run_from_scratch(here, "doctor", HF_ENDPOINT="http://127.0.0.1:99999").returncode == 0
