@@ -61,9 +61,7 @@ def cast_patterns(patterns: NDArray[Any], source: str, target: str) -> NDArray[A
     if target == "F32":
         return bits
     rounded = bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
-    result = (rounded >> np.uint32(16)).astype(np.uint16)
-    result[np.isnan(narrow)] = 0x7FC0
-    return result
+    return np.where(np.isnan(narrow), np.uint16(0x7FC0), (rounded >> np.uint32(16)).astype(np.uint16))
 
 
 def canonicalize_nan(patterns: NDArray[Any], dtype: str) -> NDArray[Any]:

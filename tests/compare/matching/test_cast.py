@@ -90,3 +90,12 @@ def test_after_a_cast_any_nan_is_a_nan() -> None:
     first = np.array([0x7F800001, 0x3F800000], np.uint32)
     second = np.array([0xFFFF, 0x3F80], np.uint16)
     assert compare_elements(first, second, CompareSpec("F32", "BF16", "BF16"), (0,)).different == 0
+
+
+@pytest.mark.parametrize("source", TORCH)
+@pytest.mark.parametrize("target", TORCH)
+def test_a_scalar_is_cast_as_a_row_of_one_is(source: str, target: str) -> None:
+    """numpy returns a number for an array without dimensions, and a number takes no items."""
+    for bits in patterns(source)[:: 1 << 14]:
+        row = np.array([bits])
+        assert cast_patterns(row.reshape(()), source, target) == cast_patterns(row, source, target)[0]
