@@ -148,10 +148,9 @@ def _find_by_lists(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
             if layer < len(listed) and isinstance(listed[layer], str):
                 by_type.setdefault(listed[layer], []).append(layer)
         for name, layers in by_type.items():
-            odd = _find_odd_layers(layers, mixers)
-            if odd is None or torn.issuperset(odd):
+            odd, usual = _find_odd_layers(layers, mixers)
+            if torn.issuperset(odd):
                 continue
-            usual = next(layer for layer in layers if layer not in odd)
             problem = Problem(
                 f'{ckpt.config.key_path(key)} gives {format_layers(layers)} the type "{name}", but {format_layers(odd)} '
                 f"{'has' if len(odd) == 1 else 'have'} {_name_part(mixers[odd[0]], mixers[usual])} where layer {usual} has "
@@ -190,11 +189,12 @@ def _find_mixer(names: set[str]) -> frozenset[str]:
     return frozenset(name for name in unquantized_names(names) if MIXER.match(name.partition(".")[0]))
 
 
-def _find_odd_layers(layers: list[int], mixers: Mapping[int, frozenset[str]]) -> list[int] | None:
-    """Return the layers whose mixer differs from most layers of their type; None if all are of one kind."""
+def _find_odd_layers(layers: list[int], mixers: Mapping[int, frozenset[str]]) -> tuple[list[int], int]:
+    """Return the layers whose mixer differs from that of most layers of their type, and the first of those."""
     kinds = [mixers[layer] for layer in layers if mixers[layer]]
-    usual = max(set(kinds), key=lambda kind: (kinds.count(kind), sorted(kind)), default=frozenset())
-    return [layer for layer in layers if mixers[layer] - usual and usual - mixers[layer]] or None
+    most = max(set(kinds), key=lambda kind: (kinds.count(kind), sorted(kind)), default=frozenset())
+    odd = [layer for layer in layers if mixers[layer] - most and most - mixers[layer]]
+    return odd, next((layer for layer in layers if mixers[layer] == most), 0)
 
 
 def _name_part(mixer: frozenset[str], other: frozenset[str]) -> str:
