@@ -25,8 +25,8 @@ from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.rule import Skip
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
-TOO_LONG = 3
-"""Exit code of a child whose answer is too long."""
+TOO_LONG, NO_ROOM = 3, 4
+"""Exit codes of a child whose answer is too long, and of one that cannot write it."""
 MOST_OUTPUT = 1 << 25
 """Longest answer of the child, in bytes: its own limit."""
 MOST_ANSWER = 2 * MOST_OUTPUT
@@ -154,6 +154,8 @@ def _result(lines: list[dict[str, Any]], code: int, seconds: int, memory: int) -
         return SandboxResult(tuple(lines), f"it came to no end within {seconds} seconds")
     if code == TOO_LONG:
         return SandboxResult(tuple(lines), "it wrote without end")
+    if code == NO_ROOM:
+        raise EvidenceError("a child process could not write its answer: the folder for temporary files is full")
     if code == -signal.SIGKILL:  # its own limits end it otherwise
         raise EvidenceError("a child process was killed: out of memory, or by somebody")
     if not lines and code > 0:

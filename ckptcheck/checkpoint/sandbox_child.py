@@ -25,8 +25,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-TOO_LONG = 3
-"""Exit code of a child whose answer is longer than MOST_OUTPUT."""
+TOO_LONG, NO_ROOM = 3, 4
+"""Exit codes of a child whose answer is longer than MOST_OUTPUT, and of one that cannot write it."""
 MOST_TEXT = 1 << 18
 """Longest rendered conversation in the answer, in characters: the probes render to a few thousand."""
 MOST_OUTPUT = 1 << 25
@@ -61,8 +61,8 @@ def say(**line: Any) -> None:
     try:
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
-    except OSError:
-        os._exit(TOO_LONG)
+    except OSError as error:
+        os._exit(TOO_LONG if error.errno == errno.EFBIG else NO_ROOM)
 
 
 def confine(seconds: int, memory: int, *, threads: bool) -> None:

@@ -72,7 +72,7 @@ needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="t
 )
 def test_a_child_that_cannot_start_is_incomplete_and_a_lower_limit_is_kept(kind: int, most: int, reason: str) -> None:
     """The child once asked for more than it may have, could not be limited, and the scan was clean, with 7 rules skipped."""
-    ended = run_with_limit(kind, most, "scan", CHAT, "--headers-only", "--select", "TOK")
+    ended = run_with_limit(kind, most, "scan", CHAT, "--select", "TOK006,TOK008")
     assert ended.returncode == (2 if reason else 0), ended.stderr
     assert reason in ended.stdout
     assert "skipped" not in ended.stdout
@@ -90,9 +90,19 @@ def test_a_lower_limit_of_this_process_blames_no_template(monkeypatch: pytest.Mo
 
 
 @needs_linux
-def test_a_child_that_somebody_kills_has_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = tmp_path / "child.py"
-    killed.write_text("import os; os.kill(os.getpid(), 9)", encoding="utf-8")
-    monkeypatch.setattr(sandbox, "CHILD", killed)
-    with pytest.raises(EvidenceError, match="a child process was killed"):
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("os.kill(os.getpid(), 9)", "a child process was killed"),
+        ("sys.stdout = open('/dev/full', 'w')", "a child process could not write its answer"),
+    ],
+)
+def test_a_child_that_does_not_end_by_itself_has_no_finding(
+    end: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = tmp_path / "child.py"
+    text = sandbox.CHILD.read_text(encoding="utf-8")
+    child.write_text(text.replace("library = load()", f"library = load(); {end}"), encoding="utf-8")
+    monkeypatch.setattr(sandbox, "CHILD", child)
+    with pytest.raises(EvidenceError, match=reason):
         _ = ChatTemplate("chat_template.jinja", None, "sound", {}).exceeded_limit
