@@ -27,10 +27,8 @@ from ckptcheck.linter.rule import Skip
 CHILD = Path(__file__).with_name("sandbox_child.py")
 TOO_LONG, NO_ROOM = 3, 4
 """Exit codes of a child whose answer is too long, and of one that cannot write it."""
-MOST_OUTPUT = 1 << 25
-"""Longest answer of the child, in bytes: its own limit."""
-MOST_ANSWER = 2 * MOST_OUTPUT
-"""Most bytes of the child's answer that are read, because not every system enforces its own limit."""
+MOST_ANSWER = 1 << 26
+"""Most bytes of the child's answer that are read: twice its own limit (`MOST_OUTPUT`), which not every system enforces."""
 WALL = 60
 """Wall-clock limit as a multiple of the processor time. On two cores with a load of 15, an endless template takes 4 times as long
 by the clock; on a busier machine it has to end by its processor time all the same. Nothing in the child waits."""
@@ -48,6 +46,16 @@ class SandboxResult:
     """The limit that ended it, as a clause; None if it finished."""
 
 
+@contextlib.contextmanager
+def _explain_trouble() -> Iterator[None]:
+    """Raise EvidenceError for an OSError: no room for temporary files, no descriptor left, no process."""
+    try:
+        yield
+    except OSError as error:
+        raise EvidenceError(f"a child process could not be started: {error.strerror or error}") from error
+
+
+@_explain_trouble()
 def run_sandboxed(task: str, raw: bytes = b"", *, seconds: int, memory: int, **job: Any) -> SandboxResult:
     """Run a task of sandbox_child.py.
 
@@ -68,7 +76,7 @@ def run_sandboxed(task: str, raw: bytes = b"", *, seconds: int, memory: int, **j
     environment |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     # -I: import nothing from the working directory, which may be the target.
     command = [sys.executable, "-I", "-B", str(CHILD)]
-    with _explain_trouble(), tempfile.TemporaryFile() as job_file, tempfile.TemporaryFile() as out:
+    with tempfile.TemporaryFile() as job_file, tempfile.TemporaryFile() as out:
         job_file.write(order)
         job_file.seek(0)
         try:
@@ -125,15 +133,6 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-@contextlib.contextmanager
-def _explain_trouble() -> Iterator[None]:
-    """Raise EvidenceError for an OSError: no room for temporary files, no descriptor left, no process."""
-    try:
-        yield
-    except OSError as error:
-        raise EvidenceError(f"a child process could not be started: {error.strerror or error}") from error
-
-
 def _result(lines: list[dict[str, Any]], code: int, seconds: int, memory: int) -> SandboxResult:
     """Return the answer. Raises as `run_sandboxed` does."""
     for line in lines:
@@ -171,7 +170,7 @@ def _find_lower_limit(seconds: int, memory: int) -> str | None:
         (resource.RLIMIT_CPU, seconds, "-t"),
         (resource.RLIMIT_AS, memory, "-v"),
         (resource.RLIMIT_DATA, memory, "-d"),
-        (resource.RLIMIT_FSIZE, MOST_OUTPUT, "-f"),
+        (resource.RLIMIT_FSIZE, MOST_ANSWER // 2, "-f"),
     ):
         if 0 <= resource.getrlimit(kind)[0] < most:
             return flag

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.jobs.budget import WorkBudget, current_budget
+from ckptcheck.jobs.budget import CHARACTERS, WorkBudget, current_budget
 from ckptcheck.text.file_io import path_exists, read_regular_file, real_path
 from ckptcheck.text.formatting import format_bytes
 
@@ -127,7 +127,7 @@ class Document:
 
         Raises CkptcheckError for a path of more than DEEPEST dots.
         """
-        require_shallow(path, leaf)
+        self.require_room(path, leaf)
         if leaf.value == {} and path in self._children:
             return
         old = self.leaves.get(path)
@@ -138,6 +138,13 @@ class Document:
             self._add_to_sections(path)
         self.leaves[path] = leaf
         self.resolved.clear()
+
+    def require_room(self, path: str, leaf: Leaf) -> None:
+        """Take the path of a leaf from the budget. Raises CkptcheckError for one of more than DEEPEST dots, too."""
+        self.budget.spend(len(path) // CHARACTERS, leaf.file or "the command line")
+        if path.count(".") > DEEPEST:
+            where = leaf.file or "the command line"
+            raise CkptcheckError(f"the key {clip(path, 40)} of {where} has more than {DEEPEST} dots")
 
     def put_value(self, path: str, leaf: Leaf) -> None:
         """Set a leaf; the keys of a dict are merged into the section at its path, one leaf each."""
@@ -237,14 +244,6 @@ def is_hidden(path: Path, folder: Path) -> bool:
     except ValueError:  # on another drive of Windows
         parts = path.parts
     return any(part.startswith(".") and part not in (".", "..", ".hydra") for part in parts)
-
-
-def require_shallow(path: str, leaf: Leaf) -> None:
-    """Raise CkptcheckError for the path of a leaf that has more than DEEPEST dots."""
-    if path.count(".") > DEEPEST:
-        raise CkptcheckError(
-            f"the key {clip(path, 40)} of {leaf.file or 'the command line'} has more than {DEEPEST} dots"
-        )
 
 
 def read_text_file(path: Path, name: str) -> str:

@@ -14,7 +14,9 @@ from ckptcheck.verbs.parameter import Given, read_parameter
 P = ParamSpec("P")
 R = TypeVar("R")
 RejectUnused = Callable[[Given], None]
-ARITHMETIC = r"(divide by zero|overflow|underflow|invalid value) encountered|Mean of empty slice|Degrees of freedom|All-NaN"
+ARITHMETIC = (
+    r"(divide by zero|overflow|underflow|invalid value) encountered|Mean of empty slice|Degrees of freedom|All-NaN"
+)
 """How numpy's warnings about numbers begin."""
 
 

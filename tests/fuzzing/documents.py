@@ -35,7 +35,21 @@ from tests.fuzzing.batches import copy_flat
 from tests.paths import DATA
 
 ROLLOUTS = DATA / "rollouts"
-WORDS = ["a", "0x" + "f" * 5000, "job.yaml", "MEG001", "CFG*", "info", "10 min", "1e400 s", "~root", "../..", "\0", "🙂", "x" * 5000]
+WORDS = [
+    "a",
+    "0x" + "f" * 5000,
+    "job.yaml",
+    "MEG001",
+    "CFG*",
+    "info",
+    "10 min",
+    "1e400 s",
+    "~root",
+    "../..",
+    "\0",
+    "🙂",
+    "x" * 5000,
+]
 RULE_KINDS = ("checkpoint", "config", "layers", "index", "tokenizer", "quantization")
 
 

@@ -96,7 +96,6 @@ def test_a_key_has_no_depth_without_end(key: str) -> None:
         launch.apply_overrides([Word("a" + ".a" * 150 + "=1", 1), Word(f"{key}=1", 1)], document, "run.sh")
 
 
-
 def test_a_billion_laughs_are_not_expanded() -> None:
     lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]

@@ -100,7 +100,9 @@ def test_a_worker_that_dies_of_anything_else_loses_no_values(folder: Path, monke
 
 def test_a_process_that_may_open_no_more_files_says_so(folder: Path) -> None:
     """What said so was once imported then, which no longer worked: a traceback, and the exit code of findings."""
-    start = "import ckptcheck.values.value_pass as v; v.MIN_BYTES_FOR_WORKERS = 0; import ckptcheck.__main__ as m; m.main()"
+    start = (
+        "import ckptcheck.values.value_pass as v; v.MIN_BYTES_FOR_WORKERS = 0; import ckptcheck.__main__ as m; m.main()"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", start, "scan", folder, "--jobs", "8"],
         capture_output=True, text=True, check=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8)),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.jobs.budget import CHARACTERS, VALUE_STEPS, WorkBudget
-from ckptcheck.jobs.document import Document, Leaf, Refusal, is_hidden, require_shallow
+from ckptcheck.jobs.budget import VALUE_STEPS, WorkBudget
+from ckptcheck.jobs.document import Document, Leaf, Refusal, is_hidden
 from ckptcheck.jobs.hydra.defaults_entry import SELF, DefaultsError, Entry, parse_entries
 from ckptcheck.jobs.hydra.override import Override
 from ckptcheck.jobs.interpolation import find_reference, resolve
@@ -328,8 +328,8 @@ def merge_values(into: Document, values: Document, package: str = "") -> None:
         if path.endswith("._override_") and path.count(".") == 1:
             continue
         full_path = f"{package}.{path}" if package else path
-        require_shallow(full_path, leaf)
-        into.budget.spend(VALUE_STEPS + len(full_path) // CHARACTERS, leaf.file or full_path)
+        into.budget.spend(VALUE_STEPS, leaf.file or full_path)
+        into.require_room(full_path, leaf)
         copy_referred_section(into, full_path)
         if what := find_list_conflict(into, full_path, leaf.value):
             into.refusals.append(Refusal(leaf, f"{clip(full_path)} cannot be merged: {what}", is_override=False))
