@@ -17,7 +17,9 @@ class DryLoad:
     refused: str = ""
     """Why it refused the checkpoint; "" if it loaded it to the end."""
     unasked: str = ""
-    """Why it did not try to load; "" if it did."""
+    """Why it did not try to load, or not to the end; "" if it did."""
+    broke_off: bool = False
+    """Whether that is trouble of its process: it died, hung, or got no memory."""
     parameters: int = 0
     """How many parameters the model has."""
     unfilled: tuple[str, ...] = ()

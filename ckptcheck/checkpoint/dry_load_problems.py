@@ -39,7 +39,7 @@ def find_load_problems(ckpt: Checkpoint) -> Iterator[Problem]:
     """Yield what is wrong with a checkpoint for each requested consumer.
 
     A consumer that cannot run does not hide the answers of the others: if they find nothing, the rule is skipped; if they find
-    problems, the rule reports both.
+    problems, the rule reports both. One whose process breaks off makes the report incomplete.
     """
     failed: EvidenceError | None = None
     unasked: list[str] = []
@@ -51,7 +51,11 @@ def find_load_problems(ckpt: Checkpoint) -> Iterator[Problem]:
             failed = failed or error
             continue
         if load.unasked:
-            unasked.append(f"{load.consumer} could not be asked: {load.unasked}")
+            reason = f"{load.consumer} could not be asked: {load.unasked}"
+            if load.broke_off:
+                failed = failed or EvidenceError(reason)
+                continue
+            unasked.append(reason)
         for problem in describe_load(ckpt, loader.name, load):
             is_found = True
             yield problem

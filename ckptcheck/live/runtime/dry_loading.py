@@ -99,12 +99,14 @@ class WorkerDryLoader:
                 try:
                     answer = worker.call("dry_load", folder=folder, timeout=patience)
                 except WorkerTimeout:
-                    return DryLoad(consumer, unasked=f"it came to no end within {patience:.0f} seconds")
+                    return DryLoad(consumer, unasked=f"it came to no end within {patience:.0f} seconds", broke_off=True)
                 except RemoteError as error:  # the loader answers; this is from its caller
-                    return DryLoad(consumer, unasked=f"{error.exception_type}: {clip(error.remote_message, 400)}")
+                    reason = f"{error.exception_type}: {clip(error.remote_message, 400)}"
+                    return DryLoad(consumer, unasked=reason, broke_off=True)
                 except WorkerDied as death:
                     # Too little memory may have killed it: a loader that refuses a checkpoint says so.
-                    return DryLoad(consumer, unasked="; ".join(filter(None, (death.message, death.hint))))
+                    reason = "; ".join(filter(None, (death.message, death.hint)))
+                    return DryLoad(consumer, unasked=reason, broke_off=True)
         texts = {
             name: str(answer[name]).replace(folder, ckpt.target) for name in ("refused", "unasked") if name in answer
         }

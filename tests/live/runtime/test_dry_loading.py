@@ -266,7 +266,7 @@ def test_a_loader_that_ends_has_refused_nothing(
     def end(_: str) -> dict[str, Any]:
         raise error
 
-    assert load_answered(end, monkeypatch) == DryLoad("transformers 5", **expected)  # type: ignore[arg-type]
+    assert load_answered(end, monkeypatch) == DryLoad("transformers 5", broke_off=True, **expected)  # type: ignore[arg-type]
 
 
 def test_the_message_names_the_target_and_not_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +287,12 @@ def test_the_message_names_the_target_and_not_the_copy(monkeypatch: pytest.Monke
 def test_what_is_not_copied_and_what_an_engine_sets_itself_refuse_nothing(reason: str) -> None:
     """A tokenizer of 17 MB stays behind, and on a CPU vLLM sets options of its own against each other."""
     assert describe_failure(OSError(reason)) == {"model": "", "unasked": f"OSError: {reason}"}
+
+
+def test_a_load_without_memory_broke_off() -> None:
+    failure = RuntimeError("cannot build the model")
+    failure.__cause__ = MemoryError()
+    assert describe_failure(failure) == {"model": "", "unasked": f"RuntimeError: {failure}", "broke_off": True}
 
 
 OWN_CODE = "The repository contains custom code. Please pass the argument `trust_remote_code=True`"
@@ -337,6 +343,7 @@ class Played:
 
 
 SOUND, UNASKED = DryLoad("transformers 5", model="L"), DryLoad("vLLM 1", unasked="no kernel")
+DEAD = DryLoad("vLLM 1", unasked="it died (killed by SIGKILL)", broke_off=True)
 REFUSED, FAILED = DryLoad("SGLang 1", refused="no such class"), EvidenceError("vLLM could not be started")
 
 
@@ -355,6 +362,7 @@ REFUSED, FAILED = DryLoad("SGLang 1", refused="no such class"), EvidenceError("v
         ),
         ((FAILED, REFUSED), ["error: SGLang 1 refuses to load it: no such class"], [], [FAILED.message]),
         ((SOUND,), [], [], []),
+        ((SOUND, DEAD), [], [], ["vLLM 1 could not be asked: it died (killed by SIGKILL)"]),
     ],
 )
 def test_a_consumer_that_could_not_be_asked_hides_no_other(

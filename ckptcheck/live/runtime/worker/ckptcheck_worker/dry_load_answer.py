@@ -66,7 +66,7 @@ def describe_load(
 
 
 def describe_failure(error: BaseException, model: str = "", last_read: str = "") -> dict[str, Any]:
-    """Return the answer for a failed load: `refused`, or `unasked` if the environment is to blame.
+    """Return the answer for a failed load: `refused`, or `unasked` if the environment is to blame; `broke_off` without memory.
 
     model: the class that was built; "" before that. last_read: the tensor that the loader was busy with; "" for none.
     """
@@ -79,7 +79,9 @@ def describe_failure(error: BaseException, model: str = "", last_read: str = "")
     text = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} …"
     if last_read:
         text = f"{text.removesuffix('.')}. The last tensor that it read is {last_read}"
-    lacks = any(isinstance(each, (ImportError, MemoryError)) or ENVIRONMENT.search(str(each)) for each in causes)
+    if any(isinstance(each, MemoryError) for each in causes):
+        return {"model": model, "unasked": text, "broke_off": True}
+    lacks = any(isinstance(each, ImportError) or ENVIRONMENT.search(str(each)) for each in causes)
     return {"model": model, "unasked" if lacks else "refused": text}
 
 
