@@ -28,7 +28,7 @@ class OutputError(CkptcheckError):
 
 
 def describe_shortage(error: BaseException) -> str | None:
-    """Say what this process gets no more of: memory, open files, or threads and processes; None for any other error."""
+    """Say what this process gets no more of: memory, open files, threads, temporary files; None for any other error."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, MemoryError) or number == errno.ENOMEM or "failed to map segment" in str(error):
         return "this process gets no more memory (ulimit -v)"
@@ -37,4 +37,6 @@ def describe_shortage(error: BaseException) -> str | None:
     # a stream that would block raises the same error, and says how much it wrote
     if str(error) == "can't start new thread" or (number == errno.EAGAIN and not hasattr(error, "characters_written")):
         return "this process may start no more threads and processes (ulimit -u)"
+    if "No usable temporary directory" in str(error):
+        return "there is no folder where temporary files can be written (TMPDIR)"
     return None
