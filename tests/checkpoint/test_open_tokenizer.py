@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptcheck.checkpoint import open_tokenizer as opening
+from ckptcheck.checkpoint import sandbox
 from ckptcheck.checkpoint.sandbox import SandboxResult
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.verbs.rollout_files import load_decoder
@@ -54,6 +55,18 @@ def test_what_the_child_cannot_load_is_not_loaded_here(monkeypatch: pytest.Monke
         monkeypatch.setattr(opening, "run_sandboxed", lambda *_, answer=answer, **__: answer)
         with pytest.raises(CkptcheckError, match=f"cannot read the tokenizer x: {why}"):
             opening.open_tokenizer(raw, "x")
+
+
+def test_without_a_child_nothing_is_loaded_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no process can start, the file was once loaded in this one, without limits."""
+    import tokenizers
+
+    child = tmp_path / "child.py"
+    child.write_text("raise SystemExit(1)", encoding="utf-8")
+    monkeypatch.setattr(sandbox, "CHILD", child)
+    monkeypatch.setattr(tokenizers, "Tokenizer", None)
+    with pytest.raises(CkptcheckError, match="a child process could not be run with this Python"):
+        opening.open_tokenizer((SOUND / "tokenizer.json").read_bytes(), "x")
 
 
 def test_a_panic_in_this_process_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
