@@ -428,8 +428,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=5000, help="how many seeds")
     from tests.fuzzing.batches import run_seeds
-    from tests.fuzzing.doors import DOORS
-    from tests.fuzzing.kept_files import PREPARATIONS
+    from tests.fuzzing.doors import DOORS, PREPARATIONS
 
     choices = ("checkpoint", "job", *DOORS)
     parser.add_argument("--door", choices=choices, default="checkpoint", help="what is made up and read")

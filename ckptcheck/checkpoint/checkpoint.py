@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +14,7 @@ from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.defects import is_watched, iter_problems
 from ckptcheck.checkpoint.document import Defect, detect_foreign_format
 from ckptcheck.checkpoint.file_reader import FileReader
-from ckptcheck.checkpoint.header import FIRST_READ, Shard, expect_headers, read_shard
+from ckptcheck.checkpoint.header import FIRST_READ, Shard, UnfitTensor, expect_headers, read_shard
 from ckptcheck.checkpoint.index import Index, find_index_file, read_index
 from ckptcheck.checkpoint.layout import Layout, parse_layout
 from ckptcheck.checkpoint.quantization.declarations import SIDE_FILES
@@ -413,8 +413,23 @@ class Checkpoint(EvidenceDefaults):
     def require_values(self) -> None:
         """Skip a rule, after it has checked the readable values, if some files are unreadable."""
         absent = [name for name in self.model_files if name in self.files and name not in self.values.complete_shards]
+        unfit = {name: why for file in absent if file in self.shards for name, why in self.shards[file].unfit.items()}
+        if unfit:
+            raise UnfitTensor(f"could not look at the values of {join_truncated(unfit)}: {next(iter(unfit.values()))}")
         if absent:
             raise SkipForDamage(f"could not look at the values in {join_truncated(absent)}")
+
+    def list_broken(self, files: Iterable[str] | None = None) -> list[str]:
+        """Return the files that are missing, unreadable, or hold a tensor otherwise than their header says.
+
+        files: the ones that are asked about; None for `model_files`.
+        """
+        names = self.model_files if files is None else files
+        return [
+            name
+            for name in names
+            if name not in self.shards or not self.shards[name].readable or self.shards[name].unfit
+        ]
 
     def require_whole(self) -> None:
         """Skip a rule on missing tensors if a shard is missing or unreadable; other rules report the shard."""

@@ -12,6 +12,7 @@ import errno
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -19,7 +20,9 @@ import msgspec
 from ckptcheck.checkpoint.document import Defect, detect_foreign_format, json_kind, nesting_depth, parse_object
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.tensor import Tensor
-from ckptcheck.checkpoint.tiling import MAX_SIZE, layout_defects
+from ckptcheck.checkpoint.tiling import MAX_SIZE, find_unfit, layout_defects
+from ckptcheck.errors import EvidenceError
+from ckptcheck.linter.rule import SkipForDamage
 from ckptcheck.text.formatting import count
 
 MAX_HEADER = 100_000_000
@@ -45,6 +48,10 @@ OTHER_FORMATS = {
 """First bytes → other formats that occur under the name of a safetensors file."""
 
 
+class UnfitTensor(EvidenceError, SkipForDamage):
+    """The values of a tensor were asked for, and its file does not hold it as the header says. In a rule it is a skip."""
+
+
 @dataclass(frozen=True)
 class Shard:
     """One safetensors file: its tensors, its `__metadata__` and its defects."""
@@ -60,11 +67,26 @@ class Shard:
     defects: tuple[Defect, ...] = ()
     readable: bool = False
     """Whether the header and every entry in it could be parsed, so that `tensors` is complete (defects may remain)."""
+    unfit: dict[str, str] = field(default_factory=dict, repr=False)
+    """Tensor → why its values cannot be read, for the result of `tiling.find_unfit`: nothing reads the bytes of these."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors; a file without defects consists of its header and its tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values()) if self.defects else self.size - self.data_start
+
+    @cached_property
+    def fitting(self) -> dict[str, Tensor]:
+        """The tensors whose values can be read."""
+        if not self.unfit:
+            return self.tensors
+        return {name: tensor for name, tensor in self.tensors.items() if name not in self.unfit}
+
+    def locate(self, name: str) -> int:
+        """Return the first byte of a tensor in the file. Raises UnfitTensor for a tensor whose values cannot be read."""
+        if name in self.unfit:
+            raise UnfitTensor(f"could not look at the values of {name}: {self.unfit[name]}")
+        return self.data_start + self.tensors[name].data_offsets[0]
 
 
 def read_shard(source: Source, name: str, first: int = FIRST_READ) -> Shard:
@@ -151,12 +173,14 @@ def _described(name: str, size: int, header: bytes, data_start: int) -> Shard:
         return Shard(name, size, data_start=data_start, defects=tuple(defects))
     kinds = {defect.kind for defect in defects}
     layout = layout_defects(tensors, data_start, size)
+    unfit = find_unfit(tensors, size - data_start) if layout else {}
     if kinds & {"malformed-entry", "duplicate-key"} or (kinds and not tensors):  # `tensors` lacks the entries of these
         layout = [defect for defect in layout if defect.kind not in ("hole", "overlap", "trailing-bytes")]
     elif not tensors and data_start == size:
         layout = [Defect("no-tensors", "the header lists no tensor")]
     defects += layout
-    return Shard(name, size, tensors, metadata, data_start, tuple(defects), readable="malformed-entry" not in kinds)
+    readable = "malformed-entry" not in kinds
+    return Shard(name, size, tensors, metadata, data_start, tuple(defects), readable, unfit)
 
 
 _Parsed = tuple[dict[str, Tensor] | None, dict[str, str] | None, list[Defect]]

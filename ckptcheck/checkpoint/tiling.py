@@ -64,6 +64,26 @@ def layout_defects(tensors: dict[str, Tensor], data_start: int, size: int) -> li
     return defects
 
 
+def find_unfit(tensors: dict[str, Tensor], available: int) -> dict[str, str]:
+    """Return tensor → why its values cannot be read, for tensors whose bytes are not those of their dtype and shape.
+
+    The tensors that remain lie within the `available` bytes of data, and no two of them share a byte.
+    """
+    unfit = {}
+    position = 0
+    for name, tensor in sorted(tensors.items(), key=_offsets):
+        begin, end = tensor.data_offsets
+        if end - begin != _nbytes(tensor.dtype, tensor.shape):
+            unfit[name] = "its bytes are not those of its dtype and shape"
+        elif end > available:
+            unfit[name] = "its file ends before it"
+        elif begin < position:
+            unfit[name] = "it shares bytes with another tensor"
+        else:
+            position = end
+    return unfit
+
+
 def _misaligned(tensors: dict[str, Tensor], data_start: int) -> Iterator[Defect]:
     """Find tensors that do not begin at a multiple of their element size, as may happen after a tensor of odd length."""
     for name, tensor in tensors.items():

@@ -16,7 +16,7 @@ def describe_absent(ckpt: Checkpoint | Megatron) -> str | None:
         if not absent and uneven:
             return f"no chunks, or too many, hold parts of {join_truncated(uneven)}"
     else:
-        absent = [name for name in ckpt.model_files if name not in ckpt.shards or not ckpt.shards[name].readable]
+        absent = ckpt.list_broken()
     if absent:
         return f"{join_truncated(absent)} cannot be read"
     return None if ckpt.tensors else "it holds no tensor"

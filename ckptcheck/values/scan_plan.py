@@ -26,12 +26,12 @@ class ScanPlan:
     """The shards and pieces that a value pass scans."""
 
     shards: Mapping[str, Shard]
-    """The shards whose every tensor can be read."""
+    """The shards whose header can be read; of each only the fitting tensors are scanned."""
     batches: list[Batch]
     rows: Mapping[str, int]
     """Matrix → bytes of a row, for matrices whose rows get statistics; the pass samples channels of others."""
     nbytes: int
-    """Bytes of all tensors."""
+    """Bytes of these tensors."""
 
 
 def plan_scan(
@@ -42,21 +42,10 @@ def plan_scan(
     rows: matrix → bytes of a row, for the matrices whose rows get statistics of their own.
     takes_samples: take a sample of every tensor of numbers, for sketches.
     """
-    whole = {name: shard for name, shard in shards.items() if shard.readable and _lies_in_file(shard)}
-    nbytes = sum(tensor.nbytes for shard in whole.values() for tensor in shard.tensors.values())
-    sample = choose_sample_size(sum(len(shard.tensors) for shard in whole.values())) if takes_samples else 0
-    return ScanPlan(whole, list(_cut_batches(source, whole, rows, most, sample)), rows, nbytes)
-
-
-def _lies_in_file(shard: Shard) -> bool:
-    """Whether every tensor lies within the file, so that each can be read."""
-    size = shard.size - shard.data_start
-    return all(
-        0 <= tensor.data_offsets[0] <= tensor.data_offsets[1] <= size
-        and tensor.dtype in FORMATS
-        and tensor.nbytes % (FORMATS[tensor.dtype].bits // 8) == 0
-        for tensor in shard.tensors.values()
-    )
+    readable = {name: shard for name, shard in shards.items() if shard.readable}
+    nbytes = sum(tensor.nbytes for shard in readable.values() for tensor in shard.fitting.values())
+    sample = choose_sample_size(sum(len(shard.fitting) for shard in readable.values())) if takes_samples else 0
+    return ScanPlan(readable, list(_cut_batches(source, readable, rows, most, sample)), rows, nbytes)
 
 
 def _cut_batches(
@@ -71,7 +60,7 @@ def _cut_batches(
         path = source.files[shard.name].path or shard.name
         pieces: list[Piece] = []
         room = most
-        for name, tensor in shard.tensors.items():
+        for name, tensor in shard.fitting.items():
             row = rows.get(name, 0)
             width = FORMATS[tensor.dtype].bits // 8
             sampled = None if row or not is_sampled(name, tensor) else (tensor.shape[0], tensor.shape[1])

@@ -48,9 +48,15 @@ def open_streams(ckpt: Checkpoint) -> dict[str, TensorStream]:
 
 def _file_stream(ckpt: Checkpoint, name: str) -> TensorStream:
     tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.tensor_to_file[name]]
-    begin, end = (shard.data_start + offset for offset in tensor.data_offsets)
-    blocks = partial(_read_range, ckpt.source, name, shard.name, begin, end)
+    if name in shard.unfit:
+        return TensorStream(tensor.dtype, tensor.shape, 0, shard.name, partial(_refuse, f"{name}: {shard.unfit[name]}"))
+    begin = shard.locate(name)
+    blocks = partial(_read_range, ckpt.source, name, shard.name, begin, begin + tensor.nbytes)
     return TensorStream(tensor.dtype, tensor.shape, tensor.nbytes, shard.name, blocks)
+
+
+def _refuse(reason: str) -> Iterator[bytes]:
+    raise BrokenTensor(reason)
 
 
 def _read_range(source: Source, name: str, file: str, begin: int, end: int) -> Iterator[bytes]:

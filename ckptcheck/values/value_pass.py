@@ -74,7 +74,7 @@ def run_value_pass(
 
     A bad disk or a file that changes raises nothing: `ValueStats.shrunk` and `ValueStats.unread` name it.
     """
-    tensors = [(shard, name) for shard in plan.shards.values() for name in shard.tensors]
+    tensors = [(shard, name) for shard in plan.shards.values() for name in shard.fitting]
     values = ValueStats()
     pieces_by_tensor: list[Chunks] = [[] for _ in tensors]
     runs: dict[str, list[tuple[int, int]]] = {}
@@ -100,7 +100,8 @@ def run_value_pass(
         if name not in values.shrunk and name not in values.unread:
             values.unread[name] = "it was replaced or written to while it was being read"
     values.zero_runs.update({name: merged for name, pieces in runs.items() if (merged := merge_runs(pieces))})
-    values.complete_shards.update(plan.shards.keys() - values.shrunk.keys() - values.unread.keys())
+    whole = {name for name, shard in plan.shards.items() if not shard.unfit}
+    values.complete_shards.update(whole - values.shrunk.keys() - values.unread.keys())
     for (shard, name), parts in zip(tensors, pieces_by_tensor, strict=True):
         if shard.name in values.shrunk or shard.name in values.unread:
             continue

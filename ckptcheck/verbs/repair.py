@@ -122,8 +122,7 @@ def _read_present(ckpt: Checkpoint, name: str) -> tuple[bytes | None, str | None
 
 def _unsafe(ckpt: Checkpoint, names: tuple[str, ...]) -> str | None:
     """Return why these shards are not conclusive; None if they are."""
-    bad = [name for name in names if name not in ckpt.shards or not ckpt.shards[name].readable]
-    if bad:
+    if bad := ckpt.list_broken(names):
         return f"{join_truncated(bad)} {'is' if len(bad) == 1 else 'are'} missing or unreadable"
     families = {(match["stem"], match["total"]) for name in names if (match := ORDINAL.fullmatch(name))}
     if len(families) > 1:

@@ -88,7 +88,7 @@ def _count_rounded_values(ckpt: LayeredCheckpoint, name: str) -> tuple[int, int]
     tensor, file = ckpt.tensors[name], ckpt.tensor_to_file[name]
     if not ckpt.can_sample or tensor.nbytes != 2 * tensor.shape[-1] or tensor.shape[-1] < LEAST_EXPERTS:
         return None
-    raw = ckpt.source.read(file, ckpt.shards[file].data_start + tensor.data_offsets[0], tensor.nbytes)
+    raw = ckpt.source.read(file, ckpt.shards[file].locate(name), tensor.nbytes)
     patterns = {int.from_bytes(raw[at : at + 2], "little") for at in range(0, len(raw), 2)}
     if len(patterns) < 2 or FEW * len(patterns) > tensor.shape[-1] or len({pattern >> 15 for pattern in patterns}) > 1:
         return None

@@ -104,5 +104,5 @@ def _negative(ckpt: Checkpoint, name: str) -> bool:
     if not ckpt.can_sample:
         return False
     tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.tensor_to_file[name]]
-    raw = ckpt.source.read(shard.name, shard.data_start + tensor.data_offsets[1] - 1, 1)
+    raw = ckpt.source.read(shard.name, shard.locate(name) + tensor.nbytes - 1, 1)
     return bool(raw and raw[0] & 0x80 and not ckpt.values.tensors[name].zero)

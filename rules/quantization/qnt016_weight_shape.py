@@ -58,7 +58,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
         for module in modules:
             name = stored.name(module, "weight_shape")
             tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.tensor_to_file[name]]
-            raw = ckpt.source.read(shard.name, shard.data_start + tensor.data_offsets[0], tensor.nbytes)
+            raw = ckpt.source.read(shard.name, shard.locate(name), tensor.nbytes)
             if len(raw) < tensor.nbytes:
                 continue
             half = tensor.nbytes // 2
@@ -100,7 +100,7 @@ def _check_states(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
         for module in modules:
             name = stored.name(module, "quant_state")
             tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.tensor_to_file[name]]
-            raw = ckpt.source.read(shard.name, shard.data_start + tensor.data_offsets[0], tensor.nbytes)
+            raw = ckpt.source.read(shard.name, shard.locate(name), tensor.nbytes)
             if len(raw) < tensor.nbytes:
                 continue
             state = parse_state(raw)

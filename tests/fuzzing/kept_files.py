@@ -374,4 +374,4 @@ PREPARATIONS: dict[str, Callable[[Path], object]] = {
     "saves": build_run,
     "kept-saves": build_run,
 }
-"""What the inputs of a door are made from, which takes longer than an input: it is done once for all children."""
+"""Door → what its inputs are made from."""

@@ -50,15 +50,16 @@ def read_disk_delta(source: Source, name: str) -> Delta:
     ]
     changes: dict[str, tuple[Change, ...]] = {}
     checksums: dict[str, str] = {}
+    unfit: set[str] = set()
     for file in sorted(name for name in source.files if name.endswith(".safetensors")):
         if (shard := files.read(file, read_shard)) is not None:
-            _collect_changes(shard, index, encoding or "", changes, checksums, defects)
+            _collect_changes(shard, index, encoding or "", changes, checksums, unfit, defects)
     for file, reason in files.unread.items():
         defects.append(Defect(MALFORMED, f"{clip(file)} cannot be read: {reason}"))
     for file, listed in source.files.items():
         if listed.outside_link is not None:
             defects.append(Defect(MALFORMED, f"{clip(file)} is a link out of the folder, and was not followed"))
-    absent = [name for name in index.weight_map if name not in changes]
+    absent = [name for name in index.weight_map if name not in changes and name not in unfit]
     defects += [
         Defect(MALFORMED, f"{clip(index.weight_map[name])} does not hold it, though the index says so", name)
         for name in absent
@@ -95,14 +96,12 @@ def _collect_changes(
     encoding: str,
     changes: dict[str, tuple[Change, ...]],
     checksums: dict[str, str],
+    unfit: set[str],
     defects: list[Defect],
 ) -> None:
     defects += adopt_defects(shard)
-    size = shard.size - shard.data_start
-    for name, tensor in shard.tensors.items():
-        begin, end = tensor.data_offsets
-        if not 0 <= begin <= end <= size:
-            continue  # a defect of the header says so
+    unfit |= shard.unfit.keys()  # a defect of the header says so
+    for name, tensor in shard.fitting.items():
         if tensor.dtype not in ("U8", "I8"):
             text = f"it is {clip(tensor.dtype)}, and a compressed change is U8"
             defects.append(Defect(MALFORMED, text, name))
@@ -113,7 +112,7 @@ def _collect_changes(
                 f"says that {clip(place)} does" if place is not None else "does not list it"
             )
             defects.append(Defect(MALFORMED, text, name))
-        change = Change(encoding, Span(shard.name, shard.data_start + begin, end - begin))
+        change = Change(encoding, Span(shard.name, shard.locate(name), tensor.nbytes))
         if name in changes:
             text = "two files hold it: engines apply both, and a change of xor that is applied twice undoes itself"
             defects.append(Defect(MALFORMED, text, name))

@@ -99,10 +99,7 @@ def _read_flush(source: Source, shard: Shard, flushes: list[Flush], defects: lis
 
 
 def _locate(shard: Shard, name: str) -> Span | None:
-    begin, end = shard.tensors[name].data_offsets
-    if not 0 <= begin <= end <= shard.size - shard.data_start:
-        return None
-    return Span(shard.name, shard.data_start + begin, end - begin)
+    return None if name in shard.unfit else Span(shard.name, shard.locate(name), shard.tensors[name].nbytes)
 
 
 def _read_param(param: Any, encoding: str, tensor: Tensor, values: Span, positions: Span | None) -> Change | str:

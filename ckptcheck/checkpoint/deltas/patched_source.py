@@ -106,14 +106,13 @@ class PatchedSource:
 
 
 def list_tensors(shards: Mapping[str, Any], tensor_to_file: Mapping[str, str]) -> dict[str, BaseTensor]:
-    """Return the tensors of a checkpoint whose bytes all lie in their files. shards: file → header."""
+    """Return the tensors of a checkpoint that their files hold as the headers say. shards: file → header."""
     from ckptcheck.checkpoint.deltas.delta import Span
 
     found = {}
     for name, file in tensor_to_file.items():
         shard = shards[file]
         tensor = shard.tensors[name]
-        begin, end = tensor.data_offsets
-        if 0 <= begin <= end <= shard.size - shard.data_start:
-            found[name] = BaseTensor(tensor.dtype, tensor.shape, Span(file, shard.data_start + begin, end - begin))
+        if name not in shard.unfit:
+            found[name] = BaseTensor(tensor.dtype, tensor.shape, Span(file, shard.locate(name), tensor.nbytes))
     return found

@@ -40,7 +40,7 @@ class TensorBits:
         from ckptcheck.values.dtypes import FORMATS
 
         tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.tensor_to_file[name]]
-        raw = ckpt.source.read(shard.name, shard.data_start + tensor.data_offsets[0], tensor.nbytes)
+        raw = ckpt.source.read(shard.name, shard.locate(name), tensor.nbytes)
         return cls(tensor.dtype, np.frombuffer(raw, FORMATS[tensor.dtype].unsigned).reshape(tensor.shape))
 
     @property

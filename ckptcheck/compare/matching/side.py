@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -82,16 +81,13 @@ def build_checkpoint_side(ckpt: Checkpoint) -> ComparisonSide:
         if BUFFER.search(name):
             left_out[name] = "a buffer that loaders recompute"
             continue
-        form = FORMATS.get(tensor.dtype)
-        begin = shard.data_start + tensor.data_offsets[0]
-        elements = prod(tensor.shape)
-        itemsize = 8 if tensor.dtype == "C64" else form.bits // 8 if form is not None else 0
-        if form is None or tensor.nbytes < 0 or shard.data_start + tensor.data_offsets[1] > shard.size:
-            strange[name] = f"its dtype {tensor.dtype} is unknown" if form is None else "its file ends before it"
-        elif form.packed:
+        if name in shard.unfit:
+            strange[name] = shard.unfit[name]
+            continue
+        form, begin = FORMATS[tensor.dtype], shard.locate(name)
+        itemsize = 8 if tensor.dtype == "C64" else form.bits // 8
+        if form.packed:
             stored[name] = TensorLayout.contiguous(tensor.dtype, 1, (tensor.nbytes,), shard.name, begin)
-        elif elements * itemsize != tensor.nbytes:
-            strange[name] = "its bytes do not match its shape"
         elif len(tensor.shape) > MOST_DIMENSIONS:
             strange[name] = (
                 f"it has {len(tensor.shape):,} dimensions, and NumPy's arrays have at most {MOST_DIMENSIONS}"

@@ -189,7 +189,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Stored]) -> None:
 
 def _read_stored(ckpt: Checkpoint, name: str) -> Stored:
     tensor, file = ckpt.tensors[name], ckpt.tensor_to_file[name]
-    begin = ckpt.shards[file].data_start + tensor.data_offsets[0]
+    begin = ckpt.shards[file].locate(name)
     return tensor.dtype, tuple(tensor.shape), ckpt.source.read(file, begin, tensor.nbytes)
 
 

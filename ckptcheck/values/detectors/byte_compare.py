@@ -24,7 +24,7 @@ REMOTE_PIECES = 32
 def read_tensor_bytes(ckpt: Checkpoint, name: str, start: int, length: int) -> bytes:
     """Read `length` bytes of a tensor's data, from byte `start` of the tensor."""
     shard = ckpt.shards[ckpt.tensor_to_file[name]]
-    return ckpt.source.read(shard.name, shard.data_start + shard.tensors[name].data_offsets[0] + start, length)
+    return ckpt.source.read(shard.name, shard.locate(name) + start, length)
 
 
 def is_cleared(ckpt: Checkpoint, name: str, flags: int) -> bool:

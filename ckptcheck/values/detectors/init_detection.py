@@ -378,7 +378,7 @@ def _read_values(ckpt: Checkpoint, stats: TensorStats, begin: int, nbytes: int) 
     import numpy as np
 
     shard = ckpt.shards[stats.shard]
-    position = shard.data_start + shard.tensors[stats.name].data_offsets[0] + begin
+    position = shard.locate(stats.name) + begin
     raw = ckpt.source.read(shard.name, position, nbytes)
     if len(raw) < nbytes:
         raise Skip(f"{shard.name} shrank while it was being read")

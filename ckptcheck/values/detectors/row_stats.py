@@ -196,9 +196,7 @@ def _for_each_rows(ckpt: Checkpoint, name: str, process: Callable[[int, NDArray[
 
     def read(first: int) -> None:
         last = min(first + together, number)
-        raw = ckpt.source.read(
-            shard.name, shard.data_start + tensor.data_offsets[0] + first * nbytes, (last - first) * nbytes
-        )
+        raw = ckpt.source.read(shard.name, shard.locate(name) + first * nbytes, (last - first) * nbytes)
         if len(raw) < (last - first) * nbytes:
             raise Skip(f"{shard.name} shrank while it was being read")
         patterns = np.frombuffer(raw, FORMATS[tensor.dtype].unsigned).reshape(-1, width)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
 from typing import TYPE_CHECKING
 
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
@@ -70,11 +69,12 @@ def open_quantized_weight(ckpt: Checkpoint, way: ModuleStorage, module: str) -> 
     for role in way.parts:
         name = way.name(module, role)
         tensor = ckpt.tensors.get(name)
-        form = FORMATS.get(tensor.dtype) if tensor is not None else None
-        if tensor is None or form is None or form.packed or tensor.nbytes != prod(tensor.shape) * (form.bits // 8):
+        if tensor is None or name in (shard := ckpt.shards[ckpt.tensor_to_file[name]]).unfit:
             return None
-        shard = ckpt.shards[ckpt.tensor_to_file[name]]
+        form = FORMATS[tensor.dtype]
+        if form.packed:
+            return None
         layouts[name] = TensorLayout.contiguous(
-            tensor.dtype, form.bits // 8, tensor.shape, shard.name, shard.data_start + tensor.data_offsets[0]
+            tensor.dtype, form.bits // 8, tensor.shape, shard.name, shard.locate(name)
         )
     return build_quantized_weight(ckpt, way, module, layouts)

@@ -60,7 +60,7 @@ def tensor_files(ckpt: Checkpoint) -> dict[str, Path]:
     folder = real_path(ckpt.source.local) if ckpt.source.local is not None else None
     if folder is None:
         raise CkptcheckError(f"{ckpt.target} is not on this disk, and a trainer loads from there")
-    broken = [name for name in ckpt.model_files if name not in ckpt.shards or not ckpt.shards[name].readable]
+    broken = ckpt.list_broken()
     if broken or not ckpt.tensor_to_file:
         raise CkptcheckError(f"{broken[0] if broken else ckpt.target} cannot be read", hint="ckptcheck scan says why")
     if ckpt.config is not None and ckpt.config.get("quantization_config"):
