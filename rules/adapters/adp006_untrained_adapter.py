@@ -47,3 +47,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=pairs[0].up,
             hint="save the adapter after training, with its parameters gathered from all ranks",
         )
+    ckpt.require_values()

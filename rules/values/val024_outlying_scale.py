@@ -75,3 +75,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=outliers[0].name,
             hint="convert the layer again; ckptcheck diff REFERENCE THIS names the factor",
         )
+    ckpt.require_values()

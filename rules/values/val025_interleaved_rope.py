@@ -47,3 +47,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=first,
             hint="permute the rows of q_proj and k_proj of each head; ckptcheck diff REFERENCE THIS shows the permutation",
         )
+    ckpt.require_values()
