@@ -45,6 +45,11 @@ class HasValues(Protocol):
         ...
 
     @property
+    def tensor_to_file(self) -> Mapping[str, str]:
+        """Tensor → the loaded file that holds it."""
+        ...
+
+    @property
     def vocabulary_tensors(self) -> Mapping[str, tuple[str, ...]]:
         """Embedding and head → the tensors with their rows, which get separate statistics."""
         ...

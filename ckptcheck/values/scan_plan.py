@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ckptcheck.checkpoint.header import Shard
 from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.values.channel_sample import is_sampled
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.first_looks import Shape, choose_grid
@@ -26,30 +27,48 @@ class ScanPlan:
     """The shards and pieces that a value pass scans."""
 
     shards: Mapping[str, Shard]
-    """The shards whose header can be read; of each only the fitting tensors are scanned."""
+    """The shards whose header can be read."""
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    """Shard → its tensors that are scanned: not those of `Shard.unfit`, nor those that consumers load from another file."""
     batches: list[Batch]
     rows: Mapping[str, int]
     """Matrix → bytes of a row, for matrices whose rows get statistics; the pass samples channels of others."""
     nbytes: int
-    """Bytes of these tensors."""
+    """Bytes of all tensors that are scanned."""
 
 
 def plan_scan(
-    source: Source, shards: Mapping[str, Shard], rows: Mapping[str, int], most: int, *, takes_samples: bool = False
+    source: Source,
+    shards: Mapping[str, Shard],
+    places: Mapping[str, str],
+    rows: Mapping[str, int],
+    most: int,
+    *,
+    takes_samples: bool = False,
 ) -> ScanPlan:
     """Cut shards into batches of about `most` bytes at most.
 
+    places: tensor → the file that consumers load it from.
     rows: matrix → bytes of a row, for the matrices whose rows get statistics of their own.
     takes_samples: take a sample of every tensor of numbers, for sketches.
     """
     readable = {name: shard for name, shard in shards.items() if shard.readable}
-    nbytes = sum(tensor.nbytes for shard in readable.values() for tensor in shard.fitting.values())
-    sample = choose_sample_size(sum(len(shard.fitting) for shard in readable.values())) if takes_samples else 0
-    return ScanPlan(readable, list(_cut_batches(source, readable, rows, most, sample)), rows, nbytes)
+    tensors = {
+        file: {name: tensor for name, tensor in shard.fitting.items() if places.get(name, file) == file}
+        for file, shard in readable.items()
+    }
+    nbytes = sum(tensor.nbytes for scanned in tensors.values() for tensor in scanned.values())
+    sample = choose_sample_size(sum(map(len, tensors.values()))) if takes_samples else 0
+    return ScanPlan(readable, tensors, list(_cut_batches(source, readable, tensors, rows, most, sample)), rows, nbytes)
 
 
 def _cut_batches(
-    source: Source, shards: Mapping[str, Shard], rows: Mapping[str, int], most: int, sample: int
+    source: Source,
+    shards: Mapping[str, Shard],
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    rows: Mapping[str, int],
+    most: int,
+    sample: int,
 ) -> Iterator[Batch]:
     """Yield the data of the shards in batches: small tensors together, large ones in pieces of whole elements or rows.
 
@@ -60,7 +79,7 @@ def _cut_batches(
         path = source.files[shard.name].path or shard.name
         pieces: list[Piece] = []
         room = most
-        for name, tensor in shard.fitting.items():
+        for name, tensor in tensors[shard.name].items():
             row = rows.get(name, 0)
             width = FORMATS[tensor.dtype].bits // 8
             sampled = None if row or not is_sampled(name, tensor) else (tensor.shape[0], tensor.shape[1])

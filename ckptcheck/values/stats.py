@@ -81,7 +81,7 @@ class ValueStats:
     """Statistics of all tensors of a checkpoint."""
 
     tensors: dict[str, TensorStats] = field(default_factory=dict)
-    """By name, without tensors of shards that could not be read to the end, and without those of `Shard.unfit`."""
+    """By name: those of `ScanPlan.tensors`, without tensors of shards that could not be read to the end."""
     zero_runs: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """Shard → [begin, end) of its runs of at least MIN_ZERO_RUN zero bytes from the start of the data, across tensors."""
     complete_shards: set[str] = field(default_factory=set)

@@ -74,7 +74,7 @@ def run_value_pass(
 
     A bad disk or a file that changes raises nothing: `ValueStats.shrunk` and `ValueStats.unread` name it.
     """
-    tensors = [(shard, name) for shard in plan.shards.values() for name in shard.fitting]
+    tensors = [(shard, name) for file, shard in plan.shards.items() for name in plan.tensors[file]]
     values = ValueStats()
     pieces_by_tensor: list[Chunks] = [[] for _ in tensors]
     runs: dict[str, list[tuple[int, int]]] = {}
@@ -376,7 +376,8 @@ class ValuePass:
         if self._is_mapped(ckpt):
             share = _count_tensor_bytes(ckpt) // (BATCHES_PER_WORKER * self._jobs)
             most = min(MAX_BATCH_BYTES, max(READ_BYTES, share))
-        return plan_scan(ckpt.source, ckpt.shards, _row_sizes(ckpt), most, takes_samples=self._takes_samples)
+        rows = _row_sizes(ckpt)
+        return plan_scan(ckpt.source, ckpt.shards, ckpt.tensor_to_file, rows, most, takes_samples=self._takes_samples)
 
 
 def _count_tensor_bytes(ckpt: HasValues) -> int:

@@ -6,6 +6,8 @@ The table is real; a seed changes values in it and writes it again, so that what
 from __future__ import annotations
 
 import random
+import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -13,8 +15,11 @@ from typing import Any
 
 import msgspec
 
+import ckptcheck
 from ckptcheck.checkpoint.open import open_target
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.report import Report
+from ckptcheck.values.value_pass import ValuePass
 from tests.factories import dcp
 from tests.factories.checkpoint_cases import MEGATRON
 from tests.factories.torch_archives import write_archive
@@ -129,7 +134,8 @@ def _read_table(raw: bytes, scratch: Path) -> dcp.Table:
 def check_table(seed: int, folder: Path) -> None:
     """Change the table of contents of a run, and run every rule on it; at times its other files too."""
     dice = random.Random(seed)
-    run = copy_flat(MEGATRON / dice.choice(TABLES), folder / "run")
+    sound = MEGATRON / dice.choice(TABLES)
+    run = copy_flat(sound, folder / "run")
     path = next(run.rglob(".metadata"))
     known = _read_table(path.read_bytes(), folder / "table")
     table = dcp.Table(
@@ -146,13 +152,14 @@ def check_table(seed: int, folder: Path) -> None:
     if dice.random() < 0.2:
         path.write_bytes(damaged(path.read_bytes(), dice))
     _change_others(run, dice, 0.2)
-    _read(run)
+    _read(run, sound, dice)
 
 
 def check_legacy(seed: int, folder: Path) -> None:
     """Change the files of legacy ranks, their folders and the tracker, and run every rule on them."""
     dice = random.Random(seed)
-    run = copy_flat(MEGATRON / dice.choice(LEGACY), folder / "run")
+    sound = MEGATRON / dice.choice(LEGACY)
+    run = copy_flat(sound, folder / "run")
     _change_others(run, dice, 0.8)
     ranks = sorted(run.rglob("mp_rank_*"))
     if dice.random() < 0.3:
@@ -160,7 +167,7 @@ def check_legacy(seed: int, folder: Path) -> None:
         rank.rename(
             rank.with_name(dice.choice(["mp_rank_99999999", "mp_rank_", "mp_rank_77_999_123", "mp_rank_00_000_000_0"]))
         )
-    _read(run)
+    _read(run, sound, dice)
 
 
 def _change_others(run: Path, dice: random.Random, share: float) -> None:
@@ -198,6 +205,18 @@ def change_pickle(raw: bytes, dice: random.Random) -> bytes:
     return bytes(changed)
 
 
-def _read(run: Path) -> None:
-    with suppress(CkptcheckError):
-        require_no_crash(open_target(str(run), jobs=1), "megatron", "dcp")
+def _read(run: Path, sound: Path, dice: random.Random) -> None:
+    """Run every rule, those on values included, and compare, describe or identify what the files hold."""
+    with suppress(CkptcheckError), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        require_no_crash(
+            open_target(str(run), jobs=1, value_reader=ValuePass(jobs=1)), "megatron", "dcp", "values", "layers"
+        )
+        calls: list[Callable[[], object]] = [
+            lambda: ckptcheck.diff(sound, run, jobs=1),
+            lambda: ckptcheck.manifest(run, run.parent / "m.json", jobs=1),
+            lambda: ckptcheck.identity(run, jobs=1),
+        ]
+        result = dice.choice(calls)()
+        if isinstance(result, Report):
+            assert not [why for _, why in result.crashed if ".py, line" in why], result.crashed
