@@ -18,6 +18,7 @@ from tests.factories.comparison_cases import write_bytes
 from tests.factories.deltas import INDEX, Weights, encode_change, take_step, write_disk_delta, write_flush
 from tests.fuzz import damaged
 from tests.fuzzing.documents import change_json, require_no_crash
+from tests.fuzzing.tensor_bytes import change_tensors
 
 SHAPES = {"a.weight": (8, 16), "b.weight": (24,), "c": ()}
 
@@ -34,6 +35,9 @@ def check_deltas(seed: int, folder: Path) -> None:
     write_bytes(
         base / "model.safetensors", {name: ("BF16", data.tobytes()) for name, data in before.items()}, dict(SHAPES)
     )
+    if dice.random() < 0.15:
+        path = base / "model.safetensors"
+        path.write_bytes(change_tensors(path.read_bytes(), dice))
     parts = [str(base)]
     for number in (1, 2):
         after = take_step(before, seed + number, 0.3)
@@ -104,7 +108,9 @@ def _damage_change(raw: bytes, dice: random.Random) -> bytes:
 
 def _damage_file(path: Path, dice: random.Random) -> None:
     raw = path.read_bytes()
-    if path.suffix == ".safetensors" and dice.random() < 0.5:
+    if path.suffix == ".safetensors" and dice.random() < 0.3:
+        path.write_bytes(change_tensors(raw, dice))
+    elif path.suffix == ".safetensors" and dice.random() < 0.5:
         start = 8 + int.from_bytes(raw[:8], "little")
         header = change_json(raw[8:start], dice)
         path.write_bytes(len(header).to_bytes(8, "little") + header + raw[start:])

@@ -11,7 +11,14 @@ from tests.fuzzing.documents import DOORS as DOCUMENTS
 from tests.fuzzing.documents import check_config, check_tokenizer
 from tests.fuzzing.headers import check_safetensors, check_weight_map
 from tests.fuzzing.kept_files import PREPARATIONS as KEPT
-from tests.fuzzing.kept_files import check_kept_saves, check_lineage, check_parts, check_saves, check_signature
+from tests.fuzzing.kept_files import (
+    check_kept_saves,
+    check_lineage,
+    check_parts,
+    check_rank_files,
+    check_saves,
+    check_signature,
+)
 from tests.fuzzing.megatron import check_legacy, check_table
 from tests.fuzzing.pages import check_page
 from tests.fuzzing.pickles import read_everywhere
@@ -38,6 +45,7 @@ DOORS: dict[str, Check] = {
     "lineage": check_lineage,
     "parts": check_parts,
     "saves": check_saves,
+    "rank-files": check_rank_files,
     "kept-saves": check_kept_saves,
     "page": check_page,
     **{name: door.check for name, door in DOCUMENTS.items()},

@@ -39,9 +39,11 @@ from tests.factories.lineage_cases import build_manifest
 from tests.factories.signatures import write_key
 from tests.factories.torch_archives import write_archive
 from tests.fuzz import CHECKPOINTS, RULES, damaged
+from tests.fuzzing.batches import copy_flat
 from tests.fuzzing.documents import change_json, require_no_crash, rules_of
-from tests.fuzzing.megatron import change_pickle
+from tests.fuzzing.megatron import change_archive
 from tests.fuzzing.pickles import random_pickle
+from tests.paths import ROOT
 
 PATHS = [
     "..", "../outside.json", "/etc/passwd", ".", "", "a/../../outside.json", "config.json/", "config.json:0:1", "config.json:5:1",
@@ -49,6 +51,10 @@ PATHS = [
 ]  # fmt: skip
 OUTSIDE = "outside.json"
 """A file beside the model that no report may name unless the statement does."""
+RANK_FILES = [
+    *(ROOT / "fixtures/fsdp" / name for name in ("three", "two-by-two")),
+    *(ROOT / "fixtures/zero" / name for name in ("stage1", "stage2", "stage3")),
+]
 SMALL_SHAPES = {"model.norm.weight": (8,), "lm_head.weight": (12, 4), "model.layers.0.mlp.up_proj.weight": (6, 4)}
 STEPS = (10, 20, 30)
 CRASH = re.compile(r"\(\S+\.py, line \d+\)$")
@@ -351,12 +357,26 @@ def _change_state(name: str, raw: bytes, dice: random.Random) -> bytes:
         return change_form(raw, dice)
     if name.endswith(".safetensors"):
         return damaged(raw, dice)
-    match dice.randrange(3):
+    match dice.randrange(4):
         case 0:
             return write_archive({"data.pkl": random_pickle(dice), "data/0": bytes(64), "byteorder": b"little"})
-        case 1:
-            return change_pickle(raw, dice)
+        case 1 | 2:
+            return change_archive(raw, dice)
     return damaged(raw, dice)
+
+
+def check_rank_files(seed: int, folder: Path) -> None:
+    """Change files of FSDP's or DeepSpeed's ranks, and look at the run and at what the ranks hold together."""
+    dice = random.Random(seed)
+    source = dice.choice(RANK_FILES)
+    save = copy_flat(source, folder / ("global_step_2" if source.parent.name == "fsdp" else "run"))
+    files = sorted(save.rglob("*.pt"))
+    for path in dice.sample(files, dice.choice([1, 1, 2])):
+        path.write_bytes(_change_state(path.name, path.read_bytes(), dice))
+    with suppress(CkptcheckError):
+        _judge_series([str(save)], None)
+    with suppress(CkptcheckError):
+        ckptcheck.identity(next(save.glob("global_step*"), save), jobs=1)
 
 
 def _judge_series(targets: list[str], cache: Path | None) -> None:

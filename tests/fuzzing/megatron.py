@@ -5,8 +5,10 @@ The table is real; a seed changes values in it and writes it again, so that what
 
 from __future__ import annotations
 
+import io
 import random
 import warnings
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -180,10 +182,35 @@ def _change_others(run: Path, dice: random.Random, share: float) -> None:
             case 0 if file.suffix == ".pt":
                 raw = write_archive({"data.pkl": random_pickle(dice), "data/0": bytes(64), "byteorder": b"little"})
             case 1 if b"data.pkl" in raw:
-                raw = change_pickle(raw, dice)
+                raw = change_archive(raw, dice)
             case _:
                 raw = damaged(raw, dice)
         file.write_bytes(raw)
+
+
+def change_archive(raw: bytes, dice: random.Random) -> bytes:
+    """Change what the pickle of a torch.save file says of its tensors, or the storages that they lie in."""
+    if dice.random() < 0.5:
+        return change_pickle(raw, dice)
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError):
+        return damaged(raw, dice)
+    storages = [name for name in records if name.startswith("data/")]
+    for _ in range(dice.choice([1, 1, 3])) if storages else ():
+        name, other = dice.choice(storages), dice.choice(storages)
+        some = dice.choice([1, 2, 4, 8, 64])
+        match dice.randrange(4):
+            case 0:
+                records[name] = records[name][:-some]
+            case 1:
+                records[name] += dice.randbytes(some)
+            case 2:
+                records[name], records[other] = records[other], records[name]
+            case _:
+                records[name] = b""
+    return write_archive(records)
 
 
 def change_pickle(raw: bytes, dice: random.Random) -> bytes:

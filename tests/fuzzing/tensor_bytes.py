@@ -18,6 +18,7 @@ import tiny_quantized
 from quantization_recipes import RECIPES
 
 import ckptcheck
+from ckptcheck.checkpoint.header import parse_header
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.tiling import BITS
 from ckptcheck.errors import CkptcheckError
@@ -93,7 +94,7 @@ def _resize(header: Header, name: str, data: bytes, dice: random.Random) -> byte
     begin, end = header[name]["data_offsets"]
     width = max(BITS.get(header[name]["dtype"], 8) // 8, 1)
     change = dice.choice([1, -1]) * dice.choice([1, width, width, 8 * width, max(end - begin - width, 0), end - begin])
-    new = max(begin, min(end + change, begin + 2 * (end - begin) + 64))
+    new = max(begin, min(end + change, end + 4096))
     for other in header:
         if other not in ("__metadata__", name) and min(header[other]["data_offsets"]) >= end > begin:
             header[other]["data_offsets"] = [offset + new - end for offset in header[other]["data_offsets"]]
@@ -174,19 +175,23 @@ def check_tensor_bytes(seed: int, folder: Path) -> None:
     target = copy_flat(model, folder / "model")
     path = dice.choice(sorted(target.glob("*.safetensors")))
     raw = change_tensors(path.read_bytes(), dice)
+    if dice.random() < 0.1:  # tensors of the same names in a second file
+        path = path.with_name(dice.choice(["a.safetensors", "model.fp16.safetensors", "z.safetensors"]))
     path.write_bytes(raw)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         report = run_rules(
             open_checkpoint(str(target), jobs=1, value_reader=ValuePass(jobs=1, takes_samples=True)), RULES
         )
-        _judge(report, raw)
+        _judge(report, raw, is_loaded=(model / path.name).is_file())
         if seed % 4 == 0:
             _read_otherwise(model, target, dice)
 
 
-def _judge(report: Report, raw: bytes) -> None:
+def _judge(report: Report, raw: bytes, *, is_loaded: bool) -> None:
     """No rule crashes, nothing is incomplete, and what safetensors refuses is an error of the file. Raises AssertionError."""
+    if is_loaded and parse_header("model.safetensors", len(raw), raw).unfit:
+        assert "VAL001" not in report.passed, "it passed without a look at all values"
     assert not report.crashed, report.crashed
     assert report.error is None, report.error
     if (refusal := refused(raw)) is not None:
@@ -196,6 +201,11 @@ def _judge(report: Report, raw: bytes) -> None:
         assert find_defect_kinds(raw) <= {"misaligned-data"}
 
 
+def _list_saves(model: Path, target: Path) -> list[Path]:
+    """Give a model and its changed copy the places of two saves."""
+    return [copy_flat(each, target.parent / f"checkpoint-{step}") for step, each in ((10, model), (20, target))]
+
+
 def _read_otherwise(model: Path, target: Path, dice: random.Random) -> None:
     calls: list[Callable[[], object]] = [
         lambda: ckptcheck.diff(model, target, jobs=1),
@@ -203,6 +213,8 @@ def _read_otherwise(model: Path, target: Path, dice: random.Random) -> None:
         lambda: ckptcheck.manifest(target, target.parent / "m.json", jobs=1),
         lambda: ckptcheck.identity(target, jobs=1),
         lambda: ckptcheck.scan(target, jobs=1, stats=target.parent / "stats.jsonl", pictures=True),
+        lambda: ckptcheck.verify(target, ckptcheck.manifest(model, target.parent / "m.json", jobs=1), jobs=1),
+        lambda: ckptcheck.series(_list_saves(model, target), jobs=1),
     ]
     with suppress(CkptcheckError):
         result = dice.choice(calls)()
