@@ -35,7 +35,7 @@ verl/checkpoint_engine/delta_checkpoint_engine.py (`exceeds the int32 position e
 from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.deltas.chain import DeltaChain, require_packages, select_outcomes
+from ckptcheck.checkpoint.deltas.chain import DeltaChain, require_outcomes, select_outcomes
 from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.text.formatting import count
 
@@ -60,7 +60,7 @@ KINDS = {
 def check(chains: Sequence[DeltaChain]) -> Iterator[Problem]:
     for chain in chains:
         for delta in chain.deltas if chain.base is not None else ():
-            foreign = [name for name in delta.changes if name not in chain.tensors]
+            foreign = [name for name in delta.changes if name not in chain.tensors and name not in chain.unfit]
             if foreign:
                 yield Problem(
                     f"{delta.name} changes {count(len(foreign), 'tensor')} that the base does not have: {group_names(foreign)}",
@@ -81,4 +81,4 @@ def check(chains: Sequence[DeltaChain]) -> Iterator[Problem]:
                 names=tuple(found),
                 hint=hint,
             )
-    require_packages(chains)
+    require_outcomes(chains)

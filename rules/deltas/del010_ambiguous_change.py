@@ -26,7 +26,7 @@ nondeterministically")
 from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.deltas.chain import DeltaChain, Outcome, are_applied, select_outcomes
+from ckptcheck.checkpoint.deltas.chain import DeltaChain, Outcome, are_applied, require_outcomes, select_outcomes
 from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.text.formatting import count
 
@@ -54,6 +54,7 @@ def check(chains: Sequence[DeltaChain]) -> Iterator[Problem]:
             names=tuple(found),
             hint="look for the step that made the first NaN",
         )
+    require_outcomes(chains)
 
 
 def _count_repeated(outcome: Outcome) -> int:

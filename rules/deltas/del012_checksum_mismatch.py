@@ -28,7 +28,7 @@ verl-project/verl verl/workers/rollout/sglang_rollout/delta_loader.py (`delta st
 from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.checkpoint.deltas.chain import DeltaChain, are_applied, require_packages, select_outcomes
+from ckptcheck.checkpoint.deltas.chain import DeltaChain, are_applied, require_outcomes, select_outcomes
 from ckptcheck.checkpoint.deltas.flush_checksum import list_torn_flushes
 from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.text.formatting import count, join_truncated
@@ -59,7 +59,7 @@ def check(chains: Sequence[DeltaChain]) -> Iterator[Problem]:
         yield from _find_different(chain)
     for _, found in select_outcomes(chains, lambda outcome: outcome.checksum == "unread"):
         raise Skip(next(iter(found.values())).reason)
-    require_packages(chains)
+    require_outcomes(chains)
 
 
 def _find_different(chain: DeltaChain) -> Iterator[Problem]:

@@ -27,7 +27,7 @@ NovaSky-AI/SkyRL#2142 (a delta engine with stale weights)
 from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.deltas.chain import DeltaChain, are_applied, select_outcomes
+from ckptcheck.checkpoint.deltas.chain import DeltaChain, are_applied, require_outcomes, select_outcomes
 from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.text.formatting import count
 
@@ -61,3 +61,4 @@ def check(chains: Sequence[DeltaChain]) -> Iterator[Problem]:
                 names=tuple(idle),
                 hint="look which version the base has, and whether the sender's copy moves on",
             )
+    require_outcomes(chains)

@@ -19,6 +19,8 @@ from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.rule import Skip
 from ckptcheck.live.runtime.trainers.spawn import tensor_files
 from tests.factories.checkpoint_cases import CHECKPOINTS
+from tests.factories.comparison_cases import write_bytes
+from tests.factories.deltas import take_step, write_disk_delta
 from tests.factories.value_cases import read_values, run_all_rules
 
 Header = dict[str, dict[str, Any]]
@@ -33,6 +35,7 @@ def change_header(path: Path, change: Callable[[Header], object], data: Callable
     header = json.loads(raw[8:start])
     change(header)
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     path.write_bytes(len(text).to_bytes(8, "little") + text + data(raw[start:]))
 
 
@@ -115,6 +118,22 @@ def test_the_values_of_a_tensor_are_those_that_are_loaded(name: str, tmp_path: P
     report = run_all_rules(folder)
     assert (report.crashed, report.error) == ((), None)
     assert read_values(folder).tensors == read_values(CHECKPOINTS / "tiny-llama").tensors
+
+
+def test_a_delta_of_a_tensor_that_the_base_lost_is_not_applied(tmp_path: Path) -> None:
+    """The base has the tensor, in bytes that are none of its shape: DEL007 once said what followed from that, or crashed."""
+    before = {"a.weight": np.arange(256, dtype=np.uint8), "b.weight": np.arange(48, dtype=np.uint8)}
+    shapes = {"a.weight": (8, 16), "b.weight": (24,)}
+    (tmp_path / "base").mkdir()
+    write_bytes(
+        tmp_path / "base/model.safetensors", {name: ("BF16", raw.tobytes()) for name, raw in before.items()}, shapes
+    )
+    write_disk_delta(tmp_path / "delta", before, take_step(before, 1, 0.3), version=1, base=0, encoding="overwrite")
+    change_header(tmp_path / "base/model.safetensors", lambda header: header["a.weight"].update(shape=[8, 17]))
+    (report,) = ckptcheck.scan(f"{tmp_path}/base+{tmp_path}/delta", select=["DEL", "ST", "VAL001"]).reports
+    assert {finding.code for finding in report.findings} <= {"ST001", "DEL014"}
+    reason = "could not apply the deltas to a.weight: its bytes are not those of its dtype and shape"
+    assert {code for code, why in report.skipped if why == reason} == {"DEL007", "DEL010", "DEL012", "DEL015"}
 
 
 def test_other_readers_refuse_it_in_a_sentence(tmp_path: Path) -> None:

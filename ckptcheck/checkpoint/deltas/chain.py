@@ -12,7 +12,8 @@ from ckptcheck.checkpoint.deltas.checksums import ALGORITHMS
 from ckptcheck.checkpoint.deltas.delta import Delta, Span
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.linter.report import Section
-from ckptcheck.linter.rule import Skip
+from ckptcheck.linter.rule import Skip, SkipForDamage
+from ckptcheck.text.formatting import join_truncated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,6 +73,7 @@ class DeltaChain:
         base_target: str = "",
         base_version: str | None = None,
         tensors: Mapping[str, BaseTensor] | None = None,
+        unfit: Mapping[str, str] | None = None,
         notes: tuple[str, ...] = (),
         jobs: int = 1,
     ) -> None:
@@ -84,6 +86,7 @@ class DeltaChain:
             base_target: what the user named as the base.
             base_version: the version of the base, where it says one.
             tensors: the base's tensors, by name.
+            unfit: further tensors of the base → why their values cannot be read, as `Shard.unfit` has them.
             notes: what was decided on the way, as sentences.
             jobs: tensors that are applied at a time.
 
@@ -94,6 +97,7 @@ class DeltaChain:
         self.base_target = base_target
         self.base_version = base_version
         self.tensors = tensors or {}
+        self.unfit = unfit or {}
         self.notes = notes
         self.jobs = jobs
         self._outcomes: dict[tuple[int, str], Outcome] = {}
@@ -259,7 +263,10 @@ def select_outcomes(
                 yield delta, found
 
 
-def require_packages(chains: Sequence[DeltaChain]) -> None:
-    """Skip a rule, after it has checked what it could, if some changes need a package that is not installed."""
+def require_outcomes(chains: Sequence[DeltaChain]) -> None:
+    """Skip a rule, after it has checked what it could, if some changes need a package, or a tensor that the base lost."""
+    for chain in chains:
+        if unfit := [name for name in chain.unfit if name in chain.changed_names]:
+            raise SkipForDamage(f"could not apply the deltas to {join_truncated(unfit)}: {chain.unfit[unfit[0]]}")
     for _, found in select_outcomes(chains, lambda outcome: outcome.broken == "package"):
         raise Skip(next(iter(found.values())).reason)

@@ -72,6 +72,7 @@ def open_chain(
         base_target=base_target,
         base_version=_find_version(base),
         tensors=list_tensors(base.shards, base.tensor_to_file),
+        unfit={name: why for shard in base.shards.values() for name, why in shard.unfit.items()},
         notes=tuple(notes),
         jobs=base.jobs,
     )
