@@ -11,7 +11,8 @@
   `F8_E5M2`, `F8_E8M0`, `F8_E4M3FNUZ`, `F8_E5M2FNUZ`, `F4`, `F6_E2M3`, `F6_E3M2`.
 - Every tensor has the bytes that its dtype and shape need, and the tensors cover the data without a hole and without overlap.
 
-A defect that follows from another one is not reported.
+A defect that follows from another one is not reported. The values of a tensor are read only where the file holds the bytes that
+its dtype and shape need, and no other tensor has them too; else the rules on values say that they skip it.
 
 ## Why it matters
 safetensors refuses the file, and with it transformers, vLLM and SGLang, often after minutes of loading the other shards, in

@@ -216,6 +216,13 @@ def _read_otherwise(model: Path, target: Path, dice: random.Random) -> None:
         lambda: ckptcheck.verify(target, ckptcheck.manifest(model, target.parent / "m.json", jobs=1), jobs=1),
         lambda: ckptcheck.series(_list_saves(model, target), jobs=1),
     ]
+    if (target / "adapter_config.json").is_file():
+        base = CHECKPOINTS / "tiny-llama"
+        calls = [
+            lambda: ckptcheck.diff(target, base, base=base, jobs=1),
+            lambda: ckptcheck.scan(target, base=base, jobs=1),
+            *calls,
+        ]
     with suppress(CkptcheckError):
         result = dice.choice(calls)()
         for report in getattr(result, "reports", [result] if isinstance(result, Report) else []):

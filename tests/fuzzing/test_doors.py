@@ -29,6 +29,8 @@ SHORT = {
     "tokenizer": 80,
     "token-files": 60,
     "index": 80,
+    "tensor-bytes": 120,
+    "rank-files": 40,
     "deltas": 60,
     "signature": 40,
     "saves": 40,

@@ -136,6 +136,15 @@ def test_a_delta_of_a_tensor_that_the_base_lost_is_not_applied(tmp_path: Path) -
     assert {code for code, why in report.skipped if why == reason} == {"DEL007", "DEL010", "DEL012", "DEL015"}
 
 
+def test_an_adapter_of_such_tensors_is_not_compared(tmp_path: Path) -> None:
+    adapter, base = Path(shutil.copytree(CHECKPOINTS / "tiny-lora", tmp_path / "adapter")), CHECKPOINTS / "tiny-llama"
+    name = "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"
+    change_header(adapter / "adapter_model.safetensors", lambda header: header[name].update(data_offsets=[0, 0]))
+    report = ckptcheck.diff(adapter, base, base=base)
+    assert report.exit_code() == 2
+    assert f"{name} cannot be read: its bytes are not those of its dtype and shape" in (report.error or "")
+
+
 def test_other_readers_refuse_it_in_a_sentence(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(CHECKPOINTS / "tiny-llama", tmp_path / "model"))
     change_header(folder / "model.safetensors", CHANGES["a million rows over 384 bytes"][1])

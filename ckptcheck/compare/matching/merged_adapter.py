@@ -105,6 +105,7 @@ def open_adapter(target: str, base: ComparisonSide, *, follow_links: bool = Fals
         raise CkptcheckError(f"{target} is a {settings['peft_type']} adapter, and only LoRA is computed")
     has_dora = settings.get("use_dora") is True or any("lora_magnitude" in name for name in ckpt.tensors)
     by_tail = index_by_tail(base.stored)
+    side = build_checkpoint_side(ckpt)
     pairs: dict[str, LoraPair] = {}
     scales: dict[str, float] = {}
     lacking, unsupported = [], {}
@@ -120,6 +121,8 @@ def open_adapter(target: str, base: ComparisonSide, *, follow_links: bool = Fals
             unsupported[pair.module] = "DoRA is not computed"
         elif scale is None:
             unsupported[pair.module] = "adapter_config.json does not give r and lora_alpha for it as plain numbers"
+        elif lost := [part for part in (pair.up, pair.down) if part in side.malformed]:
+            unsupported[pair.module] = f"{lost[0]} cannot be read: {side.malformed[lost[0]]}"
         elif name not in fitting:
             unsupported[pair.module] = "the adapter's matrices do not have its shape"
         else:
@@ -129,14 +132,18 @@ def open_adapter(target: str, base: ComparisonSide, *, follow_links: bool = Fals
         if not LORA.fullmatch(name) and (match := SAVED.fullmatch(name)):
             plain = f"{match['module'].removeprefix(PREFIX)}.{match['part']}"
             names = by_tail.get(tail_of(plain), [])
-            if plain in names or len(names) == 1:
+            if name in side.left_out:
+                continue
+            if name in side.malformed:
+                unsupported[plain] = f"{name} cannot be read: {side.malformed[name]}"
+            elif plain in names or len(names) == 1:
                 saved[plain if plain in names else names[0]] = name
             else:
                 lacking.append(plain)
     if not pairs and not saved:
         reason = next(iter(unsupported.values()), f"{base.target} has none of the modules that it changes")
         raise CkptcheckError(f"{target} cannot be compared: {reason}")
-    return Adapter(target, build_checkpoint_side(ckpt), pairs, scales, saved, tuple(lacking), unsupported)
+    return Adapter(target, side, pairs, scales, saved, tuple(lacking), unsupported)
 
 
 def measure_merges(
