@@ -29,7 +29,7 @@ SHORT = {
     "tokenizer": 80,
     "token-files": 60,
     "index": 80,
-    "tensor-bytes": 120,
+    "tensor-bytes": 80,
     "rank-files": 40,
     "deltas": 60,
     "signature": 40,
