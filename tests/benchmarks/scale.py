@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def _plan(ckpt: Checkpoint) -> ScanPlan:
-    return plan_scan(ckpt.source, ckpt.shards, {}, READ_BYTES)
+    return plan_scan(ckpt.source, ckpt.shards, {}, {}, READ_BYTES)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def test_a_pass_over_a_real_model_samples_what_is_stored(smollm2: Path) -> None:
 def test_the_size_of_the_pieces_changes_nothing(smollm2: Path, most: int) -> None:
     ckpt = open_checkpoint(str(smollm2), value_reader=ValuePass())
     shards = {name: shard for name, shard in ckpt.shards.items() if name.startswith("model-00003")}
-    values = run_value_pass(ckpt.source, plan_scan(ckpt.source, shards, {}, most))
+    values = run_value_pass(ckpt.source, plan_scan(ckpt.source, shards, {}, {}, most))
     name = "model.layers.29.mlp.down_proj.weight"
     for part in ("rows", "columns"):
         ours, usual = getattr(values.samples[name], part), getattr(ckpt.values.samples[name], part)

@@ -62,7 +62,7 @@ def test_a_tensor_that_is_read_in_pieces_has_one_sample(tmp_path: Path) -> None:
         for name, value in load_file(path).items()
     }
     for most in (1 << 20, 200):
-        values = run_value_pass(ckpt.source, plan_scan(ckpt.source, ckpt.shards, {}, most, takes_samples=True))
+        values = run_value_pass(ckpt.source, plan_scan(ckpt.source, ckpt.shards, {}, {}, most, takes_samples=True))
         for name, sketch in values.sketches.items():
             assert sketch.elements == whole[name].size  # small enough to be taken whole
             assert sketch.rms == pytest.approx(np.sqrt(np.square(whole[name].astype(np.float64)).mean()), rel=1e-5)
