@@ -94,7 +94,7 @@ def _resize(header: Header, name: str, data: bytes, dice: random.Random) -> byte
     begin, end = header[name]["data_offsets"]
     width = max(BITS.get(header[name]["dtype"], 8) // 8, 1)
     change = dice.choice([1, -1]) * dice.choice([1, width, width, 8 * width, max(end - begin - width, 0), end - begin])
-    new = max(begin, min(end + change, end + 4096))
+    new = min(max(begin, end + change), end + 4096)
     for other in header:
         if other not in ("__metadata__", name) and min(header[other]["data_offsets"]) >= end > begin:
             header[other]["data_offsets"] = [offset + new - end for offset in header[other]["data_offsets"]]
