@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Grid:
     middle: tuple[int, ...]
 
 
-@cache
+@lru_cache(1 << 12)  # a model has a few dozen shapes, and a hostile header any number
 def choose_grid(shape: Shape) -> Grid:
     """Return the places of a matrix: none for an axis that cannot be halved, or whose parts are narrower than a place."""
     rows, width = shape

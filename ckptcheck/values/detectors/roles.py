@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import cache, lru_cache
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,7 @@ AT_ZERO = re.compile(
 start as a no-op (names of PEFT 0.21, MLX, diffusers, LyCORIS and kohya), the moments of an optimizer."""
 
 
-@cache
+@lru_cache(1 << 14)
 def _kind_starts_at_zero(kind: str) -> bool:
     return AT_ZERO.search(kind) is not None
 
@@ -60,7 +60,7 @@ def is_matrix(stats: TensorStats) -> bool:
     return _holds_matrix(stats.shape, stats.dtype) and not stats.name.endswith("bias")
 
 
-@cache
+@lru_cache(1 << 12)
 def _holds_matrix(shape: tuple[int, ...], dtype: str) -> bool:
     return dtype in PLAIN and len(shape) >= 2 and prod(shape) >= 16
 
