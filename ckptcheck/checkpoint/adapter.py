@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.tensor import Tensor
@@ -26,8 +27,7 @@ PREFIX = "base_model.model."
 """PEFT's prefix of the base model's names."""
 
 
-@dataclass(frozen=True)
-class LoraPair:
+class LoraPair(msgspec.Struct, frozen=True):
     """The two matrices that an adapter adds to one module."""
 
     module: str

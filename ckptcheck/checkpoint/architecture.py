@@ -7,10 +7,11 @@ config.json of a class, although no tensor shows their values. The versions betw
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layout import INDEX
@@ -39,8 +40,7 @@ def can_tie(architecture: str | None) -> bool | None:
     return None if facts is None else bool(facts["can_tie"])
 
 
-@dataclass(frozen=True)
-class KnownModules:
+class KnownModules(msgspec.Struct, frozen=True):
     """The modules of one architecture, with {} for each number: ``model.layers.{}.self_attn.q_proj``."""
 
     architecture: str

@@ -14,6 +14,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 _TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "dict": (dict,),
@@ -28,8 +30,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 """Name in a type → the Python types that a JSON value of it has; JSON has no tuples and no config objects."""
 
 
-@dataclass(frozen=True)
-class NestedClass:
+class NestedClass(msgspec.Struct, frozen=True):
     """How a class builds a sub-config: by which class, and from which values if config.json has no such sub-config."""
 
     model_type: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
@@ -22,8 +21,7 @@ MAX_DIGITS = 310
 """Digits of the longest integer that fits a double; safetensors refuses longer ones."""
 
 
-@dataclass(frozen=True)
-class Defect:
+class Defect(msgspec.Struct, frozen=True):
     """A defect in the form of a file."""
 
     kind: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 
-@dataclass(frozen=True)
-class DryLoad:
+
+class DryLoad(msgspec.Struct, frozen=True):
     """One consumer's answer. Lists of names are sorted and cut if very long, so each has a count."""
 
     consumer: str

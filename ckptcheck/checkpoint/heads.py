@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ckptcheck.checkpoint.config import HIDDEN, Config
 from ckptcheck.text.formatting import format_shape
@@ -29,8 +30,7 @@ DEFAULT_LABELS = 2
 """Labels that transformers assumes if the config declares none (`PreTrainedConfig.num_labels`)."""
 
 
-@dataclass(frozen=True)
-class HeadLayout:
+class HeadLayout(msgspec.Struct, frozen=True):
     """The origin of a head's unexpected shape."""
 
     text: str

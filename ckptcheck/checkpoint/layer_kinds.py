@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True)
-class LayerRule:
+
+class LayerRule(msgspec.Struct, frozen=True):
     """One way of configs to give layers experts."""
 
     name: str

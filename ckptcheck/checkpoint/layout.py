@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 BOX = re.compile(r"\[[^\[\]]*\]")
 """The slice in a chunk's name (`megatron.inspection.chunk_name`)."""
 INDEX = re.compile(r"(?:^|(?<=\.))(0|[1-9][0-9]{0,5})(?=\.)")
@@ -45,8 +47,7 @@ class Stack:
         return ".".join(part for part in (self.prefix, str(layer), rest) if part)
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """The stacks of layers of a model, and the tensors outside them."""
 
     stacks: dict[str, Stack]

@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layout import INDEX, Layout
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig
@@ -28,8 +30,7 @@ Places = dict[str, set[int] | None]
 """Parameter, with {} for each number → the layers that have it stored; None for one that lies beside the layers."""
 
 
-@dataclass(frozen=True)
-class Renaming:
+class Renaming(msgspec.Struct, frozen=True):
     """One step by which transformers turns a stored name into a parameter's."""
 
     pattern: re.Pattern[str]
@@ -64,8 +65,7 @@ class Renaming:
         )
 
 
-@dataclass(frozen=True)
-class LayerTypes:
+class LayerTypes(msgspec.Struct, frozen=True):
     """The parameters by which layers of each type differ, where a list in the config gives each layer its type."""
 
     path: str

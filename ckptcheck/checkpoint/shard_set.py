@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.header import Shard
@@ -29,8 +30,7 @@ def is_variant_of(name: str, other: str) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class ShardSet:
+class ShardSet(msgspec.Struct, frozen=True):
     """A set of numbered shards: ``stem-00002-of-00003.safetensors``."""
 
     stem: str

@@ -10,9 +10,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Set
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+import msgspec
 
 from ckptcheck.checkpoint.layout import Stack
 from ckptcheck.checkpoint.tensor import Tensor
@@ -178,8 +179,7 @@ def _one_module(names: Names) -> tuple[str, Names] | None:
     return modules.pop(), frozenset(name.rpartition(".")[2] for name in names)
 
 
-@dataclass(frozen=True)
-class UnevenShape:
+class UnevenShape(msgspec.Struct, frozen=True):
     """A tensor of one layer, or of one expert, whose shape differs from all its siblings'."""
 
     layer: int

@@ -10,8 +10,9 @@ import io
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 if TYPE_CHECKING:  # most checkpoints hold no pickle, so functions import its readers when they meet one
     from ckptcheck.checkpoint.source import Source
@@ -68,11 +69,10 @@ _LOADERS = re.compile(
 """Functions of other libraries that run code or load further files."""
 
 
-@dataclass(frozen=True)
-class TorchBin:
+class TorchBin(msgspec.Struct, frozen=True):
     """What a file of pickles holds."""
 
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     """Each tensor at the top level, or in its ``state_dict``, with its shape."""
     foreign_globals: tuple[str, ...] = ()
     """The globals in its pickles that a state dict does not need, in order."""

@@ -13,6 +13,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layer_kinds import RULES as LAYER_RULES
@@ -36,8 +38,7 @@ _DENSE = {"mlp.gate_proj": "{0},{1}", "mlp.up_proj": "{0},{1}", "mlp.down_proj":
 """Shapes of a dense feed-forward block, for an architecture whose tiny model has experts in every layer."""
 
 
-@dataclass(frozen=True)
-class Switch:
+class Switch(msgspec.Struct, frozen=True):
     """A setting that adds tensors: if it is true, or if it is a number and not null."""
 
     name: str
@@ -66,8 +67,7 @@ class Switch:
         return setting.value if isinstance(setting.value, bool) else None
 
 
-@dataclass(frozen=True)
-class LayerKinds:
+class LayerKinds(msgspec.Struct, frozen=True):
     """The rules by which layers have experts, and the modules by which the two kinds of layers differ."""
 
     by: tuple[tuple[LayerRule, tuple[str, ...]], ...]

@@ -7,15 +7,15 @@ and looks each one up in the quantization config, by name and class. ckptcheck d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 LINEAR, EXPERTS, HEAD, EMBEDDING, OTHER = "linear", "experts", "head", "embedding", "other"
 """Roles of a module; a consumer has a branch of its code for each role."""
 
 
-@dataclass(frozen=True, slots=True)
-class Module:
+class Module(msgspec.Struct, frozen=True):
     """A module as one consumer builds it."""
 
     name: str
@@ -36,8 +36,7 @@ class Module:
     """Whether the loader raises on a tensor of this module without a parameter (recorded for SGLang only)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """Whether a consumer builds a module quantized."""
 
     quantized: bool | None
@@ -74,11 +73,10 @@ class UnknownBehavior(Exception):
     """ckptcheck does not know what the consumer does; the message says why, as one clause."""
 
 
-@dataclass(frozen=True)
-class ModelStructure:
+class ModelStructure(msgspec.Struct, frozen=True):
     """How a consumer builds one architecture, as far as the lists of a config are concerned."""
 
-    fused_modules: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fused_modules: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     """Last component of a fused module → last components of its shards: the consumer's ``packed_modules_mapping``."""
     rename: Callable[[str], str] = str
     """Turns a name of the checkpoint, or an entry of a list, into the consumer's name."""
@@ -90,8 +88,7 @@ class ModelStructure:
     """Whether the tables lack even the architecture's class, and so what the consumer fuses and renames."""
 
 
-@dataclass(frozen=True)
-class ConsumerInput:
+class ConsumerInput(msgspec.Struct, frozen=True):
     """Everything that a consumer looks at when it reads a quantization config."""
 
     method: str

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.consumers.base import EXPERTS
 from ckptcheck.consumers.mismatches import Mismatch, evaluate_checkpoint, map_stored_modules, sort_modules, to_template
@@ -45,8 +46,7 @@ def describe_effect(mismatch: Mismatch, stored_name: str, built_name: str, scale
     return consumer.describe_missing_parameter(module, f"{mismatch.module}.{stored_name}")
 
 
-@dataclass(frozen=True)
-class MismatchSummary:
+class MismatchSummary(msgspec.Struct, frozen=True):
     """Several mismatches that have one cause, in words."""
 
     modules: str

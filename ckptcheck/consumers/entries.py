@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from ckptcheck.consumers.base import ConsumerError, UnknownBehavior
 from ckptcheck.consumers.regex_nfa import UnsupportedRegex
 from ckptcheck.consumers.regex_set import Automaton
@@ -24,8 +26,7 @@ ONLY_REGEX = re.compile(
 """Syntax that `re` and the library `regex`, which vLLM and parts of SGLang use, interpret differently."""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryMatcher:
+class EntryMatcher(msgspec.Struct, frozen=True):
     """How one entry is matched: by `text`, by `pattern`, or by either."""
 
     text: str | None = None

@@ -6,8 +6,9 @@ Both engines follow GPTQModel: keys are tried in order with `re.match`, ``-:`` s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from ckptcheck.consumers.base import ConsumerError, ConsumerInput, Decision
 from ckptcheck.consumers.entries import EntryList, EntryMatcher
@@ -16,8 +17,7 @@ MARLIN = {(4, True), (8, True)}
 """(bits, sym) for which vLLM 0.32.0 and SGLang 0.5.23 have a kernel on CUDA."""
 
 
-@dataclass(frozen=True)
-class GptqOverrides:
+class GptqOverrides(msgspec.Struct, frozen=True):
     """The patterns of one config, and the settings that they override."""
 
     entries: EntryList

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.consumers.base import ConsumerError, Decision, Module, UnknownBehavior
 from ckptcheck.consumers.consumer import Consumer
@@ -26,8 +27,7 @@ MAX_PATTERN = 200
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-@dataclass(frozen=True)
-class Mismatch:
+class Mismatch(msgspec.Struct, frozen=True):
     """A module that a consumer builds quantized and the checkpoint stores unquantized, or the reverse."""
 
     consumer: Consumer
@@ -209,8 +209,7 @@ def _are_opposite(one: Decision, other: Decision) -> bool:
     return None not in (one.quantized, other.quantized) and one.quantized != other.quantized
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """An error that a consumer raises at modules; errors that differ only in numbers count as one."""
 
     consumer: Consumer
@@ -254,8 +253,7 @@ def sort_modules(names: Iterable[str]) -> list[str]:
     return sorted(names, key=natural_sort_key)
 
 
-@dataclass(frozen=True)
-class UnusedEntry:
+class UnusedEntry(msgspec.Struct, frozen=True):
     """An entry of an ignore list that matches nothing for any consumer."""
 
     text: str

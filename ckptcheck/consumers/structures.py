@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
 
 from ckptcheck.consumers.base import EMBEDDING, EXPERTS, HEAD, LINEAR, OTHER, ModelStructure, Module
 from ckptcheck.consumers.fused import DENSE_MODULES
@@ -67,8 +68,7 @@ class ParameterStructures:
         return [Module(f"{name}.weight", "Parameter", OTHER, (name,)) for name in names]
 
 
-@dataclass(frozen=True)
-class StructureTable:
+class StructureTable(msgspec.Struct, frozen=True):
     """The modules that one consumer builds, recorded in a JSON file; architectures that are not in it are guessed."""
 
     path: Path | None

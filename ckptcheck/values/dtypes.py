@@ -15,17 +15,17 @@ or cheap. Only the tables could come from it. That would save twenty lines, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True)
-class NumberFormat:
+class NumberFormat(msgspec.Struct, frozen=True):
     """The encoding of one dtype."""
 
     bits: int

@@ -9,9 +9,10 @@ reads the file again only for the few matrices that a look does not clear.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,8 +30,7 @@ Shape = tuple[int, int]
 """Rows of a matrix, and bytes of a row."""
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(msgspec.Struct, frozen=True):
     """The places of a matrix of some shape."""
 
     spans: tuple[tuple[int, int], ...]

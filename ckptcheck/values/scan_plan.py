@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from ckptcheck.checkpoint.header import Shard
 from ckptcheck.checkpoint.source import Source
@@ -22,8 +23,7 @@ MAX_PIECES = 400
 """The most pieces in a batch: two batches have to fit into a pipe of 64 KiB."""
 
 
-@dataclass(frozen=True)
-class ScanPlan:
+class ScanPlan(msgspec.Struct, frozen=True):
     """The shards and pieces that a value pass scans."""
 
     shards: Mapping[str, Shard]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
@@ -171,8 +170,7 @@ class BatchResult(msgspec.Struct):
     """Whether the file has fewer bytes than it had, or is gone."""
 
 
-@dataclass(frozen=True)
-class BatchScan:
+class BatchScan(msgspec.Struct, frozen=True):
     """Scans the values of a batch; `runners.runner.Work`."""
 
     source: Source

@@ -5,19 +5,19 @@ import inspect
 import os
 import types
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf, isfinite
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
 
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.text.formatting import join_words
 from ckptcheck.verbs.options import ANY, SETTING, Option, Setting
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True):
     """One parameter of a verb."""
 
     name: str

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.header import Shard
@@ -18,8 +19,7 @@ from ckptcheck.text.file_io import replace_file
 from ckptcheck.text.formatting import count, join_truncated
 
 
-@dataclass(frozen=True)
-class Repair:
+class Repair(msgspec.Struct, frozen=True):
     """A file to rewrite."""
 
     path: Path

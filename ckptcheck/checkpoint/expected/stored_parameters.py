@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.layout import INDEX
@@ -11,8 +11,7 @@ from ckptcheck.checkpoint.parameters_table import ParametersTable, Places, list_
 from ckptcheck.linter.evidence import remembered
 
 
-@dataclass(frozen=True)
-class StoredParameters:
+class StoredParameters(msgspec.Struct, frozen=True):
     """The parameters that a checkpoint fills; names have {} for each number."""
 
     table: ParametersTable

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.quantization.declarations import KNOWN, Declaration, declarations
 from ckptcheck.checkpoint.quantization.schemes import QuantizationArgs, Scheme, parse_quantization_args, parse_schemes
@@ -17,8 +19,7 @@ IGNORES = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_module
 """Keys of the ignore lists (modules that stay unquantized) of the methods, in the order in which vLLM reads them."""
 
 
-@dataclass(frozen=True)
-class IgnoreEntry:
+class IgnoreEntry(msgspec.Struct, frozen=True):
     """An entry of an ignore list."""
 
     text: str

@@ -7,14 +7,14 @@ tensor, channel, group, block, tensor_group (groups below a global scale).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from ckptcheck.checkpoint.quantization.declarations import Declaration
 
 
-@dataclass(frozen=True)
-class QuantizationArgs:
+class QuantizationArgs(msgspec.Struct, frozen=True):
     """How weights or activations are quantized; a field is None where the config does not say."""
 
     bits: int | None = None
@@ -35,8 +35,7 @@ class QuantizationArgs:
     """Rows and columns of a block."""
 
 
-@dataclass(frozen=True)
-class Scheme:
+class Scheme(msgspec.Struct, frozen=True):
     """How the modules that match the targets are quantized."""
 
     key: str

@@ -13,6 +13,8 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
+import msgspec
+
 from ckptcheck.checkpoint.tensor import Tensor
 
 WEIGHTS = ("weight", "qweight", "weight_packed", "weight_blocks")
@@ -37,8 +39,7 @@ ROLES = frozenset((
 """Roles of tensors that belong to a weight. Other tensors (biases, scales of the key-value cache) do not."""
 
 
-@dataclass(frozen=True)
-class ModuleTensor:
+class ModuleTensor(msgspec.Struct, frozen=True):
     """One tensor of a module."""
 
     role: str

@@ -8,8 +8,9 @@ prototype/safetensors/safetensors_support.py `flatten_tensor_state_dict`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
+
+import msgspec
 
 from ckptcheck.checkpoint.document import parse_object
 from ckptcheck.checkpoint.tensor import Tensor
@@ -28,8 +29,7 @@ ONE_A_NUMBER = {
 FLOATS = ("F32", "BF16", "F16", "F64")
 
 
-@dataclass(frozen=True)
-class TorchaoWeight:
+class TorchaoWeight(msgspec.Struct, frozen=True):
     """A quantized weight as torchao describes it."""
 
     name: str

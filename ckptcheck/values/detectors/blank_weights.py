@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.linter.evidence import remembered
@@ -17,8 +18,7 @@ MIN_MATRICES = 2
 """Fewer matrices do not make a checkpoint blank; nor do fewer kinds of matrices, or layers, a stack."""
 
 
-@dataclass(frozen=True)
-class BlankWeights:
+class BlankWeights(msgspec.Struct, frozen=True):
     """A checkpoint or a stack of layers in which each matrix holds one number only."""
 
     prefix: str | None

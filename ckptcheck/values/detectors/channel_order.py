@@ -10,9 +10,10 @@ statistics, and follows nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.layout import Stack
 from ckptcheck.values.channel_sample import choose_channels
@@ -82,8 +83,7 @@ MIN_PART = 32
 """Channels that are read of each part."""
 
 
-@dataclass(frozen=True)
-class ScatteredMatrix:
+class ScatteredMatrix(msgspec.Struct, frozen=True):
     """A matrix that does not follow the residual stream, although it does in other layers."""
 
     name: str
@@ -92,8 +92,7 @@ class ScatteredMatrix:
     """R² in the median of the layers."""
 
 
-@dataclass(frozen=True)
-class MismatchedBlock:
+class MismatchedBlock(msgspec.Struct, frozen=True):
     """Two matrices of a feed-forward block whose units do not belong together."""
 
     up: str
@@ -107,8 +106,7 @@ class MismatchedBlock:
     """The order of up's parts, counted from 0, in which it agrees with down; empty without one."""
 
 
-@dataclass(frozen=True)
-class FeedForwardBlock:
+class FeedForwardBlock(msgspec.Struct, frozen=True):
     """Up, down and gate of a layer."""
 
     layer: int

@@ -7,8 +7,9 @@ share of all numbers at the end of the range.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.values.detectors.middle_pieces import list_kinds, read_middle_pieces, read_piece
 
@@ -21,8 +22,7 @@ MIN_MAGNITUDES = 24
 """Different magnitudes below which the matrix may hold a few levels by design: ternary weights, or up to five bits, unpacked."""
 
 
-@dataclass(frozen=True)
-class ClippedMatrix:
+class ClippedMatrix(msgspec.Struct, frozen=True):
     """A matrix whose numbers pile up at its largest magnitude."""
 
     name: str

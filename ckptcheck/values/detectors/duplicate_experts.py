@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.experts import fused_experts, iter_numbered_experts
 from ckptcheck.text.formatting import format_ranges
@@ -29,8 +30,7 @@ Copies = dict[int, list[int]]
 """Expert → the later experts that hold the same bytes."""
 
 
-@dataclass(frozen=True)
-class RepeatedExperts:
+class RepeatedExperts(msgspec.Struct, frozen=True):
     """Experts of a layer that repeat other experts."""
 
     layer: int

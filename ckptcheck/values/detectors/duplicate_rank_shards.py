@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.linter.rule import Skip
 from ckptcheck.values.detectors.byte_compare import have_equal_bytes
@@ -19,8 +20,7 @@ MIN_ROWS = 16
 """A part with fewer rows is not judged. Of a larger part this many rows are compared byte by byte."""
 
 
-@dataclass(frozen=True)
-class DuplicateShard:
+class DuplicateShard(msgspec.Struct, frozen=True):
     """Two parts of a matrix that hold the same rows."""
 
     first: int

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.layout import BOX
 from ckptcheck.linter.evidence import remembered
@@ -37,8 +38,7 @@ Fingerprint = tuple[tuple[str, str, tuple[int, ...], float], ...]
 """Name within the unit, dtype, shape and largest magnitude of each of its matrices."""
 
 
-@dataclass(frozen=True)
-class CompareUnit:
+class CompareUnit(msgspec.Struct, frozen=True):
     """A matrix of a layer, or an expert: it is compared as a whole."""
 
     layer: int
@@ -48,8 +48,7 @@ class CompareUnit:
     """Name within the unit → tensor. A matrix has one name, ``""``."""
 
 
-@dataclass(frozen=True)
-class TensorCopy:
+class TensorCopy(msgspec.Struct, frozen=True):
     """A unit that holds the same bytes as an earlier one."""
 
     unit: CompareUnit

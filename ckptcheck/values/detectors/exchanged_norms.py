@@ -7,10 +7,11 @@ more than norms in other places.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.layout import Stack
 from ckptcheck.values.detectors.channel_profiles import (
@@ -39,8 +40,7 @@ MAX_SHARE = 0.25
 """Share of the layers that may be exchanged: more are another kind of layer."""
 
 
-@dataclass(frozen=True)
-class ExchangedNorms:
+class ExchangedNorms(msgspec.Struct, frozen=True):
     """Two norms of a layer; each resembles the other one of the neighbouring layers."""
 
     names: tuple[str, str]

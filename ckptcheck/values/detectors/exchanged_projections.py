@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.layout import Stack
 from ckptcheck.linter.evidence import remembered
@@ -52,8 +53,7 @@ MIN_TYPICAL_SHARE = 0.5
 """Share of the usual correlation that gate has to have with down: a gate hardly follows down if up was drawn anew."""
 
 
-@dataclass(frozen=True)
-class ExchangedPair:
+class ExchangedPair(msgspec.Struct, frozen=True):
     """Two kinds of projections that hold each other's weights in some layers."""
 
     first: str
@@ -68,8 +68,7 @@ class ExchangedPair:
     """The same in the median of all layers; negative if most layers are exchanged."""
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     """The matrices of an attention or feed-forward block in one layer. `first` and `second` have one shape."""
 
     kind: tuple[str, str, str]
@@ -83,8 +82,7 @@ class Block:
     """The query projection of an attention block."""
 
 
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(msgspec.Struct, frozen=True):
     """Correlations over the channels between the norms of two matrices and their partners' norms."""
 
     with_own: tuple[float, ...]

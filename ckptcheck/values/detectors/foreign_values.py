@@ -7,8 +7,9 @@ subtracted: the remainders of two layers are unrelated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.values.channel_sample import choose_channels
 from ckptcheck.values.detectors.channel_profiles import clip_profile, take_profile
@@ -28,8 +29,7 @@ MIN_LAYERS, MAX_LAYERS = 4, 1024
 large."""
 
 
-@dataclass(frozen=True)
-class ExchangedValues:
+class ExchangedValues(msgspec.Struct, frozen=True):
     """Value or output projections of two layers that hold each other's weights."""
 
     values: tuple[str, str]

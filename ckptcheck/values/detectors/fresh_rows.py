@@ -7,10 +7,11 @@ anew, in one range or at random, 45 to 51 % do. The mean of a squared cosine of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.linter.rule import Skip
@@ -40,8 +41,7 @@ CONTIGUOUS = 0.9
 """A range is named if it holds this share of the drawn rows."""
 
 
-@dataclass(frozen=True)
-class FreshRows:
+class FreshRows(msgspec.Struct, frozen=True):
     """Rows of a matrix that look drawn."""
 
     share: float

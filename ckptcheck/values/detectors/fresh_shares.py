@@ -12,9 +12,10 @@ The variance of a mean of squares is textbook statistics.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.config import HEADS
 from ckptcheck.values.channel_sample import RUNS, ChannelSample, choose_channels
@@ -48,8 +49,7 @@ MAX_ROWS = 128
 """Rows that are read of a part that looks drawn: a second look, after the samples of the pass."""
 
 
-@dataclass(frozen=True)
-class FreshShare:
+class FreshShare(msgspec.Struct, frozen=True):
     """Neighbouring rows, or columns, of a matrix that look drawn."""
 
     name: str
@@ -68,8 +68,7 @@ class FreshShare:
     """The correlation of the median trained eighth with the other trained ones."""
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """A matrix that is cut into eighths along one axis."""
 
     stats: TensorStats

@@ -11,10 +11,11 @@ The variance of a mean of squares is textbook statistics; the initialisers are t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import partial
 from math import isfinite, prod, sqrt
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.tensor import PLAIN
@@ -62,8 +63,7 @@ TRAINED_NORMS_PER_CONSTANT = 8
 """Trained norms for each constant one: with this many, low precision or a short training is no explanation."""
 
 
-@dataclass(frozen=True)
-class InitSample:
+class InitSample(msgspec.Struct, frozen=True):
     """A matrix that looks like a sample of an initialiser's distribution."""
 
     name: str
@@ -73,8 +73,7 @@ class InitSample:
     """Standard deviation of the norms of its rows, relative to their mean."""
 
 
-@dataclass(frozen=True)
-class TensorGroup:
+class TensorGroup(msgspec.Struct, frozen=True):
     """Matrices that should be alike: one per layer or expert, or a single one."""
 
     at_init: tuple[InitSample, ...]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.linter.rule import Skip
@@ -35,8 +36,7 @@ TABLE = re.compile(r"embed|position|rel_pos|rope|rotary|A_log|inv_freq|filter|ma
 """Names of tables that are no projections."""
 
 
-@dataclass(frozen=True)
-class MiddlePiece:
+class MiddlePiece(msgspec.Struct, frozen=True):
     """Statistics of the numbers in the middle of a matrix."""
 
     number: int

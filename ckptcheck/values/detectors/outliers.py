@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.tensor import PLAIN
 from ckptcheck.values.detectors.roles import find_vocabulary_tensors, is_matrix, is_norm, is_scale, name_pattern
@@ -23,8 +24,7 @@ WEIGHT_SUFFIXES = ("weight", "proj")
 """Endings of the names of weights. Without siblings only these are judged: tables, masks and bounds may hold any value."""
 
 
-@dataclass(frozen=True)
-class Outlier:
+class Outlier(msgspec.Struct, frozen=True):
     """A tensor that holds an absurdly large value."""
 
     stats: TensorStats

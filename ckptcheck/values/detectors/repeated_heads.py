@@ -8,9 +8,10 @@ are compared in full.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.config import HEADS, HIDDEN
 from ckptcheck.linter.rule import Skip
@@ -26,8 +27,7 @@ MAX_SHARE = 1 / 4
 """Layers with copies are an exception up to this share of the layers."""
 
 
-@dataclass(frozen=True)
-class RepeatedHead:
+class RepeatedHead(msgspec.Struct, frozen=True):
     """Two heads of a projection that hold the same bytes."""
 
     name: str

@@ -7,9 +7,10 @@ place, a block that was uploaded twice, or a broken copy of a file copies blocks
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from ckptcheck.linter.rule import Skip
 from ckptcheck.values.file_marks import MARK_BYTES, MARK_STEP
@@ -32,8 +33,7 @@ SLACK = 16
 """Bytes beyond a copy that may be equal by chance."""
 
 
-@dataclass(frozen=True)
-class RepeatedPiece:
+class RepeatedPiece(msgspec.Struct, frozen=True):
     """A piece of a file whose bytes occur twice in it."""
 
     shard: str

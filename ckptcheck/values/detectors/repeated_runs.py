@@ -6,8 +6,9 @@ value pass knows the first bytes of each row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.values.detectors.byte_compare import have_equal_bytes
 from ckptcheck.values.detectors.token_usage import find_ordinary_rows
@@ -24,8 +25,7 @@ MIN_ORDINARY = 1 / 2
 """Share of a run's tokens that have to be ordinary ones: rows of reserved tokens may all start from one."""
 
 
-@dataclass(frozen=True)
-class RepeatedRun:
+class RepeatedRun(msgspec.Struct, frozen=True):
     """Neighbouring rows that hold the same bytes."""
 
     first: int

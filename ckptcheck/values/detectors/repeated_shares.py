@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import combinations
 from math import prod
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.linter.rule import Skip
 from ckptcheck.values.detectors.byte_compare import PREFIX_BYTES, STEP_BYTES, have_equal_bytes, read_tensor_bytes
@@ -36,8 +37,7 @@ MIN_PREFIX_BYTES = 16
 """The beginning of a row of a share with fewer bytes says nothing."""
 
 
-@dataclass(frozen=True)
-class RepeatedShare:
+class RepeatedShare(msgspec.Struct, frozen=True):
     """Two shares of a matrix that hold the same bytes."""
 
     axis: str
@@ -49,8 +49,7 @@ class RepeatedShare:
     """The numbers of the equal shares, from 0."""
 
 
-@dataclass(frozen=True)
-class StoredMatrix:
+class StoredMatrix(msgspec.Struct, frozen=True):
     """A matrix in the bytes of a tensor."""
 
     name: str

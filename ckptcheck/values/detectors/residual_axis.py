@@ -13,9 +13,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.layout import Stack
 from ckptcheck.linter.evidence import remembered
@@ -63,8 +64,7 @@ MIN_VOTES = 3
 """With fewer layers, the usual axis of a matrix whose name does not show it is unknown."""
 
 
-@dataclass(frozen=True)
-class TransposedMatrix:
+class TransposedMatrix(msgspec.Struct, frozen=True):
     """A square matrix whose axes are exchanged."""
 
     name: str
@@ -74,8 +74,7 @@ class TransposedMatrix:
     """Adjusted R² of the norms of its rows and of its columns."""
 
 
-@dataclass(frozen=True)
-class AxisFit:
+class AxisFit(msgspec.Struct, frozen=True):
     """How well each axis of a square matrix follows the residual stream."""
 
     name: str

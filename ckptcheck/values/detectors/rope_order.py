@@ -9,9 +9,10 @@ neighbour alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.values.channel_sample import choose_channels
 from ckptcheck.values.detectors.matrix_samples import FLOATS, compute_mean_squares, read_rows
@@ -40,8 +41,7 @@ DOUBT = 0.15
 """Nearer to these limits than this, the first layers leave a doubt, and more are read."""
 
 
-@dataclass(frozen=True)
-class RopeOrder:
+class RopeOrder(msgspec.Struct, frozen=True):
     """How alike the norms of channels are, over the layers that were read."""
 
     neighbours: float

@@ -11,9 +11,10 @@ nearest neighbours as well, which allows narrower limits.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.checkpoint.layout import Stack
 from ckptcheck.values.channel_sample import choose_channels
@@ -44,8 +45,7 @@ MAX_ROWS = 32
 """Rows that are read of a matrix: they give its root mean square to a few per cent, and the fault is a factor of 4."""
 
 
-@dataclass(frozen=True)
-class ScaleOutlier:
+class ScaleOutlier(msgspec.Struct, frozen=True):
     """A matrix whose numbers are out of line with those of its siblings."""
 
     name: str

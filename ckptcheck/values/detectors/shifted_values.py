@@ -8,8 +8,9 @@ zero point is one step off adds about 0.4; the mean of magnitudes is 1.3.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.values.detectors.middle_pieces import (
     MiddlePiece,
@@ -33,8 +34,7 @@ MOST, MIN_KINDS = 0.75, 3
 """If all matrices were shifted, this share of them lies on one side, in several kinds. Training may shift one kind."""
 
 
-@dataclass(frozen=True)
-class ShiftedMatrix:
+class ShiftedMatrix(msgspec.Struct, frozen=True):
     """A matrix to which a number was added."""
 
     name: str

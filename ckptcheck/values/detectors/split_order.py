@@ -13,9 +13,10 @@ BLOOM join queries, keys and values head by head.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.values.channel_sample import choose_channels
 from ckptcheck.values.detectors.channel_profiles import clip_profile, correlate_profiles, take_profile
@@ -38,8 +39,7 @@ AGREES, GAIN = 0.5, 0.2
 With two pieces, half of the rows lie where they belong."""
 
 
-@dataclass(frozen=True)
-class WrongSplit:
+class WrongSplit(msgspec.Struct, frozen=True):
     """Projections that hold each other's rows in every layer."""
 
     tensors: tuple[str, ...]
@@ -52,8 +52,7 @@ class WrongSplit:
     """The same in the order `how`."""
 
 
-@dataclass(frozen=True)
-class _Order:
+class _Order(msgspec.Struct, frozen=True):
     """A way to join matrices: where the rows of the last one lie."""
 
     name: str

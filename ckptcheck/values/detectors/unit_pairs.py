@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ckptcheck.checkpoint.layout import Stack
 from ckptcheck.values.channel_sample import MAX_CHANNELS, RUNS, choose_channels, find_run_starts
 from ckptcheck.values.detectors.channel_order import MIN_LAYERS, iter_feed_forward_blocks
@@ -35,8 +37,7 @@ SHIFTS = (5, 37, 59, 83)
 """Distance of the units that serve as units that do not match."""
 
 
-@dataclass(frozen=True)
-class SampleSize:
+class SampleSize(msgspec.Struct, frozen=True):
     """The part of each pair that is compared."""
 
     units: int

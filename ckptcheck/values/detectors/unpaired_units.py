@@ -7,9 +7,10 @@ other layers do.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.values.detectors.channel_order import (
     MAX_SHARE,
@@ -49,8 +50,7 @@ MAX_TRACED = 2
 """Unpaired layers of a kind whose right partner is searched in other layers: each is compared with all of them."""
 
 
-@dataclass(frozen=True)
-class UnpairedMatrices:
+class UnpairedMatrices(msgspec.Struct, frozen=True):
     """Matrices of a layer whose units do not belong together, although they do in other layers."""
 
     names: tuple[str, ...]

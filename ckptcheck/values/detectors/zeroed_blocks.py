@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from ckptcheck.values.detectors.blank_weights import find_blank_tensors
 from ckptcheck.values.detectors.init_detection import find_initial_constants
@@ -57,8 +58,7 @@ class ZeroPart(NamedTuple):
         return self.end - self.begin
 
 
-@dataclass(frozen=True)
-class ZeroBlock:
+class ZeroBlock(msgspec.Struct, frozen=True):
     """A run of zero bytes in matrices that should not be zero there."""
 
     begin: int
