@@ -23,6 +23,7 @@ from typing import Any
 
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.rule import Skip
+from ckptcheck.runners.child_python import start_python
 
 CHILD = Path(__file__).with_name("sandbox_child.py")
 TOO_LONG, NO_ROOM = 3, 4
@@ -72,17 +73,13 @@ def run_sandboxed(task: str, raw: bytes = b"", *, seconds: int, memory: int, **j
     if not sys.platform.startswith("linux"):
         raise Skip("needs Linux: elsewhere the memory that a template takes cannot be bounded")
     order = json.dumps({"task": task, "seconds": seconds, "memory": memory, **job}).encode() + b"\n" + raw
-    environment = {name: value for name, value in os.environ.items() if name in PASSED_ON}
+    environment: dict[str, str | None] = {name: None for name in os.environ if name not in PASSED_ON}
     environment |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
-    # -I: import nothing from the working directory, which may be the target.
-    command = [sys.executable, "-I", "-B", str(CHILD)]
     with tempfile.TemporaryFile() as job_file, tempfile.TemporaryFile() as out:
         job_file.write(order)
         job_file.seek(0)
         try:
-            code = _exit_code(
-                command, seconds * WALL, stdin=job_file, stdout=out, stderr=subprocess.DEVNULL, env=environment
-            )
+            code = _exit_code(seconds * WALL, stdin=job_file, stdout=out, stderr=subprocess.DEVNULL, env=environment)
         except subprocess.TimeoutExpired:
             raise EvidenceError("the machine is too busy: a child process was given no time to look") from None
         out.seek(0)
@@ -104,21 +101,21 @@ def describe_sandbox() -> tuple[bool, str]:
     )
 
 
-def _exit_code(command: list[str], timeout: float, **how: Any) -> int:
-    """Run a command to its end and return its exit code.
+def _exit_code(timeout: float, **how: Any) -> int:
+    """Run the child to its end and return its exit code.
 
     The child inherits one end of a pipe, which closes when it exits: `subprocess` itself polls only every 50 ms.
     """
     read_end, write_end = os.pipe()
     try:
         try:
-            child = subprocess.Popen(command, pass_fds=(write_end,), **how)
+            child = start_python([str(CHILD)], flags=["-B"], pass_fds=(write_end,), **how)
         finally:
             os.close(write_end)
         with child:
             if not select.select([read_end], [], [], timeout)[0]:
                 child.kill()
-                raise subprocess.TimeoutExpired(command, timeout)
+                raise subprocess.TimeoutExpired(str(CHILD), timeout)
             return child.wait()
     finally:
         os.close(read_end)

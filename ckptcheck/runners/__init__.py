@@ -1,1 +1,1 @@
-"""Where passes over a checkpoint's bytes run: in this process, in parts on several machines, or in a Ray cluster."""
+"""Where work runs: in this process, in parts on several machines, in a Ray cluster, or in another Python."""

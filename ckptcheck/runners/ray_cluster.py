@@ -7,9 +7,9 @@ the tasks ahead of the first unfinished one. Units whose files lie on the disks 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ import msgspec
 
 from ckptcheck import __version__
 from ckptcheck.errors import CkptcheckError, EvidenceError
+from ckptcheck.runners.child_python import run_python
 from ckptcheck.runners.results import MalformedResult, decode_results
 from ckptcheck.runners.runner import R, U, Work, run_in_threads
 from ckptcheck.text.formatting import count, format_duration
@@ -48,6 +49,8 @@ REMOTE_THREADS = 4
 LEAST_PATIENCE, SLOWEST = 1800.0, 1e6
 """Seconds within which one of the running tasks has to end: a base, and the time of the largest at SLOWEST bytes per second."""
 INSTALL = "pip install 'ckptcheck[ray]'"
+NOWHERE = "/"
+"""The working directory for `ray.init`: Ray's workers import from the one that it is called in, before all other folders."""
 
 
 class Ray:
@@ -118,7 +121,8 @@ class Ray:
         if not ray.is_initialized():
             try_to_connect(self._address)
             try:
-                ray.init(address=self._address, log_to_driver=False, logging_level="error")
+                with contextlib.chdir(NOWHERE):
+                    ray.init(address=self._address, log_to_driver=False, logging_level="error")
             except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
                 raise _explain_no_cluster(self._address, str(error)) from error
         return ray
@@ -130,13 +134,7 @@ def try_to_connect(address: str) -> None:
     Raises CkptcheckError if there is no cluster, or if it does not answer within CONNECT_SECONDS.
     """
     try:
-        tried = subprocess.run(
-            [sys.executable, "-c", TRY, address],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=CONNECT_SECONDS,
-            check=False,
-        )
+        tried = run_python(["-c", TRY, address], timeout=CONNECT_SECONDS, cwd=NOWHERE)
     except subprocess.TimeoutExpired:
         why = f"it did not accept a driver within {CONNECT_SECONDS:g} seconds"
     else:

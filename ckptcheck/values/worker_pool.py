@@ -5,19 +5,15 @@ from __future__ import annotations
 import contextlib
 import selectors
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Container, Iterable, Iterator
-from pathlib import Path
 from typing import IO
 
 import msgspec
 
+from ckptcheck.runners.child_python import start_python
 from ckptcheck.values.forked_worker import ForkedWorker, can_fork
 from ckptcheck.values.worker import Batch, BatchStats, read_message, write_message
-
-START_COMMAND = "import sys; sys.path.insert(0, {root!r}); from ckptcheck.values.worker import main; main()"
-
 
 Worker = subprocess.Popen[bytes] | ForkedWorker
 
@@ -119,11 +115,10 @@ class WorkerPool:
     def _start(self) -> Worker:
         if can_fork():
             return ForkedWorker([stream for worker in (*self._idle, *self._busy) for stream in _streams(worker)])
-        root = str(Path(__file__).parent.parent.parent)
         # bufsize: the selector does not see bytes that Python has read ahead.
         # start_new_session: Ctrl-C goes to the parent, which kills the workers.
-        return subprocess.Popen(
-            [sys.executable, "-c", START_COMMAND.format(root=root)],
+        return start_python(
+            ["-c", "from ckptcheck.values.worker import main; main()"],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -18,6 +18,7 @@ from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
 from ckptcheck.compare.bridge.splitters import SplitFunction
 from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout, concatenate
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.runners.child_python import run_python
 
 TIMEOUT_SECONDS = 300.0
 """Importing torch, Megatron and mbridge takes ten seconds."""
@@ -65,20 +66,20 @@ def query_mbridge(python: str, config: Path, tensors: Mapping[str, TensorLayout]
         if len(set(numbers)) == len(numbers):
             samples.setdefault(NAME_NUMBER.sub("{}", name), name)
     question = {
-        "config": str(config),
+        "config": os.path.abspath(config),
         "names": {name: candidate_names(name, layers) for name in tensors},
         "samples": {name: tensors[name].shape for name in samples.values() if tensors[name].shape},
     }
     child = Path(__file__).with_name("mbridge_child.py")
     try:
-        result = subprocess.run(
-            [python, str(child)],
+        result = run_python(
+            [str(child)],
+            None if python == sys.executable else Path(python),
             input=json.dumps(question),
-            capture_output=True,
             text=True,
             timeout=TIMEOUT_SECONDS,
-            check=False,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            cwd=child.parent,
+            env={"HF_HUB_OFFLINE": "1"},
         )
         answer = json.loads(result.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,6 +20,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.stored_report import load_report
 from ckptcheck.live.gate.plan import Call
+from ckptcheck.runners.child_python import start_python
 from ckptcheck.text.file_io import read_json_file, replace_file
 
 KEPT_SECONDS = 24 * 3600
@@ -111,9 +111,7 @@ def has_written(call: Call, file: Path) -> bool:
 def _run_process(call: Call, result: Path, deadline: float | None) -> int | None:
     """Run the call in a process and return its exit code; None if the deadline stopped it."""
     request = {"function": call.function, "arguments": dict(call.arguments), "result": str(result)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ckptcheck.live.gate.call_process"], stdin=subprocess.PIPE, stdout=STDERR
-    )
+    process = start_python(["-m", "ckptcheck.live.gate.call_process"], stdin=subprocess.PIPE, stdout=STDERR)
     assert process.stdin is not None
     try:
         with suppress(BrokenPipeError):

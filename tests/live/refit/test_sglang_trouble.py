@@ -27,8 +27,8 @@ SOUND = ("--engine", "sglang", "--trainer", "transformers", "--no-check-logprobs
 PYTHON = """#!{here}
 import os, sys
 arguments = sys.argv[1:]
-if arguments[0] != "-c":  # else it is asked which packages are there
-    arguments[4:6] = [{name!r}, {module!r}]  # in place of the trainer of ckptcheck, and the file it is from
+if arguments[1] != "-c":  # else it is asked which packages are there
+    arguments[5:7] = [{name!r}, {module!r}]  # in place of the trainer of ckptcheck, and the file it is from
 os.execv({python!r}, [{python!r}, *arguments])
 """
 

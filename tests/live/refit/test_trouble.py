@@ -29,11 +29,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not sys.platform.startswith("
 PYTHON = """#!{python}
 import os, sys
 arguments = sys.argv[1:]
-if arguments[0] == "-c":  # which packages are there?
+if arguments[1] == "-c":  # which packages are there?
     print('{{"python": "3.11.0", "site": "", "versions": {{"vllm": "0"}}}}')
     sys.exit()
 module = {module!r}
-arguments[4:6] = [os.path.basename(module)[:-3], module]  # in place of ckptcheck's own, and the file it is from
+arguments[5:7] = [os.path.basename(module)[:-3], module]  # in place of ckptcheck's own, and the file it is from
 os.execv({python!r}, [{python!r}, *arguments])
 """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from typing import IO
 import msgspec
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.runtime.environments.clean_env import clean_env
 from ckptcheck.live.runtime.environments.pip import Pip, Progress
 from ckptcheck.live.runtime.environments.probe import probe_python
 from ckptcheck.live.runtime.environments.recipe import Recipe
@@ -27,6 +25,7 @@ from ckptcheck.live.runtime.environments.store import (
     lock_environment,
     remove_environment,
 )
+from ckptcheck.runners.child_python import run_python
 from ckptcheck.text.file_io import replace_file
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -124,11 +123,11 @@ def _find_base_python(recipe: Recipe) -> Path:
 def _create_venv(environment: Environment, base: Path, log: IO[bytes]) -> None:
     """Create the virtual environment. With a base environment it uses the base's pip and setuptools."""
     options = ["--without-pip"] if environment.recipe.base is not None else []
-    command = [str(base), "-m", "venv", *options, str(environment.folder)]
-    log.write(f"$ {' '.join(command)}\n".encode())
+    command = ["-m", "venv", *options, str(environment.folder)]
+    log.write(f"$ {base} {' '.join(command)}\n".encode())
     log.flush()
     try:
-        process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=clean_env(), check=False)
+        process = run_python(command, base)
     except OSError as error:
         raise CkptcheckError(f"cannot run {base}: {error.strerror or error}") from error
     output = process.stdout + process.stderr
@@ -191,13 +190,11 @@ def _apply_changes(recipe: Recipe, site: Path) -> None:
 def _import_engine(environment: Environment) -> None:
     """Import the engine. Raises CkptcheckError with the last line of the error."""
     recipe = environment.recipe
-    process = subprocess.run(
-        [str(environment.python), "-c", f"import {recipe.contents.module}"],
+    process = run_python(
+        ["-c", f"import {recipe.contents.module}"],
+        environment.python,
         cwd=environment.folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=clean_env() | recipe.variables,
-        check=False,
+        env=recipe.variables,
     )
     output = process.stdout + process.stderr
     with environment.log.open("ab") as log:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.runtime.environments.clean_env import clean_env
+from ckptcheck.runners.child_python import start_python
 
 Progress = Callable[[int, int], None]
 """Gets the number of packages that pip has processed, and of all packages."""
@@ -24,7 +24,7 @@ class Pip:
 
     def install(self, packages: Sequence[str], *options: str, progress: Progress | None = None) -> None:
         """Install packages without their dependencies. Raises CkptcheckError with pip's own last error."""
-        command = [str(self._python), "-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-version-check"]
+        command = ["-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-version-check"]
         command += [*(self._index if "--index-url" not in options else ()), *options, *packages]
         error = self._run(command, len(packages), progress)
         if error is not None:
@@ -34,11 +34,11 @@ class Pip:
 
     def _run(self, command: list[str], total: int, progress: Progress | None) -> str | None:
         """Run a command and return its last error, None if it succeeded."""
-        self._log.write(f"\n$ {' '.join(command)}\n".encode())
+        self._log.write(f"\n$ {self._python} {' '.join(command)}\n".encode())
         self._log.flush()
         processed, last_error, last_line = 0, "", ""
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=clean_env()
+        with start_python(
+            command, self._python, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         ) as process:
             assert process.stdout is not None
             try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.runtime.environments.clean_env import clean_env
+from ckptcheck.runners.child_python import run_python
 
 PATIENCE = 60
 """Seconds to answer: a Python on a cold network disk takes a while to start."""
@@ -42,18 +42,11 @@ class PythonInfo(msgspec.Struct, frozen=True):
 def probe_python(python: Path, packages: Sequence[str]) -> PythonInfo:
     """Ask an interpreter for its version and packages. Raises CkptcheckError if it is no Python, or does not answer."""
     try:
-        process = subprocess.run(
-            [str(python), "-c", PROGRAM, *packages],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env=clean_env(),
-            timeout=PATIENCE,
-            check=False,
-        )
+        process = run_python(["-c", PROGRAM, *packages], python, timeout=PATIENCE)
         return msgspec.json.decode(process.stdout.splitlines()[-1], type=PythonInfo)
     except OSError as error:
         raise CkptcheckError(f"cannot run {python}: {error.strerror or error}") from error
     except subprocess.TimeoutExpired:
         raise CkptcheckError(f"{python} did not answer within {PATIENCE} seconds") from None
     except (IndexError, msgspec.MsgspecError):
-        raise CkptcheckError(f"{python} is not a Python 3.8 or newer") from None
+        raise CkptcheckError(f"{python} is not a Python 3.9 or newer") from None

@@ -32,7 +32,6 @@ class WorkerClient:
             ``RPC_METHODS`` dict.
         name: for messages.
         env: added to the environment; None removes a variable. The caller's PYTHONPATH is not passed on.
-        cwd: a private folder unless given.
         log: a file that keeps the output of the process; without it the output goes to a temporary file.
         scratch: folders of the caller that are removed if the caller is killed.
         start_timeout: seconds; None for `START_TIMEOUT`, or the rest of the time budget around the call (deadlines.py).
@@ -51,7 +50,6 @@ class WorkerClient:
         *,
         name: str | None = None,
         env: Mapping[str, str | None] | None = None,
-        cwd: Path | None = None,
         log: Path | None = None,
         scratch: Sequence[Path] = (),
         start_timeout: float | None = None,
@@ -59,7 +57,7 @@ class WorkerClient:
     ) -> None:
         self.name = name or (module.stem if isinstance(module, Path) else module.rpartition(".")[2])
         self._process = Process(
-            python, module, name=self.name, env=env or {}, cwd=cwd, log=log, scratch=scratch,
+            python, module, name=self.name, env=env or {}, log=log, scratch=scratch,
             fork=None if template is None else template._fork,
         )  # fmt: skip
         self._decoder = wire.FrameDecoder()

@@ -16,14 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.runtime.environments.clean_env import clean_env
 from ckptcheck.live.runtime.process.forked import ForkedSupervisor
+from ckptcheck.runners.child_python import start_python
 from ckptcheck.text.file_io import real_path
 
 Fork = Callable[[Sequence[int], dict[str, Any]], object]
 """Asks a running worker to fork another one: the descriptors of its control, lifeline and log, and the other arguments."""
 
 WORKER_FOLDER = Path(__file__).parent.parent / "worker"
+VARIABLES = {
+    "PYTHONPATH": str(WORKER_FOLDER),
+    # the last lines before a death are not lost in a buffer
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONIOENCODING": "utf-8:backslashreplace",
+}
 REAP_TIMEOUT = 15.0
 """Seconds for the supervisor to end everything (it takes 3 + 3 at most)."""
 POLL_INTERVAL = 0.1
@@ -49,7 +55,6 @@ class Process:
         *,
         name: str,
         env: Mapping[str, str | None],
-        cwd: Path | None,
         log: Path | None,
         scratch: Sequence[Path],
         fork: Fork | None = None,
@@ -64,7 +69,7 @@ class Process:
         self._lifeline, lifeline = socket.socketpair()
         self._process: subprocess.Popen[bytes] | ForkedSupervisor
         folders = [str(folder) for folder in (self.folder, *scratch)]
-        command = [str(python), "-m", "ckptcheck_worker", str(control.fileno()), str(lifeline.fileno())]
+        command = ["-m", "ckptcheck_worker", str(control.fileno()), str(lifeline.fileno())]
         command += [file.stem, str(file)] if file else [str(module), ""]
         variables = _tmpdir_variables(work_folder)
         try:
@@ -74,15 +79,16 @@ class Process:
                     fork(descriptors, {"work_folder": str(work_folder), "variables": variables, "scratch": folders})
                     self._process = ForkedSupervisor(self._lifeline)
                 else:
-                    self._process = subprocess.Popen(
+                    self._process = start_python(
                         [*command, *folders],
+                        python,
                         stdin=subprocess.DEVNULL,
                         stdout=log_file,
                         stderr=subprocess.STDOUT,
                         pass_fds=(control.fileno(), lifeline.fileno()),
                         start_new_session=True,
-                        cwd=cwd or work_folder,
-                        env=_build_environment({**variables, **env}),
+                        cwd=work_folder,
+                        env={**VARIABLES, **variables, **env},
                     )
         except OSError as error:
             self._release()
@@ -183,17 +189,3 @@ def _tmpdir_variables(work_folder: Path) -> dict[str, str]:
     Only if the path leaves room for the name of a socket, 104 bytes on some systems.
     """
     return {"TMPDIR": str(work_folder)} if len(os.fsencode(work_folder)) <= 66 else {}
-
-
-def _build_environment(added: Mapping[str, str | None]) -> dict[str, str]:
-    environment = clean_env()
-    environment["PYTHONPATH"] = str(WORKER_FOLDER)
-    # the last lines before a death are not lost in a buffer
-    environment["PYTHONUNBUFFERED"] = "1"
-    environment["PYTHONIOENCODING"] = "utf-8:backslashreplace"
-    for key, value in added.items():
-        if value is None:
-            environment.pop(key, None)
-        else:
-            environment[key] = value
-    return environment

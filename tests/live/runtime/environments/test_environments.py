@@ -26,6 +26,7 @@ from ckptcheck.live.runtime.environments.install import InstallOptions, install
 from ckptcheck.live.runtime.environments.interpreter import PACKAGES, find_interpreter
 from ckptcheck.live.runtime.environments.recipe import Recipe
 from ckptcheck.live.runtime.environments.store import find_environment
+from tests.factories import hostile_folder
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -188,9 +189,12 @@ def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_an_environment_is_built_kept_renewed_and_removed(toy: Path, tmp_path: Path) -> None:
-    first = command("engine", "install", str(toy), cwd=tmp_path)
+    download = tmp_path / "download"
+    marks = hostile_folder.fill(download, leave_out=hostile_folder.list_first_modules() | {"ckptcheck"})
+    first = command("engine", "install", str(toy), cwd=download)
     folder = tmp_path / "cache/ckptcheck/engines/toy-cpu"
     assert (first.returncode, first.stdout) == (0, "")
+    assert hostile_folder.read_marks(marks) == {}
     said = first.stderr.splitlines()
     assert said[:3] == [
         f"toy-cpu: an environment of {sys.executable}",

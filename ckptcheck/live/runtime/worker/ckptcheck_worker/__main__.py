@@ -51,7 +51,6 @@ def serve(control: socket.socket, module: str, file: str) -> int:
     faulthandler.enable()
     # the client sends SIGUSR1 before it kills a process that hangs
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
     try:
         methods = load_methods(module, file)
     except BaseException as error:
