@@ -10,18 +10,13 @@ A rule needs two names::
 
     from ckptcheck import Problem, rule
 
-Every name is imported when it is first used, so that ``import ckptcheck`` costs nothing.
+Every name is imported when it is first used, so that ``import ckptcheck`` costs nothing. This file itself imports nothing, for it
+runs before `ckptcheck.__main__` can say from where to import.
 """
-
-from __future__ import annotations
-
-import importlib
 
 # what type checkers take for true: importing typing takes longer than the rest of this module
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from ckptcheck.errors import CkptcheckError
     from ckptcheck.linter.report import FindingsError, Report, Reports, Section
     from ckptcheck.linter.rule import Finding, Problem, Skip, rule
@@ -118,7 +113,9 @@ _MODULES = {
 """Exported name → its module; the others are verbs."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
+    import importlib
+
     if name not in __all__:
         raise AttributeError(f"module 'ckptcheck' has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULES.get(name) or _find_verb(name)), name)
@@ -128,6 +125,8 @@ def __getattr__(name: str) -> Any:
 
 def _find_verb(name: str) -> str:
     """Return the module of a verb."""
+    import importlib
+
     verbs = importlib.import_module("ckptcheck.verbs")
     functions = {function: module for module, _, function in (place.partition(":") for place in verbs.VERBS.values())}
     return f"ckptcheck.verbs.{(functions | verbs.FURTHER)[name]}"

@@ -5,6 +5,11 @@ import io
 import os
 import sys
 
+from ckptcheck.runners import import_path
+
+# Python has imported all of the above at its start; what comes next would come from the working directory.
+sys.path[:] = import_path.without_working_directory(sys.path)
+
 
 def main() -> None:
     """Run the command line. ``--version`` is answered before anything heavy is imported."""
