@@ -75,7 +75,7 @@ def load_transport(name: str) -> Callable[[], WeightTransport]:
         raise CkptcheckError(f"{name} is no class of a transport", hint)
     folder = str(Path.cwd())
     if folder not in sys.path:
-        sys.path.insert(0, folder)
+        sys.path.append(folder)  # last: the folder may be a download, and no file of it hides a package
     try:
         made = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:

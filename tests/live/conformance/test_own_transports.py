@@ -158,6 +158,16 @@ def test_a_class_that_cannot_be_used_is_refused(name: str, message: str, monkeyp
         load_transport(name)
 
 
+def test_a_file_beside_the_transport_hides_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import colorsys\nclass Mine:\n    begin = send = end = tensors = version = colorsys.rgb_to_hsv\n"
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    (tmp_path / "colorsys.py").write_text("", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    assert load_transport("mine:Mine").__name__ == "Mine"
+
+
 def test_buckets_are_never_empty() -> None:
     assert split_evenly({"a": 9, "b": 1, "c": 1}, 4) == [["a"], ["b"], ["c"]]
     assert split_evenly({"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}, 3) == [["a", "b"], ["c", "d"], ["e", "f"]]
