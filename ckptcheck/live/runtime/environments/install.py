@@ -110,7 +110,7 @@ def _find_base_python(recipe: Recipe) -> Path:
         return Path(sys.executable)
     for version in versions:
         path = shutil.which(f"python{version}")
-        if path is not None:
+        if path is not None and os.path.isabs(path):  # else PATH names the working directory
             with contextlib.suppress(CkptcheckError):
                 if probe_python(Path(path), ()).python.startswith(f"{version}."):
                     return Path(path)

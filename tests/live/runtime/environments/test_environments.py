@@ -424,7 +424,7 @@ def test_torch_is_taken_without_cuda(toy: Path, tmp_path: Path) -> None:
     assert environment.build_info.versions == {"vllm": "1.0", "torch": "2.13.0+cpu"}
 
 
-def test_a_python_that_cannot_be_built_on(toy: Path, tmp_path: Path) -> None:
+def test_a_python_that_cannot_be_built_on(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CkptcheckError, match=r"cannot run .*no-python: No such file"):
         install(recipe.load_recipe(toy), InstallOptions(python=tmp_path / "no-python"))
     bare = tmp_path / "bare"
@@ -436,8 +436,12 @@ def test_a_python_that_cannot_be_built_on(toy: Path, tmp_path: Path) -> None:
         install(recipe.load_recipe(toy), InstallOptions(python=bare))
     assert "python3-venv is needed" in (caught.value.hint or "")
     (toy / "recipe.toml").write_text(TOY.replace(f'["{VERSION}"]', '["2.7"]'))
+    bare.rename(tmp_path / "python2.7").write_text("#!/bin/sh\ntouch ran\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f":{os.environ['PATH']}:.")
     with pytest.raises(CkptcheckError, match=r"toy-cpu was tried with Python 2\.7, and there is none on the PATH"):
         install(recipe.load_recipe(toy), InstallOptions())
+    assert not (tmp_path / "ran").exists()
 
 
 def test_the_interpreter_of_an_engine(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
