@@ -21,6 +21,7 @@ from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied, Worke
 from ckptcheck.live.runtime.process.exchange import TensorExchange
 from ckptcheck.live.runtime.process.process import WORKER_FOLDER
 from ckptcheck.live.runtime.worker.ckptcheck_worker import wire
+from tests.factories import hostile_folder
 from tests.factories.checkpoint_cases import ROOT
 from tests.paths import DOUBLES
 
@@ -311,6 +312,7 @@ def test_the_far_side_sees_none_of_our_packages(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ours.py").write_text("")
+    marks = hostile_folder.fill(tmp_path)
     with WorkerClient(PYTHON, RPC_METHODS, env={"ADDED": "1", "HOME": None}) as host:
         seen = host.call("where")
         assert (seen["path"][0], seen["path"][-1]) == (str(WORKER_FOLDER), str(RPC_METHODS.parent))
@@ -324,6 +326,9 @@ def test_the_far_side_sees_none_of_our_packages(monkeypatch: pytest.MonkeyPatch,
         assert seen["stdin"] == ""
         with pytest.raises(RemoteError, match="No module named 'ours'"):
             host.call("find", module="ours")
+        assert host.call("spawn") == "from a spawned child"
+        host.call("talk", text="with a child")
+    assert hostile_folder.read_marks(marks) == {}
 
 
 def test_a_bare_environment_is_enough(tmp_path: Path) -> None:
