@@ -56,7 +56,8 @@ def stand_in_for_ray(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
     """Put a package in place of ray, for this process and its children. source: its `init`."""
     (folder / "ray.py").write_text(f"{source}\ndef is_initialized():\n    return False\n")
     monkeypatch.syspath_prepend(folder)
-    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)  # at the end of the test whatever takes this place is removed
+    del sys.modules["ray"]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
 
 
