@@ -29,7 +29,7 @@ from ckptcheck.compare.layout_sums import Sums, find_unlike_copies, iterate_sums
 from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import build_checkpoint_side
 from ckptcheck.compare.matching.tensor_files import UnreadableFile
-from ckptcheck.errors import CkptcheckError
+from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.runs.saves.find_saves import PICKLES, FoundSave, open_tree
 from ckptcheck.runs.saves.rank_shards import OF_RANKS, FoundTensor, join_ranks, plan_joined_weights, plan_with_copies
 from ckptcheck.runs.saves.save import FileRecord, Save, TensorRecord, UnlikeCopy
@@ -210,7 +210,6 @@ def _locate(run: Megatron, tensor: GlobalTensor) -> TensorLayout:
 
 def _read_run_numbers(run: Megatron, save: Save) -> None:
     """Read the counters among the tensors and the serialized objects of a torch.distributed.checkpoint."""
-    from ckptcheck.errors import EvidenceError
     from ckptcheck.values.dtypes import decode
 
     counters: dict[str, float] = {}
@@ -263,11 +262,14 @@ def _read_state_files(contents: SaveContents, save: Save) -> None:
         base = name.rpartition("/")[2]
         if not _holds_state(base):
             continue
-        if base in JSON_FILES and save.files[name] <= MOST_JSON:
+        if base in JSON_FILES and save.files[name] > MOST_JSON:
+            save.defects.append(f"{name} cannot be read: it has more than {MOST_JSON:,} bytes")
+            continue
+        if base in JSON_FILES:
             try:
                 counters, rates, logged = read_json_numbers(read_document(source, name, MOST_JSON))
-            except OSError as error:
-                save.defects.append(f"{name} cannot be read: {error.strerror or error}")
+            except (OSError, EvidenceError) as error:
+                save.defects.append(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}")
                 continue
             merge_numbers(name, counters, save.counters)
             merge_numbers(name, rates, save.rates)

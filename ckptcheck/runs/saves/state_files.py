@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeGuard
 import msgspec
 
 from ckptcheck.checkpoint.distributed_tensor import RankShard, describe_shard
+from ckptcheck.checkpoint.document import parse_object
 from ckptcheck.checkpoint.megatron.stubs import StoredTensor, find_typed_tensor, load_persistent, storage_span
 from ckptcheck.checkpoint.megatron.tensor import itemsize
 from ckptcheck.checkpoint.source import Source
@@ -21,6 +22,7 @@ from ckptcheck.checkpoint.torch_archive import Archive, UnreadableArchive, open_
 from ckptcheck.checkpoint.torch_file import make_stubs
 from ckptcheck.checkpoint.unpickle import ObjectStub, UnreadablePickle, WalkBudget
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout
+from ckptcheck.errors import EvidenceError
 
 COUNTERS = frozenset(
     (
@@ -103,12 +105,18 @@ def open_state_file(source: Source, name: str) -> tuple[Archive, Any]:
 def read_json_numbers(raw: bytes) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """Return the counters, the learning rates, and step → learning rate of the log, in a JSON file of a trainer.
 
-    What is no JSON object has none.
+    JSON that is no object has none. Raises EvidenceError for what is no JSON.
     """
     try:
         document = msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        return {}, {}, {}
+    except (
+        msgspec.MsgspecError,
+        RecursionError,
+        UnicodeDecodeError,
+    ):  # Python writes NaN, as a log of gradients may hold
+        document, defects = parse_object(raw)
+        if document is None and defects[0].kind != "not-object":
+            raise EvidenceError(defects[0].text) from None
     counters: dict[str, float] = {}
     rates: dict[str, float] = {}
     logged: dict[str, float] = {}

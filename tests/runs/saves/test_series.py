@@ -20,7 +20,7 @@ from ckptcheck.runs.history.record import Record, SyncRecord
 from ckptcheck.runs.saves import find_saves as finding
 from ckptcheck.runs.saves.find_saves import find_saves
 from ckptcheck.runs.saves.open_series import open_kept_saves, open_series
-from ckptcheck.runs.saves.state_files import read_json_numbers, read_state_file
+from ckptcheck.runs.saves.state_files import MOST_JSON, read_json_numbers, read_state_file
 from tests.doubles.object_server import ObjectServer
 from tests.factories.saved_runs import draw_weights, write_rank_files, write_torch_file, write_trainer_save
 from tests.limited_child import run_limited
@@ -404,7 +404,36 @@ def test_a_number_in_the_log_of_a_trainer_that_no_float_holds(number: str) -> No
         f'{{"global_step": {number}, "lr": {number}, "log_history": {log}}}'.encode()
     )
     assert (counters, rates) == ({}, {})
-    assert logged in ({"7": 0.1}, {})  # msgspec refuses 1e400
+    assert logged == {"7": 0.1}
+
+
+def test_a_log_with_nan_has_its_counters() -> None:
+    """Trainers write the norms of gradients with Python's JSON, which has NaN."""
+    state = b'{"global_step": 20, "log_history": [{"step": 10, "learning_rate": 0.1, "grad_norm": NaN}]}'
+    assert read_json_numbers(state) == ({"global_step": 20.0}, {}, {"10": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "the file is empty"),
+        (b'{"global_step": 2', "it is not JSON"),
+        (bytes(99), "it is not JSON"),
+        (b"[" * 5000, "nested"),
+    ],
+)
+def test_counters_that_cannot_be_read_agree_with_nothing(run: Path, content: bytes, why: str) -> None:
+    (run / "checkpoint-40/trainer_state.json").write_bytes(content)
+    report = ckptcheck.series(run)
+    assert [(one.code, one.file) for one in report.findings] == [("SER009", "checkpoint-40")]
+    assert "trainer_state.json cannot be read: " in report.findings[0].message
+    assert why in report.findings[0].message
+
+
+def test_a_state_file_of_nothing_is_not_passed_over(run: Path) -> None:
+    os.truncate(run / "checkpoint-40/trainer_state.json", MOST_JSON + 1)
+    report = ckptcheck.series(run)
+    assert "trainer_state.json cannot be read: it has more than 134,217,728 bytes" in report.findings[0].message
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "trainer_state.json"])
