@@ -172,6 +172,8 @@ def _describe_evidence(
                 for key, value in evidence.config.value.items()
                 if not VOLATILE.fullmatch(key)
             }
+            if not evidence.config.readable:
+                save.defects.append(f"config.json cannot be read: {evidence.config.defects[0].text}")
     if absent := describe_absent(evidence):
         save.defects.append(absent)
         return contents
@@ -248,7 +250,7 @@ def _note_files(source: Source, save: Save) -> None:
     save.defects += [
         f"{name} is a link to {file.outside_link}, and was not followed"
         for name, file in source.files.items()
-        if file.outside_link is not None and _holds_state(name.rpartition("/")[2])
+        if file.outside_link is not None and (name == "config.json" or _holds_state(name.rpartition("/")[2]))
     ]
 
 

@@ -430,13 +430,21 @@ def test_counters_that_cannot_be_read_agree_with_nothing(run: Path, content: byt
     assert why in report.findings[0].message
 
 
+def test_a_config_that_cannot_be_read_is_like_none_of_the_others(run: Path) -> None:
+    """Saves of two runs differ in their configs; one that could not be read was taken for an equal one."""
+    (run / "checkpoint-20/config.json").write_bytes(b"")
+    report = ckptcheck.series(run)
+    assert [(one.code, one.file) for one in report.findings] == [("SER009", "checkpoint-20")]
+    assert "config.json cannot be read: the file is empty" in report.findings[0].message
+
+
 def test_a_state_file_of_nothing_is_not_passed_over(run: Path) -> None:
     os.truncate(run / "checkpoint-40/trainer_state.json", MOST_JSON + 1)
     report = ckptcheck.series(run)
     assert "trainer_state.json cannot be read: it has more than 134,217,728 bytes" in report.findings[0].message
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "trainer_state.json"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "trainer_state.json", "config.json"])
 @pytest.mark.parametrize("goal", ["outside", "nowhere", "{}"], ids=["outside", "dangling", "to itself"])
 def test_a_link_that_is_not_followed_is_no_whole_save(run: Path, tmp_path: Path, name: str, goal: str) -> None:
     """What it leads to was not read, so the counters of that save agree with nothing."""
