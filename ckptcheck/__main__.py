@@ -15,6 +15,7 @@ def main() -> None:
     """Run the command line. ``--version`` is answered before anything heavy is imported."""
     try:
         _open_closed_streams()
+        _buffer_output()
         if sys.argv[1:] == ["--version"]:
             _print_version()
             return
@@ -91,6 +92,19 @@ def _open_closed_streams() -> None:
         # the null device has to stay open as number 1
         KEPT_OPEN.append(sys.stdout)
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(ClosedOutput()), encoding="utf-8")
+
+
+def _buffer_output() -> None:
+    """Give standard output a buffer if PYTHONUNBUFFERED took it, as in many images of containers; each line is still written at once.
+
+    Python writes without a buffer only once: if a disk that fills up takes half of a report, the rest is lost without an error.
+    """
+    stream = sys.stdout
+    if isinstance(stream, io.TextIOWrapper) and isinstance(stream.buffer, io.FileIO):
+        KEPT_OPEN.append(stream)
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(stream.buffer), encoding=stream.encoding, errors=stream.errors, line_buffering=True
+        )
 
 
 def _import_typer() -> None:

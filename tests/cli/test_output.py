@@ -262,6 +262,17 @@ def test_a_report_that_cannot_be_printed_is_not_clean(here: Path, command: str, 
     assert (result.returncode, result.stderr) == (2, f"ckptcheck: the output: {reason}\n")
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_report_of_which_a_disk_takes_a_part_is_not_clean(here: Path, form: str, unbuffered: str) -> None:
+    """Without a buffer, as many images of containers have it, the rest of the report was lost and the exit code was 0."""
+    limited = "import resource as r; r.setrlimit(r.RLIMIT_FSIZE, (64, 64)); from ckptcheck.__main__ import main; main()"
+    script = f'PYTHONUNBUFFERED={unbuffered} {sys.executable} -c "{limited}" scan sound --format {form} > cut.txt'
+    result = run_in_shell(here, script)
+    assert (result.returncode, result.stderr) == (2, "ckptcheck: the output: File too large\n")
+    assert (here / "cut.txt").stat().st_size == 64
+
+
 @pytest.mark.parametrize(
     ("command", "path"),
     [
