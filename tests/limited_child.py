@@ -15,6 +15,8 @@ CPU_SECONDS = 5
 """CPU that an input under 1 MB may take."""
 MEMORY = 500 << 20
 """Bytes in memory that an input may add to what the process held before it."""
+DEADLINE = 120
+"""Seconds after which a child that waits for something is ended: none waits for that long."""
 ADDRESSES = 4 << 30
 """Bytes of address space that an input may add: enough for any library, little enough to end before the machine is full."""
 STATM = Path("/proc/self/statm")
@@ -74,7 +76,9 @@ def run_limited(
 
 
 def limit_this_process(seconds: int, addresses: int | None) -> None:
-    """Set limits on CPU and, beyond what is mapped already, on addresses."""
+    """Set limits on CPU, on time and, beyond what is mapped already, on addresses."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(DEADLINE)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if addresses is not None:

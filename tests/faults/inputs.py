@@ -1,4 +1,4 @@
-"""The inputs of every command of the table."""
+"""The sound inputs of every command of the table, in one folder."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from tests.paths import DATA
 JOB = "trainer:\n  n_gpus_per_node: 8\nactor_rollout_ref:\n  rollout:\n    name: vllm\n"
 
 
-def write_inputs(folder: Path) -> None:
-    """Write the inputs of every verb into a folder, and a file whose content no answer may hold."""
+def write_inputs(folder: Path) -> Path:
+    """Write the inputs of `tests.faults.table.VERBS` to a folder; return it."""
+    folder.mkdir(exist_ok=True)
     shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", folder / "sound")
     shutil.copytree(CHECKPOINTS / "tiny-llama-sharded", folder / "other")
     shutil.copytree(MEGATRON / "dense", folder / "run")
@@ -46,3 +47,4 @@ def write_inputs(folder: Path) -> None:
             ckptcheck.write_part("scan", "sound", part=f"{index}/2", folder="parts", values=True)
     (folder / "stored.json").write_text(json.dumps(ckptcheck.scan(folder / "sound").to_dict()))
     (folder / "secret").write_text("the secret beside it\n" * 100)
+    return folder

@@ -36,9 +36,8 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    write_inputs(folder)
-    return folder
+    """The inputs of every verb, and what takes the place of one."""
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 def put_beside(here: Path) -> None:

@@ -22,9 +22,11 @@ from tests.fuzzing.kept_files import (
 from tests.fuzzing.megatron import check_legacy, check_table
 from tests.fuzzing.pages import check_page
 from tests.fuzzing.pickles import read_everywhere
+from tests.fuzzing.places import check_places
 from tests.fuzzing.rollout_files import check_batch
 from tests.fuzzing.servers import check_engine_server, check_hub
 from tests.fuzzing.tensor_bytes import build_models, check_tensor_bytes
+from tests.fuzzing.surroundings import check_folder, check_limits
 from tests.fuzzing.token_files import check_token_files
 
 DOORS: dict[str, Check] = {
@@ -48,6 +50,9 @@ DOORS: dict[str, Check] = {
     "rank-files": check_rank_files,
     "kept-saves": check_kept_saves,
     "page": check_page,
+    "places": check_places,
+    "limits": check_limits,
+    "folder": check_folder,
     **{name: door.check for name, door in DOCUMENTS.items()},
 }
 PREPARATIONS: dict[str, Callable[[Path], object]] = {**KEPT, "tensor-bytes": build_models}

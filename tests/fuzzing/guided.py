@@ -112,7 +112,8 @@ def list_targets(scratch: Path) -> dict[str, Target]:
         "parts": Target(refused(read_part), lambda: [raw for parts in kept_files._parts() for raw in parts.values()]),
         "kept-saves": Target(refused(through_file("k.json", open_kept_saves)), kept),
         "trainer-state": Target(
-            refused(read_json_numbers), lambda: [path.read_bytes() for path in kept_files.build_run(scratch)[0].rglob("*.json")]
+            refused(read_json_numbers),
+            lambda: [path.read_bytes() for path in kept_files.build_run(scratch)[0].rglob("*.json")],
         ),
     }
     for name in DOCUMENTS:

@@ -40,6 +40,7 @@ from tests.factories.signatures import write_key
 from tests.factories.torch_archives import write_archive
 from tests.fuzz import CHECKPOINTS, RULES, damaged
 from tests.fuzzing.batches import copy_flat
+from tests.fuzzing.commands import build_inputs
 from tests.fuzzing.documents import change_json, require_no_crash, rules_of
 from tests.fuzzing.megatron import change_archive
 from tests.fuzzing.pickles import random_pickle
@@ -393,5 +394,6 @@ PREPARATIONS: dict[str, Callable[[Path], object]] = {
     "parts": lambda _: _parts(),
     "saves": build_run,
     "kept-saves": build_run,
+    **dict.fromkeys(("places", "limits", "folder"), build_inputs),
 }
 """Door → what its inputs are made from."""

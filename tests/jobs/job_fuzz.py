@@ -38,6 +38,12 @@ SCALARS = [
 TAGS = ["null", "bool", "int", "float", "str", "timestamp", "binary", "set", "omap", "pairs", "map", "seq", "merge", "value",
         "python/tuple", "own", ""]  # fmt: skip
 """Tags of YAML's own and others, each before a value that it may not fit."""
+MERGES = [
+    "<<: *a", "<<: *b", "<<: [*a, *b]", "<<: [*a, *a, {c: *b}]", "<<: 1", "<<: ", "<<: [[*a]]", "<<: {<<: *a}", "'<<': *a",
+    "!!merge x: *a", "? [a, b]\n: 1", "? {a: 1}\n: 1", "? *a\n: 1", "!!int 1: x", "!!bool abc: x", "!!null ~: x", "=: 1",
+    "? !!set a", "1.5: x", "2001-01-01: x", "!!binary aGk=: x",
+]  # fmt: skip
+"""Lines of a mapping whose keys are no plain text, or merge another mapping."""
 NAMES = ["A", "B", "X", "1", "@", "MODEL", "BASH_SOURCE", "IFS"]
 WORDS = [
     "a", "$A", '"$B"', "${A:-$B}", "${A[@]}", "$(echo $A)", "$((A * B))", "{1..3}", "'x y'", "--tp", "4", "a.b=1", "+a={b: 1}",
@@ -118,9 +124,19 @@ def make_file(kind: str, dice: random.Random) -> str:
             (begin, end), piece = dice.choice(PLACES), "".join(dice.choices(SIGNS, k=dice.randrange(1, 4)))
         return begin + piece * (size // len(piece)) + end
     if kind == "yaml":
-        return "\n".join(f"{dice.choice(KEYS)}{number}: {make_yaml(dice)}" for number in range(dice.randrange(6))) + (
-            f"\ndefaults: {make_yaml(dice)}\n{VERL}"
+        lines = [f"{dice.choice(KEYS)}{number}: {make_yaml(dice)}" for number in range(dice.randrange(6))]
+        if dice.random() < 0.3:
+            lines = [
+                "k1: &a {x: 1, y: {z: 2}}",
+                "k2: &b {x: 3, <<: *a}",
+                *lines,
+                *dice.sample(MERGES, dice.choice([1, 2])),
+            ]
+        directive = dice.choice(
+            [""] * 20 + ["%YAML 1.2\n---\n", "%TAG ! tag:yaml.org,2002:\n---\n", "---\n", "!!map\n"]
         )
+        default = f"defaults: {make_yaml(dice)}\n" if dice.random() < 0.5 else ""
+        return directive + "\n".join([*lines, default + VERL])
     if kind == "toml":
         return PRIME + "\n".join(
             f"{dice.choice(KEYS) or 'c'}{dice.choice(['', '.x'])} = {make_yaml(dice)}" for _ in range(dice.randrange(6))
