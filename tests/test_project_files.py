@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.factories.checkpoint_cases import CHECKPOINTS, ROOT
+from tests.fuzzing.doors import DOORS
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 ACTION = ROOT / "action.yml"
@@ -148,3 +149,18 @@ def test_the_hooks_name_commands(tmp_path: Path) -> None:
     hooks = _read(ROOT / ".pre-commit-hooks.yaml")
     assert {hook["entry"].split()[1] for hook in hooks} <= VERBS.keys()
     assert all(re.compile(hook["files"]) for hook in hooks)
+
+
+def test_each_promise_names_tests_that_are_there() -> None:
+    """SECURITY.md is one page, and what it names exists."""
+    page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    assert len(page) < 6500
+    named = re.findall(r"`(tests/[\w/]+\.py)`", page)
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    promises = page.partition("## What is promised")[2].partition("## What is given up")[0]
+    assert [one for one in promises.split("\n- ")[1:] if "`tests/" not in one] == []
+    doors = {
+        *re.findall(r"DOOR=(\w+)", page),
+        *re.findall(r"`(\w+)`", page.partition("A *door* is")[2].partition("(`tests")[0]),
+    }
+    assert doors - {*DOORS, "job", "checkpoint"} == set()
