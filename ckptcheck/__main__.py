@@ -95,7 +95,7 @@ def _open_closed_streams() -> None:
 
 
 def _buffer_output() -> None:
-    """Give standard output a buffer if PYTHONUNBUFFERED took it, as in many images of containers; each line is still written at once.
+    """Give standard output a buffer if PYTHONUNBUFFERED took it, as in many images of containers. Lines are still written at once.
 
     Python writes without a buffer only once: if a disk that fills up takes half of a report, the rest is lost without an error.
     """

@@ -46,13 +46,14 @@ class Evaluation:
         never quantized has no effect, but is no mistake.
         """
         entries = self.lists[key]
-        for name in () if all(use.count for use in entries.usages) else self._known_names:
-            if all(use.count for use in entries.usages):
-                break
+        idle = {number for number, use in enumerate(entries.usages) if not use.count}
+        for name in self._known_names if idle else ():
             try:
-                entries.match_all(name)
+                idle.difference_update(entries.match_all(name))
             except UnknownBehavior:
                 return []
+            if not idle:
+                break
         counts: dict[str, int] = {}
         for text, use in zip(entries.originals, entries.usages, strict=True):
             counts[text] = counts.get(text, 0) + use.count

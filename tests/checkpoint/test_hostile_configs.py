@@ -12,6 +12,7 @@ from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
 from tests.factories.checkpoint_cases import build_checkpoint
+from tests.limited_child import run_limited
 
 RULES = rule_loader.load_rules()
 
@@ -41,3 +42,22 @@ def test_no_rule_crashes(base: str, file: str, changes: dict[str, Any], code: st
         *(skipped for skipped, _ in report.skipped),
         *(found.code for found in report.findings),
     )
+
+
+def test_thousands_of_entries_that_match_nothing_are_compared_with_few_names(tmp_path: Path) -> None:
+    """Each was compared with each module: minutes for a config and a header of half a megabyte each."""
+    folder = build_checkpoint({"base": "tiny-w4a16"}, tmp_path / "ckpt")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"]["ignore"] = [f"model.layers.{layer}.self_attn.k_proj" for layer in range(9000)]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    entry = {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}
+    header = {f"model.layers.{layer}.self_attn.q_proj.weight_packed": entry for layer in range(5000)}
+    raw = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(2))
+
+    def scan() -> str:
+        report = run_rules(open_checkpoint(str(folder)), [rule for rule in RULES if rule.code == "QNT023"])
+        return f"{len(report.findings)} {report.crashed}"
+
+    outcome = run_limited(scan)
+    assert (outcome.fault, outcome.answer) == ("", "4000 ()")
