@@ -7,11 +7,9 @@ tensor of one rank). Each is a rectangle: an offset, an extent and strides.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
-
-import msgspec
 
 if TYPE_CHECKING:
     import mmap
@@ -20,7 +18,8 @@ Sums = tuple[int, int]
 """The addition of bytes to the two sums of the shard digest of their tensor."""
 
 
-class TensorPart(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class TensorPart:
     """A rectangle of the bytes of a stream that belongs to a tensor."""
 
     tensor: str

@@ -82,7 +82,7 @@ def list_folders(target: str) -> list[Path]:
         return []
     folders: list[Path] = []
     for path in paths:
-        if path.exists():
+        if os.path.exists(path):  # False also for a name that no file can have
             folders += [path] if path.is_dir() else [path.parent, real_path(path).parent]
     return folders
 

@@ -25,8 +25,8 @@ from tests.fuzzing.pickles import read_everywhere
 from tests.fuzzing.places import check_places
 from tests.fuzzing.rollout_files import check_batch
 from tests.fuzzing.servers import check_engine_server, check_hub
-from tests.fuzzing.tensor_bytes import build_models, check_tensor_bytes
 from tests.fuzzing.surroundings import check_folder, check_limits
+from tests.fuzzing.tensor_bytes import build_models, check_tensor_bytes
 from tests.fuzzing.token_files import check_token_files
 
 DOORS: dict[str, Check] = {

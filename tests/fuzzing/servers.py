@@ -158,7 +158,7 @@ def check_hub(seed: int, folder: Path) -> None:
     """Serve a checkpoint as a Hub does that lies, and run every rule that reads headers and configurations."""
     import huggingface_hub
 
-    from ckptcheck.checkpoint import hub_requests
+    from ckptcheck.checkpoint import hub_requests, lost_time
 
     dice = random.Random(seed)
     _ChangedHandler.dice = dice
@@ -181,8 +181,8 @@ def check_hub(seed: int, folder: Path) -> None:
             READ_TIMEOUT=0.2,
             CONNECT_TIMEOUT=0.5,
             HEAD_SECONDS=0.3,
-            MAX_LOST_SECONDS=2.0,
         ),
+        mock.patch.object(lost_time, "MAX_LOST_SECONDS", 2.0),
         hub_server.HubServer() if through_system else InMemoryHub() as server,
         mock.patch.dict(os.environ, {"HF_ENDPOINT": server.url}),
         suppress(CkptcheckError),

@@ -53,7 +53,8 @@ ELSEWHERE: dict[str, str] = {
     "what the system says of processes": f"""
         {WORKER}dry_load_answer.py:limit_memory {WORKER}inventory.py:memory_bytes {WORKER}supervisor.py:_read_proc""",
     "written by this process a moment ago": "ckptcheck/compare/signatures/sign.py:sign_folder",
-    "rules, whose code runs too": """
+    "rules, and scripts of ours, whose code runs too": """
+        ckptcheck/runners/import_path.py:run
         ckptcheck/linter/rule_index.py:describe_rule ckptcheck/linter/rule_index.py:read_index""",
     "tables of the package": """
         ckptcheck/consumers/structures.py:_load_file ckptcheck/jobs/dated_defaults.py:load_table
