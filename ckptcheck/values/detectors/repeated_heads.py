@@ -15,8 +15,15 @@ import msgspec
 
 from ckptcheck.checkpoint.config import HEADS, HIDDEN
 from ckptcheck.linter.rule import Skip
-from ckptcheck.values.detectors.byte_compare import PREFIX_BYTES, have_equal_bytes, map_pieces, read_tensor_bytes
+from ckptcheck.values.detectors.byte_compare import (
+    PREFIX_BYTES,
+    have_equal_bytes,
+    is_cleared,
+    map_pieces,
+    read_tensor_bytes,
+)
 from ckptcheck.values.detectors.roles import KEYS, is_matrix
+from ckptcheck.values.first_looks import ROWS, choose_grid
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -90,6 +97,10 @@ def _has_heads(ckpt: Checkpoint, name: str, width: int) -> bool:
 
 def _find_pair(ckpt: Checkpoint, name: str, width: int) -> tuple[int, int] | None:
     """Return the numbers of the first two heads that hold the same bytes."""
+    tensor = ckpt.tensors[name]
+    shares = len(choose_grid((tensor.shape[0], tensor.nbytes // tensor.shape[0])).rows)
+    if shares % (tensor.shape[0] // width) == 0 and is_cleared(ckpt, name, ROWS):
+        return None  # each head begins with a share of the rows, and these all differ
     return next(_iter_pairs(ckpt, name, width), None)
 
 
