@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+    from ckptcheck.rollouts.rollouts import Block
 
 BINS = 201
 WIDEST = 6.0
@@ -66,15 +67,17 @@ def draw_density(evidence: RolloutEvidence, title: str) -> HeatMap | None:
 
     if evidence.metrics_or_none is None:
         return None
-    pairs = [(q, p) for _, q, p in _compared_tokens(evidence)]
-    q, p = (np.clip(np.concatenate(side), LOWEST, None) for side in zip(*pairs, strict=True))
-    most = max(float(q.max()), float(p.max()), 0.0)
-    least = min(float(q.min()), float(p.min()), most - 1e-3)
+    ends = [(side.min(), side.max()) for _, _, *pair in _compared_tokens(evidence) for side in pair if side.size]
+    most = max(float(max(high for _, high in ends)), 0.0)
+    least = min(max(float(min(low for low, _ in ends)), LOWEST), most - 1e-3)
     edges = np.linspace(least, most, DENSITY_BINS + 1)
-    counts = np.histogram2d(p, q, (edges, edges))[0]
+    counts = np.zeros(DENSITY_BINS**2, np.int64)
+    for _, _, q, p in _compared_tokens(evidence):
+        counts += np.bincount(find_bins(p, edges) * DENSITY_BINS + find_bins(q, edges), minlength=len(counts))
+    table = counts.reshape(DENSITY_BINS, DENSITY_BINS)
     labels = [f"{(low + high) / 2:.3g}" for low, high in pairwise(edges.tolist())]
     last = DENSITY_BINS - 1
-    cells = {(last - row, column): HeatCell(float(counts[row, column])) for row, column in np.argwhere(counts).tolist()}
+    cells = {(last - row, column): HeatCell(float(table[row, column])) for row, column in np.argwhere(table).tolist()}
     return HeatMap(
         title,
         "Each cell holds the tokens with about these logprobs: the engine's from left to right, the trainer's from bottom to top. "
@@ -89,6 +92,17 @@ def draw_density(evidence: RolloutEvidence, title: str) -> HeatMap | None:
     )
 
 
+def find_bins(values: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
+    """Return the bin of each value between even edges, as numpy.histogram would; the lowest takes what is below it."""
+    import numpy as np
+
+    last = len(edges) - 2
+    bins: NDArray[Any] = ((values - edges[0]) * ((last + 1) / (edges[-1] - edges[0]))).clip(0, last).astype(np.int64)
+    bins -= (values < edges[bins]) & (bins > 0)  # rounding puts a value that is close to an edge on its other side
+    bins += (values >= edges[bins + 1]) & (bins < last)
+    return bins
+
+
 def draw_kl_by_position(evidence: RolloutEvidence, title: str) -> Curves | None:
     """Draw the k3 estimate of the KL divergence and the mean difference along the response; None for nothing to compare."""
     import numpy as np
@@ -96,15 +110,19 @@ def draw_kl_by_position(evidence: RolloutEvidence, title: str) -> Curves | None:
     if evidence.metrics_or_none is None:
         return None
     is_trainers = evidence.metrics.sampled_by == "trainer"
-    found = list(_compared_tokens(evidence))
-    places, q, p = (np.concatenate([part[side] for part in found]) for side in range(3))
-    width = int(places.max()) // PLACES + 1
-    bins = places // width
-    ratio = np.clip(q - p if is_trainers else p - q, None, EXPONENT_BOUND)
-    counts = np.bincount(bins)
+    farthest = max(int(_find_places(*part[:2]).max(initial=0)) for part in _compared_tokens(evidence))
+    width = farthest // PLACES + 1
+    counts: NDArray[Any] = np.zeros(farthest // width + 1)
+    sums: list[NDArray[Any]] = [counts, counts]
+    for block, chosen, q, p in _compared_tokens(evidence):
+        bins = _find_places(block, chosen) // width
+        ratio = np.clip(q - p if is_trainers else p - q, None, EXPONENT_BOUND)
+        counts = counts + np.bincount(bins, minlength=len(counts))
+        bins = np.concatenate((range(len(counts)), bins))  # goes on from the sums of the blocks before
+        for side, more in enumerate((np.expm1(ratio) - ratio, np.abs(p - q))):
+            sums[side] = np.bincount(bins, np.concatenate((sums[side], more)))
     means = [
-        [float(total / number) if number else None for total, number in zip(sums, counts, strict=True)]
-        for sums in (np.bincount(bins, np.expm1(ratio) - ratio), np.bincount(bins, np.abs(p - q)))
+        [float(total / number) if number else None for total, number in zip(side, counts, strict=True)] for side in sums
     ]
     direction = "KL(trainer ‖ engine)" if is_trainers else "KL(engine ‖ trainer)"
     each = "token" if width == 1 else f"{width} tokens"
@@ -121,12 +139,20 @@ def draw_kl_by_position(evidence: RolloutEvidence, title: str) -> Curves | None:
     )
 
 
-def _compared_tokens(evidence: RolloutEvidence) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
-    """Yield place in the response, engine's and trainer's logprob of the compared tokens of each block; finite pairs only."""
+def _compared_tokens(evidence: RolloutEvidence) -> Iterator[tuple[Block, NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """Yield each block, which of its tokens are compared, and their logprobs by engine and trainer; finite pairs only."""
     import numpy as np
 
     for block in evidence.rollouts.blocks():
         q, p = (block.column(f"{side}_logprobs").astype(np.float64) for side in ("engine", "trainer"))
         chosen = np.flatnonzero(block.mask & np.isfinite(q) & np.isfinite(p))
-        prompts = evidence.rollouts.prompt_lengths[block.owners[chosen]]
-        yield np.maximum(block.positions[chosen] - prompts, 0).astype(np.int64), q[chosen], p[chosen]
+        yield block, chosen, q[chosen], p[chosen]
+
+
+def _find_places(block: Block, chosen: NDArray[Any]) -> NDArray[Any]:
+    """Return where in the response each of these tokens of a block stands."""
+    import numpy as np
+
+    prompts = block.rollouts.prompt_lengths[block.owners[chosen]]
+    places: NDArray[Any] = np.maximum(block.positions[chosen] - prompts, 0).astype(np.int64)
+    return places
