@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections import Counter
@@ -19,6 +20,24 @@ from xml.sax.saxutils import escape
 Kind = Literal["s3", "gs", "az"]
 Way = Literal["cut", "drop", "slow", "other-etag", "replace"]
 TIME = "Mon, 23 Nov 2026 03:00:00 GMT"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """An object whose content stays in a file, so that it may be larger than memory."""
+
+    path: Path
+
+    def __len__(self) -> int:
+        return self.path.stat().st_size
+
+    def __getitem__(self, part: slice) -> bytes:
+        begin, end, _ = part.indices(len(self))
+        with self.path.open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), end - begin, begin)
+
+
+Content = bytes | StoredFile
 
 
 @dataclass
@@ -46,10 +65,12 @@ class ObjectServer:
     """Whether each page of a list says that there is one more."""
     answer_list: Callable[[str], str] | None = None
     """What it answers to every request for a list, by its prefix; None: what the list is."""
-    buckets: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    buckets: dict[str, dict[str, Any]] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     reads: list[tuple[str, str, str]] = field(default_factory=list)
     """Key, Range and If-Match of every read."""
+    requests: int = 0
+    """How many it answered that write nothing: of lists, objects and their heads."""
 
     def __enter__(self) -> Self:
         self.lock = threading.Lock()
@@ -65,13 +86,14 @@ class ObjectServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def push(self, bucket: str, folder: Path, prefix: str = "") -> None:
-        """Put all files of a folder and below it into a bucket."""
+    def push(self, bucket: str, folder: Path, prefix: str = "", *, in_memory: bool = True) -> None:
+        """Put all files of a folder and below it into a bucket. in_memory: as they are now; else they are read when asked for."""
         inside = f"{prefix}/" if prefix else ""
         objects = self.buckets.setdefault(bucket, {})
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                objects[inside + path.relative_to(folder).as_posix()] = path.read_bytes()
+                key = inside + path.relative_to(folder).as_posix()
+                objects[key] = path.read_bytes() if in_memory else StoredFile(path)
 
     def set_environment(self, setenv: Callable[[str, str], None], folder: Path) -> None:
         """Point obstore to this server. folder: for a file of credentials."""
@@ -148,6 +170,8 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _answer(self) -> None:
+        with self.store.lock:
+            self.store.requests += 1
         address = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(address.query, keep_blank_values=True).items()}
         bucket, _, key = unquote(address.path).lstrip("/").partition("/")
@@ -204,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(412, b"<Error><Code>PreconditionFailed</Code></Error>")
         headers = {"ETag": etag, "Last-Modified": TIME}
         if not (found := re.fullmatch(r"bytes=(\d+)-(\d+)", asked)):
-            return self._send(200, content, headers)
+            return self._send(200, content[:], headers)
         begin, end = int(found[1]), min(int(found[2]) + 1, len(content))
         headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
         return self._send(206, content[begin:end], headers, fault.way if fault is not None else None)
@@ -231,9 +255,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-def make_etag(content: bytes) -> str:
+def make_etag(content: Content) -> str:
     """Return the ETag of an object."""
-    return f'"{hashlib.md5(content).hexdigest()}"'
+    named = bytes(content.path) if isinstance(content, StoredFile) else content
+    return f'"{hashlib.md5(named).hexdigest()}"'
 
 
 def _s3_list(page: list[tuple[str, bool]], objects: dict[str, bytes], following: str) -> str:
