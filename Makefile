@@ -10,7 +10,7 @@
 # make parity  the guide's table of lengths, data, decoding and batches on SmolLM2, ten runs each (hours; MATRIX=… for others)
 # make gpu     live refits on GPUs, and a table of what they cost (SIZE=4 GB of random experts); see tests/gpu.py for what it needs
 # make package what is published, in dist/: the sdist, this platform's wheel and the pure one, checked as an index checks them
-# make bench   speed and memory, as ratios in one run, kept in tests/data/figures.json; ONLY="pages watch" runs these alone
+# make bench   seconds of a core and memory, kept in tests/data/figures.json; ONLY="pages watch" runs these alone
 # make fuzz    make up COUNT hostile inputs of whole checkpoints (SEED=1 COUNT=2000), or of one door: DOOR=pickle, job, hub, … (see SECURITY.md);
 #              GUIDED=1 has atheris follow the coverage of a door whose input is bytes, for LASTS=60 seconds (pip install atheris before)
 # make false-clean edit sound checkpoints COUNT times, and load with transformers what a scan calls clean;

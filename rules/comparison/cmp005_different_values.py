@@ -11,7 +11,7 @@
 ## Why it matters
 A conversion moves numbers and does not change them, so not even a small difference is right. A tolerance hides real faults:
 with an absolute tolerance of 0.1, the default of a known round-trip check, 47 % of the numbers of SmolLM2-135M could be zero,
-and the whole router of a mixture of experts that was initialized from a normal of 0.02 (tests/benchmarks/tolerance.py).
+and the whole router of a mixture of experts that was initialized from a normal of 0.02.
 
 ## How to fix
 The cause names the step to fix: an interleave that was not undone, swapped halves, a pipeline offset.

@@ -1,1 +1,1 @@
-"""Speed and memory. Nothing here is a test: figures are ratios against something else measured in the same run."""
+"""Speed and memory. Nothing here is a test: figures are seconds of a core, or ratios against something measured in the same run."""

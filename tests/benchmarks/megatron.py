@@ -1,4 +1,4 @@
-"""A scan of headers of a Megatron checkpoint with 100,000 keys: whole processes, start of Python included.
+"""A scan of headers of a Megatron checkpoint with 100,000 keys: seconds of a core, whole processes.
 
 The table of contents is what torch itself pickles, as a rank 0 does that got its names and places from others: no text is
 shared between an entry and its place. The files are sparse, each of some gigabytes.
@@ -7,12 +7,11 @@ shared between an entry and its place. The files are sparse, each of some gigaby
 from __future__ import annotations
 
 import pickle
-import statistics
-import tempfile
 from pathlib import Path
 
 from tests.benchmarks.figures import line
-from tests.benchmarks.headers import SCAN, once
+from tests.benchmarks.headers import SCAN
+from tests.benchmarks.processes import PAIRS, median, run_in_turn, temporary_folder
 
 KEYS, FILES, LENGTH = 100_000, 64, 3_000_000
 
@@ -42,13 +41,12 @@ def write(folder: Path) -> None:
 
 def main() -> None:
     """Measure and print."""
-    with tempfile.TemporaryDirectory() as work:
-        folder = Path(work) / "iter_0000100"
-        write(folder)
-        print(f"megatron: {KEYS:,} keys in {FILES} files, headers only; medians of 5 runs")
-        runs = [once([*SCAN, "--fail-on", "never", str(folder)]) for _ in range(5)]
-        line("scan, seconds (start of Python included)", f"{statistics.median(time for time, _ in runs):.2f}", "≤ 3.00")
-        line("peak memory of the scan, MB", f"{statistics.median(memory for _, memory in runs):.0f}", "≤ 500")
+    folder = temporary_folder() / "iter_0000100"
+    write(folder)
+    print(f"\nmegatron: {KEYS:,} keys in {FILES} files, headers only; {PAIRS} runs, medians")
+    (scans,) = run_in_turn([*SCAN, "--fail-on", "never", str(folder)])
+    line("scan, seconds", f"{median(scans).seconds:.2f}", "≤ 3.00")
+    line("peak of memory, MB", f"{median(scans).megabytes:.0f}", "≤ 500")
 
 
 if __name__ == "__main__":

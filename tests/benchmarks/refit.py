@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +19,10 @@ from ckptcheck.live.runtime.engines.vllm import VllmEngine, VllmOptions
 from ckptcheck.live.runtime.environments.interpreter import find_interpreter
 from ckptcheck.live.runtime.process.exchange import TensorExchange
 from ckptcheck.live.runtime.trainers.transformers import start_transformers
+from tests.benchmarks.checkpoints import find_smollm2
 from tests.benchmarks.figures import line
-from tests.benchmarks.headers import ROOT
 
-ROUNDS = 5
+ROUNDS = 3
 BUCKET = 64 << 20
 SIZE = 1 << 29
 
@@ -105,14 +104,9 @@ def main() -> None:
     except CkptcheckError as missing:
         print(f"  no live sync: {missing.message} (make engines)")
         return
-    sys.path.insert(0, str(ROOT / "fixtures"))
-    import smollm2
-
-    source = smollm2.default_folder()
-    if not (source / smollm2.DONE).exists():
-        source.parent.mkdir(parents=True, exist_ok=True)
-        smollm2.build(source)
-    syncs(source)
+    source = find_smollm2()
+    if source is not None:
+        syncs(source)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.benchmarks.figures import line
 
-ROUNDS = 7
+ROUNDS = 5
 
 
 def weights(gigabytes: float) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Engine:
         return str(self.number)
 
 
-def main(gigabytes: float = 1.0) -> None:
+def main(gigabytes: float = 0.25) -> None:
     """Measure and print."""
     from ckptcheck.watch import Watch
 
@@ -105,4 +105,4 @@ def _ratio(one: float, other: float) -> float:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 1.0)
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 0.25)

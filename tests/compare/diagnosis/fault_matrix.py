@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from ckptcheck.compare.diagnosis import AttentionGeometry, DiagnosisInput, TensorBits, Verdict, diagnose
-from tests.compare.diagnosis.faults import FAULTS, Fault, Sync
+from tests.compare.diagnosis.faults import Fault, Sync
 from tests.compare.diagnosis.sharded import HEAD_DIM, Layout, Weights
 
 LAYOUTS = (
@@ -92,20 +91,3 @@ def cell(fault: Fault, layout: Layout) -> Cell:
 def cells(fault: Fault) -> tuple[Cell, ...]:
     """One fault in every layout."""
     return tuple(cell(fault, layout) for layout in LAYOUTS)
-
-
-def row(name: str, found: Iterable[Cell]) -> str:
-    """A line of the table: of the cells in which the fault changes a byte, how many are detected and named first."""
-    found = list(found)
-    changed = [item for item in found if not item.no_op]
-    detected, right = sum(item.detected for item in changed), sum(item.right for item in changed)
-    return f"| {name} | {len(changed)} | {len(found) - len(changed)} | {detected} | {right} |"
-
-
-def table() -> Iterator[str]:
-    """The matrix as a Markdown table."""
-    yield "| fault | cells | no-op | detected | right cause first |"
-    yield "|---|--:|--:|--:|--:|"
-    for fault in FAULTS:
-        yield row(fault.name, cells(fault))
-    yield row("**all**", (item for fault in FAULTS for item in cells(fault)))

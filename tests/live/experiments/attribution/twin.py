@@ -290,34 +290,3 @@ def search_twin(fault: Fault, name: str, seed: int) -> SearchResult:
 
 def told(found: SearchResult) -> Attribution:
     return Attribution("twin", found, has_measured_floor=True)
-
-
-def cells(seeds: int = 1) -> Iterator[tuple[Fault, str, int]]:
-    """Yield every fault on every model that can have it."""
-    for fault in FAULTS:
-        for name in fault.models:
-            for seed in range(seeds):
-                yield fault, name, seed
-
-
-def table(seeds: int = 1) -> tuple[list[tuple[str, int, int, str]], int, int]:
-    """Return (fault, cells, right first, what else was named first), and right and all over cells with a fault."""
-    rows: dict[str, list[str]] = {}
-    for fault, name, seed in cells(seeds):
-        causes = search_twin(fault, name, seed).causes
-        rows.setdefault(fault.name, []).append(causes[0].name if causes else "")
-    made, right, total = [], 0, 0
-    for fault in FAULTS:
-        named = rows[fault.name]
-        hits = sum(each == fault.experiment for each in named)
-        made.append(
-            (
-                fault.name,
-                len(named),
-                hits,
-                ", ".join(sorted({each or "nothing" for each in named if each != fault.experiment})),
-            )
-        )
-        if fault.experiment:
-            right, total = right + hits, total + len(named)
-    return made, right, total
