@@ -236,8 +236,11 @@ def _choose_type(parameter: Parameter) -> Any:
 
 def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> None:
     """Run the verb with the user's arguments, and write its result."""
+    from ckptcheck.cli import numpy_threads
     from ckptcheck.cli import output as out
 
+    if verb.name in numpy_threads.VERBS and not values.get("headers_only"):
+        numpy_threads.import_numpy()
     arguments = {
         name: _convert(verb.parameters[name], values[name]) for name in written.names if name in verb.parameters
     }

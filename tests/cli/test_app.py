@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -164,6 +165,27 @@ def test_a_scan_loads_no_framework(here: Path) -> None:
         command = [sys.executable, "-c", program, *flags]
         result = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True)
         assert result.stdout.splitlines()[-1] == loaded
+
+
+def test_numpy_starts_one_thread_and_children_all(here: Path) -> None:
+    """OpenBLAS reads the variable as it is loaded, and every child inherits it."""
+    program = (
+        "import os, sys; sys.argv = ['ckptcheck', 'scan', 'sound']\n"
+        "os._exit = sys.exit\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'numpy': print('threads', os.environ.get('OPENBLAS_NUM_THREADS'))\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "from ckptcheck.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit: print('threads', os.environ.get('OPENBLAS_NUM_THREADS'))"
+    )
+    inherited = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    for given, seen in ((None, ["threads 1", "threads None"]), ("7", ["threads 7", "threads 7"])):
+        environment = inherited | ({} if given is None else {"OPENBLAS_NUM_THREADS": given})
+        command = [sys.executable, "-c", program]
+        result = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True, env=environment)
+        assert [line for line in result.stdout.splitlines() if line.startswith("threads")] == seen
 
 
 def test_the_version_loads_nothing(here: Path) -> None:
