@@ -16,11 +16,10 @@ def write_result(result: Any, values: Mapping[str, Any]) -> None:
     if isinstance(result, str):
         sys.stdout.write(result)
     elif hasattr(result, "section"):
-        from rich.console import Console
-
         from ckptcheck.reporters import tables
+        from ckptcheck.reporters.line_printer import LinePrinter
 
-        tables.write(Console(), result.section())
+        tables.write(LinePrinter(sys.stdout), result.section())
     elif "fail_on" in values and values["output"] is None and hasattr(result, "tensors"):
         raise UsageError("the parts are of a manifest, which needs a file", hint="name it with -o")
     elif isinstance(result, list) and result and hasattr(result[0], "identity"):

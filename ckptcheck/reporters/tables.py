@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.padding import Padding
-from rich.text import Text
-
 from ckptcheck.reporters.printable import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ckptcheck.linter.report import Cell, Section
+    from ckptcheck.reporters.line_printer import LinePrinter
 
 
 NEAR = 5e-4
 """Nearer to 1 than this, four digits show only 1, the usual ratio of a sound run, so seven are shown."""
 
 
-def write(console: Console, section: Section, *, verbose: bool = False) -> None:
+def write(lines: LinePrinter, section: Section, *, verbose: bool = False) -> None:
     """Print one section, two spaces in. Tables and lines are not wrapped, so that they stay aligned and commands can be copied.
 
     verbose: print the table also if something brief replaces it.
     """
-    console.print()
-    console.print(Padding(Text(printable(section.title), style="bold"), (0, 0, 0, 2), expand=False))
+    lines.print()
+    lines.print((printable(section.title), "bold"), indent=2)
     brief = () if verbose and section.rows else section.brief
     if section.columns and not brief:
         shown = [[cell(value) for value in row] for row in section.rows]
@@ -33,11 +29,11 @@ def write(console: Console, section: Section, *, verbose: bool = False) -> None:
         right = [any(isinstance(row[at], int | float) for row in section.rows) for at in range(len(wide))]
         for row, style in [(list(section.columns), "dim"), *((row, "") for row in shown)]:
             cells = [text.rjust(w) if r else text.ljust(w) for text, w, r in zip(row, wide, right, strict=True)]
-            console.print(Text("  " + "  ".join(cells).rstrip(), style=style), soft_wrap=True)
+            lines.print(("  " + "  ".join(cells).rstrip(), style), wrap=False)
     for line in brief:
-        console.print(Padding(Text(printable(line)), (0, 0, 0, 2), expand=False))
+        lines.print(printable(line), indent=2)
     for line in section.lines:
-        console.print(Text(f"  {printable(line)}"), soft_wrap=True)
+        lines.print(f"  {printable(line)}", wrap=False)
 
 
 def cell(value: Cell) -> str:

@@ -35,7 +35,8 @@ def rules(
     from rich.console import Console
     from rich.table import Table
 
-    from ckptcheck.reporters.text import STYLE, width_for
+    from ckptcheck.reporters.line_printer import width_for
+    from ckptcheck.reporters.text import STYLE
 
     table = Table(box=None, pad_edge=False)
     for heading in ("Code", "Name", "Severity", "What it sees"):
@@ -71,17 +72,18 @@ def rule(
     folders: RuleFolders = (),
 ) -> None:
     """Print a rule's page: what it checks, why it matters, how to fix it, where it occurred."""
-    from rich.console import Console
-    from rich.markdown import Markdown
-
     from ckptcheck.linter import rule_loader
     from ckptcheck.linter.selection import find_rules
-    from ckptcheck.reporters.text import width_for
 
     rules = rule_loader.load_rules([*map(Path, several(folders))])
     for number, rule in enumerate(find_rules(rules, " ".join(several(code)))):
         page = f"# {rule.code} {rule.name} ({rule.severity})\n\n{rule.explanation.strip()}\n"
         if sys.stdout.isatty():
+            from rich.console import Console
+            from rich.markdown import Markdown
+
+            from ckptcheck.reporters.line_printer import width_for
+
             Console(width=width_for(sys.stdout)).print(Markdown(page))
         else:
             sys.stdout.write(("\n" if number else "") + page)

@@ -180,3 +180,22 @@ def test_no_line_of_a_text_report_is_a_command_to_a_runner(parts: list[str]) -> 
         assert not line.lstrip().startswith("::")
         assert "##[" not in line
         assert "##vso[" not in line
+
+
+def test_names_in_reasons_are_shown_as_they_are() -> None:
+    """rich once made an emoji of `:warning:`, and a line of blanks before what is left out."""
+    stream = io.StringIO()
+    findings = (Finding("IDX001", "n", "error", "lost"),) * 6
+    text.write([Report("a", findings=findings, skipped=(("CFG001", "no :warning: in [bold]"),))], RULES, stream)
+    assert "\n  skipped CFG001: no :warning: in [bold]\n" in stream.getvalue()
+    assert "lost\n\n  … and 1 more finding of IDX001" in stream.getvalue()
+
+
+def test_styles_can_be_asked_for_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for value, is_styled in (("", False), ("1", True)):
+        monkeypatch.setenv("FORCE_COLOR", value)
+        stream = io.StringIO()
+        text.write([CLEAN], RULES, stream)
+        assert ("\x1b[" in stream.getvalue()) == is_styled
