@@ -340,6 +340,11 @@ class Checkpoint(EvidenceDefaults):
         if (reason := self.value_reader.unavailable_reason(self.source)) is not None:
             raise Skip(reason)
 
+    def require(self, kind: str) -> None:
+        """Raise Skip with the reason for rules about values, if those are not read."""
+        if kind == "values":
+            self.require_value_reader()
+
     def view_for(self, kind: str) -> Checkpoint | tuple[DeltaChain, ...] | None:
         """Return this checkpoint for its own rules, for rules about values, and for rules about a part that it has.
 

@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class Evidence(Protocol):
-    """The part of evidence that the runner needs; rules know the rest. `EvidenceDefaults` provides the last seven members."""
+    """The part of evidence that the runner needs; rules know the rest. `EvidenceDefaults` provides the last eight members."""
 
     @property
     def kind(self) -> str:
@@ -55,6 +55,10 @@ class Evidence(Protocol):
         """Return the evidence as rules on this kind see it; None if it has nothing for them."""
         ...
 
+    def require(self, kind: str) -> None:
+        """Raise Skip with the reason if rules on this kind cannot check, before any of them does other work."""
+        ...
+
     @property
     def reading(self) -> Reading:
         """What was read of the target."""
@@ -93,6 +97,9 @@ class EvidenceDefaults:
     def view_for(self, kind: str) -> object | None:
         """Return the evidence itself for rules on its own kind, None for others."""
         return self if kind == self.kind else None
+
+    def require(self, kind: str) -> None:
+        """Return: rules on every kind can check."""
 
     @property
     def reading(self) -> Reading:

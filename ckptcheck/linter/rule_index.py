@@ -7,9 +7,11 @@ imported, so it uses only the standard library.
 
 from __future__ import annotations
 
+import ast
+import builtins
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 INDEX = "index.json"
@@ -37,6 +39,8 @@ class RuleEntry:
     """Whether the rule has a `when`."""
     page: str
     """The docstring of the file."""
+    condition: str = ""
+    """The expression of its `when`, if it needs nothing else of the file; only an index has it, as to parse takes long."""
 
 
 def list_rule_files(folder: Path) -> list[Path]:
@@ -78,8 +82,22 @@ def build_index(folder: Path) -> str:
         entry = describe_rule(folder, path)
         if entry is None:
             raise ValueError(f"{path} is not written as a built-in rule is")
-        entries.append(asdict(entry))
+        entries.append(asdict(replace(entry, condition=_find_condition(path))))
     return json.dumps(entries, ensure_ascii=False)
+
+
+def _find_condition(path: Path) -> str:
+    """Return the expression of a rule's `when`; "" where there is none, or where it uses names that the file defines."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    calls = [call for node in tree.body if isinstance(node, ast.FunctionDef) for call in node.decorator_list]
+    given = [each.value for call in calls if isinstance(call, ast.Call) for each in call.keywords if each.arg == "when"]
+    if len(given) != 1:
+        return ""
+    nodes = list(ast.walk(given[0]))
+    bound = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    bound |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    used = {node.id for node in nodes if isinstance(node, ast.Name)} - bound
+    return ast.unparse(given[0]) if used <= vars(builtins).keys() else ""
 
 
 def read_index(folder: Path) -> list[RuleEntry] | None:

@@ -68,7 +68,7 @@ def _load_builtin_rules(folder: Path) -> tuple[Rule, ...]:
 
 
 def _create_lazy_rule(path: Path, entry: RuleEntry) -> Rule:
-    """Return a rule whose file runs when its `when` or its check is first called."""
+    """Return a rule whose file runs when its check is first called, or its `when`, if the index does not have that."""
 
     @cache
     def load() -> Rule:
@@ -78,7 +78,7 @@ def _create_lazy_rule(path: Path, entry: RuleEntry) -> Rule:
         return load().check(evidence)
 
     def when(evidence: Any) -> bool:
-        applies = load().when
+        applies = eval(entry.condition) if entry.condition else load().when
         return applies is None or applies(evidence)
 
     return Rule(

@@ -48,6 +48,8 @@ class RuleRun:
             self.skipped = self.evidence.explain_unread(self.view) or None
 
     def _collect_findings(self, severity: Severity | None) -> None:
+        # Before the file of the rule runs, which a scan of headers need not import.
+        self.evidence.require(self.rule.on)
         # Collect one by one, to keep the findings from before a crash.
         for problem in self.rule.check(self.view):
             self.findings.append(_finding(self.rule, severity, problem))
@@ -93,7 +95,7 @@ def run_rules(
         note_partial: called with the report so far before the rules that wait for values; it is incomplete.
     """
     runs = [RuleRun(rule, evidence) for rule in rules]
-    # Ask all rules first, which loads the files of applicable rules before any rule waits for values.
+    # Ask all rules first, so that what this computes is there before any rule waits for values.
     for run in runs:
         run.decide_applies()
     ordered = sorted(runs, key=lambda run: run.rule.on == VALUES)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_index, rule_loader
 from tests.paths import ROOT
 
@@ -89,6 +90,32 @@ def test_a_rule_that_cannot_be_described_is_loaded_from_its_file(
     monkeypatch.setattr(rule_loader, "builtin_rule_folder", lambda: tmp_path)
     (rule,) = rule_loader.load_rules()
     assert (rule.code, rule.on, rule.when, rule.explanation) == ("ABC001", "index", bool, "")
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_indexed"),
+    [
+        ("lambda ckpt: bool(ckpt)", True),
+        ("lambda ckpt: any(one for one in ckpt if (found := one))", True),
+        ("lambda ckpt: bool(ckpt) and rule is not None", False),
+        ("bool", True),
+        ("rule", False),
+    ],
+)
+def test_the_index_answers_what_needs_nothing_of_the_file(
+    condition: str, is_indexed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f'"""A page."""\n{HEAD}raise OSError\n\n\n@rule("ABC001", "odd", severity="info", when={condition})\n{CHECK}'
+    (tmp_path / "abc001_odd.py").write_text(text, encoding="utf-8")
+    (tmp_path / rule_index.INDEX).write_text(rule_index.build_index(tmp_path), encoding="utf-8")
+    monkeypatch.setattr(rule_loader, "builtin_rule_folder", lambda: tmp_path)
+    (rule,) = rule_loader.load_rules()
+    assert rule.when is not None
+    if is_indexed:
+        assert (rule.when([]), rule.when([3])) == (False, True)
+    else:
+        with pytest.raises(CkptcheckError, match="cannot be loaded: OSError"):
+            rule.when([3])
 
 
 def test_a_file_that_cannot_be_described_stops_the_build(tmp_path: Path) -> None:

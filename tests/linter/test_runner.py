@@ -79,6 +79,20 @@ def test_rules_about_values_run_last_and_findings_keep_the_order_of_the_rules() 
     assert report.passed == ()
 
 
+class Unread(Played):
+    def require(self, kind: str) -> None:
+        if kind == "values":
+            raise Skip("nobody reads them")
+
+
+def test_no_rule_runs_on_what_it_cannot_check() -> None:
+    evidence = Unread()
+    rules = [made("A001", "values"), made("B001"), made("C001", "values", when=lambda _: False)]
+    report = run_rules(evidence, rules)
+    assert evidence.asked == ["B001"]
+    assert (report.skipped, report.passed) == ((("A001", "nobody reads them"),), ("B001",))
+
+
 def test_each_rule_has_one_outcome_and_a_crash_stops_no_other() -> None:
     rules = [
         made("A001"),
