@@ -6,7 +6,6 @@ config.json of a class, although no tensor shows their values. The versions betw
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ VERSION_PARTS = 2
 
 @cache
 def _facts() -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((Path(__file__).parent / "architectures.json").read_bytes())
+    facts: dict[str, Any] = msgspec.json.decode((Path(__file__).parent / "architectures.json").read_bytes())
     return facts
 
 
@@ -90,4 +89,4 @@ def _parse(version: str) -> tuple[int, ...]:
 
 @cache
 def _table() -> Any:
-    return json.loads((Path(__file__).parent / "written_keys.json").read_bytes())
+    return msgspec.json.decode((Path(__file__).parent / "written_keys.json").read_bytes())

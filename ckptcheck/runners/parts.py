@@ -6,7 +6,6 @@ part of another plan, version or state of the checkpoint.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shlex
 from collections import Counter
@@ -210,6 +209,8 @@ class Parts:
 
 def hash_plan(work: Work[U, R], units: Sequence[U], objects: Mapping[str, str]) -> str:
     """Return a hash of a pass's plan: the same on every machine that sees the same files."""
+    import hashlib
+
     state = hashlib.sha256(repr((__version__, work.name, sorted(objects.items()))).encode("utf-8", "surrogatepass"))
     for unit in units:
         state.update(work.describe(unit).encode("utf-8", "surrogatepass") + b"\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     >>> parse_toml("a.b = 1")
     {'a': {'b': 1}}
     """
+    import tomllib
+
     if text.count(".") > DEEPEST and _count_parts(text) > DEEPEST:
         raise ValueError(f"it has a key of more than {DEEPEST} parts")
     if LONG_NUMBER.search(text):

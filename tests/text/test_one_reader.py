@@ -55,7 +55,8 @@ ELSEWHERE: dict[str, str] = {
     "written by this process a moment ago": "ckptcheck/compare/signatures/sign.py:sign_folder",
     "rules, and scripts of ours, whose code runs too": """
         ckptcheck/runners/import_path.py:run
-        ckptcheck/linter/rule_index.py:describe_rule ckptcheck/linter/rule_index.py:read_index""",
+        ckptcheck/linter/rule_index.py:describe_rule ckptcheck/linter/rule_index.py:_find_condition
+        ckptcheck/linter/rule_index.py:read_index""",
     "tables of the package": """
         ckptcheck/consumers/structures.py:_load_file ckptcheck/jobs/dated_defaults.py:load_table
         ckptcheck/jobs/key_table.py:load_key_table ckptcheck/live/runtime/engines/known_issues.py:load_known_issues""",
