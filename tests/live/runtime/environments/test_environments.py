@@ -97,10 +97,10 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 WITHOUT_CLOCK = """
-from math import inf
-from ckptcheck.cli import app, output
-output.LINE_INTERVAL = inf
-app.main()
+from ckptcheck.__main__ import main
+from ckptcheck.cli import output
+output.LINE_INTERVAL = float("inf")
+main()
 """
 """ckptcheck as a command that says nothing about the time that it takes: on a loaded machine pip takes a minute."""
 
