@@ -289,11 +289,7 @@ class Checkpoint(EvidenceDefaults):
     @cached_property
     def forms_by_template(self) -> dict[str, set[tuple[str, tuple[int, ...]]]]:
         """Name with {} for each number → the dtypes and shapes of its tensors, nearly always just one."""
-        tensors = self.tensors
-        return {
-            template: set(map(FORM, map(tensors.__getitem__, names)))
-            for template, names in self.layout.names_by_template.items()
-        }
+        return self.layout.group_by_template(list(map(FORM, self.tensors.values())))
 
     @cached_property
     def layout(self) -> Layout:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 BOX = re.compile(r"\[[^\[\]]*\]")
 """The slice in a chunk's name (`megatron.inspection.chunk_name`)."""
@@ -26,6 +30,8 @@ ASIDE = re.compile(
 
 TEXT_TOWER = re.compile(r"(^|\.)(text_(backbone|model)|language_backbone)\.")
 """Names under which models of images keep the layers that read text."""
+KEPT_BLOCKS = 4
+"""How many blocks that begin alike are compared with the next layer; models of several kinds of layers have two or three."""
 VOCODER = re.compile(r"(^|\.)(decoder|vocoder|generator)\.resblocks$")
 """Stacks of convolutions that turn a spectrum into sound."""
 
@@ -47,6 +53,28 @@ class Stack:
         return ".".join(part for part in (self.prefix, str(layer), rest) if part)
 
 
+Pick = Callable[[Sequence[T]], Sequence[T]]
+"""Takes what lies at some places of a sequence."""
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Names that begin with the same layer and follow each other. Nearly always other layers repeat them, and are parsed at once."""
+
+    endings: tuple[str, ...]
+    """The names relative to the layer."""
+    layer: frozenset[str]
+    """The same, with {} for numbers."""
+    alone: tuple[tuple[str, Pick[Any]], ...]
+    """Name with {} for numbers, and the names that it stands for; of numbered members only those with further numbers."""
+    members: tuple[tuple[str, str, str | None, tuple[int, ...], Pick[Any]], ...]
+    """Group, name within a member, the two as a template (None if it is in `alone`), the members' numbers, and their names."""
+
+    def matches(self, names: tuple[str, ...], at: int, start: str) -> bool:
+        """Whether the names from a place on are those of this block behind `start`."""
+        run = names[at : at + len(self.endings)]
+        return run[-1] == start + self.endings[-1] and "\0".join(run) == start + f"\0{start}".join(self.endings)
+
+
 class Layout(msgspec.Struct, frozen=True):
     """The stacks of layers of a model, and the tensors outside them."""
 
@@ -56,6 +84,35 @@ class Layout(msgspec.Struct, frozen=True):
     """Names of the tensors that belong to no stack."""
     names_by_template: dict[str, list[str]]
     """Name with {} for each number → the names that it stands for, so that a rule can check each kind of tensor once."""
+    runs: tuple[tuple[int, str, Block], ...]
+    """The place of a run's first name, what its templates begin with, and its block; in order."""
+
+    def group_by_template(self, properties: Sequence[T]) -> dict[str, set[T]]:
+        """Return template → the distinct properties of its tensors.
+
+        properties: one for each name, in the order of the names that the layout was derived from.
+        """
+        grouped: dict[str, set[T]] = {template: set() for template in self.names_by_template}
+        # Most runs repeat not only the names, but also the properties of the run before.
+        last: dict[tuple[str, int], Sequence[T]] = {}
+        end = 0
+        outside = iter(self.outside)
+        for at, prefix, block in (*self.runs, (len(properties), "", None)):
+            for place in range(end, at):
+                grouped[next(outside)].add(properties[place])
+            if block is None:
+                break
+            end = at + len(block.endings)
+            run = properties[at:end]
+            if last.get((prefix, id(block))) == run:
+                continue
+            last[prefix, id(block)] = run
+            for rest, pick in block.alone:
+                grouped[prefix + rest].update(pick(run))
+            for *_, template, _, pick in block.members:
+                if template is not None:
+                    grouped[prefix + template].update(pick(run))
+        return grouped
 
     @property
     def gaps(self) -> dict[str, set[int]]:
@@ -94,54 +151,85 @@ class Layout(msgspec.Struct, frozen=True):
 
 def parse_layout(names: Iterable[str]) -> Layout:
     """Derive the structure from tensor names, in one pass."""
+    names = tuple(names)
     stacks: dict[str, Stack] = {}
     outside: list[str] = []
+    runs: list[tuple[int, str, Block]] = []
     names_by_template: dict[str, list[str]] = {}
     # Template → the members of one group that it stands for; their names join the template's at the end.
     members_by_template: dict[str, list[dict[int, str]]] = {}
-    # The rest of a name after its first two numbers → the same with {} for numbers.
-    templates: dict[str, str] = {}
-    split = INDEX.split
-    # Tensors of one expert are adjacent, and their names differ only at the end: parse the shared part once.
-    shared, width, number, member = "\0", 1, 0, 0
-    layer: set[str] = set()
-    parts_of_group: dict[str, dict[int, str]] = {}
-    for name in names:
-        tail = name[width:] if name.startswith(shared) else "{}"
-        if "{}" not in tail and (members := parts_of_group.get(tail)) is not None:
-            members[member] = name
-            continue
-        parts = split(name, 2)
+    # The first name of a run, relative to its layer → the blocks that began with it, the latest first.
+    known: dict[str, list[Block]] = {}
+    can_compare = "\0".join(names).count("\0") < len(names)  # no name has the sign that `Block.matches` puts between names
+    at = 0
+    while at < len(names):
+        name = names[at]
+        parts = INDEX.split(name, 1)
         if len(parts) == 1:
             outside.append(name)
             names_by_template.setdefault(name, []).append(name)
+            at += 1
             continue
-        prefix = parts[0][:-1]
+        start, ending = name[: -len(parts[2]) + 1], parts[2][1:]
+        blocks = known.setdefault(ending, [])
+        block = next((block for block in blocks if can_compare and block.matches(names, at, start)), None)
+        if block is None:
+            end = next((i for i in range(at + 1, len(names)) if not names[i].startswith(start)), len(names))
+            block = _parse_block([name[len(start) :] for name in names[at:end]])
+            blocks.insert(0, block)
+            del blocks[KEPT_BLOCKS:]
+        prefix, number = parts[0][:-1], int(parts[1])
         stack = stacks.get(prefix)
         if stack is None:
             stack = stacks[prefix] = Stack(prefix)
-        number = int(parts[1])
-        layer = stack.layers.setdefault(number, set())
-        if len(parts) == 3:
-            layer.add(parts[2][1:])
-            names_by_template.setdefault(f"{parts[0]}{{}}{parts[2]}", []).append(name)
+        stack.layers.setdefault(number, set()).update(block.layer)
+        run = names[at : at + len(block.endings)]
+        runs.append((at, f"{parts[0]}{{}}.", block))
+        at += len(run)
+        for rest, pick in block.alone:
+            names_by_template.setdefault(f"{parts[0]}{{}}.{rest}", []).extend(pick(run))
+        groups = stack.groups.setdefault(number, {}) if block.members else {}
+        for group, rest, template, members, pick in block.members:
+            of_group = groups.setdefault(group, {})
+            if rest not in of_group:
+                of_group[rest] = {}
+                if template is not None:
+                    members_by_template.setdefault(f"{parts[0]}{{}}.{template}", []).append(of_group[rest])
+            of_group[rest].update(zip(members, pick(run), strict=True))
+    for template, of_template in members_by_template.items():
+        names_by_template.setdefault(template, []).extend(name for names in of_template for name in names.values())
+    return Layout(stacks, tuple(outside), names_by_template, tuple(runs))
+
+
+def _parse_block(endings: list[str]) -> Block:
+    """Derive the structure of names that begin with the same layer, relative to that layer."""
+    layer: set[str] = set()
+    alone: dict[str, list[int]] = {}
+    members: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
+    for place, ending in enumerate(endings):
+        parts = INDEX.split(ending, 1)
+        if len(parts) == 1:
+            layer.add(ending)
+            alone.setdefault(ending, []).append(place)
             continue
-        rest = templates.get(parts[4])
-        if rest is None:
-            rest = templates[parts[4]] = INDEX.sub("{}", parts[4][1:])
-        group, member = parts[2][1:-1], int(parts[3])
-        parts_of_group = stack.groups.setdefault(number, {}).setdefault(group, {})
-        template = f"{parts[0]}{{}}{parts[2]}{{}}.{rest}"
-        if rest not in parts_of_group:
-            parts_of_group[rest] = {}
-            layer.add(f"{group}.{{}}.{rest}" if group else f"{{}}.{rest}")
-            if "{}" not in rest:
-                members_by_template.setdefault(template, []).append(parts_of_group[rest])
+        rest = INDEX.sub("{}", parts[2][1:])
+        layer.add(f"{parts[0]}{{}}.{rest}")
+        numbers, places = members.setdefault((parts[0], rest), ([], []))
+        numbers.append(int(parts[1]))
+        places.append(place)
         if "{}" in rest:
-            names_by_template.setdefault(template, []).append(name)
-        parts_of_group[rest][member] = name
-        width = len(name) - len(parts[4]) + 1
-        shared = name[:width]
-    for template, groups in members_by_template.items():
-        names_by_template.setdefault(template, []).extend(name for members in groups for name in members.values())
-    return Layout(stacks, tuple(outside), names_by_template)
+            alone.setdefault(f"{parts[0]}{{}}.{rest}", []).append(place)
+    return Block(
+        tuple(endings),
+        frozenset(layer),
+        tuple((rest, _pick(places)) for rest, places in alone.items()),
+        tuple(
+            (start[:-1], rest, None if "{}" in rest else f"{start}{{}}.{rest}", tuple(numbers), _pick(places))
+            for (start, rest), (numbers, places) in members.items()
+        ),
+    )
+
+
+def _pick(places: list[int]) -> Pick:
+    """Return a function that takes what lies at some places of a sequence."""
+    return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
