@@ -270,7 +270,9 @@ class Checkpoint(EvidenceDefaults):
 
     @cached_property
     def tensor_to_file(self) -> dict[str, str]:
-        """Tensor → the loaded file that holds it (the last one, if several do)."""
+        """Tensor → the loaded file that holds it (the last one, if several do), in no particular order."""
+        if self.index is not None and self.index_agrees:
+            return self.index.weight_map
         tensor_to_file: dict[str, str] = {}
         for name in self.model_files:
             if name in self.shards:
@@ -377,7 +379,7 @@ class Checkpoint(EvidenceDefaults):
 
     def file_of(self, prefix: str) -> str | None:
         """Return the file that holds (most of) the tensors below a name."""
-        files = Counter(file for name, file in self.tensor_to_file.items() if name.startswith(prefix + "."))
+        files = Counter(self.tensor_to_file[name] for name in self.tensors if name.startswith(prefix + "."))
         return files.most_common(1)[0][0] if files else None
 
     @property
@@ -388,7 +390,12 @@ class Checkpoint(EvidenceDefaults):
     @cached_property
     def index_agrees(self) -> bool:
         """Whether the index agrees exactly with the shards' headers."""
-        return self.index is not None and self.index.weight_map == self.tensor_to_file
+        if self.index is None or len(self.index.weight_map) != len(self.tensors):
+            return False
+        places, loaded = self.index.weight_map, [self.shards[name] for name in self.model_files if name in self.shards]
+        return len(places) == sum(len(shard.tensors) for shard in loaded) and all(
+            list(map(places.get, shard.tensors)) == [shard.name] * len(shard.tensors) for shard in loaded
+        )
 
     @property
     def index_is_stale(self) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 
 from ckptcheck.checkpoint.document import Defect, detect_foreign_format, json_kind, nesting_depth, parse_object
 from ckptcheck.checkpoint.source import Source
-from ckptcheck.checkpoint.tensor import Tensor
+from ckptcheck.checkpoint.tensor import Natural, Tensor
 from ckptcheck.checkpoint.tiling import MAX_SIZE, find_unfit, layout_defects
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.rule import SkipForDamage
@@ -184,7 +184,18 @@ def _described(name: str, size: int, header: bytes, data_start: int) -> Shard:
 
 
 _Parsed = tuple[dict[str, Tensor] | None, dict[str, str] | None, list[Defect]]
+
+
+class _OddTensor(msgspec.Struct, gc=False):
+    """A tensor whose dtype may be one that safetensors does not know."""
+
+    dtype: str
+    shape: tuple[Natural, ...]
+    data_offsets: tuple[Natural, Natural]
+
+
 _TENSORS = msgspec.json.Decoder(dict[str, Tensor])
+_ODD_TENSORS = msgspec.json.Decoder(dict[str, _OddTensor])
 _METADATA = msgspec.json.Decoder(dict[str, str])
 _LEADING = re.compile(rb'\{[ \t\n\r]*"__metadata__"[ \t\n\r]*:[ \t\n\r]*(\{[^{}]*\})[ \t\n\r]*(?:,[ \t\n\r]*"|\})')
 """A leading `__metadata__` entry, followed by the end of the header or by a comma and the next name."""
@@ -207,7 +218,11 @@ def _fast(header: bytes) -> _Parsed | None:
             return None
         body = b"{" + header[leading.end(1) :].lstrip().removeprefix(b",")
     try:
-        tensors = _TENSORS.decode(body)
+        try:
+            tensors = _TENSORS.decode(body)
+        except msgspec.ValidationError:
+            odd = _ODD_TENSORS.decode(body)
+            tensors = {name: Tensor(each.dtype, each.shape, each.data_offsets) for name, each in odd.items()}
     except (msgspec.MsgspecError, RecursionError):
         return None
     if body.count(b'"') != 10 * len(tensors) or "__metadata__" in tensors:

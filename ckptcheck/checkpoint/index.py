@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -17,12 +17,15 @@ MAX_INDEX = 1 << 29
 """Longest index that is read, in bytes; one of a million tensors has about 100 MB."""
 
 
-class _Plain(msgspec.Struct):
-    weight_map: dict[str, str]
+File = TypeVar("File")
+
+
+class _Plain(msgspec.Struct, Generic[File]):
+    weight_map: dict[str, File]
     metadata: dict[str, Any] = {}
 
 
-_DECODER = msgspec.json.Decoder(_Plain)
+_DECODER = msgspec.json.Decoder(_Plain[str])
 
 
 @dataclass(frozen=True)
@@ -65,25 +68,33 @@ def read_index(source: Source, file: str) -> Index:
     size = source.files[file].size
     if size > MAX_INDEX:
         return Index(file, defects=(Defect("malformed-index", f"it has {size:,} bytes; no index is that long"),))
-    return parse_index(file, read_document(source, file, size))
+    shards = tuple(name for name in source.files if name.endswith(".safetensors") and name.isascii())
+    return parse_index(file, read_document(source, file, size), shards)
 
 
-def parse_index(file: str, raw: bytes) -> Index:
+def parse_index(file: str, raw: bytes, shards: tuple[str, ...] = ()) -> Index:
     """Parse an index.
 
     msgspec parses the ordinary form. It does not see duplicate keys, so a count of quotation marks must confirm that there
     are none.
+
+    shards: the files that it probably names; their names are then kept once, and not once for each tensor.
     """
     if b"\\" not in raw:
-        try:
-            plain = _DECODER.decode(raw)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            pass
-        else:
+        for decoder in (_expect(shards), _DECODER) if shards else (_DECODER,):
+            try:
+                plain = decoder.decode(raw)
+            except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+                continue
             quotes = 4 * len(plain.weight_map) + 4 + 2 * len(plain.metadata)
             if plain.weight_map and plain.metadata and raw.count(b'"') == quotes:
                 return Index(file, plain.weight_map, plain.metadata, readable=True)
     return _slow(file, raw)
+
+
+def _expect(shards: tuple[str, ...]) -> msgspec.json.Decoder[_Plain[str]]:
+    names: Any = Literal.__getitem__(shards)
+    return msgspec.json.Decoder(_Plain[names])
 
 
 def _slow(file: str, raw: bytes) -> Index:

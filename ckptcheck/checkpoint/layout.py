@@ -58,7 +58,7 @@ Pick = Callable[[Sequence[T]], Sequence[T]]
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Names that begin with the same layer and follow each other. Nearly always other layers repeat them, and are parsed at once."""
+    """Names of one layer that follow each other. Nearly always other layers repeat them, and are parsed at once."""
 
     endings: tuple[str, ...]
     """The names relative to the layer."""
@@ -160,7 +160,8 @@ def parse_layout(names: Iterable[str]) -> Layout:
     members_by_template: dict[str, list[dict[int, str]]] = {}
     # The first name of a run, relative to its layer → the blocks that began with it, the latest first.
     known: dict[str, list[Block]] = {}
-    can_compare = "\0".join(names).count("\0") < len(names)  # no name has the sign that `Block.matches` puts between names
+    # `Block.matches` puts this sign between names
+    can_compare = "\0".join(names).count("\0") < len(names)
     at = 0
     while at < len(names):
         name = names[at]
@@ -230,6 +231,6 @@ def _parse_block(endings: list[str]) -> Block:
     )
 
 
-def _pick(places: list[int]) -> Pick:
+def _pick(places: list[int]) -> Pick[Any]:
     """Return a function that takes what lies at some places of a sequence."""
     return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
+from ckptcheck.checkpoint.tiling import BITS
+
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """The upper bound is msgspec's; the slow parser handles numbers between it and 2^64."""
+
+if TYPE_CHECKING:
+    Dtype = str
+else:
+    # The decoder then keeps the name of a known dtype once, and not once for each tensor. Other code makes tensors of any dtype.
+    Dtype = Literal[tuple(BITS)]
 
 PLAIN = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
 """dtypes whose elements are the model's numbers one by one (not packed)."""
@@ -16,7 +24,7 @@ PLAIN = frozenset(("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"))
 class Tensor(msgspec.Struct, gc=False, frozen=True):
     """A tensor as the header of a safetensors file describes it."""
 
-    dtype: str
+    dtype: Dtype
     shape: tuple[Natural, ...]
     data_offsets: tuple[Natural, Natural]
     """[begin, end) in bytes from the start of the file's data."""

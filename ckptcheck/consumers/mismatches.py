@@ -73,17 +73,15 @@ def _evaluate(ckpt: Checkpoint, consumers: tuple[str, ...]) -> dict[str, Evaluat
 def _leave_out_like_first_expert(names: Mapping[str, bool]) -> dict[str, bool]:
     """Return the modules without the further experts' modules that are stored like expert 0's."""
     kept = {}
-    # The modules of an expert follow each other, so that most names begin as the one before.
-    before, begin, end = "\0", "", 0
+    # Modules of one name in many experts follow each other, so that most are the same module of expert 0 as the one before.
+    before: tuple[str, str] | None = None
+    first: bool | None = None
     for name, quantized in names.items():
-        if not name.startswith(before):
-            at = name.find(".experts.")
-            end = name.find(".", at + len(".experts.")) if at >= 0 else -1
-            if end < 0:
-                kept[name] = quantized
-                continue
-            before, begin = name[: end + 1], f"{name[:at]}.experts.0."
-        if begin == before or names.get(begin + name[end + 1 :]) != quantized:
+        layer, _, expert = name.partition(".experts.")
+        number, inside, rest = expert.partition(".")
+        if (layer, rest) != before:
+            before, first = (layer, rest), names.get(f"{layer}.experts.0.{rest}")
+        if not inside or number == "0" or first != quantized:
             kept[name] = quantized
     return kept
 

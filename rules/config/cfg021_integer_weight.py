@@ -32,6 +32,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.adapter import PREFIX
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.quantization.declarations import KNOWN
+from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.text.formatting import count, join_truncated
 
 BESIDE = ("weight", "qweight", "weight_packed", "_weight_qdata", "W_q", "weight._data", "weight._data._data")
@@ -59,10 +60,10 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
 
 def _check_weights(ckpt: Checkpoint) -> Iterator[Problem]:
     found: dict[tuple[str, str], list[str]] = {}
-    for name, tensor in ckpt.tensors.items():
+    for name, tensor in _iter_integers(ckpt):
         if ckpt.is_adapter and not name.startswith(PREFIX):
             continue
-        if tensor.dtype in INTEGERS and tensor.shape and name.endswith(("weight", "_proj")):
+        if tensor.shape and name.endswith(("weight", "_proj")):
             found.setdefault((ckpt.tensor_to_file[name], tensor.dtype), []).append(name)
     for (shard, dtype), names in found.items():
         yield Problem(
@@ -77,8 +78,8 @@ def _check_weights(ckpt: Checkpoint) -> Iterator[Problem]:
 def _check_biases(ckpt: Checkpoint) -> Iterator[Problem]:
     """Yield the biases beside weights that are stored as integers."""
     found: dict[tuple[str, str], list[str]] = {}
-    for name, tensor in ckpt.tensors.items():
-        if tensor.dtype not in INTEGERS or len(tensor.shape) != 1 or not name.endswith(".bias"):
+    for name, tensor in _iter_integers(ckpt):
+        if len(tensor.shape) != 1 or not name.endswith(".bias"):
             continue
         module = name.removesuffix("bias")
         if f"{name}_scale" not in ckpt.tensors and any(f"{module}{role}" in ckpt.tensors for role in BESIDE):
@@ -91,6 +92,12 @@ def _check_biases(ckpt: Checkpoint) -> Iterator[Problem]:
             key=min(names),
             hint="copy the biases from the checkpoint that this one was made of, as floats",
         )
+
+
+def _iter_integers(ckpt: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of integers, if there are any."""
+    if any(dtype in INTEGERS for forms in ckpt.forms_by_template.values() for dtype, _ in forms):
+        yield from ((name, tensor) for name, tensor in ckpt.tensors.items() if tensor.dtype in INTEGERS)
 
 
 def _has_float_biases(ckpt: Checkpoint) -> bool:

@@ -42,14 +42,15 @@ from ckptcheck.text.formatting import count, format_ranges
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if ckpt.index is not None and ckpt.index_decides:
-        for shard, tensors in sorted(Counter(ckpt.index.weight_map.values()).items()):
-            if shard not in ckpt.files and not escapes_folder(shard):
-                yield Problem(
-                    f"{shard} is missing, but the index places {count(tensors, 'tensor')} in it",
-                    file=ckpt.index.file,
-                    key="weight_map",
-                    hint=f"fetch {shard} again, or find out why it was never uploaded",
-                )
+        missing = [shard for shard in ckpt.index.shards if shard not in ckpt.files and not escapes_folder(shard)]
+        tensors = Counter(ckpt.index.weight_map.values()) if missing else {}
+        for shard in missing:
+            yield Problem(
+                f"{shard} is missing, but the index places {count(tensors[shard], 'tensor')} in it",
+                file=ckpt.index.file,
+                key="weight_map",
+                hint=f"fetch {shard} again, or find out why it was never uploaded",
+            )
     if not ckpt.is_single_shard:
         yield from _find_gaps(ckpt)
 

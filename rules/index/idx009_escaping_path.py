@@ -29,12 +29,13 @@ from ckptcheck.text.formatting import count
 
 @rule("IDX009", "escaping-path", severity="error", on="index", when=lambda ckpt: ckpt.has_index)
 def check(ckpt: IndexedCheckpoint) -> Iterator[Problem]:
-    for shard, tensors in sorted(Counter(ckpt.index.weight_map.values()).items()):
-        if escapes_folder(shard):
-            yield Problem(
-                f"the index places {count(tensors, 'tensor')} in {shard!r}, which is not the name of a file beside it; "
-                "ckptcheck did not open it",
-                file=ckpt.index.file,
-                key="weight_map",
-                hint="put the shard beside the index and write its plain name",
-            )
+    escaping = [shard for shard in ckpt.index.shards if escapes_folder(shard)]
+    tensors = Counter(ckpt.index.weight_map.values()) if escaping else {}
+    for shard in escaping:
+        yield Problem(
+            f"the index places {count(tensors[shard], 'tensor')} in {shard!r}, which is not the name of a file beside it; "
+            "ckptcheck did not open it",
+            file=ckpt.index.file,
+            key="weight_map",
+            hint="put the shard beside the index and write its plain name",
+        )

@@ -92,7 +92,7 @@ def _find_by_table(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
     ranks: dict[int, list[str]] = {}
     shapes: dict[str, Shape] = {}
     method = ckpt.quantization.method if ckpt.quantization is not None else None
-    for name, tensor, expected in _iter_expected(ckpt, table, choose_sizes):
+    for name, tensor, expected in _iter_expected(ckpt, table, choose_sizes, wide):
         if (
             name in explained.tensors or 0 in tensor.shape or not has_own_shape(tensor, method)
         ):  # an empty one is CFG019's
@@ -312,14 +312,20 @@ def _find_unlike_layer(ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf) -
 
 
 def _iter_expected(
-    ckpt: Checkpoint, table: WeightsTable, choose_sizes: Callable[[str], SizeOf]
+    ckpt: Checkpoint, table: WeightsTable, choose_sizes: Callable[[str], SizeOf], wide: tuple[str, ...]
 ) -> Iterator[tuple[str, Tensor, Shape]]:
-    """Yield the tensors with an unexpected shape, and the expected one, computed once per template of names where possible."""
+    """Yield the tensors with an unexpected shape, and the expected one, computed once per template of names where possible.
+
+    wide: what the names begin with for which `choose_sizes` may choose otherwise.
+    """
     for template, names in ckpt.layout.names_by_template.items():
         pattern = INDEX.sub("{}", names[0])
         if pattern not in table.shapes:
             continue
-        by_place, sizes = pattern in table.patterns_of_places, {choose_sizes(name) for name in names}
+        by_place, sizes = (
+            pattern in table.patterns_of_places,
+            {choose_sizes(name) for name in (names if wide else names[:1])},
+        )
         groups: dict[tuple[str, SizeOf], list[str]] = {}
         for name in names if by_place or len(sizes) > 1 else ():
             groups.setdefault((find_place(name) if by_place else "", choose_sizes(name)), []).append(name)
