@@ -18,6 +18,9 @@ class Observer:
     def note_report(self, report: object) -> None:
         """Receive the `linter.report.Report` of a target; before its values are read, that of what is known by then."""
 
+    def keep(self, evidence: object) -> None:
+        """Receive the evidence of a target before it is read. A process that ends after the last one need not free it."""
+
     def progress(self, label: str, *, bytewise: bool = True) -> AbstractContextManager[Advance | None]:
         """Return a context in which work on `label` runs; it gives the function that counts, or None without an audience.
 

@@ -147,6 +147,7 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
         return _scan_megatron(ckpt, request, rows)
     if request.fix:
         ckpt = _repair(ckpt, target, request)
+    request.observer.keep(ckpt)
     try:
         value_reader.start(ckpt)
         _read_headers(ckpt, target, request.observer)
