@@ -291,7 +291,7 @@ class Checkpoint(EvidenceDefaults):
     @cached_property
     def forms_by_template(self) -> dict[str, set[tuple[str, tuple[int, ...]]]]:
         """Name with {} for each number → the dtypes and shapes of its tensors, nearly always just one."""
-        return self.layout.group_by_template(list(map(FORM, self.tensors.values())))
+        return self.layout.group_by_template(self.tensors.values(), FORM)
 
     @cached_property
     def layout(self) -> Layout:

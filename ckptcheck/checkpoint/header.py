@@ -152,7 +152,7 @@ def parse_header(name: str, size: int, raw: bytes) -> Shard:
         return unreadable("truncated", f"the file ends after {size:,} bytes, inside its header, which has {length:,}")
     header = raw[8 : 8 + length]
     try:
-        header.decode("utf-8")
+        _ = header.isascii() or header.decode("utf-8")
     except UnicodeDecodeError as error:
         return unreadable("header-not-utf8", f"the header is not UTF-8 text (byte {8 + error.start:,} of the file)")
     return _described(name, size, header, 8 + length)
@@ -216,7 +216,7 @@ def _fast(header: bytes) -> _Parsed | None:
             return None
         if leading[1].count(b'"') != 4 * len(metadata):
             return None
-        body = b"{" + header[leading.end(1) :].lstrip().removeprefix(b",")
+        body = b"{" + memoryview(header)[leading.end() - 1 :]
     try:
         try:
             tensors = _TENSORS.decode(body)

@@ -10,11 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import itemgetter
 from typing import Any, TypeVar
 
 import msgspec
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 BOX = re.compile(r"\[[^\[\]]*\]")
@@ -87,23 +89,25 @@ class Layout(msgspec.Struct, frozen=True):
     runs: tuple[tuple[int, str, Block], ...]
     """The place of a run's first name, what its templates begin with, and its block; in order."""
 
-    def group_by_template(self, properties: Sequence[T]) -> dict[str, set[T]]:
+    def group_by_template(self, tensors: Iterable[S], describe: Callable[[S], T]) -> dict[str, set[T]]:
         """Return template → the distinct properties of its tensors.
 
-        properties: one for each name, in the order of the names that the layout was derived from.
+        Args:
+            tensors: in the order of the names that the layout was derived from.
+            describe: returns the property of a tensor.
+
         """
         grouped: dict[str, set[T]] = {template: set() for template in self.names_by_template}
         # Most runs repeat not only the names, but also the properties of the run before.
         last: dict[tuple[str, int], Sequence[T]] = {}
         end = 0
         outside = iter(self.outside)
-        for at, prefix, block in (*self.runs, (len(properties), "", None)):
-            for place in range(end, at):
-                grouped[next(outside)].add(properties[place])
-            if block is None:
-                break
+        following = iter(tensors)
+        for at, prefix, block in self.runs:
+            for tensor in islice(following, at - end):
+                grouped[next(outside)].add(describe(tensor))
             end = at + len(block.endings)
-            run = properties[at:end]
+            run = list(map(describe, islice(following, len(block.endings))))
             if last.get((prefix, id(block))) == run:
                 continue
             last[prefix, id(block)] = run
@@ -112,6 +116,8 @@ class Layout(msgspec.Struct, frozen=True):
             for *_, template, _, pick in block.members:
                 if template is not None:
                     grouped[prefix + template].update(pick(run))
+        for name, tensor in zip(outside, following, strict=True):
+            grouped[name].add(describe(tensor))
         return grouped
 
     @property
@@ -198,7 +204,9 @@ def parse_layout(names: Iterable[str]) -> Layout:
                     members_by_template.setdefault(f"{parts[0]}{{}}.{template}", []).append(of_group[rest])
             of_group[rest].update(zip(members, pick(run), strict=True))
     for template, of_template in members_by_template.items():
-        names_by_template.setdefault(template, []).extend(name for names in of_template for name in names.values())
+        alike = names_by_template.setdefault(template, [])
+        for of_group in of_template:
+            alike.extend(of_group.values())
     return Layout(stacks, tuple(outside), names_by_template, tuple(runs))
 
 

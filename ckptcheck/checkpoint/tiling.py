@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from operator import attrgetter, le
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.document import Defect, clip
@@ -33,7 +35,7 @@ def layout_defects(tensors: dict[str, Tensor], data_start: int, size: int) -> li
     sizes: dict[tuple[str, tuple[int, ...]], int | None] = {}
     # position: where the last tensor ends; expected: where it would end if its entry were correct
     position, expected, before = 0, 0, ""
-    for name, tensor in sorted(tensors.items(), key=_offsets):
+    for name, tensor in _sort(tensors):
         begin, end = tensor.data_offsets
         key = tensor.dtype, tensor.shape
         try:
@@ -71,7 +73,7 @@ def find_unfit(tensors: dict[str, Tensor], available: int) -> dict[str, str]:
     """
     unfit = {}
     position = 0
-    for name, tensor in sorted(tensors.items(), key=_offsets):
+    for name, tensor in _sort(tensors):
         begin, end = tensor.data_offsets
         if end - begin != _nbytes(tensor.dtype, tensor.shape):
             unfit[name] = "its bytes are not those of its dtype and shape"
@@ -126,8 +128,12 @@ def _misfit(
     return Defect(kind, text, name), expected_end
 
 
-def _offsets(item: tuple[str, Tensor]) -> tuple[int, int]:
-    return item[1].data_offsets
+def _sort(tensors: dict[str, Tensor]) -> Iterable[tuple[str, Tensor]]:
+    """Return the tensors in the order of their data; writers list them so."""
+    offsets = list(map(attrgetter("data_offsets"), tensors.values()))
+    if all(map(le, offsets, islice(offsets, 1, None))):
+        return tensors.items()
+    return sorted(tensors.items(), key=lambda item: item[1].data_offsets)
 
 
 def _nbytes(dtype: str, dimensions: tuple[int, ...]) -> int | None:
