@@ -205,8 +205,8 @@ def parse_layout(names: Iterable[str]) -> Layout:
             of_group[rest].update(zip(members, pick(run), strict=True))
     for template, of_template in members_by_template.items():
         alike = names_by_template.setdefault(template, [])
-        for of_group in of_template:
-            alike.extend(of_group.values())
+        for numbered in of_template:
+            alike.extend(numbered.values())
     return Layout(stacks, tuple(outside), names_by_template, tuple(runs))
 
 

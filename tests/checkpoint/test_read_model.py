@@ -68,6 +68,33 @@ def test_layout_does_not_depend_on_the_order_of_names() -> None:
         assert parse_layout(other).stacks == straight.stacks
 
 
+NAMES_OF_LAYER = ("norm.weight", *(f"x.{j}.{part}" for j in range(3) for part in ("a", "b.0.c")))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("m.layers.", "v.layers.")), st.lists(st.sampled_from(NAMES_OF_LAYER))), max_size=8
+    )
+)
+def test_layers_that_repeat_are_parsed_like_others(layers: list[tuple[str, list[str]]]) -> None:
+    names = {f"{prefix}{i // 2}.{ending}": None for i, (prefix, endings) in enumerate(layers) for ending in endings}
+    names |= dict.fromkeys(("embed.weight", *(f"m.layers.7.{ending}" for ending in NAMES_OF_LAYER), "head.weight"))
+    layout, backwards = parse_layout(names), parse_layout(sorted(names, key=lambda name: name[::-1]))
+    assert layout.stacks == backwards.stacks
+    expected: dict[str, set[int]] = {}
+    for name in names:
+        expected.setdefault(INDEX.sub("{}", name), set()).add(len(name) + 100 * name.count("1"))
+    assert layout.group_by_template(names, lambda name: len(name) + 100 * name.count("1")) == expected
+    assert list(layout.group_by_template(names, len)) == list(layout.names_by_template)
+
+
+def test_names_with_a_zero_byte_are_not_taken_for_other_names() -> None:
+    start = "layers.1."
+    first = ["layers.0.x", f"layers.0.a\0{start}b", "layers.0.c", "layers.0.y"]
+    second = ["layers.1.x", "layers.1.a", f"layers.1.b\0{start}c", "layers.1.y"]
+    assert parse_layout([*first, *second]).stacks["layers"].layers[1] == {"x", "a", "b\0layers.{}.c", "y"}
+
+
 def test_siblings() -> None:
     whole, torn = frozenset({"attn.q", "attn.k", "mlp.up"}), frozenset({"attn.q", "mlp.up"})
     without = frozenset({"attn.q", "attn.k"})
