@@ -29,12 +29,19 @@ vllm-project/vime#45 (the version is None), radixark/miles#1724 (a recovered eng
 (the counter jumps from 57 to 1 on failover)
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ckptcheck import Problem, rule
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.rollouts.rollout_queries import parse_version
 from ckptcheck.text.formatting import count
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @rule(
@@ -53,14 +60,11 @@ def _find_missing(evidence: RolloutEvidence) -> Iterator[Problem]:
     import numpy as np
 
     spans = evidence.rollouts.columns["version_spans"]
-    edges = np.concatenate([[0], spans[:, :2].ravel()]) if len(spans) else np.zeros(1, np.int64)
     missing = sequences = total = 0
     first = None
     for block in evidence.rollouts.blocks():
-        indices = np.flatnonzero(block.mask)
-        has_version = np.searchsorted(edges[1:], indices + block.token_slice.start, "right") % 2 == 1
-        unversioned = indices[~has_version]
-        total, missing = total + len(indices), missing + len(unversioned)
+        unversioned = np.flatnonzero(block.mask & ~_find_versioned(spans, block.token_slice))
+        total, missing = total + int(np.count_nonzero(block.mask)), missing + len(unversioned)
         sequences += len(np.unique(block.owners[unversioned]))
         if first is None and len(unversioned):
             first = f"sequence {block.owners[unversioned[0]]}, token {block.positions[unversioned[0]]}"
@@ -71,6 +75,18 @@ def _find_missing(evidence: RolloutEvidence) -> Iterator[Problem]:
             hint="record the version of every token",
             severity="warning",
         )
+
+
+def _find_versioned(spans: NDArray[np.int64], tokens: slice) -> NDArray[np.bool_]:
+    """Return which of the tokens lie in a span. spans: [begin, end, version], sorted, without overlaps."""
+    import numpy as np
+
+    first, last = np.searchsorted(spans[:, 1], tokens.start, "right"), np.searchsorted(spans[:, 0], tokens.stop, "left")
+    inside = np.clip(spans[first:last, :2] - tokens.start, 0, tokens.stop - tokens.start)
+    steps = np.zeros(tokens.stop - tokens.start + 1, np.int8)
+    np.add.at(steps, inside[:, 0], 1)
+    np.add.at(steps, inside[:, 1], -1)
+    return np.cumsum(steps[:-1], dtype=np.int8) > 0
 
 
 def _find_falls(evidence: RolloutEvidence) -> Iterator[Problem]:

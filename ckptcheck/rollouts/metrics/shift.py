@@ -19,13 +19,12 @@ def compute_shifted_gaps(rollouts: Rollouts) -> dict[int, tuple[int, float]]:
     total = {-1: 0.0, 0: 0.0, 1: 0.0}
     pairs = 0
     for block in rollouts.blocks():
-        inner = block.mask[1:-1] & block.mask[2:] & block.mask[:-2]
         owners = block.owners
-        indices = np.flatnonzero(inner & (owners[2:] == owners[:-2])) + 1
+        inner = block.mask[1:-1] & block.mask[2:] & block.mask[:-2] & (owners[2:] == owners[:-2])
         q, p = (block.column(f"{side}_logprobs").astype(np.float64) for side in ("engine", "trainer"))
         # infinity less infinity is NaN, which is left out below
         with np.errstate(invalid="ignore"):
-            abs_diff = {k: np.abs(q[indices] - p[indices + k]) for k in total}
+            abs_diff = {k: np.abs(q[1:-1] - p[1 + k : len(p) - 1 + k])[inner] for k in total}
         finite = np.isfinite(abs_diff[0]) & np.isfinite(abs_diff[1]) & np.isfinite(abs_diff[-1])
         pairs += int(finite.sum())
         for k, values in abs_diff.items():
