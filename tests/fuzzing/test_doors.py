@@ -50,6 +50,7 @@ SHORT = {
 """Seeds of doors whose inputs take longer than a thousandth of a second each."""
 OTHERS = 200
 FOUND = {
+    "dcp": [7000969, 7001225],  # a part of a tensor beyond the tensor's shape, in a comparison
     "batch": [502873],  # a global that is cut off behind the end of a line
     "page": [126, 549, 709, 500518, 5002879],  # marks and keys of curves that no value has; half a surrogate pair
     "kept-saves": [5008528, 7043145],  # a time that no calendar has; a step of hundreds of digits

@@ -129,6 +129,9 @@ class TensorFiles:
             return self.read_rectangle(chunk.file, chunk.offset, layout.shape, chunk.strides, layout.itemsize)
         result = np.zeros(layout.shape, f"<u{layout.itemsize}")
         for chunk in layout.chunks:
+            reach = zip(chunk.origin, chunk.shape, layout.shape, strict=True)
+            if any(low + length > whole for low, length, whole in reach):
+                raise UnreadableFile(chunk.file, "it has a part of a tensor that lies beyond the tensor's shape")
             place = tuple(slice(low, low + length) for low, length in zip(chunk.origin, chunk.shape, strict=True))
             result[place] = self.read_rectangle(chunk.file, chunk.offset, chunk.shape, chunk.strides, layout.itemsize)
         return result
