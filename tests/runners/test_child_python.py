@@ -99,6 +99,7 @@ def test_a_child_imports_nothing_from_the_working_directory(
         (elsewhere / file).write_text(REPORT, encoding="utf-8")
     monkeypatch.chdir(here)
     monkeypatch.syspath_prepend("")
+    monkeypatch.syspath_prepend(str(tmp_path / "ours"))  # on the path of this Python alone
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("", ".", str(here))))
     script = str(elsewhere / "script.py")
     what = {"code": ["-c", REPORT], "module": ["-m", "reported"], "file": [script]}[kind]
@@ -114,7 +115,8 @@ def test_a_child_imports_nothing_from_the_working_directory(
     assert str(here) not in said["path"]
     assert "" not in said["path"]
     assert not [folder for folder in said["path"] if Path(folder) == Path(import_path.__file__).parent]
-    assert (str(ROOT) in said["path"]) is (python is None)
+    assert (str(tmp_path / "ours") in said["path"]) is (python is None)
+    assert str(ROOT) in said["path"] or python is not None
 
 
 def test_the_folder_that_ckptcheck_comes_from_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
