@@ -30,7 +30,7 @@ from safetensors import SafetensorError, deserialize, safe_open
 
 from ckptcheck.checkpoint import header, index
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.checkpoint.tiling import BITS
+from ckptcheck.checkpoint.tensor import BITS
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report

@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from ckptcheck.checkpoint.tiling import BITS
-
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """The upper bound is msgspec's; the slow parser handles numbers between it and 2^64."""
+
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+"""dtype → bits of one element, for every dtype that safetensors 0.8 knows."""
 
 if TYPE_CHECKING:
     Dtype = str

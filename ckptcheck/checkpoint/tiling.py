@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from operator import attrgetter, le
-from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.document import Defect, clip
+from ckptcheck.checkpoint.tensor import BITS, Tensor
 from ckptcheck.text.formatting import count, format_shape
-
-if TYPE_CHECKING:
-    from ckptcheck.checkpoint.tensor import Tensor
 
 MAX_SIZE = 2**64
 """Largest size, in bytes, that is computed; no offset in a header reaches it, so larger sizes need no distinction."""
-BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
-    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
-    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
-    "I32": 32, "U32": 32, "F32": 32,
-    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
-}  # fmt: skip
-"""dtype → bits of one element, for every dtype that safetensors 0.8 knows."""
 
 
 def layout_defects(tensors: dict[str, Tensor], data_start: int, size: int) -> list[Defect]:

@@ -20,7 +20,7 @@ from quantization_recipes import RECIPES
 import ckptcheck
 from ckptcheck.checkpoint.header import parse_header
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.checkpoint.tiling import BITS
+from ckptcheck.checkpoint.tensor import BITS
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules

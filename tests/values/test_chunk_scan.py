@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptcheck.values.pattern_max as pattern_max
-from ckptcheck.checkpoint.tiling import BITS
+from ckptcheck.checkpoint.tensor import BITS
 from ckptcheck.values.chunk_scan import scan_chunk
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.pattern_max import CHUNK

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ckptcheck.checkpoint.deltas.decompress import BrokenFrame, MissingPackage, decompress, share_windows
 from ckptcheck.checkpoint.deltas.delta import Change, Delta, Span
-from ckptcheck.checkpoint.tiling import BITS
+from ckptcheck.checkpoint.tensor import BITS
 
 FLOATS = {"BF16": ("<u2", 0x7F80, 0x7FFF), "F16": ("<u2", 0x7C00, 0x7FFF), "F32": ("<u4", 0x7F800000, 0x7FFFFFFF)}
 """dtype → its integer of the same width, the bits of infinity, and the bits without the sign: a NaN is beyond infinity."""

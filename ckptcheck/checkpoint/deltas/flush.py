@@ -19,8 +19,7 @@ from ckptcheck.checkpoint.deltas.target import SPEC
 from ckptcheck.checkpoint.document import Defect, clip, parse_object
 from ckptcheck.checkpoint.header import Shard, read_shard
 from ckptcheck.checkpoint.source import Source
-from ckptcheck.checkpoint.tensor import Tensor
-from ckptcheck.checkpoint.tiling import BITS
+from ckptcheck.checkpoint.tensor import BITS, Tensor
 
 POSITIONS, VALUES = "__positions__", "__values__"
 MAX_SPEC = 1 << 27
