@@ -428,7 +428,7 @@ class Checkpoint(EvidenceDefaults):
             raise SkipForDamage(f"could not look at the values in {join_truncated(absent)}")
 
     def list_broken(self, files: Iterable[str] | None = None) -> list[str]:
-        """Return the files that are missing, unreadable, or hold a tensor otherwise than their header says.
+        """Return the files that are missing, unreadable, or hold a tensor that does not fit its header.
 
         files: the ones that are asked about; None for `model_files`.
         """

@@ -151,13 +151,7 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
     try:
         value_reader.start(ckpt)
         _read_headers(ckpt, target, request.observer)
-        report = run_rules(
-            ckpt,
-            request.rules,
-            ignored=request.ignored,
-            severities=request.severities,
-            note_partial=request.observer.note_report,
-        )
+        report = _run_rules(ckpt, request)
         report = _add_vocabulary(report, ckpt)
         if request.options.consumers:
             from ckptcheck.consumers.table import tabulate_consumers
@@ -170,17 +164,22 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
         value_reader.close()
 
 
-def _scan_megatron(megatron: Megatron, request: ScanRequest, rows: list[dict[str, object]]) -> Report:
-    """Report on a Megatron checkpoint. The rules about values are the same, the others are its own."""
-    if request.fix:
-        request.observer.log(f"{megatron.target}: nothing is repaired in a Megatron checkpoint")
-    report = run_rules(
-        megatron,
+def _run_rules(evidence: Checkpoint | Megatron, request: ScanRequest) -> Report:
+    """Run the rules of the request; the observer gets what is known before values are read."""
+    return run_rules(
+        evidence,
         request.rules,
         ignored=request.ignored,
         severities=request.severities,
         note_partial=request.observer.note_report,
     )
+
+
+def _scan_megatron(megatron: Megatron, request: ScanRequest, rows: list[dict[str, object]]) -> Report:
+    """Report on a Megatron checkpoint. The rules about values are the same, the others are its own."""
+    if request.fix:
+        request.observer.log(f"{megatron.target}: nothing is repaired in a Megatron checkpoint")
+    report = _run_rules(megatron, request)
     if megatron.weights:
         report = _add_pictures(_add_vocabulary(report, megatron.values_view), megatron.values_view, request)
     if request.stats is not None:
