@@ -215,7 +215,7 @@ def _require_host(address: str) -> None:
     except ValueError:
         is_host = False
     if not is_host:
-        raise RequestError(errno.EINVAL, "HF_ENDPOINT has no host or port that can be", "write it as https://…")
+        raise RequestError(errno.EINVAL, "HF_ENDPOINT has no valid host or port", "write it as https://…")
 
 
 def build_headers() -> dict[str, str]:

@@ -85,11 +85,13 @@ def join_files(targets: Sequence[str], log: Callable[[str], None]) -> list[str]:
     return result
 
 
-def find_checkpoints(folder: Path, most: int | None = None, *, follow_links: bool = False) -> Iterator[Path]:
+def find_checkpoints(
+    folder: Path, most: int | None = None, *, follow_links: bool = False, unlisted: list[Path] | None = None
+) -> Iterator[Path]:
     """Yield the folders that hold a checkpoint, from this one downwards, in natural order.
 
     Skips hidden folders and the inside of a Megatron run. most: folders to look into; None: all. follow_links: look into linked
-    folders too, each folder once.
+    folders too, each folder once. unlisted: gets the folders that the system does not list.
     """
     waiting, searched, known = deque([folder]), 0, {real_path(folder)}
     while waiting and (most is None or searched < most):
@@ -97,6 +99,8 @@ def find_checkpoints(folder: Path, most: int | None = None, *, follow_links: boo
         try:
             entries = list(os.scandir(path))
         except OSError:
+            if unlisted is not None:
+                unlisted.append(path)
             continue
         if any(entry.name.endswith((".safetensors", ".safetensors.index.json")) for entry in entries):
             yield path
@@ -141,7 +145,10 @@ def _expand_folder(target: str, follow_links: bool) -> list[str]:
     folder = Path(expand_home(target))
     if target.startswith(HUB) or not folder.is_dir():
         return [target]
-    found = sorted(find_checkpoints(folder, follow_links=follow_links), key=lambda path: natural_order(str(path)))
+    # what cannot be listed is a target too: it may hold checkpoints, and its report says why it is not read
+    unlisted: list[Path] = []
+    found = [*find_checkpoints(folder, follow_links=follow_links, unlisted=unlisted), *unlisted]
+    found.sort(key=lambda path: natural_order(str(path)))
     return [os.path.normpath(os.path.join(target, path.relative_to(folder))) for path in found] or [target]
 
 

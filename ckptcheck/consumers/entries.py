@@ -11,12 +11,13 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 
 from ckptcheck.consumers.base import ConsumerError, UnknownBehavior
 from ckptcheck.consumers.regex_nfa import UnsupportedRegex
-from ckptcheck.consumers.regex_set import Automaton
+from ckptcheck.consumers.regex_set import compile_list
 
 MAX_NAME = 1_000
 """Longest module name that is matched, in characters, because time grows with it; released models have up to some 100."""
@@ -96,7 +97,7 @@ class EntryList:
                 self._texts.setdefault(matcher.text, []).append(number)
             if matcher.error is not None:
                 self._errors[number] = matcher.error
-        self._automaton = Automaton(patterns, full=full)
+        self._automaton = compile_list(tuple(patterns.items()), full=full)
         self._unknowns.update(self._automaton.unsupported)
 
     def __len__(self) -> int:
@@ -147,6 +148,7 @@ class EntryList:
                 raise UnknownBehavior(self._unknowns[other])
 
 
+@lru_cache(maxsize=16_384)
 def _compile_error(pattern: str) -> str | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
@@ -31,7 +32,7 @@ class UnsupportedRegex(Exception):
 class State:
     """One state of the automaton."""
 
-    free: list[tuple[Guard | None, int]] = field(default_factory=list)
+    free: Sequence[tuple[Guard | None, int]] = ()
     """The states that it reaches without reading a character, if the guard (if any) allows it."""
     char: str = ""
     """The only character that it reads, for speed; '' if `test` decides."""
@@ -134,8 +135,8 @@ class States(list[State]):
         if least > MAX_STATES or (most is not op.MAXREPEAT and most > MAX_STATES):
             raise UnsupportedRegex("the pattern unfolds to too many states")
         if most is op.MAXREPEAT:
-            loop = self._state(free=[(None, after)])
-            self[loop].free.append((None, self._sequence(inner, loop, flags, mark)))
+            loop = self._state()
+            self[loop].free = [(None, after), (None, self._sequence(inner, loop, flags, mark))]
             first = loop
         else:
             first = after
@@ -149,7 +150,7 @@ class States(list[State]):
 def _char_test(name: Any, value: Any, flags: int) -> Test:
     """Return a test for one character, compiled by `re` itself, so that sets and cases are its own."""
     if name is op.LITERAL and not flags & re.IGNORECASE:
-        return chr(value).__eq__
+        return _literal_test(value)
     if name is op.ANY:
         # ``.`` matches every character but a line break, which no name has
         return bool
@@ -157,6 +158,12 @@ def _char_test(name: Any, value: Any, flags: int) -> Test:
     parsed.state.flags = flags & ~re.VERBOSE
     compiled = _compile(parsed, flags & ~re.VERBOSE)
     return lambda char: compiled.match(char) is not None
+
+
+@lru_cache(maxsize=256)
+def _literal_test(code: int) -> Test:
+    """Return the test for one character: states share it, since a list of 9,000 patterns has 600,000 of them."""
+    return chr(code).__eq__
 
 
 def _compile(parsed: Any, flags: int) -> re.Pattern[str]:

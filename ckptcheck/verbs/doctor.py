@@ -50,7 +50,8 @@ def doctor() -> None:
     for line in _describe_environments():
         write(line)
     write("\nHub\n")
-    write(_format_line(True, f"endpoint {shown_endpoint()}"))
+    problem = _find_endpoint_problem()
+    write(_format_line(problem is None, f"endpoint {shown_endpoint()}" + (f": {problem}" if problem else "")))
     token = _has_token()
     write(
         _format_line(
@@ -113,6 +114,18 @@ def _installed_version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _find_endpoint_problem() -> str | None:
+    """Return why no Hub can be asked under HF_ENDPOINT; None if its form is right."""
+    from ckptcheck.checkpoint.hub_refusals import RequestError
+    from ckptcheck.checkpoint.hub_requests import find_endpoint
+
+    try:
+        find_endpoint()
+    except RequestError as error:
+        return error.text
+    return None
 
 
 def _has_token() -> bool:

@@ -23,5 +23,7 @@ def test_an_endpoint_that_cannot_be_is_a_sentence(here: Path) -> None:
     for endpoint in ("http://127.0.0.1:99999", "http://[::1", "http://:80"):
         result = run_from_scratch(here, "scan", "hf://org/name", HF_ENDPOINT=endpoint)
         assert (result.returncode, result.stdout) == (2, "")
-        assert result.stderr.startswith("ckptcheck: HF_ENDPOINT has no host or port that can be\n")
-    assert run_from_scratch(here, "doctor", HF_ENDPOINT="http://127.0.0.1:99999").returncode == 0
+        assert result.stderr.startswith("ckptcheck: HF_ENDPOINT has no valid host or port\n")
+    said = run_from_scratch(here, "doctor", HF_ENDPOINT="http://127.0.0.1:99999")
+    assert said.returncode == 0
+    assert "– endpoint http://127.0.0.1:99999: HF_ENDPOINT has no valid host or port" in said.stdout

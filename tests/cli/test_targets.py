@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import ckptcheck
-from ckptcheck.checkpoint.targets import find_checkpoints, join_files
+from ckptcheck.checkpoint.targets import find_checkpoints, join_files, resolve_targets
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.command_line import run
 from tests.limited_child import run_limited
@@ -60,6 +62,20 @@ def test_the_search_for_checkpoints_ends_and_passes_over_links_and_hidden_folder
     (tmp_path / "c/loop").symlink_to(tmp_path)
     assert [path.name for path in find_checkpoints(tmp_path)] == ["c", "b"]
     assert list(find_checkpoints(tmp_path, most=1)) == []
+
+
+def test_a_folder_that_cannot_be_listed_is_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("step_1", "step_2"):
+        shutil.copytree(SHARDED, tmp_path / "runs" / name)
+
+    def scan_all_but_one(path: Path, listed: Callable[[Path], object] = os.scandir) -> object:
+        if Path(path).name == "step_1":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scan_all_but_one)
+    runs = str(tmp_path / "runs")
+    assert resolve_targets([runs], recursive=True, log=print) == [f"{runs}/step_1", f"{runs}/step_2"]
 
 
 def test_recursive_without_a_folder_has_no_effect_and_says_so(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import re
+import tracemalloc
 import warnings
 
 import pytest
 
 from ckptcheck.consumers.regex_nfa import UnsupportedRegex
-from ckptcheck.consumers.regex_set import MAX_STEPS, Automaton
+from ckptcheck.consumers.regex_set import MAX_STEPS, Automaton, compile_list
 
 PIECES = (
     "a", "b", ".", r"\.", "[ab]", "[^a]", r"\d", r"\w", "(a|b)", "(?:ab|c)", "a*", "(a+)+", ".*", "b?", "a{2}",
@@ -59,6 +60,16 @@ def test_hostile_patterns_take_a_step_a_character(pattern: str) -> None:
     automaton = Automaton({0: pattern})
     assert automaton.match("a" * 900 + "!") in (frozenset(), frozenset({0}))
     assert automaton.steps < 200
+
+
+def test_a_long_list_is_compiled_once_and_its_states_are_small() -> None:
+    patterns = tuple((number, rf"model\.layers\.{number}\.self_attn\.q_proj_{'x' * 60}") for number in range(1000))
+    tracemalloc.start()
+    automaton = compile_list(patterns, full=False)
+    per_pattern = tracemalloc.get_traced_memory()[0] / len(patterns)
+    tracemalloc.stop()
+    assert per_pattern < 15_000
+    assert compile_list(patterns, full=False) is automaton
 
 
 def test_a_list_that_would_take_too_long_is_given_up() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,13 @@ from safetensors.numpy import load_file
 
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.tensor_reader import ChunkLocation
+from ckptcheck.live.runtime.environments.store import engines_folder
 from tests.checkpoint.megatron.test_megatron import findings, megatron
 from tests.factories.checkpoint_cases import MEGATRON
 from tests.paths import ROOT
 from tests.test_rules import open_with_values
 
-ENVIRONMENT = Path(os.environ.get("CKPTCHECK_HOME", Path.home() / ".cache/ckptcheck")) / "engines/megatron/bin/python"
+ENVIRONMENT = engines_folder() / "megatron/bin/python"
 
 
 @pytest.fixture(scope="session")

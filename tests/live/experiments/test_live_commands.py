@@ -60,7 +60,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("arguments", "said"), BAD, ids=lambda value: value[0] if isinstance(value, tuple) else "")
 def test_what_cannot_be_run_is_one_sentence(arguments: tuple[str, ...], said: str, here: Path) -> None:
     command = [sys.executable, "-m", "ckptcheck", "parity", *arguments]
-    environment = {**os.environ, "COLUMNS": "200", "CKPTCHECK_HOME": str(here / "home")}
+    environment = {**os.environ, "COLUMNS": "200", "XDG_CACHE_HOME": str(here / "home")}
     result = subprocess.run(command, cwd=here, capture_output=True, text=True, env=environment, check=False)
     assert result.returncode == 2, result.stdout
     assert said in result.stderr

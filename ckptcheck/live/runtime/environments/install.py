@@ -67,20 +67,29 @@ def install(recipe: Recipe, options: InstallOptions) -> Environment:
         if environment.state in ("stale", "broken"):
             state_description = "from another recipe" if environment.state == "stale" else "only half built"
             options.say(f"{recipe.name}: what is there is {state_description}; it is built anew")
+        # before anything is removed: the environment that is there may still work where the new one cannot be built
+        python = _find_python(recipe, options)
         remove_environment(environment)
         try:
-            return _build(environment, options)
+            return _build(environment, python, options)
         except BaseException:
             with contextlib.suppress(CkptcheckError):
                 remove_environment(environment)
             raise
 
 
-def _build(environment: Environment, options: InstallOptions) -> Environment:
+def _find_python(recipe: Recipe, options: InstallOptions) -> Path:
+    """Return the Python to build on, once it has run. Raises CkptcheckError if there is none, or it does not run."""
+    if recipe.base is not None:  # its packages are compiled for the Python of the base environment
+        return find_environment(recipe.base).python
+    python = options.python or _find_base_python(recipe)
+    probe_python(python, ())
+    return python
+
+
+def _build(environment: Environment, python: Path, options: InstallOptions) -> Environment:
     recipe, say = environment.recipe, options.say
-    # its packages are compiled for the Python of the base environment
     base = find_environment(recipe.base) if recipe.base is not None else None
-    python = base.python if base is not None else options.python or _find_base_python(recipe)
     with environment.log.open("wb") as log:
         say(f"{recipe.name}: an environment of {python}")
         _create_venv(environment, python, log)

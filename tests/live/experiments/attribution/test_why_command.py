@@ -56,7 +56,7 @@ def moved(rollouts: Rollouts) -> Rollouts:
 
 def why(here: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ckptcheck", "parity", "why", *arguments]
-    environment = {**os.environ, "COLUMNS": "200", "CKPTCHECK_HOME": str(here / "home")}
+    environment = {**os.environ, "COLUMNS": "200", "XDG_CACHE_HOME": str(here / "home")}
     return subprocess.run(command, cwd=here, capture_output=True, text=True, env=environment, check=False)
 
 

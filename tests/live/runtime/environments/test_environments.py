@@ -227,6 +227,8 @@ def test_an_environment_is_built_kept_renewed_and_removed(toy: Path, tmp_path: P
 
     (toy / "patches/first.py").write_text("PATCHED = 2\n")
     assert find_environment(recipe.load_recipe(toy)).state == "stale"
+    refused = command("engine", "install", str(toy), "--python", str(tmp_path / "no-python"), cwd=tmp_path)
+    assert (refused.returncode, find_environment(recipe.load_recipe(toy)).state) == (2, "stale")
     third = command("engine", "install", str(toy), cwd=tmp_path)
     assert third.stderr.splitlines()[0] == "toy-cpu: what is there is from another recipe; it is built anew"
     assert find_environment(recipe.load_recipe(toy)).state == "ready"
@@ -352,7 +354,7 @@ def test_two_installers_do_not_collide(toy: Path, monkeypatch: pytest.MonkeyPatc
     first_builds, second_waits = threading.Event(), threading.Event()
     built: list[str] = []
 
-    def build(environment: store.Environment, options: InstallOptions) -> store.Environment:
+    def build(environment: store.Environment, _: Path, options: InstallOptions) -> store.Environment:
         built.append(threading.current_thread().name)
         first_builds.set()
         assert second_waits.wait(60)
@@ -428,7 +430,8 @@ def test_a_python_that_cannot_be_built_on(toy: Path, tmp_path: Path, monkeypatch
     with pytest.raises(CkptcheckError, match=r"cannot run .*no-python: No such file"):
         install(recipe.load_recipe(toy), InstallOptions(python=tmp_path / "no-python"))
     bare = tmp_path / "bare"
-    bare.write_text("#!/bin/sh\necho 'No module named venv' >&2\nexit 1\n")
+    no_venv = "case \"$*\" in *venv*) echo 'No module named venv' >&2; exit 1;; esac"
+    bare.write_text(f'#!/bin/sh\n{no_venv}\nexec {sys.executable} "$@"\n')
     bare.chmod(0o755)
     with pytest.raises(
         CkptcheckError, match="bare cannot create a virtual environment: No module named venv"
