@@ -153,7 +153,7 @@ class ParametersTable:
         """
         places: Places = {}
         for name, layers in stored_layers(layout, stored):
-            for target in self._name_parameters(name):
+            for target in self.name_parameters(name):
                 number = INDEX.search(target)
                 if number is None:
                     places[target] = None
@@ -166,7 +166,7 @@ class ParametersTable:
                     known |= here
         return places
 
-    def _name_parameters(self, name: str) -> set[str]:
+    def name_parameters(self, name: str) -> set[str]:
         """Return every name under which transformers may find a place for a stored one."""
         if len(name) > LONGEST_NAME:
             return set()

@@ -11,6 +11,8 @@ A stored tensor fills every parameter of the model. Each cause is one finding, w
 - **switches**: what a setting adds (`attention_bias`, `mlp_bias`, `use_qk_norm`, `q_lora_rank`, …), also by its default;
 - **both ends**: the token embedding, an untied output head, the head of a classifier, reward model or critic; a declared layer of
   multi-token prediction (a warning);
+- **whole parts**: a tower that a section of the config describes (`vision_config`, `audio_config`). Where all of it is stored
+  under another prefix, the message names that prefix. In architectures of unknown code this is a warning;
 - **anything else** that every model of the architecture has: norms, position tables, towers, projectors, poolers. A bias of a
   module beside the layers has its weight.
 
@@ -22,8 +24,9 @@ transformers fills the parameter with ones or random numbers and lists it in a l
 uninitialized memory in it and report it as loaded. The model still answers.
 
 ## How to fix
-Export again: check which name the exporter does not map, the pipeline layout (stages, offsets), and that all expert-parallel
-ranks saved. If a layer, a head or a part was removed on purpose, correct the config.
+Rename what lies under another prefix. Else export again: check which name the exporter does not map, the pipeline layout
+(stages, offsets), and that all expert-parallel ranks saved. If a layer, a head or a part was removed on purpose, correct the
+config.
 
 ## When it can be wrong
 With `--dry-load transformers` the loader itself answers, and this rule is skipped. Without it, use `--ignore CFG003` where
@@ -39,9 +42,10 @@ config gives no number, and of parts that only some releases of a family have.
 ## Seen in
 sgl-project/sglang#16235, NVIDIA/Megatron-LM#1304, NVIDIA/Megatron-LM#1583, huggingface/transformers#24381 (layers);
 verl-project/verl#2086, KempnerInstitute/KempnerForge#202, NVIDIA-NeMo/Megatron-Bridge#1716, alibaba/Pai-Megatron-Patch#633
-(experts); NVIDIA-NeMo/Megatron-Bridge#4657 (router bias); NVIDIA-NeMo/RL#2124, NVIDIA-NeMo/Megatron-Bridge#2892 (parts of layers);
-paiml/entrenar#258 (biases); huggingface/transformers#34759, huggingface/transformers#43159 (embedding);
-QwenLM/Qwen3-VL-Embedding#89, NVIDIA/TensorRT-LLM#3324, hiyouga/LlamaFactory#4379 (heads); vllm-project/vllm#35548 (prediction)
+(experts); NVIDIA-NeMo/Megatron-Bridge#4657 (router bias); NVIDIA-NeMo/RL#2124, NVIDIA-NeMo/Megatron-Bridge#2892 (parts of
+layers); paiml/entrenar#258 (biases); huggingface/transformers#34759, huggingface/transformers#43159 (embedding);
+huggingface/transformers#45357, jundot/omlx#1006 (towers); QwenLM/Qwen3-VL-Embedding#89, NVIDIA/TensorRT-LLM#3324,
+hiyouga/LlamaFactory#4379 (heads); vllm-project/vllm#35548 (prediction)
 """
 
 from collections.abc import Iterator

@@ -9,6 +9,9 @@
   norms, the size of fused experts in either order; key-value heads that divide the heads.
 - A reward or value head: `[num_labels, hidden_size]`, or `[1, hidden_size]`.
 
+- Shards that no one joined, as one finding: all tensors flat, or some 1/k of what the model has along one dimension where no
+  single setting can be to blame.
+
 One wrong setting is one finding: what fits as soon as the setting is the stored size is counted and not said again. Packed tensors
 are left out; FP8 and INT8 weights with one element a number are not.
 
@@ -18,7 +21,8 @@ head `[hidden, 1]` is transposed, and `[8, hidden/8]` was saved in its tensor-pa
 
 ## How to fix
 Use the config of this model, or add the key that it lacks. If one tensor alone is wrong, export it again: it was cut, transposed,
-or joined over ranks. Remove the padding rows that Megatron adds to a vocabulary.
+or joined over ranks. Gather shards from
+all ranks before the export. Remove the padding rows that Megatron adds to a vocabulary.
 
 ## When it can be wrong
 With `--dry-load transformers` the loader itself answers, and this rule is skipped. Without it, use `--ignore CFG012` where the
@@ -30,7 +34,7 @@ compare the vocabulary with the tokenizer (TOK001).
 ## Seen in
 NVIDIA-NeMo/Megatron-Bridge#5375, NVIDIA-NeMo/Megatron-Bridge#625 (vocabulary); verl-project/verl#7610, verl-project/verl#7612
 (joined over ranks); ggml-org/llama.cpp#20200, modal-projects/training-gym#100, huggingface/transformers#47031 (experts);
-Open-Reasoner-Zero#63 (head)
+ISEEKYAN/Megatron-LM#104, NVIDIA/Model-Optimizer#931 (shards of ranks); Open-Reasoner-Zero#63 (head)
 """
 
 from collections.abc import Iterator

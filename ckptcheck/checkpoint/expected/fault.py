@@ -37,6 +37,10 @@ class Explained:
     """Patterns of names that `patterns` does not cover after all."""
     torn: dict[str, set[int]] = field(default_factory=dict)
     """Prefix of a stack → its layers whose missing tensors are reported."""
+    parts: tuple[str, ...] = ()
+    """Modules, each with a dot behind it, of which nothing is stored, or all under another name."""
+    moved: frozenset[str] = frozenset()
+    """Stored tensors of parts that lie under another prefix than the model's."""
     tensors: set[str] = field(default_factory=set)
     """Stored tensors whose wrong shape is reported."""
     sizes: dict[str, int] = field(default_factory=dict)
@@ -44,6 +48,8 @@ class Explained:
 
     def has(self, parameter: str) -> bool:
         """Whether an earlier step has decided about a parameter, given with {} for each number."""
+        if parameter.startswith(self.parts):
+            return True
         _, is_inside, rest = parameter.partition(".{}.")
         if is_inside:
             return rest in self.names

@@ -11,12 +11,14 @@ from dataclasses import replace
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.dry_load_problems import find_answer
+from ckptcheck.checkpoint.expected.absent_parts import find_absent_parts
 from ckptcheck.checkpoint.expected.ends import find_lost_ends
 from ckptcheck.checkpoint.expected.expert_faults import find_expert_faults
 from ckptcheck.checkpoint.expected.fault import Explained, Fact, Fault, place_of
 from ckptcheck.checkpoint.expected.foreign_layout import find_foreign_layout, find_mixed_layouts
 from ckptcheck.checkpoint.expected.layer_types import find_layers_of_other_kinds
 from ckptcheck.checkpoint.expected.parameters import find_lone_biases, find_lost_outer_tensors, find_unfilled_parameters
+from ckptcheck.checkpoint.expected.rank_shards import find_rank_shards
 from ckptcheck.checkpoint.expected.shapes import find_other_shapes
 from ckptcheck.checkpoint.expected.surplus import find_foreign_modules, find_unread_heads
 from ckptcheck.checkpoint.expected.switches import find_switched_tensors
@@ -28,6 +30,7 @@ from ckptcheck.linter.rule import Problem, Skip
 Step = Callable[[Checkpoint, Explained], Iterator[Fault]]
 STEPS: tuple[Step, ...] = (
     find_mixed_layouts,
+    find_absent_parts,
     find_wrong_depth,
     find_expert_faults,
     find_torn_layer_faults,
@@ -39,6 +42,7 @@ STEPS: tuple[Step, ...] = (
     find_lone_biases,
     find_foreign_modules,
     find_unread_heads,
+    find_rank_shards,
     find_other_shapes,
 )
 """The steps, causes before consequences."""

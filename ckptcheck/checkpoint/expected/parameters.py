@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.components import HEAD
 from ckptcheck.checkpoint.config import Config
+from ckptcheck.checkpoint.expected.absent_parts import describe_moved, find_moved_parts
 from ckptcheck.checkpoint.expected.fault import Explained, Fault, place_of
 from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
 from ckptcheck.checkpoint.incomplete_layers import KEYS_OR_VALUES, list_sharing_layers
@@ -96,11 +97,14 @@ def _find_absent(
         is_language_model = ckpt.components.is_language_model
         untied = (name for name in sorted(stored.table.untied) if not (is_language_model and HEAD.search(name)))
         absent += [name for name in untied if name not in stored.places]
+    explained.names.update(absent)
+    for part in find_moved_parts(ckpt, stored, absent):
+        absent = [name for name in absent if name not in part.parameters]
+        yield describe_moved(config, part, explained)
     if not absent:
         return
     has = "has with this config" if stored.given & {*absent} else "has"
     owner = f"{config.architecture} {has}" if has != "has" else f"every {config.architecture} has"
-    explained.names.update(absent)
     problem = Problem(
         f"nothing is stored for {join_truncated(absent)}, which {owner}",
         file=config.file,

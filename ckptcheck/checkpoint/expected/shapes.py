@@ -31,6 +31,7 @@ POSITIONS = re.compile(r"rel_pos|relative_position|position_bias")
 
 def find_other_shapes(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
     """Yield differences from siblings, then from the vocabulary, the learned table, and the other sizes of the config."""
+    shards = frozenset(explained.tensors)
     problems = (
         *_find_uneven(ckpt, explained),
         *find_other_vocabulary(ckpt, explained),
@@ -38,7 +39,8 @@ def find_other_shapes(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]
         *find_other_sizes(ckpt, explained),
     )
     for problem in problems:
-        yield Fault("shape", problem)
+        if problem.key not in shards:
+            yield Fault("shape", problem)
 
 
 def _find_uneven(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
@@ -75,24 +77,12 @@ def _find_by_table(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
     is_known = ckpt.components.embedding is not None or ckpt.components.is_draft
     with_rows = {ckpt.components.embedding, ckpt.components.lm_head} if is_known else set()
 
-    def size_of(field: str) -> int | None:
-        setting = resolved.at(field)
-        return setting.value if setting is not None and type(setting.value) is int else None
-
-    wide = _list_wide_layers(ckpt, resolved)
-
-    def size_of_wide(field: str) -> int | None:
-        size = size_of(field)
-        return 2 * size if size is not None and field.rpartition(".")[2] == "intermediate_size" else size
-
-    def choose_sizes(name: str) -> SizeOf:
-        return size_of_wide if wide and name.startswith(wide) else size_of
-
+    size_of, choose_sizes, wide = read_sizes(ckpt, resolved)
     odd: dict[tuple[str, ...], list[tuple[str, int]]] = {}
     ranks: dict[int, list[str]] = {}
     shapes: dict[str, Shape] = {}
     method = ckpt.quantization.method if ckpt.quantization is not None else None
-    for name, tensor, expected in _iter_expected(ckpt, table, choose_sizes, wide):
+    for name, tensor, expected in iter_expected(ckpt, table, choose_sizes, wide):
         if (
             name in explained.tensors or 0 in tensor.shape or not has_own_shape(tensor, method)
         ):  # an empty one is CFG019's
@@ -138,6 +128,25 @@ def _find_by_table(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
             key=name,
             hint="use the config of this model",
         )
+
+
+def read_sizes(ckpt: Checkpoint, resolved: ResolvedConfig) -> tuple[SizeOf, Callable[[str], SizeOf], tuple[str, ...]]:
+    """Return what gives a field's size, what chooses that for a tensor's name, and the prefixes of names it treats apart."""
+
+    def size_of(field: str) -> int | None:
+        setting = resolved.at(field)
+        return setting.value if setting is not None and type(setting.value) is int else None
+
+    wide = _list_wide_layers(ckpt, resolved)
+
+    def size_of_wide(field: str) -> int | None:
+        size = size_of(field)
+        return 2 * size if size is not None and field.rpartition(".")[2] == "intermediate_size" else size
+
+    def choose_sizes(name: str) -> SizeOf:
+        return size_of_wide if wide and name.startswith(wide) else size_of
+
+    return size_of, choose_sizes, wide
 
 
 def _list_wide_layers(ckpt: Checkpoint, resolved: ResolvedConfig) -> tuple[str, ...]:
@@ -311,7 +320,7 @@ def _find_unlike_layer(ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf) -
     return None
 
 
-def _iter_expected(
+def iter_expected(
     ckpt: Checkpoint, table: WeightsTable, choose_sizes: Callable[[str], SizeOf], wide: tuple[str, ...]
 ) -> Iterator[tuple[str, Tensor, Shape]]:
     """Yield the tensors with an unexpected shape, and the expected one, computed once per template of names where possible.

@@ -40,6 +40,7 @@ def find_foreign_modules(ckpt: Checkpoint, explained: Explained) -> Iterator[Fau
         module
         for module, members in modules.items()
         if not known.has(module)
+        and explained.moved.isdisjoint(members)
         and not any(pattern.search(name) for name in members for pattern in (MTP, SCORE, LEGAL))
     }
     if foreign:

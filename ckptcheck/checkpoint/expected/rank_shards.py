@@ -1,0 +1,133 @@
+"""Finds tensors that are one rank's shards: flat pieces, or equal parts along one dimension, of what the model has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from math import prod
+
+import msgspec
+
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.checkpoint.expected.fault import Explained, Fault
+from ckptcheck.checkpoint.expected.shapes import iter_expected, read_sizes
+from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.checkpoint.packing import has_own_shape
+from ckptcheck.checkpoint.weights_table import WeightsTable
+from ckptcheck.linter.rule import Problem
+from ckptcheck.text.formatting import count, format_shape
+
+LEAST_KINDS = 2
+"""Kinds of tensors that are parts at least: one alone was rather cut."""
+LEAST_FLAT = 8
+"""Tensors of a model that are all flat: a state with fewer may be no model."""
+LEAST_SETTINGS = 3
+"""Settings that are all too large by one factor, where no tensor contradicts them: a config is not wrong by that."""
+
+
+class _Odd(msgspec.Struct, frozen=True):
+    """The tensors of one name but for its numbers, and their shapes."""
+
+    names: tuple[str, ...]
+    stored: tuple[int, ...]
+    expected: tuple[int, ...]
+
+
+def find_rank_shards(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
+    """Yield one fault for all tensors that are parts of the same number of ranks.
+
+    A Megatron-FSDP export wrote the flat shard of each parameter (ISEEKYAN/Megatron-LM#104); an export at tensor parallelism of 2
+    counted Mamba's vectors as replicated, and wrote rank 0's half (NVIDIA/Model-Optimizer#931).
+    """
+    table, config = WeightsTable.of_layers(ckpt.config), ckpt.config
+    if config is None:
+        return
+    problem: Problem | None
+    found: dict[tuple[str, tuple[int, ...], tuple[int | None, ...]], list[str]] = {}
+    if table is not None and config.resolved is not None:
+        method = ckpt.quantization.method if ckpt.quantization is not None else None
+        size_of, choose_sizes, wide = read_sizes(ckpt, config.resolved)
+        for name, tensor, wanted in iter_expected(ckpt, table, choose_sizes, wide):
+            if has_own_shape(tensor, method) and 0 not in tensor.shape:
+                found.setdefault((INDEX.sub("{}", name), tensor.shape, wanted), []).append(name)
+    if len(ckpt.tensors) >= LEAST_FLAT and all(
+        len(shape) <= 1 for forms in ckpt.forms_by_template.values() for _, shape in forms
+    ):
+        problem = _describe_flat(ckpt, [(stored, wanted) for _, stored, wanted in found])
+    elif table is not None and found:
+        odd: list[_Odd] = []
+        for (_, stored, wanted), names in found.items():
+            if len(wanted) != len(stored):
+                return
+            # a size that the table does not know counts as right
+            expected = tuple(own if size is None else size for size, own in zip(wanted, stored, strict=True))
+            if expected != stored:
+                odd.append(_Odd(tuple(names), stored, expected))
+        problem = _describe_parts(ckpt, table, size_of, odd) if len(odd) >= LEAST_KINDS else None
+    else:
+        return
+    if problem is not None:
+        explained.tensors.update(problem.names)
+        yield Fault("shape", problem)
+
+
+def _describe_flat(ckpt: Checkpoint, compared: list[tuple[tuple[int, ...], tuple[int | None, ...]]]) -> Problem:
+    """Return the problem of a checkpoint whose tensors are all flat. The last shard of a tensor may end with padding."""
+    ranks = Counter[int]()
+    for stored, wanted in compared:
+        sizes = [size for size in wanted if size is not None]
+        if len(sizes) == len(wanted) and stored:
+            whole, part = prod(sizes), stored[0]
+            ranks[-(-whole // part)] += 1
+    number = ranks.most_common(1)[0][0] if ranks else 0
+    largest = max(ckpt.tensors, key=lambda name: prod(ckpt.tensors[name].shape))
+    reason = ", as shards of ranks are before they are joined"
+    if number > 1:
+        reason = f", and 1/{number} of what the model has: they are the shards of one of {number} ranks"
+    return Problem(
+        f"all {len(ckpt.tensors):,} tensors are flat{reason}",
+        file=ckpt.tensor_to_file[largest],
+        key=largest,
+        hint="export again, and gather each parameter from all ranks in its own shape first",
+        names=tuple(ckpt.tensors),
+    )
+
+
+def _describe_parts(
+    ckpt: Checkpoint,
+    table: WeightsTable,
+    size_of: Callable[[str], int | None],
+    odd: list[_Odd],
+) -> Problem | None:
+    """Return the problem of tensors that are all the same part along one dimension, unless one wrong setting may explain them."""
+    strange = {INDEX.sub("{}", kind.names[0]) for kind in odd}
+    kinds = ((names[0], INDEX.sub("{}", names[0])) for names in ckpt.layout.names_by_template.values())
+    fitting = [(name, len(ckpt.tensors[name].shape)) for name, kind in kinds if kind in table.shapes.keys() - strange]
+    ranks = 0
+    decisive: list[frozenset[str]] = []
+    for kind in odd:
+        axes = [axis for axis, (one, two) in enumerate(zip(kind.stored, kind.expected, strict=True)) if one != two]
+        part, rest = divmod(kind.expected[axes[0]], kind.stored[axes[0]])
+        if len(axes) != 1 or rest or part < 2 or ranks not in (0, part):
+            return None
+        ranks = part
+        decisive.append(frozenset(table.fields_of(kind.names[0], axes[0], size_of)))
+    fields = frozenset[str]().union(*decisive)
+    fit_fields = {
+        field for name, rank in fitting for axis in range(rank) for field in table.fields_of(name, axis, size_of)
+    }
+    is_contradicted = all(own and own <= fit_fields for own in decisive)
+    if not is_contradicted and len(fields - fit_fields) < LEAST_SETTINGS:
+        return None
+    first = odd[0]
+    names = tuple(name for kind in odd for name in kind.names)
+    return Problem(
+        f"{count(len(names), 'tensor')} are 1/{ranks} of what the model has along one dimension, this one "
+        f"{format_shape(first.stored)} for {format_shape(first.expected)}"
+        f"{', while others that the same settings size are whole' if is_contradicted else ''}: they are the shards of one of "
+        f"{ranks} tensor-parallel ranks",
+        file=ckpt.tensor_to_file[first.names[0]],
+        key=first.names[0],
+        hint="export again, and gather these tensors from all tensor-parallel ranks",
+        names=names,
+    )

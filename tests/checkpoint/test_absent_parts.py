@@ -1,0 +1,151 @@
+"""Whole parts that are absent or lie under another prefix, and tensors that are one rank's shards, in released structures."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from pathlib import Path
+
+import pytest
+
+import ckptcheck
+from tests.factories.released_structures import Entry, load_structure, write_checkpoint
+
+COLUMNS = re.compile(r"(q_proj|k_proj|v_proj|gate_proj|up_proj|embed_tokens|lm_head)\.weight$")
+ROWS = re.compile(r"(o_proj|down_proj)\.weight$")
+VECTORS = re.compile(r"mixer\.(A_log|D|dt_bias)$")
+"""Mamba's numbers a head, which an exporter may count as replicated (NVIDIA/Model-Optimizer#931)."""
+
+
+def list_shape_and_name_findings(name: str, folder: Path, entries: dict[str, Entry]) -> list[tuple[str, str, str]]:
+    report = ckptcheck.scan(write_checkpoint(load_structure(name), folder, entries), headers_only=True)
+    assert not report.crashed
+    return [
+        (finding.severity, finding.code, finding.message)
+        for finding in report.findings
+        if finding.code in ("CFG003", "CFG004", "CFG012", "CFG016")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "expected"),
+    [
+        (
+            "google--gemma-4-E2B",
+            "model.audio_tower.",
+            "audio_config describes model.audio_tower, and nothing of it is stored; "
+            "transformers fills 29 kinds of tensors with random numbers",
+        ),
+        (
+            "zai-org--GLM-4.1V-9B-Thinking",
+            "model.visual.",
+            "vision_config describes model.visual, and nothing of it is stored; "
+            "transformers fills 20 kinds of tensors with random numbers",
+        ),
+        (
+            "mistralai--Voxtral-Mini-3B-2507",
+            "audio_tower.",
+            "nothing is stored for model.audio_tower.conv1.bias, model.audio_tower.conv1.weight, "
+            "model.audio_tower.conv2.bias and 19 more, "
+            "which every VoxtralForConditionalGeneration has",
+        ),
+    ],
+)
+def test_a_tower_that_the_config_describes_is_absent(name: str, prefix: str, expected: str, tmp_path: Path) -> None:
+    entries = {key: entry for key, entry in load_structure(name).entries.items() if not key.startswith(prefix)}
+    assert list_shape_and_name_findings(name, tmp_path, entries) == [("error", "CFG003", expected)]
+
+
+def test_a_tower_of_unknown_code_is_absent(tmp_path: Path) -> None:
+    name = "OpenGVLab--InternVL2_5-8B"
+    entries = {key: entry for key, entry in load_structure(name).entries.items() if not key.startswith("vision_model.")}
+    assert list_shape_and_name_findings(name, tmp_path, entries) == [
+        (
+            "warning",
+            "CFG003",
+            "vision_config describes a part of the model, and nothing of it is stored; "
+            "what loads it starts from random numbers, or stops",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "number"),
+    [
+        ("zai-org--GLM-4.1V-9B-Thinking", "model.visual", 181),
+        ("Qwen--Qwen2-VL-7B-Instruct", "visual", 391),
+        ("google--gemma-4-E2B", "model.vision_tower", 210),
+    ],
+)
+def test_a_tower_under_another_prefix_is_found_there(name: str, prefix: str, number: int, tmp_path: Path) -> None:
+    entries = {
+        f"language_model.{key}" if key.startswith(f"{prefix}.") else key: entry
+        for key, entry in load_structure(name).entries.items()
+    }
+    wanted = prefix if prefix.startswith("model.") else f"model.{prefix}"
+    assert list_shape_and_name_findings(name, tmp_path, entries) == [
+        (
+            "error",
+            "CFG003",
+            f"nothing is stored under {wanted}, where transformers looks for it: its {number} tensors "
+            f"are here, under language_model.{prefix}",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "reason"),
+    [
+        ("HuggingFaceTB--SmolLM3-3B", 2, "and 1/2 of what the model has: they are the shards of one of 2 ranks"),
+        ("Qwen--Qwen1.5-MoE-A2.7B", 8, "and 1/8 of what the model has: they are the shards of one of 8 ranks"),
+        ("OpenGVLab--InternVL2_5-8B", 2, "as shards of ranks are before they are joined"),
+    ],
+)
+def test_flat_shards_are_one_finding(name: str, ranks: int, reason: str, tmp_path: Path) -> None:
+    entries = {
+        key: (dtype, (-(-prod(shape) // ranks),) if shape else shape)
+        for key, (dtype, shape) in load_structure(name).entries.items()
+    }
+    assert list_shape_and_name_findings(name, tmp_path, entries) == [
+        ("error", "CFG012", f"all {len(entries):,} tensors are flat, {reason}")
+    ]
+
+
+def test_the_shards_of_a_tensor_parallel_rank_are_one_finding(tmp_path: Path) -> None:
+    name = "HuggingFaceTB--SmolLM3-3B"
+    entries = {}
+    for key, (dtype, shape) in load_structure(name).entries.items():
+        if COLUMNS.search(key):
+            shape = (shape[0] // 4, shape[1])
+        elif ROWS.search(key):
+            shape = (shape[0], shape[1] // 4)
+        entries[key] = dtype, shape
+    (found,) = list_shape_and_name_findings(name, tmp_path, entries)
+    assert found[2] == (
+        "253 tensors are 1/4 of what the model has along one dimension, this one [32064, 2048] for [128256, 2048]: they are the "
+        "shards of one of 4 tensor-parallel ranks"
+    )
+
+
+def test_vectors_of_one_rank_beside_whole_matrices(tmp_path: Path) -> None:
+    name = "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"
+    entries = {
+        key: (dtype, (shape[0] // 2,) if VECTORS.search(key) else shape)
+        for key, (dtype, shape) in load_structure(name).entries.items()
+    }
+    (found,) = list_shape_and_name_findings(name, tmp_path, entries)
+    assert "this one [32] for [64], while others that the same settings size are whole: they are the shards" in found[2]
+
+
+def test_one_wrong_setting_is_not_taken_for_shards(tmp_path: Path) -> None:
+    """All matrices of the feed-forward block are half as wide as config.json says: the setting may be wrong as well."""
+    name = "HuggingFaceTB--SmolLM3-3B"
+    entries = {}
+    for key, (dtype, shape) in load_structure(name).entries.items():
+        if key.endswith(("gate_proj.weight", "up_proj.weight")):
+            shape = (shape[0] // 2, shape[1])
+        elif key.endswith("down_proj.weight"):
+            shape = (shape[0], shape[1] // 2)
+        entries[key] = dtype, shape
+    (found,) = list_shape_and_name_findings(name, tmp_path, entries)
+    assert "intermediate_size is 11,008" in found[2]
