@@ -79,7 +79,8 @@ class Chunk(msgspec.Struct, frozen=True):
     """A box of a tensor: its first element and its extent along each axis; elements lie in C order.
 
     item: the archive that holds it, None if the checkpoint names none. record: the record within the archive, empty for the
-    only one. skip: elements of the record before the box.
+    only one. skip: elements of the record before the box. whole: elements that the archive holds by the table of contents, if
+    the box is a part of that.
     """
 
     offsets: tuple[int, ...]
@@ -87,6 +88,7 @@ class Chunk(msgspec.Struct, frozen=True):
     item: Item | None
     record: str = ""
     skip: int = 0
+    whole: int = 0
 
     @property
     def elements(self) -> int:

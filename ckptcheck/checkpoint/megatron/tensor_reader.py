@@ -103,10 +103,9 @@ def locate_chunk(
         raise UnreadableArchive("the record of its storage is missing")
     if stored_dtype != dtype:
         raise UnreadableArchive(f"it holds {stored_dtype}, and the table of contents says {dtype}")
-    if prod(shape) < chunk.elements or (
-        contiguous and not chunk.skip and not chunk.record and prod(shape) != chunk.elements
-    ):
-        raise UnreadableArchive(f"it holds {prod(shape):,} elements, and the table of contents says {chunk.elements:,}")
+    declared = chunk.elements if chunk.record else chunk.whole or chunk.elements
+    if prod(shape) < declared or (contiguous and not chunk.record and prod(shape) != declared):
+        raise UnreadableArchive(f"it holds {prod(shape):,} elements, and the table of contents says {declared:,}")
     if archive.big_endian and itemsize(dtype) > 1:
         raise UnreadableArchive("it was written on a big-endian machine")
     storage = archive.records[record]

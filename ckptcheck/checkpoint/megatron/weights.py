@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from math import prod
 
+import msgspec
+
 from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor
 
 OTHER = re.compile(
@@ -106,7 +108,8 @@ def _rows(tensor: GlobalTensor) -> list[GlobalTensor]:
         first = chunk.offsets[0]
         for number in range(max(first, 0), min(first + chunk.sizes[0], len(chunks))):
             skip = chunk.skip + (number - first) * size
-            chunks[number].append(Chunk(chunk.offsets[1:], chunk.sizes[1:], chunk.item, chunk.record, skip))
+            whole = chunk.whole or chunk.elements
+            chunks[number].append(Chunk(chunk.offsets[1:], chunk.sizes[1:], chunk.item, chunk.record, skip, whole))
     return [GlobalTensor(tensor.key, tensor.dtype, tensor.shape[1:], tuple(parts)) for parts in chunks]
 
 
@@ -114,7 +117,7 @@ def _joined(name: str, first: GlobalTensor, second: GlobalTensor) -> GlobalTenso
     """Concatenate the halves of a gated weight along the rows."""
     rows = first.shape[0] if first.shape else 0
     below = (
-        Chunk((chunk.offsets[0] + rows, *chunk.offsets[1:]), chunk.sizes, chunk.item, chunk.record, chunk.skip)
+        msgspec.structs.replace(chunk, offsets=(chunk.offsets[0] + rows, *chunk.offsets[1:]))
         for chunk in second.chunks
         if chunk.offsets
     )
