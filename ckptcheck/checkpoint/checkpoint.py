@@ -153,7 +153,8 @@ class Checkpoint(EvidenceDefaults):
     def _read_shards(self, progress: Callable[[int, int], None] | None = None) -> dict[str, Shard]:
         names = [name for name in self.files if name.endswith(".safetensors")]
         # Over a network each read is a request, so the index, which is read anyway, says how long the headers are.
-        expected = expect_headers(self.index.weight_map) if self.source.local is None and self.index is not None else {}
+        index = self.index if self.source.local is None else None
+        expected = expect_headers(index.weight_map, self.files) if index is not None else {}
         shards = self._parts.read_all(
             names,
             lambda source, name: read_shard(source, name, expected.get(name, FIRST_READ)),

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ckptcheck.checkpoint.document import Defect, detect_foreign_format, json_kind, nesting_depth, parse_object
-from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.source import File, Source
 from ckptcheck.checkpoint.tensor import Natural, Tensor
 from ckptcheck.checkpoint.tiling import MAX_SIZE, find_unfit, layout_defects
 from ckptcheck.errors import EvidenceError
@@ -34,9 +34,10 @@ MAX_UNUSUAL = 1 << 25
 """Longest header, in bytes, that is parsed entry by entry, in slow Python, if the fast parser rejects it; few files need it."""
 FIRST_READ = 1 << 18
 """Bytes that are read before the header's length is known; most headers fit, so most shards take one read."""
-MAX_ENTRY, MAX_METADATA = 110, 1 << 12
-"""Bytes of a tensor's entry beside its name, with the longest dtype, four dimensions and offsets of a shard of 100 GB; bytes of
-`__metadata__` that writers of shards stay below."""
+ENTRY = len('"":{"dtype":"BF16","shape":[18432,7168],"data_offsets":[,]},') + 1
+"""Bytes of a tensor's entry beside its name and offsets. Those of F8_E4M3 have two more, and their scales six fewer."""
+METADATA = 1 << 10
+"""Bytes of `__metadata__` that writers of shards stay below."""
 
 OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive, as torch.save writes",
@@ -113,11 +114,15 @@ def read_shard(source: Source, name: str, first: int = FIRST_READ) -> Shard:
     return parse_header(name, size, raw)
 
 
-def expect_headers(weight_map: Mapping[str, str]) -> dict[str, int]:
-    """Return shard → bytes to read so that the header that an index leads one to expect is in them, for the larger headers."""
+def expect_headers(weight_map: Mapping[str, str], files: Mapping[str, File]) -> dict[str, int]:
+    """Return shard → bytes to read so that the header that an index leads one to expect is in them, for the larger headers.
+
+    A longer header takes another read, of its rest.
+    """
     expected: dict[str, int] = {}
+    entries = {shard: ENTRY + 2 * len(str(files[shard].size)) for shard in set(weight_map.values()) & files.keys()}
     for tensor, shard in weight_map.items():
-        expected[shard] = expected.get(shard, MAX_METADATA) + len(tensor) + MAX_ENTRY
+        expected[shard] = expected.get(shard, METADATA) + len(tensor) + entries.get(shard, 0)
     return {shard: min(size, MAX_HEADER) for shard, size in expected.items() if size > FIRST_READ}
 
 
