@@ -45,6 +45,10 @@ class Bucket(Protocol):
         """Read a range of an object as it was listed. Raises RequestFailure, also if it was replaced since then."""
         ...
 
+    def view(self, stored: StoredObject, start: int, length: int) -> bytes | memoryview:
+        """Read as `read` does, without a copy if the client needs none."""
+        ...
+
     def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
         """Write an object, whole or not at all, and return whether it was written. Raises RequestFailure.
 

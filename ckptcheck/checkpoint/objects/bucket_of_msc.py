@@ -79,6 +79,8 @@ class MscBucket:
             raise RequestFailure(errno.ESTALE, "it was replaced while it was being read")
         return content
 
+    view = read
+
     def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
         """Write an object, whole or not at all, whatever `known` is. Raises RequestFailure."""
         try:

@@ -118,6 +118,8 @@ class NodesBucket:
                 continue
         return _read_on_node(nodes[-1], placed.places[nodes[-1]], start, length)
 
+    view = read
+
     def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
         """Raise RequestFailure: nothing is written there."""
         raise RequestFailure(errno.EROFS, "the disks of the nodes are only read")

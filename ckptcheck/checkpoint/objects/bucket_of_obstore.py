@@ -149,9 +149,13 @@ class ObstoreBucket:
 
     def read(self, stored: StoredObject, start: int, length: int) -> bytes:
         """Read a range of an object as it was listed. Raises RequestFailure, also if it was replaced since then."""
+        return bytes(self.view(stored, start, length))
+
+    def view(self, stored: StoredObject, start: int, length: int) -> memoryview:
+        """Read as `read` does, without a copy."""
         end = min(start + length, stored.size)
         if start >= end:
-            return b""
+            return memoryview(b"")
         if self._lost_time.is_over:
             raise RequestFailure(errno.EIO, f"{self._root} answered too slowly, and is asked no more")
         import obstore
@@ -163,7 +167,7 @@ class ObstoreBucket:
         try:
             answer = obstore.get(self._store, stored.key, options=options)
             meta = answer.meta
-            content: bytes = answer.bytes().to_bytes()
+            content = memoryview(answer.bytes())
         except Exception as error:
             self._lost_time.add(begun, monotonic())
             raise explain_failure(error, self._root) from error
