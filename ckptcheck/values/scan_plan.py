@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -12,6 +13,7 @@ from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.values.channel_sample import is_sampled
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.first_looks import Shape, choose_grid
+from ckptcheck.values.kept_places import Places
 from ckptcheck.values.sketch import SKETCHED, choose_sample_size
 from ckptcheck.values.worker import Batch, Piece
 
@@ -35,6 +37,8 @@ class ScanPlan(msgspec.Struct, frozen=True):
     """Matrix → bytes of a row, for matrices whose rows get statistics; the pass samples channels of others."""
     nbytes: int
     """Bytes of all tensors that are scanned."""
+    kept: Mapping[str, Places]
+    """Tensor → the places whose bytes are kept."""
 
 
 def plan_scan(
@@ -45,12 +49,14 @@ def plan_scan(
     most: int,
     *,
     takes_samples: bool = False,
+    kept: Mapping[str, Places] = MappingProxyType({}),
 ) -> ScanPlan:
     """Cut shards into batches of about `most` bytes at most.
 
     places: tensor → the file that consumers load it from.
     rows: matrix → bytes of a row, for the matrices whose rows get statistics of their own.
     takes_samples: take a sample of every tensor of numbers, for sketches.
+    kept: tensor → the places whose bytes are kept; cuts of tensors with `rows` and of those whose channels are sampled.
     """
     readable = {name: shard for name, shard in shards.items() if shard.readable}
     tensors = {
@@ -59,7 +65,8 @@ def plan_scan(
     }
     nbytes = sum(tensor.nbytes for scanned in tensors.values() for tensor in scanned.values())
     sample = choose_sample_size(sum(map(len, tensors.values()))) if takes_samples else 0
-    return ScanPlan(readable, tensors, list(_cut_batches(source, readable, tensors, rows, most, sample)), rows, nbytes)
+    batches = list(_cut_batches(source, readable, tensors, rows, most, sample, kept))
+    return ScanPlan(readable, tensors, batches, rows, nbytes, kept)
 
 
 def _cut_batches(
@@ -69,6 +76,7 @@ def _cut_batches(
     rows: Mapping[str, int],
     most: int,
     sample: int,
+    kept: Mapping[str, Places],
 ) -> Iterator[Batch]:
     """Yield the data of the shards in batches: small tensors together, large ones in pieces of whole elements or rows.
 
@@ -86,15 +94,15 @@ def _cut_batches(
             unit = row or (sampled[1] * width if sampled else width)
             begin, end = tensor.data_offsets
             looked = _choose_looked(tensor.shape, end - begin)
+            places = kept.get(name)
             start = begin
             size = sample if tensor.dtype in SKETCHED else 0
             while start < end:
                 nbytes = min(end - start, room // unit * unit or unit)
                 offset = (start - begin) // width
                 share = -(-size * nbytes // (end - begin))
-                pieces.append(
-                    Piece(shard.data_start + start, nbytes, tensor.dtype, number, offset, row, sampled, share, looked)
-                )
+                at = shard.data_start + start
+                pieces.append(Piece(at, nbytes, tensor.dtype, number, offset, row, sampled, share, looked, places))
                 start += nbytes
                 room -= nbytes
                 if room < 8 or len(pieces) == MAX_PIECES:

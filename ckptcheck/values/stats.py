@@ -14,6 +14,7 @@ from ckptcheck.values.sketch import Sketch, sketch_samples
 
 if TYPE_CHECKING:
     from ckptcheck.values.channel_sample import ChannelSample
+    from ckptcheck.values.kept_places import Kept
 
 MIN_ZERO_RUN = 1024
 """Shorter runs of zero bytes do not count."""
@@ -51,6 +52,8 @@ class ChunkStats(msgspec.Struct, array_like=True):
     """The result of `file_marks.take_marks`."""
     looks: bytes = b""
     """If the piece is looked at: the flags of the matrix (see `first_looks`) if it is whole, else the bytes of its places."""
+    kept: list[bytes] = []
+    """The result of `kept_places.take_places`, if the piece asks for places to keep."""
 
 
 class TensorStats(msgspec.Struct):
@@ -95,6 +98,8 @@ class ValueStats:
     """Matrix → the mean squares of some of its rows and columns (`channel_sample.is_sampled` says which matrices)."""
     looks: dict[str, int] = field(default_factory=dict)
     """Matrix → what a look at a few of its places rules out (flags of `first_looks`)."""
+    kept: dict[str, Kept] = field(default_factory=dict)
+    """Tensor → the bytes of some of its places, which are not read again."""
     element_samples: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     """Tensor of numbers → dtype and patterns of a sample of its elements; {} if the pass takes none."""
     marks: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from operator import itemgetter
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.source import Source, describe_version, find_nodes, list_rewritten
 from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.value_reader import HasValues
@@ -20,6 +21,7 @@ from ckptcheck.values.chunk_scan import scan_chunk
 from ckptcheck.values.device import DeviceScanner
 from ckptcheck.values.file_marks import MARK_STEP
 from ckptcheck.values.first_looks import judge_joined
+from ckptcheck.values.kept_places import Places, join_places
 from ckptcheck.values.scan_plan import BATCHES_PER_WORKER, MAX_BATCH_BYTES, ScanPlan, plan_scan
 from ckptcheck.values.stats import Chunks, ChunkStats, ValueStats, join_chunks, merge_runs
 from ckptcheck.values.worker import Batch, ChunkScanner, Piece, fits_piece, scan_pieces
@@ -107,7 +109,10 @@ def run_value_pass(
         tensor = shard.tensors[name]
         parts.sort(key=itemgetter(0))
         values.tensors[name] = join_chunks(name, shard.name, tensor.dtype, tensor.shape, parts)
-        _join_samples(values, name, tensor, [chunk for _, chunk in parts], has_rows=name in plan.rows)
+        chunks = [chunk for _, chunk in parts]
+        _join_samples(values, name, tensor, chunks, has_rows=name in plan.rows)
+        if (places := plan.kept.get(name)) is not None:
+            values.kept[name] = join_places(places, [chunk.kept for chunk in chunks])
     return values
 
 
@@ -195,10 +200,11 @@ class BatchScan(msgspec.Struct, frozen=True):
         if unit.shard in self.lost:
             return BatchResult(reason="an earlier part of it could not be read")
         chunks = []
+        read = getattr(self.source, "view", self.source.read)
         try:
             for pieces in _group_adjacent(unit.pieces):
                 begin, end = pieces[0].begin, pieces[-1].begin + pieces[-1].nbytes
-                raw = self.source.read(unit.shard, begin, end - begin)
+                raw = read(unit.shard, begin, end - begin)
                 if len(raw) < end - begin:
                     return BatchResult(reason="the file shrank while it was being read", has_shrunk=True)
                 chunks += scan_pieces(np.frombuffer(raw, np.uint8), begin, pieces, self.scan)
@@ -375,7 +381,24 @@ class ValuePass:
             share = _count_tensor_bytes(ckpt) // (BATCHES_PER_WORKER * self._jobs)
             most = min(MAX_BATCH_BYTES, max(READ_BYTES, share))
         rows = _row_sizes(ckpt)
-        return plan_scan(ckpt.source, ckpt.shards, ckpt.tensor_to_file, rows, most, takes_samples=self._takes_samples)
+        return plan_scan(
+            ckpt.source,
+            ckpt.shards,
+            ckpt.tensor_to_file,
+            rows,
+            most,
+            takes_samples=self._takes_samples,
+            kept=_list_first_reads(ckpt),
+        )
+
+
+def _list_first_reads(ckpt: HasValues) -> Mapping[str, Places]:
+    """Return the places that detectors read first, where each read is a request; {} on a disk."""
+    if ckpt.source.local is not None or not isinstance(ckpt, Checkpoint) or not ckpt.can_sample:
+        return {}
+    from ckptcheck.values.detectors.first_reads import list_first_reads
+
+    return list_first_reads(ckpt)
 
 
 def _count_tensor_bytes(ckpt: HasValues) -> int:

@@ -23,6 +23,7 @@ from ckptcheck.values.chunk_scan import scan_chunk
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.file_marks import MARK_BYTES, count_marks, take_marks
 from ckptcheck.values.first_looks import Shape, choose_grid, count_bytes, cut_spans, judge
+from ckptcheck.values.kept_places import Places, count_places, take_places
 from ckptcheck.values.pattern_max import CHUNK, scan_small
 from ckptcheck.values.row_scan import FINGERPRINT_BYTES, max_row_patterns, row_fingerprints
 from ckptcheck.values.sketch import take_sample
@@ -52,6 +53,8 @@ class Piece(msgspec.Struct, array_like=True):
     """How many elements of the piece are sampled, for a sketch; 0 for none."""
     looked: tuple[int, int] | None = None
     """Rows of the matrix and bytes of a row, if some places of it are looked at (see `first_looks`)."""
+    kept: Places | None = None
+    """The places of the tensor whose bytes are kept."""
 
 
 class Batch(msgspec.Struct, array_like=True):
@@ -102,6 +105,8 @@ def scan_pieces(
             stats.row_squares, stats.column_squares = (part.tobytes() for part in sums)
         if piece.elements:
             stats.elements = take_sample(own, piece.dtype, piece.elements)
+        if piece.kept is not None:
+            stats.kept = take_places(own, piece.kept, _find_start(piece))
         results.append(stats)
     _look(raw, begin, pieces, results)
     return results
@@ -154,8 +159,13 @@ def _look(raw: NDArray[np.uint8], begin: int, pieces: Sequence[Piece], results: 
 def _list_spans(piece: Piece) -> list[tuple[int, int]]:
     """Return the parts of the looked-at spans of a matrix that lie in a piece of it, from the first byte of the piece."""
     assert piece.looked is not None
-    start = piece.offset * (FORMATS[piece.dtype].bits // 8)
+    start = _find_start(piece)
     return cut_spans(choose_grid(piece.looked), start, start + piece.nbytes)
+
+
+def _find_start(piece: Piece) -> int:
+    """Return the first byte of a piece within its tensor."""
+    return piece.offset * FORMATS[piece.dtype].bits // 8
 
 
 def _count_look_bytes(piece: Piece) -> int:
@@ -186,6 +196,8 @@ def fits_piece(stats: ChunkStats, piece: Piece) -> bool:
         and len(stats.elements) % width == 0
         and len(stats.marks) == MARK_BYTES * count_marks(piece.begin, piece.nbytes)
         and len(stats.looks) == _count_look_bytes(piece)
+        and [*map(len, stats.kept)]
+        == ([] if piece.kept is None else count_places(piece.kept, _find_start(piece), piece.nbytes))
     )
 
 

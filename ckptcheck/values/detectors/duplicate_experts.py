@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -118,8 +119,9 @@ def iter_routers(ckpt: Checkpoint) -> Iterator[str]:
 
 def iter_repeated_router_rows(ckpt: Checkpoint) -> Iterator[RepeatedExperts]:
     """Yield the routers in which two experts have the same row; none on the Hub. Raises OSError if reading fails."""
-    for name in iter_routers(ckpt) if ckpt.can_sample else ():
-        if copies := find_equal_slices(ckpt, name):
+    routers = list(iter_routers(ckpt)) if ckpt.can_sample else []
+    for name, copies in zip(routers, map_pieces(ckpt, partial(find_equal_slices, ckpt), routers), strict=True):
+        if copies:
             yield RepeatedExperts(_layer_of(ckpt, name), name, copies)
 
 

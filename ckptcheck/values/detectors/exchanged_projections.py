@@ -19,9 +19,9 @@ import msgspec
 
 from ckptcheck.checkpoint.layout import Stack
 from ckptcheck.linter.evidence import remembered
-from ckptcheck.values.channel_sample import choose_channels
+from ckptcheck.values.channel_sample import MAX_CHANNELS, choose_channels
 from ckptcheck.values.detectors.channel_profiles import correlate_profiles
-from ckptcheck.values.detectors.matrix_samples import FLOATS, compute_mean_squares, read_rows
+from ckptcheck.values.detectors.matrix_samples import FLOATS, MatrixPart, compute_mean_squares, read_rows
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
@@ -215,16 +215,12 @@ def measure_agreement(ckpt: Checkpoint, block: Block) -> Agreement:
 
     samples = ckpt.values.samples
     first, second = (np.log(_raise_zeros(samples[stats.name].rows)) for stats in (block.first, block.second))
-    outer = expand_heads(ckpt, block, choose_channels(block.first.shape[0]))
     last = np.log(measure_partner(ckpt, block))
     if block.query is None:
         return Agreement((correlate_profiles(first, last),), (correlate_profiles(second, last),))
-    if len(outer) == 1:
-        squares = samples[block.query.name].rows
-    else:
-        values = read_rows(ckpt, block.query, outer.ravel(), choose_channels(block.query.shape[1]))
-        squares = compute_mean_squares(values, 1)
-    query = np.log(_raise_zeros(squares).reshape(outer.shape).mean(0))
+    part = choose_query_part(ckpt, block)
+    squares = samples[block.query.name].rows if part is None else compute_mean_squares(read_rows(ckpt, *part), 1)
+    query = np.log(_raise_zeros(squares).reshape(-1, len(first)).mean(0))
     return Agreement(
         (correlate_profiles(second, last), correlate_profiles(first, query)),
         (correlate_profiles(first, last), correlate_profiles(second, query)),
@@ -235,14 +231,28 @@ def measure_partner(ckpt: Checkpoint, block: Block) -> NDArray[np.float64]:
     """Return the mean squares of the columns of down, or of the outputs, over the sampled channels of up, or of the values."""
     measured = _remember_partners(ckpt)
     if block.last.name not in measured:
-        columns = expand_heads(ckpt, block, choose_channels(block.first.shape[0]))
-        if len(columns) == 1:
-            squares = ckpt.values.samples[block.last.name].columns
-        else:
-            values = read_rows(ckpt, block.last, choose_channels(block.last.shape[0]), columns.ravel())
-            squares = compute_mean_squares(values, 0)
-        measured[block.last.name] = _raise_zeros(squares).reshape(columns.shape).mean(axis=0)
+        part = choose_partner_part(ckpt, block)
+        samples = ckpt.values.samples
+        squares = samples[block.last.name].columns if part is None else compute_mean_squares(read_rows(ckpt, *part), 0)
+        channels = min(block.first.shape[0], MAX_CHANNELS)
+        measured[block.last.name] = _raise_zeros(squares).reshape(-1, channels).mean(axis=0)
     return measured[block.last.name]
+
+
+def choose_query_part(ckpt: Checkpoint, block: Block) -> MatrixPart | None:
+    """Return the rows of the queries that are read for the sampled channels of the keys; None if the pass samples them."""
+    outer = expand_heads(ckpt, block, choose_channels(block.first.shape[0]))
+    if block.query is None or len(outer) == 1:
+        return None
+    return MatrixPart(block.query, outer.ravel(), choose_channels(block.query.shape[1]))
+
+
+def choose_partner_part(ckpt: Checkpoint, block: Block) -> MatrixPart | None:
+    """Return the columns of the outputs that are read for the sampled channels of the values; None if the pass samples them."""
+    columns = expand_heads(ckpt, block, choose_channels(block.first.shape[0]))
+    if len(columns) == 1:
+        return None
+    return MatrixPart(block.last, choose_channels(block.last.shape[0]), columns.ravel())
 
 
 @remembered

@@ -7,17 +7,16 @@ anew, in one range or at random, 45 to 51 % do. The mean of a squared cosine of 
 
 from __future__ import annotations
 
-from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ckptcheck.linter.evidence import remembered
-from ckptcheck.linter.rule import Skip
-from ckptcheck.values.detectors.byte_compare import map_pieces, read_tensor_bytes
+from ckptcheck.values.detectors.matrix_samples import MatrixPart, read_rows
 from ckptcheck.values.detectors.token_usage import has_token_ids
-from ckptcheck.values.dtypes import FORMATS, decode
+from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,6 +62,18 @@ def find_fresh_rows(ckpt: Checkpoint, name: str) -> FreshRows | None:
     """
     import numpy as np
 
+    if (part := choose_part(ckpt, name)) is None:
+        return None
+    with np.errstate(all="ignore"):
+        rows = read_rows(ckpt, *part).astype(np.float32)
+        training, sizes = _measure_training(rows)
+        return _judge(part.rows, training, sizes, rows.shape[1])
+
+
+def choose_part(ckpt: Checkpoint, name: str) -> MatrixPart | None:
+    """Return the first elements of the rows that are read, in runs; None for a matrix that is not judged."""
+    import numpy as np
+
     tensor = ckpt.tensors[name]
     form = FORMATS[tensor.dtype]
     if not tensor.has_rows or form.integer or form.bits < 16 or tensor.shape[1] < 64:
@@ -73,24 +84,10 @@ def find_fresh_rows(ckpt: Checkpoint, name: str) -> FreshRows | None:
     if number < 2 * RUNS * RUN_ROWS:
         return None
     starts = [run * (number - RUN_ROWS) // (RUNS - 1) for run in range(RUNS)]
-    with np.errstate(all="ignore"):
-        rows = np.concatenate([*map_pieces(ckpt, partial(_read_rows, ckpt, name), starts)])
-        training, sizes = _measure_training(rows)
-        places = np.add.outer(starts, np.arange(RUN_ROWS)).ravel()
-        return _judge(places, training, sizes, rows.shape[1])
-
-
-def _read_rows(ckpt: Checkpoint, name: str, start: int) -> NDArray[np.float32]:
-    """Read the first elements of a run of rows."""
-    import numpy as np
-
-    tensor = ckpt.tensors[name]
-    nbytes = tensor.nbytes // tensor.shape[0]
-    raw = read_tensor_bytes(ckpt, name, start * nbytes, RUN_ROWS * nbytes)
-    if len(raw) < RUN_ROWS * nbytes:
-        raise Skip(f"{name} shrank while it was being read")
-    patterns = np.frombuffer(raw, FORMATS[tensor.dtype].unsigned).reshape(RUN_ROWS, -1)[:, :COLUMNS]
-    return decode(tensor.dtype, patterns).astype(np.float32)
+    stats = TensorStats(name, ckpt.tensor_to_file[name], tensor.dtype, tensor.shape)
+    return MatrixPart(
+        stats, np.add.outer(starts, np.arange(RUN_ROWS)).ravel(), np.arange(min(tensor.shape[1], COLUMNS))
+    )
 
 
 def _measure_training(rows: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -21,7 +21,7 @@ from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.tensor import PLAIN
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.linter.rule import Skip
-from ckptcheck.values.detectors.byte_compare import map_pieces
+from ckptcheck.values.detectors.byte_compare import map_pieces, read_tensor_bytes
 from ckptcheck.values.detectors.norm_convention import has_plain_norms
 from ckptcheck.values.detectors.roles import (
     NORM,
@@ -376,9 +376,7 @@ def _read_values(ckpt: Checkpoint, stats: TensorStats, begin: int, nbytes: int) 
     """Read `nbytes` of a tensor as float32 values, from byte `begin` of the tensor."""
     import numpy as np
 
-    shard = ckpt.shards[stats.shard]
-    position = shard.locate(stats.name) + begin
-    raw = ckpt.source.read(shard.name, position, nbytes)
+    raw = read_tensor_bytes(ckpt, stats.name, begin, nbytes)
     if len(raw) < nbytes:
-        raise Skip(f"{shard.name} shrank while it was being read")
+        raise Skip(f"{stats.shard} shrank while it was being read")
     return decode(stats.dtype, np.frombuffer(raw, FORMATS[stats.dtype].unsigned)).astype(np.float32)

@@ -51,20 +51,9 @@ def find_repeated_heads(ckpt: Checkpoint) -> list[RepeatedHead]:
 
     Raises Skip if a file has shrunk, OSError if reading fails.
     """
-    config, stack = ckpt.config, ckpt.components.stack
-    if config is None or stack is None:
-        return []
-    heads, hidden = config.integer(*HEADS), config.integer(*HIDDEN)
-    width = config.integer("head_dim") or (hidden // heads if heads and hidden else 0)
-    names_by_role: dict[str, list[str]] = {}
-    for layer, roles in sorted(stack.layers.items()):
-        for role in sorted(roles):
-            if KEYS.search(role) and _has_heads(ckpt, name := stack.full_name(layer, role), width):
-                names_by_role.setdefault(role, []).append(name)
+    names_by_role, width = list_headed(ckpt)
     found = []
     for names in names_by_role.values():
-        if len(names) < MIN_LAYERS:
-            continue
         pairs = {
             name: pair
             for name, pair in zip(
@@ -78,6 +67,21 @@ def find_repeated_heads(ckpt: Checkpoint) -> list[RepeatedHead]:
                 for name, pair in pairs.items()
             ]
     return found
+
+
+def list_headed(ckpt: Checkpoint) -> tuple[dict[str, list[str]], int]:
+    """Return the projections of keys and of values that can be judged, by role, and the rows of a head."""
+    config, stack = ckpt.config, ckpt.components.stack
+    if config is None or stack is None:
+        return {}, 0
+    heads, hidden = config.integer(*HEADS), config.integer(*HIDDEN)
+    width = config.integer("head_dim") or (hidden // heads if heads and hidden else 0)
+    names_by_role: dict[str, list[str]] = {}
+    for layer, roles in sorted(stack.layers.items()):
+        for role in sorted(roles):
+            if KEYS.search(role) and _has_heads(ckpt, name := stack.full_name(layer, role), width):
+                names_by_role.setdefault(role, []).append(name)
+    return {role: names for role, names in names_by_role.items() if len(names) >= MIN_LAYERS}, width
 
 
 def _has_heads(ckpt: Checkpoint, name: str, width: int) -> bool:

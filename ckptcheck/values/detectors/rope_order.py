@@ -9,17 +9,18 @@ neighbour alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import median
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ckptcheck.values.channel_sample import choose_channels
-from ckptcheck.values.detectors.matrix_samples import FLOATS, compute_mean_squares, read_rows
+from ckptcheck.values.detectors.matrix_samples import FLOATS, MatrixPart, compute_mean_squares, read_rows
+from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.values.stats import TensorStats
 
 HALVES = frozenset(
     (
@@ -65,23 +66,13 @@ def measure_rope_order(ckpt: Checkpoint) -> RopeOrder | None:
     It reads four heads of both matrices in four layers, and in 12 layers if the four leave a doubt. Raises Skip if a
     file shrank since its values were read, OSError if reading fails.
     """
-    config, stack = ckpt.config, ckpt.components.stack
-    model_type = config.text.get("model_type", config.model_type) if config is not None else None
-    if config is None or stack is None or not isinstance(model_type, str) or model_type not in HALVES:
-        return None
-    heads, hidden = config.number("num_attention_heads"), config.number("hidden_size")
-    head = config.integer("head_dim") or (hidden // heads if heads and hidden else 0)
-    layers = [layer for layer in sorted(stack.layers) if {*PROJECTIONS} <= stack.layers[layer]]
-    if head < MIN_HEAD or head % 2 or len(layers) < MIN_LAYERS:
-        return None
+    head, steps = _choose_layers(ckpt)
     order = None
-    for step in (len(layers) // MIN_LAYERS, -(-len(layers) // MAX_LAYERS)):
+    for layers in steps:
         pairs = [
             pair
-            for layer in layers[::step]
-            for role in PROJECTIONS
-            if (stats := ckpt.values.tensors.get(stack.full_name(layer, role))) is not None
-            and (pair := _correlate_channels(ckpt, stats, head)) is not None
+            for stats in _iter_projections(ckpt, layers)
+            if (pair := _correlate_channels(ckpt, stats, head)) is not None
         ]
         if len(pairs) >= MIN_LAYERS:
             order = RopeOrder(median(near for near, _ in pairs), median(far for _, far in pairs))
@@ -90,18 +81,60 @@ def measure_rope_order(ckpt: Checkpoint) -> RopeOrder | None:
     return order
 
 
+def iter_first_parts(ckpt: Checkpoint) -> Iterator[MatrixPart]:
+    """Yield the parts of matrices that are read first."""
+    head, steps = _choose_layers(ckpt)
+    for stats in _iter_projections(ckpt, steps[0]) if steps else ():
+        if _can_judge(stats, head):
+            yield from _iter_heads(stats, head)
+
+
+def _choose_layers(ckpt: Checkpoint) -> tuple[int, list[list[int]]]:
+    """Return the channels of a head, and the layers that are read first and in doubt; none if nothing is judged."""
+    config, stack = ckpt.config, ckpt.components.stack
+    model_type = config.text.get("model_type", config.model_type) if config is not None else None
+    if config is None or stack is None or not isinstance(model_type, str) or model_type not in HALVES:
+        return 0, []
+    heads, hidden = config.number("num_attention_heads"), config.number("hidden_size")
+    head = config.integer("head_dim") or (hidden // heads if heads and hidden else 0)
+    layers = [layer for layer in sorted(stack.layers) if {*PROJECTIONS} <= stack.layers[layer]]
+    if head < MIN_HEAD or head % 2 or len(layers) < MIN_LAYERS:
+        return 0, []
+    return head, [layers[::step] for step in (len(layers) // MIN_LAYERS, -(-len(layers) // MAX_LAYERS))]
+
+
+def _iter_projections(ckpt: Checkpoint, layers: list[int]) -> Iterator[TensorStats]:
+    stack = ckpt.components.stack
+    assert stack is not None
+    for layer in layers:
+        for role in PROJECTIONS:
+            if (stats := ckpt.values.tensors.get(stack.full_name(layer, role))) is not None:
+                yield stats
+
+
+def _can_judge(stats: TensorStats, head: int) -> bool:
+    return (
+        stats.dtype in FLOATS and len(stats.shape) == 2 and not stats.shape[0] % head and not (stats.nan or stats.inf)
+    )
+
+
+def _iter_heads(stats: TensorStats, head: int) -> Iterator[MatrixPart]:
+    """Yield the heads that are read, each by itself, so that the next one gets the same memory."""
+    import numpy as np
+
+    columns = choose_channels(stats.shape[1], MAX_COLUMNS)
+    for start in range(0, min(MAX_HEADS, stats.shape[0] // head) * head, head):
+        yield MatrixPart(stats, np.arange(start, start + head), columns)
+
+
 def _correlate_channels(ckpt: Checkpoint, stats: TensorStats, head: int) -> tuple[float, float] | None:
     """Return the correlations of neighbours and of channels half a head apart; None if the norms do not differ."""
     import numpy as np
 
-    if stats.dtype not in FLOATS or len(stats.shape) != 2 or stats.shape[0] % head or stats.nan or stats.inf:
+    if not _can_judge(stats, head):
         return None
-    number = min(MAX_HEADS, stats.shape[0] // head)
-    columns = choose_channels(stats.shape[1], MAX_COLUMNS)
-    heads = (np.arange(start, start + head) for start in range(0, number * head, head))
     with np.errstate(over="ignore"):
-        # One head at a time, so that the next one gets the same memory.
-        norms = np.sqrt([compute_mean_squares(read_rows(ckpt, stats, rows, columns), 1) for rows in heads])
+        norms = np.sqrt([compute_mean_squares(read_rows(ckpt, *part), 1) for part in _iter_heads(stats, head)])
     if not (norms.all() and np.isfinite(norms).all()):
         return None
     logs = np.log(norms)

@@ -21,7 +21,7 @@ import msgspec
 from ckptcheck.values.channel_sample import choose_channels
 from ckptcheck.values.detectors.channel_profiles import clip_profile, correlate_profiles, take_profile
 from ckptcheck.values.detectors.exchanged_projections import Block, iter_blocks, measure_partner
-from ckptcheck.values.detectors.matrix_samples import compute_mean_squares, read_rows
+from ckptcheck.values.detectors.matrix_samples import MatrixPart, compute_mean_squares, read_rows
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
@@ -66,16 +66,8 @@ def find_wrong_splits(ckpt: Checkpoint) -> list[WrongSplit]:
     It uses the samples of the value pass; if they do not agree it reads 256 rows of four layers for each order. Raises
     Skip if a file shrank since its values were read, OSError if reading fails.
     """
-    kinds: dict[tuple[str, str, str], list[Block]] = {}
-    for stack in ckpt.layout.stacks.values():
-        for block in iter_blocks(ckpt, stack):
-            kinds.setdefault(block.kind, []).append(block)
     found = []
-    for blocks in kinds.values():
-        inner = blocks[1:-1]
-        examined = inner[:: max(1, -(-len(inner) // EXAMINED))]
-        if len(examined) < EXAMINED:
-            continue
+    for examined in _iter_examined(ckpt):
         partners = [clip_profile(take_profile(measure_partner(ckpt, block))) for block in examined]
         stored = median(
             correlate_profiles(_take_rows(ckpt, block), partner)
@@ -95,6 +87,27 @@ def find_wrong_splits(ckpt: Checkpoint) -> list[WrongSplit]:
                 found.append(WrongSplit(tensors, order.name, stored, restored))
                 break
     return found
+
+
+def _iter_examined(ckpt: Checkpoint) -> Iterator[list[Block]]:
+    """Yield the examined layers of each kind of block."""
+    kinds: dict[tuple[str, str, str], list[Block]] = {}
+    for stack in ckpt.layout.stacks.values():
+        for block in iter_blocks(ckpt, stack):
+            kinds.setdefault(block.kind, []).append(block)
+    for blocks in kinds.values():
+        inner = blocks[1:-1]
+        examined = inner[:: max(1, -(-len(inner) // EXAMINED))]
+        if len(examined) >= EXAMINED:
+            yield examined
+
+
+def iter_first_parts(ckpt: Checkpoint) -> Iterator[MatrixPart]:
+    """Yield the parts of matrices that are read in each order first: in one layer."""
+    for examined in _iter_examined(ckpt):
+        block = examined[len(examined) // 2]
+        for order in _iter_orders(ckpt, block):
+            yield from (part for _, part in _iter_parts(block, order))
 
 
 def _list_parts(block: Block) -> tuple[TensorStats, ...]:
@@ -136,17 +149,24 @@ def _iter_orders(ckpt: Checkpoint, block: Block) -> Iterator[_Order]:
         yield _Order(name, np.asarray(rows))
 
 
-def _agree(ckpt: Checkpoint, block: Block, order: _Order, partner: NDArray[np.float64]) -> float:
-    """Return the correlation between a block's partner and the rows of up, or of the values, in this order."""
+def _iter_parts(block: Block, order: _Order) -> Iterator[tuple[NDArray[np.intp], MatrixPart]]:
+    """Yield the sampled channels that each matrix of a block holds in this order, and the part of the matrix with them."""
     import numpy as np
 
-    squares = np.zeros(len(order.rows))
     begin = 0
     for stats in _list_parts(block):
         end = begin + stats.shape[0]
         here = np.flatnonzero((order.rows >= begin) & (order.rows < end))
         if len(here):
-            values = read_rows(ckpt, stats, order.rows[here] - begin, choose_channels(stats.shape[1]))
-            squares[here] = compute_mean_squares(values, 1)
+            yield here, MatrixPart(stats, order.rows[here] - begin, choose_channels(stats.shape[1]))
         begin = end
+
+
+def _agree(ckpt: Checkpoint, block: Block, order: _Order, partner: NDArray[np.float64]) -> float:
+    """Return the correlation between a block's partner and the rows of up, or of the values, in this order."""
+    import numpy as np
+
+    squares = np.zeros(len(order.rows))
+    for here, part in _iter_parts(block, order):
+        squares[here] = compute_mean_squares(read_rows(ckpt, *part), 1)
     return correlate_profiles(clip_profile(take_profile(squares)), partner)

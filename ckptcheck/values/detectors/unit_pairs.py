@@ -24,7 +24,7 @@ from ckptcheck.checkpoint.layout import Stack
 from ckptcheck.values.channel_sample import MAX_CHANNELS, RUNS, choose_channels, find_run_starts
 from ckptcheck.values.detectors.channel_order import MIN_LAYERS, iter_feed_forward_blocks
 from ckptcheck.values.detectors.exchanged_projections import MIN_CHANNELS, expand_heads, iter_blocks
-from ckptcheck.values.detectors.matrix_samples import read_rows
+from ckptcheck.values.detectors.matrix_samples import MatrixPart, read_rows
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
@@ -142,16 +142,23 @@ def _measure_alike(ckpt: Checkpoint, pairs: list[Pair]) -> list[Measure]:
     return [compare_units(read_units(ckpt, pair, 0), second, pair.members) for pair in pairs]
 
 
+def choose_part(pair: Pair, side: int) -> MatrixPart:
+    """Return the part of one of the two matrices that is compared."""
+    import numpy as np
+
+    stats, axis = (pair.first, pair.second)[side], pair.axes[side]
+    most = pair.sample.stream_channels if any(pair.axes) else pair.sample.row_channels
+    channels, units = choose_channels(stats.shape[1 - axis], most), np.unique(pair.units[side])
+    return MatrixPart(stats, channels, units) if axis else MatrixPart(stats, units, channels)
+
+
 def read_units(ckpt: Checkpoint, pair: Pair, side: int) -> NDArray[np.float32]:
     """Return one of the two matrices as [unit, channel of the stream]."""
     import numpy as np
 
-    stats, axis = (pair.first, pair.second)[side], pair.axes[side]
+    values = read_rows(ckpt, *choose_part(pair, side))
+    chosen: NDArray[np.float32] = np.asarray(values.T if pair.axes[side] else values, np.float32)
     units, places = np.unique(pair.units[side], return_inverse=True)
-    most = pair.sample.stream_channels if any(pair.axes) else pair.sample.row_channels
-    channels = choose_channels(stats.shape[1 - axis], most)
-    values = read_rows(ckpt, stats, channels, units).T if axis else read_rows(ckpt, stats, units, channels)
-    chosen: NDArray[np.float32] = np.asarray(values, np.float32)
     return chosen if np.array_equal(units, pair.units[side]) else chosen[places]
 
 
