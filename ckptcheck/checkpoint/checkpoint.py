@@ -272,8 +272,6 @@ class Checkpoint(EvidenceDefaults):
     @cached_property
     def tensor_to_file(self) -> dict[str, str]:
         """Tensor → the loaded file that holds it (the last one, if several do), in no particular order."""
-        if self.index is not None and self.index_agrees:
-            return self.index.weight_map
         tensor_to_file: dict[str, str] = {}
         for name in self.model_files:
             if name in self.shards:
@@ -297,6 +295,7 @@ class Checkpoint(EvidenceDefaults):
     @cached_property
     def layout(self) -> Layout:
         """The structure that the names of the loaded tensors show."""
+        _ = self.index_agrees  # frees the names that an index holds, before others are made
         return parse_layout(self.tensors)
 
     @cached_property
@@ -394,9 +393,12 @@ class Checkpoint(EvidenceDefaults):
         if self.index is None or len(self.index.weight_map) != len(self.tensors):
             return False
         places, loaded = self.index.weight_map, [self.shards[name] for name in self.model_files if name in self.shards]
-        return len(places) == sum(len(shard.tensors) for shard in loaded) and all(
+        agrees = len(places) == sum(len(shard.tensors) for shard in loaded) and all(
             list(map(places.get, shard.tensors)) == [shard.name] * len(shard.tensors) for shard in loaded
         )
+        if agrees:
+            self.index.use_headers({shard.name: shard.tensors for shard in loaded})
+        return agrees
 
     @property
     def index_is_stale(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar
@@ -33,7 +33,7 @@ class Index:
     """The index of a sharded checkpoint."""
 
     file: str
-    weight_map: dict[str, str] = field(default_factory=dict, repr=False)
+    weight_map: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Tensor → name of the file that holds it."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """The `metadata` object, such as total_size (bytes)."""
@@ -45,6 +45,30 @@ class Index:
     def shards(self) -> tuple[str, ...]:
         """The files that the index names, sorted."""
         return tuple(sorted(set(self.weight_map.values())))
+
+    def use_headers(self, names: Mapping[str, Collection[str]]) -> None:
+        """Forget the names, which headers hold too: they take 150 bytes a tensor. names: file → its tensors, as here."""
+        object.__setattr__(self, "weight_map", _NamesOfHeaders(names))
+
+
+class _NamesOfHeaders(Mapping[str, str]):
+    """The weight_map of an index that agrees with the headers: made from them when somebody looks into it."""
+
+    def __init__(self, names: Mapping[str, Collection[str]]) -> None:
+        self._names = names
+
+    @cached_property
+    def _places(self) -> dict[str, str]:
+        return {tensor: file for file, tensors in self._names.items() for tensor in tensors}
+
+    def __getitem__(self, name: str) -> str:
+        return self._places[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._names.values()))
 
 
 def find_index_file(files: Collection[str]) -> str | None:

@@ -30,9 +30,7 @@ from ckptcheck.text.formatting import count, join_truncated
 
 @rule("IDX005", "duplicate-tensor", severity="error", when=lambda ckpt: len(ckpt.globbed_files) > 1)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if ckpt.index_decides and len(ckpt.tensor_to_file) == sum(
-        len(ckpt.shards[name].tensors) for name in ckpt.globbed_files
-    ):
+    if ckpt.index_decides and len(ckpt.tensors) == sum(len(ckpt.shards[name].tensors) for name in ckpt.globbed_files):
         return
     first: dict[str, str] = {}
     for name in ckpt.globbed_files:

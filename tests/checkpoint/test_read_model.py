@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptcheck.checkpoint.config import Config
-from ckptcheck.checkpoint.index import parse_index
+from ckptcheck.checkpoint.index import MODEL_INDEX, parse_index
 from ckptcheck.checkpoint.layout import INDEX, parse_layout
+from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.siblings import find_incomplete_layers, layer_kinds
+from tests.paths import FIXTURES
 
 
 def test_layout_reads_stacks_groups_and_the_rest() -> None:
@@ -181,3 +185,19 @@ def test_a_gap_in_any_stack_of_like_layers_is_seen() -> None:
     assert parse_layout(unlike).gaps == {}, "layers that are not alike"
     late = [f"visual.blocks.{9_999}.{part}" for part in parts]
     assert parse_layout([*without, *late]).gaps == {}, "more missing than there are"
+
+
+def test_an_index_that_agrees_with_the_headers_says_the_same_afterwards() -> None:
+    """Its names are those of the headers then, so that a million names are not in memory twice."""
+    folder = FIXTURES / "checkpoints" / "tiny-llama-sharded"
+    written = json.loads((folder / MODEL_INDEX).read_bytes())["weight_map"]
+    ckpt = open_checkpoint(str(folder))
+    assert ckpt.index is not None
+    assert ckpt.index.weight_map == written
+    assert ckpt.index_agrees
+    places = ckpt.index.weight_map
+    assert type(places) is not dict
+    assert (len(places), dict(places), ckpt.tensor_to_file) == (len(written), written, written)
+    assert written == places
+    assert not written.keys() - places.keys()
+    assert places.get("another") is None
