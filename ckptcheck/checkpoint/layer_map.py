@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from ckptcheck.checkpoint.layer_grid import LayerGrid, build_layer_grid
-from ckptcheck.linter.pictures import HeatCell, HeatMap, Scale, State
+from ckptcheck.linter.pictures import AlikeCells, HeatCell, HeatMap, Scale, State
 from ckptcheck.text.formatting import count
 
 
@@ -25,7 +27,8 @@ def draw_layer_map(
     Args:
         title: of the picture.
         caption: of the picture; the function appends the number of tensors without a place.
-        cells: tensor → its cell; or label → cell, if several share its place (ranks, servers).
+        cells: tensor → its cell; or label → cell, if several share its place (ranks, servers). A cell without a name gets that
+            of its tensor: experts that have the same such cell cost next to nothing.
         states: the possible states of cells.
         value_label: the name of the cells' values.
         member_label: the name of the things that share a place.
@@ -38,16 +41,30 @@ def draw_layer_map(
         return None
     drawn: dict[tuple[int, int], HeatCell] = {}
     members: dict[tuple[int, int], dict[str, HeatCell]] = {}
-    for name, place in grid.places.items():
-        if (given := cells.get(name)) is None:
+    alike: dict[tuple[int, int], AlikeCells] = {}
+    for place in grid.places:
+        where, of_place = (place.row, place.column), [*map(cells.get, place.names)]
+        first = of_place[0]
+        if where in alike:
+            members[where] = dict(alike.pop(where))
+        elif (
+            place.members
+            and where not in members
+            and isinstance(first, HeatCell)
+            and not first.name
+            and of_place.count(first) == len(of_place)
+        ):
+            alike[where] = AlikeCells(place.members, first, *place.around)
             continue
-        for label, cell in ({"": given} if isinstance(given, HeatCell) else given).items():
-            member = f"{place.member}, {member_label} {label}" if place.member and label else place.member or label
-            if member:
-                members.setdefault((place.row, place.column), {})[member] = cell
-            else:
-                drawn[place.row, place.column] = cell
-    drawn |= {where: HeatCell(members=inner) for where, inner in members.items()}
+        for name, expert, given in zip(place.names, place.members or ("",), of_place, strict=True):
+            for label, cell in ({"": given} if isinstance(given, HeatCell) else given or {}).items():
+                cell = cell if cell.name else msgspec.structs.replace(cell, name=name)
+                member = f"{expert}, {member_label} {label}" if expert and label else expert or label
+                if member:
+                    members.setdefault(where, {})[member] = cell
+                else:
+                    drawn[where] = cell
+    drawn |= {where: HeatCell(members=inner) for where, inner in (alike | members).items()}
     if grid.left_out:
         caption += f" {count(grid.left_out, 'tensor')} of other layers and modules are not drawn."
     return HeatMap(

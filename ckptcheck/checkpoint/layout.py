@@ -177,7 +177,8 @@ def parse_layout(names: Iterable[str]) -> Layout:
             names_by_template.setdefault(name, []).append(name)
             at += 1
             continue
-        start, ending = name[: -len(parts[2]) + 1], parts[2][1:]
+        ending = parts[2][1:]
+        start = name[: len(name) - len(ending)]
         blocks = known.setdefault(ending, [])
         block = next((block for block in blocks if can_compare and block.matches(names, at, start)), None)
         if block is None:
@@ -231,14 +232,14 @@ def _parse_block(endings: list[str]) -> Block:
     return Block(
         tuple(endings),
         frozenset(layer),
-        tuple((rest, _pick(places)) for rest, places in alone.items()),
+        tuple((rest, pick_places(places)) for rest, places in alone.items()),
         tuple(
-            (start[:-1], rest, None if "{}" in rest else f"{start}{{}}.{rest}", tuple(numbers), _pick(places))
+            (start[:-1], rest, None if "{}" in rest else f"{start}{{}}.{rest}", tuple(numbers), pick_places(places))
             for (start, rest), (numbers, places) in members.items()
         ),
     )
 
 
-def _pick(places: list[int]) -> Pick[Any]:
+def pick_places(places: list[int]) -> Pick[Any]:
     """Return a function that takes what lies at some places of a sequence."""
     return itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))

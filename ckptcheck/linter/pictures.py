@@ -6,7 +6,7 @@ reporters/evidence_pictures.py maps evidence to the functions that draw it, whic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
@@ -42,6 +42,28 @@ class HeatCell(msgspec.Struct, frozen=True):
     """The tensor as findings name it (`Finding.key`, `Finding.names`): links lead from the finding to the cell and back."""
     members: Mapping[str, HeatCell] = {}
     """Label → cells that this one combines (experts). It shows their median and the gravest state; a click opens them."""
+
+
+class AlikeCells(Mapping[str, HeatCell]):
+    """Members of a cell that differ only in their name, in which each has its label: a large model has thousands in each layer."""
+
+    def __init__(self, labels: Mapping[str, object], cell: HeatCell, begin: str, end: str) -> None:
+        """Keep the labels, the keys of a mapping; what the cells have in common; and what their names have around the label."""
+        self.labels, self.cell, self.begin, self.end = labels, cell, begin, end
+
+    def __getitem__(self, label: str) -> HeatCell:
+        """Make the cell of a label."""
+        if label not in self.labels:
+            raise KeyError(label)
+        return msgspec.structs.replace(self.cell, name=f"{self.begin}{label}{self.end}")
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the labels."""
+        return iter(self.labels)
+
+    def __len__(self) -> int:
+        """Count the labels."""
+        return len(self.labels)
 
 
 @dataclass(frozen=True)

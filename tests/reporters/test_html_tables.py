@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckptcheck.linter.pictures import Curves, HeatMap, Histogram, NoPicture, Picture, TextTable
+import pytest
+
+from ckptcheck.linter.pictures import (
+    AlikeCells,
+    Curves,
+    HeatCell,
+    HeatMap,
+    Histogram,
+    NoPicture,
+    Picture,
+    State,
+    TextTable,
+)
+from ckptcheck.reporters.html.encode import encode_picture
+from ckptcheck.reporters.html.names import NameTable
 from ckptcheck.reporters.html.tables import MOST_LINES, PictureTable, tabulate
 from tests.factories.pictures import DRAWN, HOSTILE, MODULES, make_heat_map
 
@@ -38,6 +52,26 @@ def test_each_expert_has_a_row() -> None:
         "equal",
         "model.layers.0.mlp.experts.1.up_proj.weight",
     ) in table.rows
+
+
+@pytest.mark.parametrize("labels", [range(3), range(5, 50), ("0", "01"), ("a", "b"), (7, "rank 1")])
+@pytest.mark.parametrize(
+    "around", [("h.1.experts.", ".up"), ("h.1.experts", ".up"), ("h.9.experts.", ".up"), ("h.1.", ".2.up")]
+)
+@pytest.mark.parametrize("cell", [HeatCell(state="quiet"), HeatCell(0.25, "bad", "its note"), HeatCell(7.0)])
+def test_members_that_are_alike_look_like_members_one_by_one(
+    labels: tuple[object, ...], around: tuple[str, str], cell: HeatCell
+) -> None:
+    alike = AlikeCells(dict.fromkeys(map(str, labels)), cell, *around)
+    states = (State("quiet", "quiet"), State("bad", "bad"))
+    pictures = [
+        HeatMap("Title", "", ("a", "b"), ("0", "1"), {(0, 1): HeatCell(members=members), (1, 0): cell}, states)
+        for members in (alike, dict(alike))
+    ]
+    assert tabulate(pictures[0]) == tabulate(pictures[1])
+    tables = NameTable(), NameTable()
+    first, second = (encode_picture(picture, table) for picture, table in zip(pictures, tables, strict=True))
+    assert (first, tables[0].to_json()) == (second, tables[1].to_json())
 
 
 def test_a_line_says_its_range_and_its_marks() -> None:

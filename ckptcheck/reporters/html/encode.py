@@ -8,8 +8,19 @@ from functools import lru_cache
 from math import isfinite
 from typing import Any
 
-from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Histogram, NoPicture, Picture, Series, State, TextTable
-from ckptcheck.reporters.html.names import Code, NameTable
+from ckptcheck.linter.pictures import (
+    AlikeCells,
+    Curves,
+    HeatCell,
+    HeatMap,
+    Histogram,
+    NoPicture,
+    Picture,
+    Series,
+    State,
+    TextTable,
+)
+from ckptcheck.reporters.html.names import NUMBER, Code, NameTable
 from ckptcheck.reporters.printable import printable
 
 DIGITS = 4
@@ -105,9 +116,7 @@ def _encode_heat_map(picture: HeatMap, names: NameTable) -> dict[str, Any]:
         cells = {column: picture.cells.get((row, column)) for column in range(len(picture.columns))}
         form = _encode_cells(list(cells.values()), picture.columns, letters, names)
         members = {
-            column: _encode_cells(
-                list(cell.members.values()), tuple(cell.members), letters, names, (_number(picture.columns[column]),)
-            )
+            column: _encode_members(cell.members, letters, names, (_number(picture.columns[column]),))
             for column, cell in cells.items()
             if cell is not None and cell.members
         }
@@ -124,6 +133,22 @@ def _encode_heat_map(picture: HeatMap, names: NameTable) -> dict[str, Any]:
 
 def _state_letters(states: Sequence[State]) -> dict[str, str]:
     return {"": STATELESS} | {state.name: chr(FIRST_STATE + number) for number, state in enumerate(states)}
+
+
+def _encode_members(
+    members: Mapping[str, HeatCell], letters: Mapping[str, str], names: NameTable, outer: tuple[int | None, ...]
+) -> dict[str, Any]:
+    labels = tuple(members)
+    if not isinstance(members, AlikeCells):
+        return _encode_cells(list(members.values()), labels, letters, names, outer)
+    number, written = _read_labels(labels)
+    template, *found = names.encode(f"{members.begin}{labels[0]}{members.end}")
+    if number is None or found != [*outer, number] or (members.begin[-1:], members.end[:1]) != (".", "."):
+        return _encode_cells(list(members.values()), labels, letters, names, outer)
+    form = _encode_cells([members.cell], (), letters, names)
+    repeated = {key: form[key] * len(labels) for key in ("s", "v") if key in form}
+    notes = {"notes": dict.fromkeys(range(len(labels)), members.cell.note)} if members.cell.note else {}
+    return repeated | notes | {"n": template, "l": written}
 
 
 def _encode_cells(
@@ -154,7 +179,7 @@ def _encode_cells(
         if any(codes):
             form["n"] = _join_codes(codes, numbers, outer)
     if outer:
-        form["l"] = len(labels) if numbers == list(range(len(labels))) else list(labels)
+        form["l"] = _read_labels(tuple(labels))[1]
     return form
 
 
@@ -175,4 +200,11 @@ def _join_codes(
 
 @lru_cache(1 << 12)  # the experts of each layer have the same numbers
 def _number(label: str) -> int | None:
-    return int(label) if label.isdecimal() and label.isascii() and len(label) < 7 else None
+    return int(label) if NUMBER.fullmatch(label) else None
+
+
+@lru_cache(16)
+def _read_labels(labels: tuple[str, ...]) -> tuple[int | None, int | list[str]]:
+    """Return the first of labels that all are numbers, else None; and the labels as they are written: how many, if they count."""
+    numbers = [*map(_number, labels)]
+    return None if None in numbers else numbers[0], len(labels) if numbers == list(range(len(labels))) else list(labels)

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import itemgetter
 
-from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Histogram, NoPicture, Picture, TextCell, TextTable
+from ckptcheck.linter.pictures import (
+    AlikeCells,
+    Curves,
+    HeatCell,
+    HeatMap,
+    Histogram,
+    NoPicture,
+    Picture,
+    TextCell,
+    TextTable,
+)
 from ckptcheck.text.formatting import count
 
 Entry = str | float | None
@@ -57,23 +68,24 @@ def _cut(columns: tuple[str, ...], rows: Sequence[tuple[Entry, ...]]) -> Picture
     return PictureTable(columns, tuple(rows[:MOST_LINES]), max(len(rows) - MOST_LINES, 0))
 
 
-def _count_states(states: list[str]) -> str:
-    return ", ".join(f"{number:,} {state}" for state, number in Counter(filter(None, states)).items())
+def _name_states(states: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {state}" for state, number in states.items() if state)
 
 
-def _list_cells(picture: HeatMap) -> Iterator[tuple[tuple[int, int], str, HeatCell]]:
-    """Yield place, label and cell; in place of a cell with members its members. The label of other cells is ""."""
+def _list_cells(picture: HeatMap) -> Iterator[tuple[tuple[int, int], HeatCell, Mapping[str, HeatCell]]]:
+    """Yield place, a cell, and label → the cells that are like it. Members replace their cell; other cells have no label."""
     for where, cell in sorted(picture.cells.items(), key=itemgetter(0)):
-        if not cell.members:
-            yield where, "", cell
-        for label, member in cell.members.items():
-            yield where, label, member
+        if isinstance(cell.members, AlikeCells):
+            yield where, cell.members.cell, cell.members
+            continue
+        for label, member in cell.members.items() or (("", cell),):
+            yield where, member, {label: member}
 
 
 def _tabulate_heat_map(picture: HeatMap) -> PictureTable:
     graves = {state.name: -number for number, state in enumerate(picture.states)} | {"": 1}
     cells = list(_list_cells(picture))
-    order = [(graves.get(cell.state, 1), -(cell.value or 0)) for _, _, cell in cells]
+    order = [(graves.get(cell.state, 1), -(cell.value or 0)) for _, cell, _ in cells]
     first = [cells[at] for at in heapq.nsmallest(MOST_LINES, range(len(cells)), key=order.__getitem__)]
     columns = (picture.row_label, picture.column_label, picture.value_label or "value", "state", "note")
     rows = (
@@ -84,11 +96,14 @@ def _tabulate_heat_map(picture: HeatMap) -> PictureTable:
             cell.state,
             cell.note or cell.name,
         )
-        for (row, column), label, cell in first
+        for (row, column), _, alike in first
+        for label, cell in alike.items()
     )
-    return PictureTable(
-        columns, tuple(rows), len(cells) - len(first), _count_states([cell.state for *_, cell in cells])
-    )
+    shown = tuple(islice(rows, MOST_LINES))
+    states: Counter[str] = Counter()
+    for _, cell, alike in cells:
+        states[cell.state] += len(alike)
+    return PictureTable(columns, shown, states.total() - len(shown), _name_states(states))
 
 
 def _describe_line(picture: Curves, number: int) -> tuple[Entry, ...]:

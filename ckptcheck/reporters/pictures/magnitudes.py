@@ -22,6 +22,8 @@ STATES = (
     State("NaN or Inf", "bad"),
 )
 
+NOT_READ = HeatCell(state="not read")
+
 
 def draw_magnitudes(ckpt: Checkpoint, title: str) -> HeatMap | None:
     """Return the heat map; None for a checkpoint without tensors. Without values it shows which tensors there are."""
@@ -29,16 +31,14 @@ def draw_magnitudes(ckpt: Checkpoint, title: str) -> HeatMap | None:
     return draw_layer_map(
         title,
         "Each cell is a tensor, coloured by its largest magnitude. Framed cells have findings: a click leads there.",
-        {name: _draw_tensor(name, stats.get(name)) for name in ckpt.tensors},
+        dict.fromkeys(ckpt.tensors, NOT_READ) | {name: _draw_tensor(name, each) for name, each in stats.items()},
         STATES,
         value_label="largest magnitude",
         grid=place_tensors(ckpt),
     )
 
 
-def _draw_tensor(name: str, stats: TensorStats | None) -> HeatCell:
-    if stats is None:
-        return HeatCell(state="not read", name=name)
+def _draw_tensor(name: str, stats: TensorStats) -> HeatCell:
     if stats.nan or stats.inf:
         elements = " and ".join(text for text in (f"{stats.nan:,} NaN", f"{stats.inf:,} Inf") if text[0] != "0")
         return HeatCell(stats.absmax, "NaN or Inf", f"{elements}; {_describe(stats)}", name)

@@ -61,11 +61,11 @@ def draw_norm_curves(ckpt: Checkpoint, title: str) -> Curves | None:
 def _group_names(grid: LayerGrid, names: set[str], first: int) -> dict[int, dict[int, list[str]]]:
     """Return row → column → tensors, for the kinds of weight that most layers have."""
     kinds: dict[int, dict[int, list[str]]] = {}
-    for name, place in grid.places.items():
-        if place.column >= first and name in names:
-            kinds.setdefault(place.row, {}).setdefault(place.column, []).append(name)
-    chosen = sorted((row for row in kinds if len(kinds[row]) >= MIN_LAYERS), key=lambda row: -len(kinds[row]))
-    return {row: kinds[row] for row in sorted(chosen[:MOST_SERIES])}
+    for place in grid.places:
+        if place.column >= first and (chosen := [name for name in place.names if name in names]):
+            kinds.setdefault(place.row, {}).setdefault(place.column, []).extend(chosen)
+    largest = sorted((row for row in kinds if len(kinds[row]) >= MIN_LAYERS), key=lambda row: -len(kinds[row]))
+    return {row: kinds[row] for row in sorted(largest[:MOST_SERIES])}
 
 
 def _find_outliers(series: list[Series], layers: tuple[str, ...]) -> list[Mark]:

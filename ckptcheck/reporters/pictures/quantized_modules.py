@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layer_grid import build_layer_grid
+from ckptcheck.checkpoint.layer_map import draw_layer_map
 from ckptcheck.consumers.mismatches import evaluate_checkpoint, map_stored_modules
 from ckptcheck.linter.pictures import HeatCell, HeatMap, NoPicture, State
 
@@ -31,19 +32,15 @@ def draw_quantized_modules(ckpt: Checkpoint, title: str) -> HeatMap | NoPicture 
         return None
     modules = map_stored_modules(ckpt)
     grid = build_layer_grid(modules)
-    sides = [STORED, *(f"{name} {evaluation.consumer.version}" for name, evaluation in evaluations.items())]
+    stored = {is_quantized: HeatCell(state=_name_state(is_quantized)) for is_quantized in (False, True)}
+    sides = {STORED: {module: stored[is_quantized] for module, is_quantized in modules.items()}}
+    for name, evaluation in evaluations.items():
+        sides[f"{name} {evaluation.consumer.version}"] = _draw_decisions(modules, evaluation)
     cells: dict[tuple[int, int], HeatCell] = {}
-    members: dict[tuple[int, int], dict[str, HeatCell]] = {}
-    for module, place in grid.places.items():
-        drawn = [HeatCell(state=_name_state(modules[module]), name=module)]
-        drawn += [_draw_decision(modules, module, evaluation) for evaluation in evaluations.values()]
-        for side, cell in enumerate(drawn):
-            where = (place.row * len(sides) + side, place.column)
-            if place.member:
-                members.setdefault(where, {})[place.member] = cell
-            else:
-                cells[where] = cell
-    cells |= {where: HeatCell(members=inner) for where, inner in members.items()}
+    for side, drawn in enumerate(sides.values()):
+        layers = draw_layer_map(title, "", drawn, STATES, grid=grid)
+        for (row, column), cell in layers.cells.items() if layers is not None else ():
+            cells[row * len(sides) + side, column] = cell
     refusals = [
         f"{name} refuses the checkpoint: {evaluation.error}"
         for name, evaluation in evaluations.items()
@@ -59,19 +56,24 @@ def draw_quantized_modules(ckpt: Checkpoint, title: str) -> HeatMap | NoPicture 
     return HeatMap(title, caption, rows, grid.columns, cells, STATES)
 
 
-def _draw_decision(modules: Mapping[str, bool], module: str, evaluation: Evaluation) -> HeatCell:
-    found = evaluation.decisions.get(module)
+def _draw_decisions(modules: Mapping[str, bool], evaluation: Evaluation) -> dict[str, HeatCell]:
+    """Return module → its cell, without its name."""
     if evaluation.error is not None:
-        return HeatCell(state="refused", note=evaluation.error, name=module)
-    if found is None:
-        return HeatCell(state="not known", note=evaluation.reason or "", name=module)
-    decision: Decision = found[1]
+        return dict.fromkeys(modules, HeatCell(state="refused", note=evaluation.error))
+    drawn = dict.fromkeys(modules, HeatCell(state="not known", note=evaluation.reason or ""))
+    for module, (_, decision) in evaluation.decisions.items():
+        drawn[module] = _draw_decision(decision, modules[module])
+    return drawn
+
+
+def _draw_decision(decision: Decision, is_quantized: bool) -> HeatCell:
     if decision.quantized is None:
-        state = "refused" if decision.error else "not known"
-        return HeatCell(state=state, note=decision.error or decision.reason or "", name=module)
-    if decision.quantized != modules[module]:
-        return HeatCell(state="unlike", note=f"built {_name_state(decision.quantized)}", name=module)
-    return HeatCell(state=_name_state(decision.quantized), name=module)
+        return HeatCell(
+            state="refused" if decision.error else "not known", note=decision.error or decision.reason or ""
+        )
+    if decision.quantized != is_quantized:
+        return HeatCell(state="unlike", note=f"built {_name_state(decision.quantized)}")
+    return HeatCell(state=_name_state(decision.quantized))
 
 
 def _name_state(is_quantized: bool) -> str:

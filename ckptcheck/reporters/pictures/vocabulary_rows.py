@@ -24,13 +24,14 @@ def draw_vocabulary_rows(ckpt: Checkpoint, title: str) -> Curves | None:
 
     They come from the row statistics of the value pass. Raises Skip if values are not read.
     """
-    import numpy as np
-
     if not ckpt.vocabulary_tensors:
         return None
     values = ckpt.values_read
     if values is None:
         raise Skip("values are not read")
+
+    import numpy as np
+
     name, parts = next(iter(ckpt.vocabulary_tensors.items()))
     pieces = []
     for part in parts:

@@ -12,7 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 import ckptcheck
 from ckptcheck.checkpoint.layer_grid import MOST_ROWS, build_layer_grid
-from ckptcheck.linter.pictures import Curves, HeatMap, NoPicture, Picture
+from ckptcheck.checkpoint.layer_map import draw_layer_map
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, NoPicture, Picture
 from ckptcheck.linter.report import Report
 from ckptcheck.reporters.pictures.vocabulary_rows import BUCKETS
 from tests.factories.checkpoint_cases import CHECKPOINTS
@@ -206,3 +207,20 @@ def test_nobody_can_draw_more_rows_than_a_model_has() -> None:
 def test_a_second_stack_has_rows_of_its_own() -> None:
     names = [f"{stack}.{layer}.up.weight" for stack in ("visual.blocks", "model.layers") for layer in range(3)]
     assert build_layer_grid(names).rows == ("visual.blocks: up", "model.layers: up")
+
+
+def test_a_stack_without_a_name_leaves_room_for_what_is_outside() -> None:
+    grid = build_layer_grid(["0.up.weight", "1.up.weight", "head.weight", "1."])
+    assert (grid.rows, grid.columns, grid.left_out) == (("up", "head", ""), ("–", "0", "1"), 0)
+
+
+def test_experts_between_which_other_tensors_stand_share_their_place() -> None:
+    names = [f"h.{layer}.experts.{expert}.up" for expert in range(3) for layer in range(2)]
+    alike = dict.fromkeys(names, HeatCell(state="quiet"))
+    for cells in (alike, alike | {names[2]: HeatCell(state="bad", name=names[2])}):
+        drawn = draw_layer_map("Title", "", cells, ())
+        assert drawn is not None
+        assert [list(cell.members) for cell in drawn.cells.values()] == [["0", "1", "2"]] * 2
+        assert {inner.name: inner.state for cell in drawn.cells.values() for inner in cell.members.values()} == {
+            name: cells[name].state for name in names
+        }
