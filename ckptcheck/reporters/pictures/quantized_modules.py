@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layer_grid import build_layer_grid
 from ckptcheck.checkpoint.layer_map import draw_layer_map
-from ckptcheck.consumers.mismatches import evaluate_checkpoint, map_stored_modules
+from ckptcheck.consumers.mismatches import evaluate_checkpoint, map_stored_modules, to_first_expert
 from ckptcheck.linter.pictures import HeatCell, HeatMap, NoPicture, State
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
+    from ckptcheck.checkpoint.layer_grid import LayerGrid
     from ckptcheck.consumers.base import Decision
     from ckptcheck.consumers.evaluation import Evaluation
 
@@ -35,7 +36,7 @@ def draw_quantized_modules(ckpt: Checkpoint, title: str) -> HeatMap | NoPicture 
     stored = {is_quantized: HeatCell(state=_name_state(is_quantized)) for is_quantized in (False, True)}
     sides = {STORED: {module: stored[is_quantized] for module, is_quantized in modules.items()}}
     for name, evaluation in evaluations.items():
-        sides[f"{name} {evaluation.consumer.version}"] = _draw_decisions(modules, evaluation)
+        sides[f"{name} {evaluation.consumer.version}"] = _draw_decisions(grid, modules, evaluation)
     cells: dict[tuple[int, int], HeatCell] = {}
     for side, drawn in enumerate(sides.values()):
         layers = draw_layer_map(title, "", drawn, STATES, grid=grid)
@@ -56,14 +57,20 @@ def draw_quantized_modules(ckpt: Checkpoint, title: str) -> HeatMap | NoPicture 
     return HeatMap(title, caption, rows, grid.columns, cells, STATES)
 
 
-def _draw_decisions(modules: Mapping[str, bool], evaluation: Evaluation) -> dict[str, HeatCell]:
-    """Return module → its cell, without its name."""
+def _draw_decisions(grid: LayerGrid, modules: Mapping[str, bool], evaluation: Evaluation) -> dict[str, HeatCell]:
+    """Return module → its cell, without its name. The first expert stands for those that `evaluate_checkpoint` left out."""
     if evaluation.error is not None:
         return dict.fromkeys(modules, HeatCell(state="refused", note=evaluation.error))
-    drawn = dict.fromkeys(modules, HeatCell(state="not known", note=evaluation.reason or ""))
-    for module, (_, decision) in evaluation.decisions.items():
-        drawn[module] = _draw_decision(decision, modules[module])
-    return drawn
+    unknown = HeatCell(state="not known", note=evaluation.reason or "")
+    decided = {
+        module: _draw_decision(decision, modules[module]) for module, (_, decision) in evaluation.decisions.items()
+    }
+    drawn: dict[str, HeatCell] = {}
+    for place in grid.places:
+        first = to_first_expert(place.names[0])
+        stands_for_all = "0".join(place.around) == first
+        drawn |= dict.fromkeys(place.names, decided.get(first, unknown) if stands_for_all else unknown)
+    return drawn | decided
 
 
 def _draw_decision(decision: Decision, is_quantized: bool) -> HeatCell:

@@ -159,6 +159,17 @@ def test_a_quantized_checkpoint_shows_what_is_stored_and_what_is_built(name: str
     assert {"quantized", "plain"} & {cell.state for cell in picture.cells.values()}
 
 
+def test_the_experts_of_an_engine_are_built_as_its_first_one() -> None:
+    picture = find(scan(CHECKPOINTS / "tiny-fp8"), "Quantization")
+    assert isinstance(picture, HeatMap)
+    built = {
+        picture.rows[row].rpartition(" · ")[2].partition(" ")[0]: {inner.state for inner in cell.members.values()}
+        for (row, _), cell in picture.cells.items()
+        if picture.rows[row].startswith("mlp.experts.*.up_proj")
+    }
+    assert built == {side: {"quantized"} for side in ("stored", "vllm", "sglang")}
+
+
 @pytest.mark.parametrize(
     ("ignored", "state", "note"),
     [
