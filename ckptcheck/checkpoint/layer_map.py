@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import repeat
 
 import msgspec
 
-from ckptcheck.checkpoint.layer_grid import LayerGrid, build_layer_grid
+from ckptcheck.checkpoint.layer_grid import GridPlace, LayerGrid, build_layer_grid
 from ckptcheck.linter.pictures import AlikeCells, HeatCell, HeatMap, Scale, State
 from ckptcheck.text.formatting import count
 
@@ -20,6 +21,7 @@ def draw_layer_map(
     value_label: str = "",
     member_label: str = "expert",
     grid: LayerGrid | None = None,
+    fill: Callable[[GridPlace], HeatCell] | None = None,
     scale: Scale = "log",
 ) -> HeatMap | None:
     """Return the heat map; None for no cells.
@@ -33,17 +35,19 @@ def draw_layer_map(
         value_label: the name of the cells' values.
         member_label: the name of the things that share a place.
         grid: the places of these tensors, if they are known already; it may have others too.
+        fill: returns the cell of the tensors of a place that `cells` lacks; without it they are not drawn.
         scale: the colour scale of the values.
 
     """
     grid = grid or build_layer_grid(cells)
-    if not grid.places or not cells:
+    if not grid.places or not (cells or fill):
         return None
     drawn: dict[tuple[int, int], HeatCell] = {}
     members: dict[tuple[int, int], dict[str, HeatCell]] = {}
     alike: dict[tuple[int, int], AlikeCells] = {}
     for place in grid.places:
-        where, of_place = (place.row, place.column), [*map(cells.get, place.names)]
+        where = place.row, place.column
+        of_place = [*map(cells.get, place.names, repeat(fill(place) if fill is not None else None))]
         first = of_place[0]
         if where in alike:
             members[where] = dict(alike.pop(where))

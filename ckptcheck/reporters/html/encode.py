@@ -138,9 +138,9 @@ def _state_letters(states: Sequence[State]) -> dict[str, str]:
 def _encode_members(
     members: Mapping[str, HeatCell], letters: Mapping[str, str], names: NameTable, outer: tuple[int | None, ...]
 ) -> dict[str, Any]:
-    labels = tuple(members)
     if not isinstance(members, AlikeCells):
-        return _encode_cells(list(members.values()), labels, letters, names, outer)
+        return _encode_cells(list(members.values()), tuple(members), letters, names, outer)
+    labels = tuple(members.labels)
     number, written = _read_labels(labels)
     template, *found = names.encode(f"{members.begin}{labels[0]}{members.end}")
     if number is None or found != [*outer, number] or (members.begin[-1:], members.end[:1]) != (".", "."):

@@ -72,20 +72,25 @@ def _name_states(states: Mapping[str, int]) -> str:
     return ", ".join(f"{number:,} {state}" for state, number in states.items() if state)
 
 
-def _list_cells(picture: HeatMap) -> Iterator[tuple[tuple[int, int], HeatCell, Mapping[str, HeatCell]]]:
-    """Yield place, a cell, and label → the cells that are like it. Members replace their cell; other cells have no label."""
+def _list_cells(picture: HeatMap) -> Iterator[tuple[tuple[int, int], str, HeatCell, AlikeCells | None]]:
+    """Yield place, label and cell, or members that are alike and what they have in common.
+
+    Members replace their cell; other cells have no label.
+    """
     for where, cell in sorted(picture.cells.items(), key=itemgetter(0)):
         if isinstance(cell.members, AlikeCells):
-            yield where, cell.members.cell, cell.members
-            continue
-        for label, member in cell.members.items() or (("", cell),):
-            yield where, member, {label: member}
+            yield where, "", cell.members.cell, cell.members
+        elif cell.members:
+            for label, member in cell.members.items():
+                yield where, label, member, None
+        else:
+            yield where, "", cell, None
 
 
 def _tabulate_heat_map(picture: HeatMap) -> PictureTable:
     graves = {state.name: -number for number, state in enumerate(picture.states)} | {"": 1}
     cells = list(_list_cells(picture))
-    order = [(graves.get(cell.state, 1), -(cell.value or 0)) for _, cell, _ in cells]
+    order = [(graves.get(cell.state, 1), -(cell.value or 0)) for _, _, cell, _ in cells]
     first = [cells[at] for at in heapq.nsmallest(MOST_LINES, range(len(cells)), key=order.__getitem__)]
     columns = (picture.row_label, picture.column_label, picture.value_label or "value", "state", "note")
     rows = (
@@ -96,13 +101,13 @@ def _tabulate_heat_map(picture: HeatMap) -> PictureTable:
             cell.state,
             cell.note or cell.name,
         )
-        for (row, column), _, alike in first
-        for label, cell in alike.items()
+        for (row, column), label, cell, alike in first
+        for label, cell in (alike.items() if alike is not None else ((label, cell),))
     )
     shown = tuple(islice(rows, MOST_LINES))
     states: Counter[str] = Counter()
-    for _, cell, alike in cells:
-        states[cell.state] += len(alike)
+    for *_, cell, alike in cells:
+        states[cell.state] += len(alike) if alike is not None else 1
     return PictureTable(columns, shown, states.total() - len(shown), _name_states(states))
 
 

@@ -31,10 +31,11 @@ def draw_magnitudes(ckpt: Checkpoint, title: str) -> HeatMap | None:
     return draw_layer_map(
         title,
         "Each cell is a tensor, coloured by its largest magnitude. Framed cells have findings: a click leads there.",
-        dict.fromkeys(ckpt.tensors, NOT_READ) | {name: _draw_tensor(name, each) for name, each in stats.items()},
+        {name: _draw_tensor(name, each) for name, each in stats.items()},
         STATES,
         value_label="largest magnitude",
         grid=place_tensors(ckpt),
+        fill=lambda _: NOT_READ,
     )
 
 

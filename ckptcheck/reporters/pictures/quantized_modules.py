@@ -12,7 +12,7 @@ from ckptcheck.linter.pictures import HeatCell, HeatMap, NoPicture, State
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.checkpoint.layer_grid import LayerGrid
+    from ckptcheck.checkpoint.layer_grid import GridPlace, LayerGrid
     from ckptcheck.consumers.base import Decision
     from ckptcheck.consumers.evaluation import Evaluation
 
@@ -34,14 +34,13 @@ def draw_quantized_modules(ckpt: Checkpoint, title: str) -> HeatMap | NoPicture 
     modules = map_stored_modules(ckpt)
     grid = build_layer_grid(modules)
     stored = {is_quantized: HeatCell(state=_name_state(is_quantized)) for is_quantized in (False, True)}
-    sides = {STORED: {module: stored[is_quantized] for module, is_quantized in modules.items()}}
-    for name, evaluation in evaluations.items():
-        sides[f"{name} {evaluation.consumer.version}"] = _draw_decisions(grid, modules, evaluation)
-    cells: dict[tuple[int, int], HeatCell] = {}
-    for side, drawn in enumerate(sides.values()):
-        layers = draw_layer_map(title, "", drawn, STATES, grid=grid)
-        for (row, column), cell in layers.cells.items() if layers is not None else ():
-            cells[row * len(sides) + side, column] = cell
+    drawn = [draw_layer_map(title, "", {module: stored[modules[module]] for module in modules}, STATES, grid=grid)]
+    drawn += [_draw_decisions(title, grid, modules, evaluation) for evaluation in evaluations.values()]
+    cells = {
+        (row * len(drawn) + side, column): cell
+        for side, layers in enumerate(drawn)
+        for (row, column), cell in (layers.cells.items() if layers is not None else ())
+    }
     refusals = [
         f"{name} refuses the checkpoint: {evaluation.error}"
         for name, evaluation in evaluations.items()
@@ -53,24 +52,25 @@ def draw_quantized_modules(ckpt: Checkpoint, title: str) -> HeatMap | NoPicture 
             *refusals,
         ]
     )
+    sides = (STORED, *(f"{name} {evaluation.consumer.version}" for name, evaluation in evaluations.items()))
     rows = tuple(f"{row} · {side}" for row in grid.rows for side in sides)
     return HeatMap(title, caption, rows, grid.columns, cells, STATES)
 
 
-def _draw_decisions(grid: LayerGrid, modules: Mapping[str, bool], evaluation: Evaluation) -> dict[str, HeatCell]:
-    """Return module → its cell, without its name. The first expert stands for those that `evaluate_checkpoint` left out."""
-    if evaluation.error is not None:
-        return dict.fromkeys(modules, HeatCell(state="refused", note=evaluation.error))
+def _draw_decisions(title: str, grid: LayerGrid, modules: Mapping[str, bool], evaluation: Evaluation) -> HeatMap | None:
+    """Return what a consumer builds. The first expert stands for those that `evaluate_checkpoint` left out."""
     unknown = HeatCell(state="not known", note=evaluation.reason or "")
+    if evaluation.error is not None:
+        unknown = HeatCell(state="refused", note=evaluation.error)
     decided = {
         module: _draw_decision(decision, modules[module]) for module, (_, decision) in evaluation.decisions.items()
     }
-    drawn: dict[str, HeatCell] = {}
-    for place in grid.places:
+
+    def fill(place: GridPlace) -> HeatCell:
         first = to_first_expert(place.names[0])
-        stands_for_all = "0".join(place.around) == first
-        drawn |= dict.fromkeys(place.names, decided.get(first, unknown) if stands_for_all else unknown)
-    return drawn | decided
+        return decided.get(first, unknown) if first == "0".join(place.around) else unknown
+
+    return draw_layer_map(title, "", decided, STATES, grid=grid, fill=fill)
 
 
 def _draw_decision(decision: Decision, is_quantized: bool) -> HeatCell:

@@ -47,10 +47,9 @@ def draw_vocabulary_rows(ckpt: Checkpoint, title: str) -> Curves | None:
     special = _list_special_tokens(ckpt, rows.size)
     x = sorted({*range(0, rows.size, together), *special})
     groups = np.array_split(rows, range(together, rows.size, together))
-    lines = {"largest of the group": 1.0, "median": 0.5, "smallest": 0.0} if together > 1 else {"row": 1.0}
-    series = [
-        Series(label, tuple(_measure(groups[at // together], share) for at in x)) for label, share in lines.items()
-    ]
+    sizes = [_measure(group) for group in groups]
+    lines = ("largest of the group", "median", "smallest") if together > 1 else ("row",)
+    series = [Series(label, tuple(sizes[at // together][number] for at in x)) for number, label in enumerate(lines)]
     points = tuple(float(rows[at]) if at in special else None for at in x)
     series.append(Series("special tokens", points, "bad", is_dotted=True))
     marks = tuple(Mark("special tokens", x.index(at), text) for at, text in special.items() if text)[:MOST_MARKS]
@@ -62,12 +61,15 @@ def draw_vocabulary_rows(ckpt: Checkpoint, title: str) -> Curves | None:
     return Curves(title, caption, tuple(x), tuple(series), "token id", "largest magnitude of a row", "log", marks=marks)
 
 
-def _measure(group: NDArray[Any], share: float) -> float | None:
-    """Return a quantile of the finite magnitudes; None without a finite one."""
+def _measure(group: NDArray[Any]) -> tuple[float | None, float | None, float | None]:
+    """Return the largest, the median and the smallest of the finite magnitudes; None without a finite one."""
     import numpy as np
 
-    finite = group[np.isfinite(group)]
-    return float(np.quantile(finite, share)) if finite.size else None
+    finite = np.sort(group[np.isfinite(group)])
+    if not finite.size:
+        return None, None, None
+    low, high = finite[(finite.size - 1) // 2], finite[finite.size // 2]
+    return float(finite[-1]), float(low + (high - low) / 2), float(finite[0])
 
 
 def _list_special_tokens(ckpt: Checkpoint, number: int) -> dict[int, str]:
