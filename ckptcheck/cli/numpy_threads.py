@@ -1,4 +1,5 @@
-"""Imports numpy for a command with one thread of OpenBLAS: to start its pool takes longer than a small scan.
+"""Prepares numpy for a command: OpenBLAS gets one thread, because its pool takes longer to start than a small scan; and arrays
+use the memory of those before.
 
 Only commands whose products of matrices are small are named here, and only a command does this: Python programs that call a verb
 have other work for numpy.
@@ -11,14 +12,22 @@ import os
 NAME = "OPENBLAS_NUM_THREADS"
 VERBS = ("scan", "judge", "verify", "identity", "series")
 """Verbs that always use numpy, and multiply no large matrices."""
+KEPT = (1 << 25) - (1 << 16)
+"""Bytes: close to the most that glibc learns from, DEFAULT_MMAP_THRESHOLD_MAX of its malloc.c."""
 
 
 def import_numpy() -> None:
-    """Import numpy. The environment is the same before and after, so that engines and other children keep all their cores."""
-    if NAME in os.environ:
-        return
-    os.environ[NAME] = "1"
+    """Import numpy, and let the memory of small arrays be used again.
+
+    The environment is the same before and after, so that engines and other children keep all their cores.
+    """
+    is_set = NAME in os.environ
+    os.environ.setdefault(NAME, "1")
     try:
-        import numpy  # noqa: F401
+        import numpy
     finally:
-        del os.environ[NAME]
+        if not is_set:
+            del os.environ[NAME]
+    # The C library gives the memory of an array back to the system, which clears it again for the next one: a quarter of a
+    # judgement. glibc keeps up to twice the largest block that was freed (mallopt(3), M_MMAP_THRESHOLD). It is not touched.
+    numpy.empty(KEPT, numpy.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -187,6 +188,23 @@ def test_numpy_starts_one_thread_and_children_all(here: Path) -> None:
         command = [sys.executable, "-c", program]
         result = subprocess.run(command, cwd=here, capture_output=True, text=True, check=True, env=environment)
         assert [line for line in result.stdout.splitlines() if line.startswith("threads")] == seen
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library keeps memory by rules of its own")
+def test_arrays_use_the_memory_of_those_before() -> None:
+    program = (
+        "import resource\n"
+        "from ckptcheck.cli.numpy_threads import import_numpy\n"
+        "import_numpy()\n"
+        "import numpy\n"
+        "def work(): return [numpy.ones(1 << 16) for _ in range(8)]\n"
+        "work()\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "for _ in range(20): work()\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(result.stdout) < 8 * 128  # the pages of one round, of which each array has 128
 
 
 def test_the_version_loads_nothing(here: Path) -> None:
