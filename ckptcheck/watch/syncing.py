@@ -325,7 +325,9 @@ class Syncing:
             self._stops_reading,
             defers=self._is_in_background,
         )
-        unseen = read_engine(self._watch.engine, self._shapes, self._engine_digests, selection)
+        known = self._watch.shapes
+        known.update((name, shape) for name, shape in self._shapes.items() if shape or name not in known)
+        unseen = read_engine(self._watch.engine, known, self._engine_digests, selection)
         self._read_seconds = time.monotonic() - self._read_began
         self._sync.unseen = sorted(unseen)
 
@@ -363,7 +365,7 @@ class Syncing:
         engine holds in another shape is digested whole.
         """
         watch = self._watch
-        if self._shapes.get(name) != shape:
+        if watch.shapes.get(name) != shape:
             watch.reshaped.add(name)
         if name in watch.reshaped:
             return None

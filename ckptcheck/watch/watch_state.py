@@ -83,6 +83,8 @@ class WatchState:
         """The last syncs that were checked."""
         self.number = 0
         self.warned: set[str] = set()
+        self.shapes: dict[str, Sequence[int]] = {}
+        """Name of each tensor that the trainer sent at any sync → its shape, as in a sync: an adapter may come without its base."""
         self.stored_as_sent: set[str] = set()
         """Names of tensors whose digested rows the engine held bit for bit as sent."""
         self.not_as_sent: set[str] = set()

@@ -122,6 +122,20 @@ def test_a_part_that_is_never_sent_keeps_its_place_and_is_named(lost: str) -> No
     assert found == [f"HIS017 {lost}"]
 
 
+def test_the_base_keeps_its_parts_where_only_its_adapter_is_sent(tmp_path: Path) -> None:
+    engine = Engine()
+    watch = Watch(module(engine), on="raise", record=tmp_path / "syncs.jsonl")
+    for step in range(4):
+        adapter = {"layers.0.self_attn.q_proj.lora_B.weight": torch.full((16, 2), float(step))}
+        with watch(step=step) as sync:
+            if step == 0:
+                engine.load_weights(sync.sent(weights(engine, 0).items()))
+            list(sync.sent(iter(adapter.items())))
+    assert [len(sync.sent) for sync in watch.last] == [len(names()) + 1, 1, 1, 1]
+    assert watch.last[0].held == watch.last[3].held, "the fused tensors are still looked at by their parts"
+    assert {key.partition("/")[2] for key in watch.last[3].held} == set(names())
+
+
 def test_the_rows_of_a_vocabulary_are_looked_at_without_their_padding() -> None:
     """As vLLM's embedding, whose rows are a multiple of 64."""
     engine: Any = torch.nn.Module()

@@ -48,6 +48,22 @@ def test_sound_syncs_are_recorded_and_nothing_is_said(tmp_path: Path) -> None:
     assert (last.nbytes, last.ok, last.alike) == (6 * 64, True, True)
 
 
+def test_a_base_that_moves_under_its_adapter_is_raised_and_one_that_is_sent_once_is_not() -> None:
+    trainer, watch = Trainer(), Watch(on="raise")
+    module = NAMES[0].removesuffix(".weight")
+    for step in range(8):
+        adapter = {f"{module}.lora_A.weight": np.full((2, 4), step), f"{module}.lora_B.weight": np.full((4, 2), step)}
+        with watch(step=step) as sync:
+            for _ in sync.sent(iter([*(trainer.weights if step in (0, 5) else {}).items(), *adapter.items()])):
+                pass
+    trainer.step()
+    with (
+        pytest.raises(SyncError, match=f"HIS021 step 8: 1 weight of the base moved .*: {NAMES[0]}"),
+        watch(step=8) as sync,
+    ):
+        sync.sent({**trainer.weights, **adapter})
+
+
 def test_what_the_engine_did_not_take_is_raised_at_once(tmp_path: Path) -> None:
     trainer, engine = Trainer(), Engine()
     watch = Watch(engine, record=tmp_path / "syncs.jsonl", on="raise")

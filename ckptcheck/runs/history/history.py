@@ -12,6 +12,7 @@ from pathlib import Path
 from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
+from ckptcheck.runs.history.adapted_modules import find_adapted_module
 from ckptcheck.runs.history.held_against import ResponseVersions, SavedWeights
 from ckptcheck.runs.history.record import NO_BYTES, SyncRecord, read_record
 from ckptcheck.runs.history.tables import history_sections
@@ -41,6 +42,11 @@ class SyncPair:
         if self.before.step is not None and self.after.step is not None:
             return self.after.step > self.before.step
         return self.before.loss is not None and self.after.loss is not None and self.after.loss != self.before.loss
+
+    @property
+    def has_count(self) -> bool:
+        """Whether the record tells if the trainer took a step in between."""
+        return None not in (self.before.step, self.after.step) or None not in (self.before.loss, self.after.loss)
 
     @cached_property
     def sent_changed(self) -> frozenset[str]:
@@ -76,17 +82,24 @@ class SyncPair:
 
 
 def _pair_syncs(syncs: Iterable[tuple[int, SyncRecord]]) -> tuple[SyncPair, ...]:
-    """Return each sync with the last one before it that digested the same tensors, if the same process recorded both.
+    """Return each sync with the one before it that tells most of it, if the same process recorded both.
+
+    That is the last sync of the same names: a draft model, or an adapter beside its base, may have syncs of its own. Without one it
+    is the last sync of which one has all names of the other, and then the last one.
 
     syncs: pairs of a sync's position in the record and the sync.
     """
     pairs: list[SyncPair] = []
-    last: dict[tuple[str, str], tuple[int, SyncRecord]] = {}
+    last: dict[tuple[str, str], dict[frozenset[str], tuple[int, SyncRecord]]] = {}
     for index, sync in syncs:
-        before_index, before = last.get((sync.group, sync.partial), (0, None))
-        if before is not None and before.run == sync.run:
-            pairs.append(SyncPair(index, before_index, before, sync))
-        last[sync.group, sync.partial] = (index, sync)
+        sets = last.setdefault((sync.group, sync.partial), {})
+        names = frozenset(sync.sent)
+        known = max((at for each, (at, _) in sets.items() if each >= names or each <= names), default=-1)
+        latest = [sets[names]] if names in sets else sorted(sets.values(), key=lambda each: (each[0] == known, each[0]))
+        if latest and latest[-1][1].run == sync.run:
+            pairs.append(SyncPair(index, *latest[-1], sync))
+        sets.pop(names, None)
+        sets[names] = (index, sync)
     return tuple(pairs)
 
 
@@ -181,11 +194,38 @@ class History(EvidenceDefaults):
         A job may train a few tensors, or change a few elements at a step. An unchanged group of tensors, or unchanged rows, then do
         not show that the rest is unchanged. So a part counts only if the other steps changed nearly all matrices in it.
         """
+        if self._is_beside_another(pair):
+            return None
         if not pair.after.group:
             return pair.unchanged_side
         is_dense = all(3 * total <= 4 * changed for changed, total, _ in self._changed_matrices)
         rows = sum(not has_whole_tensors for *_, has_whole_tensors in self._changed_matrices)
         return pair.unchanged_side if is_dense and (pair.after.has_whole_tensors or rows >= DENSE_STEPS) else None
+
+    def _is_beside_another(self, pair: SyncPair) -> bool:
+        """Return whether the sync sent what may stay as it is: an adapter's base, or less than a sync of the step that changed."""
+        modules = self.adapted_modules(pair.after.run)
+        if modules and not any(find_adapted_module(name) for name in pair.after.sent):
+            return True
+        return any(
+            other.after.run == pair.after.run
+            and other.after.step == pair.after.step
+            and len(other.after.sent) > len(pair.after.sent)
+            and bool(other.sent_changed)
+            for other in self.pairs
+            if pair.after.step is not None
+        )
+
+    def adapted_modules(self, run: str) -> frozenset[str]:
+        """Return the modules of which a process sends an adapter."""
+        return self._adapted_modules.get(run, frozenset())
+
+    @cached_property
+    def _adapted_modules(self) -> Mapping[str, frozenset[str]]:
+        modules: dict[str, set[str]] = {}
+        for sync in self.syncs:
+            modules.setdefault(sync.run, set()).update(filter(None, map(find_adapted_module, sync.sent)))
+        return {run: frozenset(found) for run, found in modules.items()}
 
     @cached_property
     def _changed_matrices(self) -> list[tuple[int, int, bool]]:
@@ -198,12 +238,22 @@ class History(EvidenceDefaults):
         return [each for each in counts if each[0]]
 
     @cached_property
+    def changed_names(self) -> frozenset[str]:
+        """Names that were sent with other values at some sync than at the one before."""
+        return frozenset[str]().union(*(pair.sent_changed for pair in self.pairs))
+
+    @cached_property
+    def compared_names(self) -> tuple[str, ...]:
+        """Names that were sent before and after a step."""
+        return tuple(
+            dict.fromkeys(name for pair in self.step_pairs for name in pair.after.sent if name in pair.before.sent)
+        )
+
+    @cached_property
     def constant_names(self) -> tuple[str, ...]:
         """Names that were sent with the same values at every step."""
-        changed = (
-            frozenset[str]().union(*(pair.sent_changed for pair in self.step_pairs)) if self.step_pairs else frozenset()
-        )
-        return tuple(name for name in self.syncs[-1].sent if name not in changed)
+        changed = frozenset[str]().union(*(pair.sent_changed for pair in self.step_pairs))
+        return tuple(name for name in self.compared_names if name not in changed)
 
     def count_comparisons(self, name: str) -> int:
         """Return the number of steps at which the record can compare a whole tensor with the sync before."""

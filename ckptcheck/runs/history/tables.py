@@ -52,7 +52,7 @@ def history_sections(history: History) -> tuple[Section, ...]:
             )
         )
     constant_names = history.constant_names if history.step_pairs else ()
-    total = len(history.syncs[-1].sent)
+    total = len(history.compared_names)
     lines: tuple[str, ...] = (
         (f"never changed: {len(constant_names):,} of {total:,} that were sent: {join_truncated(constant_names)}",)
         if constant_names
