@@ -114,10 +114,9 @@ def _build(number: int, wanted: SaveTable, values: dict[int, Any]) -> Save:
     draw = np.random.default_rng([number, wanted.step])
     last = values[max(values)] if values else None
     now: dict[str, Any] = {}
-    for name, shape in SHAPES.items():
+    for name, shape in (SHAPES | {name: tuple(shape) for name, shape in wanted.shapes.items()}).items():
         if any(fnmatchcase(name, pattern) for pattern in wanted.lack):
             continue
-        shape = tuple(wanted.shapes.get(name, shape))
         first = np.random.default_rng([7, len(name), sum(name.encode())]).standard_normal(shape)
         before = last[name] if last is not None and name in last and last[name].shape == shape else first
         move = next((by for pattern, by in wanted.jump.items() if fnmatchcase(name, pattern)), wanted.move)

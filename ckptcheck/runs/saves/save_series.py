@@ -99,9 +99,11 @@ class SaveSeries(EvidenceDefaults):
         intervals = [interval for strand in self.strands for interval in strand.intervals]
         if not intervals:
             return ""
-        moved = sum(len(interval.moved) for interval in intervals)
+        moved = sum(len(strand.moved) for strand in self.strands)
+        total = sum(len(strand.digested[-1].weights) for strand in self.strands if strand.intervals)
         return (
-            f"between {count(len(intervals) + len(self.strands), 'save')} {count(moved, 'tensor')} moved, and the counters agree"
+            f"between {count(len(intervals) + len(self.strands), 'save')} {moved:,} of {count(total, 'tensor')} moved, and the"
+            " counters agree"
             if moved
             else ""
         )

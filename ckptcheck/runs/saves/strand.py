@@ -103,6 +103,11 @@ class Strand:
         return tuple(Interval(before, after) for before, after in pairwise(self.digested))
 
     @cached_property
+    def moved(self) -> frozenset[str]:
+        """Weights that moved in any interval, each once."""
+        return frozenset[str]().union(*(interval.moved for interval in self.intervals))
+
+    @cached_property
     def foreign(self) -> tuple[ForeignSave, ...]:
         """The saves that are not between their neighbours."""
         return tuple(find_foreign_saves(self.digested, [interval.distance for interval in self.intervals]))
