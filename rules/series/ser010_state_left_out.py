@@ -1,35 +1,35 @@
-"""The last save lacks a file or a part of the training state that every save before it has.
+"""The last save lacks what its trainer needs to resume from it.
 
 ## What it checks
-- The last save has the optimizer's tensors, and every file of the training state (optimizer, scheduler, random numbers, scaler,
-  the trainer's own), if all saves before it have them.
+- The newest saves have all that the trainer's own loading code asks for: of transformers' Trainer (TRL, ms-swift), accelerate,
+  DeepSpeed, Megatron, verl, NeMo-RL and slime. A file counts as missing where the writer never leaves it out beside another one
+  that is there, or where another save of the run has it.
+- Of any other trainer: the last save has the optimizer's tensors, and every file of the training state (optimizer, scheduler,
+  random numbers, scaler), if all saves before it have them.
+- Saves that are all without a state are exports, and lack nothing.
 
 ## Why it matters
-- A trainer that resumes from it begins with fresh moments or another schedule, mostly without a word, or refuses.
+- A trainer that resumes from it refuses, or begins with fresh moments, another schedule or other data, mostly without a word.
+  Trainers take the folder with the highest step and do not look whether it is whole.
 
 ## How to fix
-- Resume from the save before, or wait until the save is written completely.
+- Resume from the save that the finding names, or wait until the save is written completely.
 
 ## When it can be wrong
 - The last save was meant for serving alone, not for resuming: `--ignore SER010`.
 
 ## Seen in
 huggingface/transformers#35782 (a job that was stopped while it saved: the last folder lacks the trainer's state, and no resume
-gets past it)
+gets past it). Measured with transformers 5.19.0: without trainer_state.json it raises FileNotFoundError; without optimizer.pt or
+scheduler.pt it trains on from a new optimizer at step 1 of the schedule
 """
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, rule
-from ckptcheck.runs.saves.save import Save
+from ckptcheck.runs.saves.resume import Lack
 from ckptcheck.runs.saves.save_series import SaveSeries
 from ckptcheck.text.formatting import count, join_truncated
-
-STATE = re.compile(
-    r"(optim|sched|rng|random_states|trainer_state|extra_state|scaler|train_state|training_info|(^|/)common\.pt)",
-    re.IGNORECASE,
-)
 
 
 @rule(
@@ -37,34 +37,52 @@ STATE = re.compile(
     "state-left-out",
     severity="error",
     on="saves",
-    when=lambda series: any(len(strand.saves) > 2 for strand in series.strands),
+    when=lambda series: any(len(folders) > 1 for folders in series.step_folders.values()),
 )
 def check(series: SaveSeries) -> Iterator[Problem]:
+    defective = [save.name for save in series.saves if save.defects]
+    for folders in series.step_folders.values():
+        whole = [place for place, folder in enumerate(folders) if not series.lacks[folder.name]]
+        for folder in folders[whole[-1] + 1 if whole else len(folders) - 1 :]:
+            if lacks := series.lacks[folder.name]:
+                if any(f"{name}/".startswith(f"{folder.name}/") for name in defective):
+                    continue  # SER009 says it
+                yield Problem(
+                    f"{folder.name} lacks {_describe(lacks)}",
+                    file=folder.name,
+                    severity="error" if any(lack.severity == "error" for lack in lacks) else "warning",
+                    hint=_advise(series, folder.number),
+                )
     for strand in series.strands:
         *before, last = strand.saves
-        if len(before) < 2:
-            continue
-        always = set.intersection(*(set(save.files) for save in before))
-        lacking = sorted(name for name in always - last.files.keys() if STATE.search(name) and _is_lost(name, last))
-        if lacking:
-            yield Problem(
-                f"{last.name} lacks {join_truncated(lacking)}, which every save before it has",
-                file=last.name,
-                hint=f"resume from {before[-1].name}, or wait until the save is written",
-            )
-        elif last.is_digested and not last.defects and not last.states and all(save.states for save in before):
+        if (
+            len(before) > 1
+            and last.is_digested
+            and not last.defects
+            and not last.states
+            and all(save.states for save in before)
+            and not any(lacks and f"{last.name}/".startswith(f"{name}/") for name, lacks in series.lacks.items())
+        ):
             yield Problem(
                 f"{last.name} has no tensor of the optimizer; every save before it has some"
                 f" ({count(len(before[-1].states), 'tensor')} in {before[-1].name})",
                 file=last.name,
-                hint=f"resume from {before[-1].name}, or wait until the save is written",
+                hint=_advise(series, last.number),
             )
 
 
-def _is_lost(name: str, last: Save) -> bool:
-    """Whether a file is missing in a save that was not simply written by fewer ranks: these leave out the last numbers."""
-    pattern = re.compile(re.sub(r"\d+", r"(\\d+)", re.escape(name)))
-    own = pattern.fullmatch(name)
-    same = [match for other in last.files if (match := pattern.fullmatch(other))]
-    numbers = tuple(map(int, own.groups())) if own else ()
-    return not same or any(tuple(map(int, match.groups())) > numbers for match in same)
+def _describe(lacks: Sequence[Lack]) -> str:
+    """Name what is missing, and say what its writer does without the gravest of it."""
+    grave = min(
+        lacks, key=lambda lack: (lack.severity != "error", "refuses" not in (lack.part.without if lack.part else ""))
+    )
+    others = [lack.name for lack in lacks if lack is not grave]
+    if grave.writer is None or grave.part is None:
+        return f"{join_truncated([grave.name, *others])}, which every save before it has"
+    besides = f"; it lacks {join_truncated(others)} too" if others else ""
+    return f"{grave.name}: {grave.writer.title} {grave.part.without}{besides}"
+
+
+def _advise(series: SaveSeries, step: int) -> str:
+    other = series.find_resumable(step)
+    return f"resume from {other}, or wait until the save is written" if other else "wait until the save is written"

@@ -18,6 +18,7 @@ from ckptcheck.checkpoint.objects.address import is_object_address, parse_object
 from ckptcheck.checkpoint.objects.find import join_folder
 from ckptcheck.checkpoint.targets import normalize_target
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.runs.saves.save_writers import list_save_writers
 from ckptcheck.text.file_io import expand_home, path_exists
 from ckptcheck.text.formatting import natural_sort_key
 
@@ -41,6 +42,8 @@ TRACKERS = (
 """Files that name the save from which a trainer resumes: Megatron, verl and slime; DeepSpeed."""
 TENSORS = (".safetensors", ".safetensors.index.json")
 PICKLES = (".pt", ".pth", ".bin")
+DATA_STATE = re.compile(r"data\.pt|train_dataloader\w*\.pt|replay_buffer\.pt|rollouts\.pt")
+"""Files beside the folders of a save's parts, which hold no weights: where verl and NeMo-RL stand in their data."""
 DEEPEST = 6
 """Levels of folders to search: ``global_step_10/actor/huggingface`` has three, and the user may name a folder above the run."""
 MOST_FOLDERS = 20_000
@@ -76,6 +79,10 @@ class FoundRun:
     """Folder that has the name of a save but no weights → its step."""
     trackers: dict[str, str] = field(default_factory=dict)
     """File → its text, which names the save that a trainer resumes from."""
+    listings: dict[str, set[str]] = field(default_factory=dict)
+    """Folder of a step → the paths of all files below it."""
+    outside: dict[int, set[str]] = field(default_factory=dict)
+    """Step → files of it that lie outside of its folder, with ``*`` in place of the step."""
 
 
 def find_saves(targets: list[str]) -> FoundRun:
@@ -141,11 +148,12 @@ def _search(target: str, found: FoundRun) -> None:
                 raise
             continue
         _read_trackers(tree, folder, names, found)
+        _list_files(folder, names, found)
         if folder and not UNFINISHED.search(folder) and (step := read_step([folder.rpartition("/")[2]])) is not None:
             steps[folder] = step[2]
         is_megatron = are_megatron_names([*names, *(name for name in folders if not ITERATION.fullmatch(name))])
         is_megatron = is_megatron and (bool(set(names) - set(TRACKERS)) or any(map(RANK.fullmatch, folders)))
-        if is_megatron or any(name.endswith((*TENSORS, *PICKLES)) for name in names):
+        if is_megatron or any(name.endswith((*TENSORS, *PICKLES)) and not DATA_STATE.fullmatch(name) for name in names):
             _add(target, folder, found)
         if depth < DEEPEST:
             deeper = sorted(
@@ -157,8 +165,22 @@ def _search(target: str, found: FoundRun) -> None:
     # Sets, not a loop over the saves: a run can have thousands of saves and as many folders without one.
     like_saves, of_saves = _add_parents(strands), _add_parents(save.name for save in found.saves)
     for folder, number in steps.items():
-        if folder not in of_saves and _replace_steps(folder.split("/")) in like_saves:
+        if folder not in of_saves and replace_steps(folder.split("/")) in like_saves:
             found.empty_folders[folder] = number
+
+
+def _list_files(folder: str, names: list[str], found: FoundRun) -> None:
+    """Note the files of a folder for each step whose folder it lies in."""
+    parts = folder.split("/") if folder else []
+    for end, part in enumerate(parts, 1):
+        if read_step([part]) is not None:
+            listing = found.listings.setdefault("/".join(parts[:end]), set())
+            listing.update("/".join((*parts[end:], name)) for name in names)
+    for writer in list_save_writers():
+        for name in names if writer.outside else ():
+            if match := re.fullmatch(rf"(?:.*/)?{writer.outside}", path := f"{folder}/{name}" if folder else name):
+                start, end = match.span("step")
+                found.outside.setdefault(int(match["step"]), set()).add(f"{path[:start]}*{path[end:]}")
 
 
 def _add_parents(paths: Iterable[str]) -> set[str]:
@@ -170,7 +192,7 @@ def _add_parents(paths: Iterable[str]) -> set[str]:
     return {"/".join(parts[:end]) for path in paths for parts in [path.split("/")] for end in range(1, len(parts) + 1)}
 
 
-def _replace_steps(parts: list[str]) -> str:
+def replace_steps(parts: list[str]) -> str:
     """Return a path with ``*`` in place of each step."""
     return "/".join(re.sub(r"\d+", "*", part) if read_step([part]) else part for part in parts)
 
@@ -193,7 +215,7 @@ def _add(target: str, folder: str, found: FoundRun) -> None:
     elif any(UNFINISHED.search(part) for part in parts):
         found.left_out[name] = "its name says that it was not finished"
     else:
-        strand = _replace_steps(parts)
+        strand = replace_steps(parts)
         found.saves.append(FoundSave(address, name, strand, step[2], step[1]))
 
 

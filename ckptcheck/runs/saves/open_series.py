@@ -123,7 +123,16 @@ def open_series(
     strands = tuple(Strand(name, tuple(of_strand)) for name, of_strand in groupby(saves, key=lambda save: save.strand))
     watched = read_watched_identities(history) if history is not None else None
     return SaveSeries(
-        ", ".join(targets), strands, found.left_out, found.empty_folders, found.trackers, watched, tuple(after), reused
+        ", ".join(targets),
+        strands,
+        found.left_out,
+        found.empty_folders,
+        found.trackers,
+        found.listings,
+        found.outside,
+        watched,
+        tuple(after),
+        reused,
     )
 
 

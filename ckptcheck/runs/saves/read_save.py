@@ -37,6 +37,7 @@ from ckptcheck.runs.saves.state_files import (
     JSON_FILES,
     MOST_JSON,
     MOST_SCALARS,
+    explain_torn,
     merge_numbers,
     note_number,
     read_json_numbers,
@@ -263,6 +264,8 @@ def _read_state_files(contents: SaveContents, save: Save) -> None:
     for name in save.files:
         base = name.rpartition("/")[2]
         if not _holds_state(base):
+            if base.startswith(NO_STATE) and (reason := explain_torn(source, name)):
+                save.defects.append(f"{name} cannot be read: {reason}")
             continue
         if base in JSON_FILES and save.files[name] > MOST_JSON:
             save.defects.append(f"{name} cannot be read: it has more than {MOST_JSON:,} bytes")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Cell, Reading, Section
 from ckptcheck.linter.rule import Skip
+from ckptcheck.runs.saves.resume import Lack, StepFolder, list_lacks, list_step_folders
 from ckptcheck.runs.saves.save import Save
 from ckptcheck.runs.saves.strand import Strand
 from ckptcheck.text.formatting import count
@@ -27,6 +29,10 @@ class SaveSeries(EvidenceDefaults):
     """Folder that has the name of a save but no weights → its step."""
     trackers: Mapping[str, str] = field(default_factory=dict)
     """File → its text, which names the save that a trainer resumes from."""
+    listings: Mapping[str, Iterable[str]] = field(default_factory=dict)
+    """Folder of a step → the paths of all files below it, where it was searched."""
+    outside: Mapping[int, Iterable[str]] = field(default_factory=dict)
+    """Step → files of it that lie outside of its folder, with ``*`` in place of the step."""
     watched: Mapping[int, str] | None = None
     """Step → the identity of the weights that the live trainer sent then; None where no record was named."""
     resumed: tuple[Save, ...] = ()
@@ -65,6 +71,33 @@ class SaveSeries(EvidenceDefaults):
         if len(strand.saves) == 1:
             return f"{strand.saves[0].name} is its only save"
         return f"of its {count(len(strand.saves), 'save')} {len(strand.digested) or 'none'} could be read completely"
+
+    @cached_property
+    def step_folders(self) -> Mapping[str, Sequence[StepFolder]]:
+        """The folders of steps by their path with ``*`` in place of the step, oldest first."""
+        return list_step_folders(self.saves, self.listings, self.outside)
+
+    @cached_property
+    def lacks(self) -> Mapping[str, Sequence[Lack]]:
+        """Folder of a step → what it lacks that its trainer needs to resume."""
+        return {
+            name: lacks for folders in self.step_folders.values() for name, lacks in list_lacks(list(folders)).items()
+        }
+
+    def is_resumable(self, folder: StepFolder) -> bool:
+        """Whether nothing is known to be wrong with a save that its trainer resumes from."""
+        return not any(lack.severity == "error" for lack in self.lacks[folder.name]) and not any(
+            save.defects for save in self.saves if f"{save.name}/".startswith(f"{folder.name}/")
+        )
+
+    def find_resumable(self, before: int) -> str:
+        """Return the newest save before a step that its trainer can resume from, "" for none."""
+        steps: dict[int, list[StepFolder]] = {}
+        for folders in self.step_folders.values():
+            for folder in folders:
+                steps.setdefault(folder.number, []).append(folder)
+        whole = [number for number, each in steps.items() if number < before and all(map(self.is_resumable, each))]
+        return steps[max(whole)][0].name if whole else ""
 
     @property
     def counts(self) -> Mapping[str, int]:

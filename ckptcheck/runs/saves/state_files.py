@@ -36,6 +36,7 @@ NO_COUNTER = re.compile(
     r"(^|\.)(args|hyper_?parameters|config|rng\w*|random_\w+|dataloader|sampler|rerun_\w+)(\.|$)", re.I
 )
 """Paths that lead to settings, or to counts that start again in each epoch."""
+ARCHIVE = b"PK\x03\x04"
 RANK_NUMBER = re.compile(r"(rank)_\d+(_\d+)*")
 JSON_FILES = frozenset(("trainer_state.json", "training_info.json", "train_state.json", "scheduler.json", "state.json"))
 MOST_JSON = 1 << 27
@@ -100,6 +101,21 @@ def open_state_file(source: Source, name: str) -> tuple[Archive, Any]:
     archive = open_archive(lambda start, length: source.read(name, start, length), source.files[name].size)
     described, _ = archive.describe(make_stubs(len(archive.pickle)), load_persistent)
     return archive, described
+
+
+def explain_torn(source: Source, name: str) -> str:
+    """Return why a file begins as torch.save writes it and is not whole, "" for any other. Nothing of its objects is read."""
+    size = source.files[name].size
+    if not size:
+        return "it is empty"
+    try:
+        if source.read(name, 0, 4) == ARCHIVE:
+            open_archive(lambda start, length: source.read(name, start, length), size)
+    except UnreadableArchive as error:
+        return str(error)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def read_json_numbers(raw: bytes) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:

@@ -1,0 +1,144 @@
+"""What a trainer needs to resume: by the files of its saves, and against transformers' own Trainer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from jobs import launch
+
+import ckptcheck
+from ckptcheck.runs.saves.resume import list_lacks, list_step_folders
+from ckptcheck.runs.saves.save import Save
+from tests.conftest import needs_engine
+from tests.factories.saved_runs import write_rank_files, write_torch_file, write_trainer_save
+
+TRAINER = [
+    "model.safetensors",
+    "training_args.bin",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "trainer_state.json",
+]
+LEFT = ["trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"]
+ACCELERATE = ["model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"]
+DEEPSPEED = ["mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"]
+MEGATRON = [".metadata", "common.pt", "metadata.json", "__0_0.distcp"]
+VERL = ["actor/model_world_size_1_rank_0.pt", "actor/optim_world_size_1_rank_0.pt", "data.pt"]
+NEMO = ["policy/weights/model.safetensors", "policy/optimizer/.metadata", "training_info.json", "train_dataloader.pt"]
+
+
+def lacks_of(runs: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Return save → what it lacks. runs: folder of a step → the files below it."""
+    saves = [
+        Save(address=name, name=name, strand="*", number=0, files=dict.fromkeys(files, 1))
+        for name, files in runs.items()
+    ]
+    folders = list_step_folders(saves, {}, {})
+    return {
+        name: [lack.name for lack in lacks]
+        for each in folders.values()
+        for name, lacks in list_lacks(each).items()
+        if lacks
+    }
+
+
+@pytest.mark.parametrize(
+    ("folder", "whole", "last", "lacks"),
+    [
+        ("checkpoint-{}", TRAINER, TRAINER[:5], ["trainer_state.json"]),
+        ("checkpoint-{}", TRAINER, TRAINER[:1], LEFT),
+        ("checkpoint-{}", TRAINER[:2], TRAINER[:5], ["trainer_state.json"]),
+        ("step_{}", ACCELERATE, ACCELERATE[:2], ["scheduler.bin", "random_states_0.pkl"]),
+        ("global_step{}", DEEPSPEED, DEEPSPEED[:1], DEEPSPEED[1:]),
+        ("iter_{:07}", MEGATRON, [".metadata", "common.pt"], ["metadata.json"]),
+        ("iter_{:07}", MEGATRON[1:2], [".metadata", "common.pt"], ["metadata.json"]),
+        ("global_step_{}", VERL, VERL[:2], ["data.pt"]),
+        ("global_step_{}", VERL, [VERL[0], VERL[2]], [VERL[1]]),
+        ("step_{}", NEMO, [NEMO[0], *NEMO[2:]], ["policy/optimizer"]),
+        ("checkpoint-{}", [*TRAINER, "global_step10/x_optim_states.pt"], [*TRAINER, "global_step20/x_optim_states.pt"], []),
+        ("checkpoint-{}", TRAINER, TRAINER, []),
+        ("checkpoint-{}", TRAINER[:1], TRAINER[:1], []),
+        ("checkpoint-{}", ["model.safetensors", "trainer_state.json"], ["model.safetensors", "trainer_state.json"], []),
+        ("global_step_{}", VERL, ["actor/model_world_size_2_rank_1.pt", "actor/optim_world_size_2_rank_1.pt", "data.pt"], []),
+        ("checkpoint-{}", [*TRAINER, "rng_state_0.pth", "rng_state_1.pth"], [*TRAINER, "rng_state_0.pth"], []),
+    ],
+)  # fmt: skip
+def test_what_the_last_save_lacks(folder: str, whole: list[str], last: list[str], lacks: list[str]) -> None:
+    runs = {folder.format(10): whole, folder.format(20): last}
+    found = lacks_of(runs).get(folder.format(20), [])
+    assert found == lacks
+
+
+def test_files_of_a_step_beside_its_folder_belong_to_it(tmp_path: Path) -> None:
+    """verl's data.pt lies above the files of the ranks, slime's state of the data in a folder of its own."""
+    for step in (10, 20, 30):
+        write_rank_files(tmp_path / "verl", step)
+        write_torch_file(tmp_path / f"verl/global_step_{step}/data.pt", {"epoch": 1})
+    assert ckptcheck.series(tmp_path / "verl").verdict == "clean"
+    (tmp_path / "verl/global_step_30/data.pt").unlink()
+    (found,) = ckptcheck.series(tmp_path / "verl").findings
+    assert (found.code, found.severity, found.message, found.hint) == (
+        "SER010", "warning", "global_step_30 lacks data.pt: verl resumes with the data from its beginning",
+        "resume from global_step_20, or wait until the save is written",
+    )  # fmt: skip
+    for step in (10, 20):
+        write_trainer_save(tmp_path / "slime", step).rename(tmp_path / f"slime/iter_{step:07}")
+        write_torch_file(tmp_path / f"slime/rollout/global_dataset_state_dict_{step}.pt", {"epoch_id": 0})
+    assert ckptcheck.series(tmp_path / "slime").verdict == "clean"
+    (tmp_path / "slime/rollout/global_dataset_state_dict_20.pt").unlink()
+    assert [finding.message for finding in ckptcheck.series(tmp_path / "slime").findings] == [
+        "iter_0000020 lacks rollout/global_dataset_state_dict_*.pt: slime resumes with the data from its beginning"
+    ]
+
+
+@pytest.mark.engine
+@pytest.mark.xdist_group("engine")
+def test_a_save_of_the_real_trainer_that_was_interrupted_at_any_file(tmp_path: Path) -> None:
+    """Each state that a kill leaves behind, and each single file that is missing or torn: held to what the Trainer then does."""
+    needs_engine(launch.RECIPES["trainer_saves"])
+    assert launch.run("trainer_saves", "make", str(tmp_path / "run"), capture_output=True).returncode == 0
+    files = sorted((tmp_path / "run/checkpoint-8").iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    assert {file.name for file in files} >= set(TRAINER)
+    cut: dict[str, tuple[list[str], str]] = {"whole": ([], "")}
+    for place, file in enumerate(files):
+        later = [each.name for each in files[place + 1 :]]
+        cut |= {
+            f"before-{file.name}": ([file.name, *later], ""), f"in-{file.name}": (later, file.name),
+            f"without-{file.name}": ([file.name], ""), f"torn-{file.name}": ([], file.name),
+        }  # fmt: skip
+    for name, (gone, torn) in cut.items():
+        shutil.copytree(tmp_path / "run", tmp_path / name)
+        last = tmp_path / name / "checkpoint-8"
+        for each in gone:
+            (last / each).unlink()
+        if torn:
+            (last / torn).write_bytes((last / torn).read_bytes()[: (last / torn).stat().st_size // 2])
+    done = launch.run("trainer_saves", "resume", *(str(tmp_path / name) for name in cut), capture_output=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    outcomes = {Path(name).name: each for name, each in json.loads((tmp_path / "outcomes.json").read_text()).items()}
+    for name, outcome in outcomes.items():
+        findings = ckptcheck.series(tmp_path / name).findings
+        said = {finding.severity for finding in findings}
+        assert (outcome != "goes on") == ("error" in said), (name, outcome, findings)
+        assert len(findings) <= 1, (name, findings)
+        assert all("resume from checkpoint-4" in (finding.hint or "") for finding in findings), (name, findings)
+    quiet = {
+        name
+        for name, outcome in outcomes.items()
+        if outcome == "goes on" and not ckptcheck.series(tmp_path / name).findings
+    }
+    needless = {"config.json", "generation_config.json"}
+    assert quiet == {"whole", *(f"without-{each}" for each in needless), "torn-generation_config.json"}
+
+
+@pytest.mark.engine
+@pytest.mark.xdist_group("engine")
+def test_saves_of_the_real_trainer_without_a_state_are_exports(tmp_path: Path) -> None:
+    needs_engine(launch.RECIPES["trainer_saves"])
+    done = launch.run("trainer_saves", "make", str(tmp_path / "run"), "model-only", capture_output=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert ckptcheck.series(tmp_path / "run").verdict == "clean"
