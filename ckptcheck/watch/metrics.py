@@ -93,7 +93,7 @@ def measure_sync(sync: SyncRecord, previous: SyncRecord | None, report: Report |
             values["engine_changed"] = len(pair.held_changed)
     if sync.loss is not None:
         values["loss"] = sync.loss
-    if sync.probe is not None:
+    if sync.probe is not None and sync.probe.mean is not None and sync.probe.most is not None:
         values |= {"probe_mean": sync.probe.mean, "probe_most": sync.probe.most}
     if report is not None:
         values |= {f"{severity}s": report.count(severity) for severity in SEVERITIES if severity != "info"}

@@ -6,6 +6,7 @@ like: packed, quantized or out of reach.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,9 @@ class Probe:
         ]
         kept = self._write(scores, step, version) if self.keep is not None else ""
         floor = read_noise_floor(Path(self.floor)).metrics.get("abs_mean") if self.floor is not None else None
-        return ProbeRecord(sum(gaps) / len(gaps), max(gaps), len(gaps), floor, kept)
+        mean = sum(gaps) / len(gaps)
+        is_finite = math.isfinite(mean)
+        return ProbeRecord(mean if is_finite else None, max(gaps) if is_finite else None, len(gaps), floor, kept)
 
     @property
     def _sides(self) -> tuple[tuple[str, Score], ...]:

@@ -37,12 +37,15 @@ from ckptcheck.text.formatting import count, join_truncated
     when=lambda history: any(pair.before.held and pair.after.held and pair.after.sent for pair in history.pairs),
 )
 def check(history: History) -> Iterator[Problem]:
-    for pair in history.pairs:
-        if stale := history.stale_tensors(pair):
-            names = [place.partition("/")[2] for place in stale]
-            yield Problem(
-                f"{history.label(pair.index)}: {count(len(set(names)), 'tensor')} of the engine did not change although the"
-                f" trainer sent new values: {join_truncated(set(names))}",
-                key=names[0],
-                hint="ckptcheck refit says why; until then restart the engine from a checkpoint",
-            )
+    found = [
+        (pair.index, [place.partition("/")[2] for place in history.stale_tensors(pair)])
+        for pair in history.pairs
+        if pair.sent_changed
+    ]
+    for indices, names in history.follow(found):
+        yield Problem(
+            f"{history.label(indices[0])}: {count(len(set(names)), 'tensor')} of the engine did not change although the"
+            f" trainer sent new values: {join_truncated(set(names))}{history.describe_lasting(indices)}",
+            key=names[0],
+            hint="ckptcheck refit says why; until then restart the engine from a checkpoint",
+        )

@@ -37,7 +37,7 @@ def check(history: History) -> Iterator[Problem]:
         if names := _drop_frozen(history, pair, names):
             vanished.setdefault(names, []).append(pair)
     for names, pairs in vanished.items():
-        lasting = f"; it lasts for {len(pairs):,} syncs, to {history.label(pairs[-1].index)}" if len(pairs) > 1 else ""
+        lasting = history.describe_lasting([pair.index for pair in pairs])
         yield _describe(history, pairs[0], names, f"the trainer no longer sends {len(names):,} of", "sent", lasting)
     for pair in history.pairs:
         known = {*pair.after.held, *pair.after.unseen}

@@ -3,6 +3,7 @@
 ## What it checks
 - If the engine's digest of a tensor equals the digest of the sent tensor of that name at one sync, it does so at
   every sync.
+- A tensor whose value is that of one other tensor of the same sync holds that one's: it is named.
 - The rule leaves out tensors that the engine fuses, shards, casts or packs: their digests never equal.
 - HIS001 reports a tensor that kept its old value, and HIS015 an export that was cast: its digests compare with nothing.
 
@@ -20,10 +21,11 @@
 sgl-project/sglang#14178 (buckets garbled), volcengine/verl#4780
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ckptcheck import Problem, rule
-from ckptcheck.runs.history.history import History, tensors_stored_as_sent
+from ckptcheck.runs.history.history import EXPERT, History, tensors_stored_as_sent
+from ckptcheck.runs.history.record import NO_BYTES, SyncRecord
 from ckptcheck.text.formatting import count, list_unless_single
 
 
@@ -32,24 +34,61 @@ from ckptcheck.text.formatting import count, list_unless_single
     "unequal-in-engine",
     severity="error",
     on="history",
-    when=lambda history: sum(sync.alike and bool(sync.held) for sync in history.syncs) > 1,
+    when=lambda history: any(sync.alike and sync.held and sync.sent for sync in history.syncs),
 )
 def check(history: History) -> Iterator[Problem]:
     stale = {pair.index: set(history.stale_tensors(pair)) for pair in history.pairs}
     references = [sync for sync in history.syncs if tensors_stored_as_sent(sync)]
+    found: list[tuple[int, list[str]]] = []
+    others: dict[int, Mapping[str, str]] = {}
     for index, sync in enumerate(history.syncs):
         is_cast = any(each.nbytes != sync.nbytes and each.sent.keys() == sync.sent.keys() for each in references)
-        if not sync.alike or is_cast:
+        if not sync.alike or is_cast or not sync.held:
             continue
+        others[index] = _find_swapped(sync)
         names = {
             place.partition("/")[2]
             for place in history.stored_as_sent - tensors_stored_as_sent(sync) - stale.get(index, set())
             if place in sync.held and place.partition("/")[2] in sync.sent
         }
-        if names:
-            yield Problem(
-                f"{history.label(index)}: the engine holds other values than the trainer sent in"
-                f" {count(len(names), 'tensor')}{list_unless_single(names)}",
-                key=min(names),
-                hint="ckptcheck refit says why; until then restart the engine from a checkpoint",
-            )
+        # an engine may move its experts to other places, to balance them
+        names |= {name for name, other in others[index].items() if EXPERT.sub("", name) != EXPERT.sub("", other)}
+        found.append((index, sorted(names)))
+    for indices, names in history.follow(found):
+        yield Problem(
+            f"{history.label(indices[0])}: the engine holds other values than the trainer sent in"
+            f" {count(len(names), 'tensor')}{list_unless_single(names)}"
+            f"{_describe_origin(history, indices[0], names, others[indices[0]])}{history.describe_lasting(indices)}",
+            key=min(names),
+            hint="ckptcheck refit says why; until then restart the engine from a checkpoint",
+        )
+
+
+def _find_swapped(sync: SyncRecord) -> Mapping[str, str]:
+    """Return the tensor whose value the engine holds in place of a tensor's own, by the latter's name, where one alone has it."""
+    senders: dict[str, list[str]] = {}
+    for name, value in sync.sent.items():
+        senders.setdefault(value, []).append(name)
+    return {
+        name: senders[value][0]
+        for place, value in sync.held.items()
+        if value not in NO_BYTES
+        and (name := place.partition("/")[2]) in sync.sent
+        and sync.sent[name] != value
+        and len(senders.get(value, ())) == 1
+    }
+
+
+def _describe_origin(history: History, index: int, names: list[str], others: Mapping[str, str]) -> str:
+    """Say whose value, or of which sync, the engine holds in a tensor; "" where the record does not have it."""
+    sync = history.syncs[index]
+    for name in names:
+        if name in others:
+            return f"; {name} holds what was sent for {others[name]}"
+    for name in names:
+        values = {value for place, value in sync.held.items() if place.partition("/")[2] == name}
+        for earlier in range(index - 1, -1, -1):
+            before = history.syncs[earlier]
+            if (before.run, before.group) == (sync.run, sync.group) and before.sent.get(name) in values:
+                return f"; {name} holds what was sent at {history.label(earlier)}"
+    return ""

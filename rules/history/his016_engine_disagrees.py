@@ -62,8 +62,8 @@ def check(history: History) -> Iterator[Problem]:
     kept: dict[str, str] = {}
     """Process → the file of its last sound probe."""
     for index, sync in enumerate(history.syncs):
-        if (probe := sync.probe) is None:
-            continue
+        if (probe := sync.probe) is None or probe.mean is None:
+            continue  # HIS022 says it of what is no number
         before = sound.setdefault(sync.run, [])
         limit, reason = _find_limit(before, probe.floor)
         if probe.mean <= limit:
@@ -84,11 +84,11 @@ def _describe_gap(history: History, indices: list[int], reason: str, sound_file:
     probes = [probe for index in indices if (probe := history.syncs[index].probe) is not None]
     first = probes[0]
     message = (
-        f"{history.label(indices[0])}: on {first.tokens:,} fixed tokens the engine is {first.mean:.3g} nats a token from the"
-        f" trainer, at most {first.most:.3g}; {reason}"
+        f"{history.label(indices[0])}: on {first.tokens:,} fixed tokens the engine is {first.mean or 0:.3g} nats a token from the"
+        f" trainer, at most {first.most or 0:.3g}; {reason}"
     )
     if len(probes) > 1:
-        largest = max(probe.mean for probe in probes)
+        largest = max(probe.mean or 0 for probe in probes)
         message += f"; it lasts for {len(probes):,} probes, to {history.label(indices[-1])}, and reaches {largest:.3g}"
     return Problem(
         message,

@@ -41,12 +41,11 @@ def check(history: History) -> Iterator[Problem]:
         if names := list_adapted_weights(pair.sent_changed, history.adapted_modules(pair.after.run)):
             moved.setdefault(pair.after.run, {})[pair.index] = names
     for syncs in moved.values():
-        first, last = min(syncs), max(syncs)
         names = sorted({name for each in syncs.values() for name in each})
-        lasting = f"; so it is at {len(syncs):,} syncs, to {history.label(last)}" if len(syncs) > 1 else ""
+        indices = sorted(syncs)
         yield Problem(
-            f"{history.label(first)}: {count(len(names), 'weight')} of the base moved although the adapter that is trained on"
-            f" {'it' if len(names) == 1 else 'them'} is sent too: {join_truncated(names)}{lasting}",
+            f"{history.label(indices[0])}: {count(len(names), 'weight')} of the base moved although the adapter that is trained on"
+            f" {'it' if len(names) == 1 else 'them'} is sent too: {join_truncated(names)}{history.describe_lasting(indices)}",
             key=names[0],
             hint="send the base without the adapter merged into it (merge_adapter_weights=False), or merge and send no adapter",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -54,6 +55,12 @@ class SyncTable(StrictTable, kw_only=True):
     of: list[str] = msgspec.field(default_factory=lambda: ["*"])
     stale: list[str] = []
     """Patterns of the engine's tensors that stay as they were."""
+    swapped: dict[str, str] = {}
+    """Tensor of the engine → the name whose value it holds in place of its own."""
+    late: dict[str, int] = {}
+    """Tensor of the engine → the sync whose value it holds."""
+    same_values: list[str] = []
+    """Patterns of names that are all sent with one value."""
     garbled: list[str] = []
     """Patterns of the engine's tensors that come out as something else."""
     unseen: list[str] = []
@@ -130,6 +137,8 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
             sent[name] = last.sent[name]
         if wanted.like is not None and _matches_any(name, wanted.of):
             sent[name] = before[wanted.like].sent[name]
+        if _matches_any(name, wanted.same_values):
+            sent[name] = _digest("one")
         if _matches_any(name, wanted.lack):
             del sent[name]
     held = {
@@ -139,6 +148,8 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
         held |= {f"0/{part}": sent[part] for part in find_source_tensors(key.partition("/")[2], sent)}
         del held[key]
     held |= {f"0/{name}": _digest(value) for name, value in wanted.resting.items()}
+    held |= {f"0/{name}": sent[other] for name, other in wanted.swapped.items()}
+    held |= {f"0/{name}": before[other].sent[name] for name, other in wanted.late.items()}
     unseen = [key for key in held if _matches_any(key.partition("/")[2], wanted.unseen)]
     held = {key: value for key, value in held.items() if key not in unseen}
     for key in held:
@@ -160,7 +171,7 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
         nbytes=wanted.nbytes,
         payload={"0.values": _digest(wanted.payload)} if wanted.payload else {},
         payload_bytes=wanted.payload_bytes if wanted.payload else 0,
-        probe=None if wanted.probe is None else ProbeRecord(wanted.probe, 3 * wanted.probe, 124, wanted.floor),
+        probe=None if wanted.probe is None else _make_probe(wanted.probe, wanted.floor),
         time="2026-01-01T00:00:00Z",
         sent=sent,
         held=held if wanted.held else {},
@@ -169,6 +180,10 @@ def _sync(index: int, wanted: SyncTable, before: list[SyncRecord]) -> SyncRecord
         group=wanted.group,
         alike=wanted.alike,
     )
+
+
+def _make_probe(mean: float, floor: float | None) -> ProbeRecord:
+    return ProbeRecord(*((mean, 3 * mean) if math.isfinite(mean) else (None, None)), 124, floor)
 
 
 def _matches_any(name: str, patterns: list[str]) -> bool:

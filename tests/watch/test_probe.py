@@ -65,6 +65,19 @@ def test_a_gap_is_recorded_kept_and_said(tmp_path: Path) -> None:
     assert {finding.code for finding in report.findings} == {"PAR009", "PAR020"}
 
 
+def test_logprobs_of_nan_are_a_finding_of_the_job_and_of_its_record(tmp_path: Path) -> None:
+    trainer, engine, ours = Trainer(), Side(), Side()
+    probe = Probe(fixed_sequences(50), engine.score, ours.score, every=1, keep=tmp_path / "probes")
+    watch = Watch(probe=probe, record=tmp_path / "syncs.jsonl")
+    list(watch(step=0).sent(trainer.export()))
+    engine.off = float("nan")
+    with pytest.warns(SyncWarning) as said, watch(step=1, loss=float("nan")) as syncing:
+        list(syncing.sent(trainer.export()))
+    assert [str(each.message)[:6] for each in said] == ["HIS022", "HIS022"]
+    findings = ckptcheck.history(tmp_path / "syncs.jsonl").findings
+    assert [(finding.code, finding.message[:7]) for finding in findings] == [("HIS022", "step 1:")] * 2
+
+
 def test_a_small_gap_is_explained_from_what_the_job_kept(tmp_path: Path) -> None:
     """The floor that is assumed of a model is far above a gap that a job in float32 calls one: its own sound probe is the floor."""
     trainer, engine, ours = Trainer(), Side(), Side()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -311,6 +311,29 @@ class History(EvidenceDefaults):
         return {
             key: number for key, number in tried.items() if key not in seen or self.syncs[-1].held.get(key) in NO_BYTES
         }
+
+    def describe_lasting(self, indices: Sequence[int]) -> str:
+        """Return the end of a message about several syncs that begins with the label of the first; "" for one."""
+        return f"; it shows at {len(indices):,} syncs, last at {self.label(indices[-1])}" if len(indices) > 1 else ""
+
+    def follow(self, found: Iterable[tuple[int, Collection[str]]]) -> list[tuple[list[int], list[str]]]:
+        """Return one entry for each cause: the syncs at which it shows, and the names that it concerns.
+
+        found: sync → the names that something is wrong with, of every sync that was looked at, in their order. A cause goes on at
+        the next sync of its process and group that has one of its names; further names there are a cause of their own.
+        """
+        causes: list[tuple[list[int], list[str]]] = []
+        going: dict[tuple[str, str], list[tuple[list[int], list[str]]]] = {}
+        for index, names in found:
+            sync = self.syncs[index]
+            key = (sync.run, sync.group.partition(",")[0])
+            going[key] = [cause for cause in going.get(key, []) if set(cause[1]).intersection(names)]
+            for indices, _ in going[key]:
+                indices.append(index)
+            if new := [name for name in names if not any(name in known for _, known in going[key])]:
+                causes.append(([index], new))
+                going[key].append(causes[-1])
+        return causes
 
     def label(self, index: int) -> str:
         """Return the name of a sync for messages: its step or, without one, its place in the record."""

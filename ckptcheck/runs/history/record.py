@@ -12,6 +12,7 @@ import errno
 import hashlib
 import io
 import itertools
+import math
 import os
 import re
 import threading
@@ -55,10 +56,10 @@ def run_id() -> str:
 class ProbeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """How far the logprobs of engine and trainer were apart on fixed sequences, right after a sync."""
 
-    mean: float
-    """Mean |Δ| over the tokens, in nats."""
-    most: float
-    """Largest |Δ|, in nats."""
+    mean: float | None
+    """Mean |Δ| over the tokens, in nats; None where a logprob was no finite number, for which JSON has no other word."""
+    most: float | None
+    """Largest |Δ|, in nats; None as for the mean."""
     tokens: int
     """Number of tokens."""
     floor: float | None = None
@@ -81,7 +82,9 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     version: str | None = None
     """Weight version that the engine reported after the sync."""
     loss: float | None = None
-    """The trainer's last loss, in any unit."""
+    """The trainer's last loss, in any unit; None without one, and where it was no finite number."""
+    not_finite: bool = False
+    """Whether the loss was no finite number."""
     seconds: float = 0.0
     """Duration of the sync."""
     checked: float = 0.0
@@ -120,6 +123,11 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     """Whether both digests come from the same function, so that equal bytes give equal digests."""
     probe: ProbeRecord | None = None
     """The parity of both sides after the sync, None if it was not measured."""
+
+    def __post_init__(self) -> None:
+        """Keep a loss that JSON has no number for."""
+        if self.loss is not None and not math.isfinite(self.loss):
+            self.loss, self.not_finite = None, True
 
     @property
     def has_whole_tensors(self) -> bool:

@@ -18,7 +18,7 @@ from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.refit.recording import append_to_record, to_record
 from ckptcheck.runs.history import record as records
 from ckptcheck.runs.history.history import open_history
-from ckptcheck.runs.history.record import Record, SyncRecord, read_record
+from ckptcheck.runs.history.record import ProbeRecord, Record, SyncRecord, read_record
 from ckptcheck.text.formatting import join_truncated
 from tests.factories.checkpoint_cases import CHECKPOINTS, MEGATRON
 from tests.factories.history_cases import ENGINE, NAMES, build_history
@@ -106,6 +106,19 @@ def test_what_is_no_record(tmp_path: Path, content: bytes, words: str | None) ->
         return
     with pytest.raises(CkptcheckError, match=words):
         read_record(path)
+
+
+def test_a_number_that_is_none_does_not_break_the_record(tmp_path: Path) -> None:
+    """JSON has no NaN: the writer's null stands for one, in records that older versions wrote too."""
+    path = tmp_path / "syncs.jsonl"
+    Record(path).append(SyncRecord(step=0, loss=float("nan"), probe=ProbeRecord(1e-7, 2e-7, 9)))
+    line = b'{"schema":"ckptcheck-sync/1","run":"a","step":1,"loss":1.5,"probe":{"mean":null,"most":null,"tokens":9}}\n'
+    path.write_bytes(path.read_bytes() + line)
+    syncs, damaged = read_record(path)
+    assert damaged == {}
+    assert [(sync.loss, sync.not_finite) for sync in syncs] == [(None, True), (1.5, False)]
+    told = command("history", path)
+    assert (told.returncode, told.stdout.count("error   HIS022")) == (1, 2)
 
 
 def test_a_line_that_is_too_long_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
