@@ -1,7 +1,8 @@
-"""A matrix was sent unchanged at every step, while its siblings in other layers changed.
+"""A matrix is sent unchanged, while its siblings in other layers change.
 
 ## What it checks
 - Over three or more steps that changed something, every matrix changed at least once.
+- A matrix that changed at every step does not stop, for three steps up to the end of the record, while its siblings go on.
 - If all matrices of a kind stayed the same, the rule does not report them: that is how a job freezes a part of the
   model on purpose.
 - The rule leaves out norms and biases (in bf16 a step may round to nothing) and single experts (an expert that no
@@ -38,7 +39,7 @@ STEPS = 3
 )
 def check(history: History) -> Iterator[Problem]:
     constant = {name for name in history.constant_names if history.count_comparisons(name) >= STEPS}
-    changing_kinds = {name_pattern(name) for name in history.syncs[-1].sent if name not in constant}
+    changing_kinds = {name_pattern(name) for name in history.compared_names if name not in constant}
     names = sorted(name for name in trainable_matrices(constant) if name_pattern(name) in changing_kinds)
     if names:
         yield Problem(
@@ -47,3 +48,46 @@ def check(history: History) -> Iterator[Problem]:
             key=names[0],
             hint="look for it among the optimizer's parameters",
         )
+    stopped: dict[tuple[int, ...], list[str]] = {}
+    for name, since in _find_stopped(history):
+        stopped.setdefault(tuple(since), []).append(name)
+    for indices, names in stopped.items():
+        yield Problem(
+            f"{history.label(indices[0])}: {count(len(names), 'matrix', 'matrices')} that changed at every step before"
+            f" {'is' if len(names) == 1 else 'are'} sent unchanged, although all others of their kind change:"
+            f" {join_truncated(names)}{history.describe_lasting(indices)}",
+            key=names[0],
+            hint="look whether a rank or a stage still exports the parameters that the optimizer updates",
+        )
+
+
+def _find_stopped(history: History) -> Iterator[tuple[str, list[int]]]:
+    """Yield each matrix that changed at every step, and then at none to the end, with the syncs at which it rested.
+
+    Its siblings changed at each of them: a job that trains its layers in turns, or froze a kind, has none such.
+    """
+    pairs = [pair for pair in history.step_pairs if pair.after.has_whole_tensors]
+    matrices = sorted(trainable_matrices(history.compared_names))
+    kinds: dict[str, list[str]] = {}
+    for name in matrices:
+        kinds.setdefault(name_pattern(name), []).append(name)
+    for siblings in kinds.values():
+        resting = {
+            name: [
+                pair
+                for pair in pairs
+                if name in pair.before.sent and name in pair.after.sent and name not in pair.sent_changed
+            ]
+            for name in siblings
+        }
+        for name in siblings:
+            known = [pair for pair in pairs if name in pair.before.sent and name in pair.after.sent]
+            still = resting[name]
+            others = [other for other in siblings if not resting[other]]
+            if (
+                STEPS <= len(still) <= len(known) - 2
+                and known[-len(still) :] == still
+                and 2 * len(others) >= len(siblings)
+                and len({tuple(pair.index for pair in each) for each in resting.values() if each}) == 1
+            ):
+                yield name, [pair.index for pair in still]

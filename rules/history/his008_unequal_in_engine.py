@@ -54,12 +54,12 @@ def check(history: History) -> Iterator[Problem]:
         # an engine may move its experts to other places, to balance them
         names |= {name for name, other in others[index].items() if EXPERT.sub("", name) != EXPERT.sub("", other)}
         found.append((index, sorted(names)))
-    for indices, names in history.follow(found):
+    for indices, unequal in history.follow(found):
         yield Problem(
             f"{history.label(indices[0])}: the engine holds other values than the trainer sent in"
-            f" {count(len(names), 'tensor')}{list_unless_single(names)}"
-            f"{_describe_origin(history, indices[0], names, others[indices[0]])}{history.describe_lasting(indices)}",
-            key=min(names),
+            f" {count(len(unequal), 'tensor')}{list_unless_single(unequal)}"
+            f"{_describe_origin(history, indices[0], unequal, others[indices[0]])}{history.describe_lasting(indices)}",
+            key=min(unequal),
             hint="ckptcheck refit says why; until then restart the engine from a checkpoint",
         )
 

@@ -4,7 +4,7 @@
 - Within one process, and until it restarts its count of steps, the number of steps from sync to sync is constant, such
   as 1 for a job that syncs after every step. The rule reports a pause that is a multiple of that number.
 - The rule needs at least four pauses, of which at most a quarter are longer than the others. Other pauses mean that the
-  job has another schedule, and the rule says nothing.
+  job has another schedule, and the rule says nothing, unless every n-th sync is missing (n being 4 or more).
 
 ## Why it matters
 - The engine sampled the rollouts of the steps in between from weights that are one sync older than the job's algorithm
@@ -24,6 +24,7 @@ was missing after a resume)
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 
 from ckptcheck import Problem, rule
 from ckptcheck.runs.history.history import History
@@ -65,13 +66,22 @@ def _list_pauses(history: History) -> list[list[tuple[int, int, int]]]:
 def check(history: History) -> Iterator[Problem]:
     for pauses in _list_pauses(history):
         (usual, number), *_ = Counter(steps for steps, _, _ in pauses).most_common(1)
-        if any(steps % usual for steps, _, _ in pauses) or 4 * number < 3 * len(pauses):
+        longer = [pause for pause in pauses if pause[0] > usual]
+        if not longer or any(steps % usual for steps, _, _ in pauses):
             continue
-        for steps, before, after in pauses:
-            if steps > usual:
-                often = "step" if usual == 1 else f"{usual} steps"
-                yield Problem(
-                    f"{history.label(after)}: {count(steps // usual - 1, 'sync')} missing since {history.label(before)},"
-                    f" in a job that syncs after every {often}",
-                    hint="look for the condition under which the job syncs",
-                )
+        if 4 * number < 3 * len(pauses) and not _is_regular([steps for steps, _, _ in pauses], usual):
+            continue
+        steps, before, after = longer[0]
+        often = "step" if usual == 1 else f"{usual} steps"
+        yield Problem(
+            f"{history.label(after)}: {count(steps // usual - 1, 'sync')} missing since {history.label(before)},"
+            f" in a job that syncs after every {often}{history.describe_lasting([at for *_, at in longer])}",
+            hint="look for the condition under which the job syncs",
+        )
+
+
+def _is_regular(pauses: list[int], usual: int) -> bool:
+    """Whether every n-th sync is missing, n being 4 or more: a job whose syncs come when they can has no such rule."""
+    longer = [place for place, steps in enumerate(pauses) if steps != usual]
+    periods = {after - before for before, after in pairwise(longer)}
+    return len(longer) > 2 and len(periods) == 1 and min(periods) > 2
