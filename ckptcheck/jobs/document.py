@@ -105,6 +105,8 @@ class Document:
     """Whether the launch line asks for several runs (``--multirun``)."""
     refusals: list[Refusal] = field(default_factory=list)
     """What Hydra refuses."""
+    plain_overrides: dict[str, Leaf] = field(default_factory=dict)
+    """Key → override that sets it without ``+``, as far as no composed configuration says whether the key exists."""
     gaps: dict[str, str] = field(default_factory=dict)
     """What of the configuration could not be read → why, and what to give; while there is one, no rule passes."""
     lost: LostArguments | None = None
@@ -200,6 +202,7 @@ class Document:
         self.is_incomplete |= other.is_incomplete
         self.is_composed |= other.is_composed
         self.refusals += other.refusals
+        self.plain_overrides |= other.plain_overrides
         self.ambiguous += other.ambiguous
         self.gaps |= other.gaps
         self.lost = other.lost or self.lost

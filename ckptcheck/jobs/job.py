@@ -125,6 +125,8 @@ class Job(EvidenceDefaults):
     """Name in `FIELDS` → setting."""
     unknown_keys: list[UnknownKey] = field(default_factory=list)
     """Keys that the reader does not know, in the sections whose keys it lists in full; and values of the wrong kind."""
+    keys_left: str = ""
+    """What is not known of keys that the reader does not list in full; "" where every key is checked."""
     notes: list[str] = field(default_factory=list)
     """One sentence for each file that the job names and ckptcheck cannot read."""
     engine_version: str = ""
@@ -292,6 +294,8 @@ class Job(EvidenceDefaults):
             "files": list(self.files),
             "settings": f"{written} of the job, {len(known) - written} defaults",
         }
+        if self.keys_left:
+            reading["keys"] = self.keys_left
         if self.defaulted and self.lists_settings:
             names = ", ".join(f"${name}" for name in self.defaulted)
             reading["environment"] = f"{names} with the default in the job; --env NAME=VALUE gives another value"

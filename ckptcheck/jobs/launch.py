@@ -80,6 +80,8 @@ def apply_parsed_overrides(overrides: Sequence[tuple[Override, Leaf]], into: Doc
                 into.refusals.append(Refusal(leaf, f"the configuration has no key {missing}", missing=missing))
             elif why := _find_refusal(override, into):
                 into.refusals.append(Refusal(leaf, why))
+        elif not (override.kind or override.reason or override.package or into.has_section(key)):
+            into.plain_overrides[key] = leaf
         if override.kind == "~":
             _remove(key, into, leaf)
         elif override.is_sweep:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.framework_folders import list_frameworks_with, load_framework_file
+from ckptcheck.framework_folders import find_framework_data, list_frameworks_with, load_framework_file
 from ckptcheck.jobs import launch
 from ckptcheck.jobs.dated_defaults import DatedDefaults, FrameworkVersion, date_by_removed_keys, load_table
 from ckptcheck.jobs.document import Document
@@ -19,6 +19,7 @@ from ckptcheck.jobs.files import SHELL, TOML, YAML, JobFiles, find_environment
 from ckptcheck.jobs.framework import Framework, environment_flag, fill_job
 from ckptcheck.jobs.framework_version import find_framework_version
 from ckptcheck.jobs.job import Job, Setting, UnknownKey
+from ckptcheck.jobs.key_names import list_refused, list_slips, load_key_names
 from ckptcheck.jobs.launch_script import read_launch_script
 from ckptcheck.jobs.model_defaults import apply_model_defaults
 from ckptcheck.jobs.named_checkpoints import scan_named_checkpoints
@@ -122,10 +123,11 @@ def _read_job(
     document.environment |= files.environment
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
     job.is_incomplete, job.replaced = document.is_incomplete, document.replaced
-    job.refusals = [refusal for refusal in document.refusals if refusal.leaf.file] if reader.is_hydra else []
+    job.refusals = document.refusals if reader.is_hydra else []
     job.ambiguous = [merge for merge in document.ambiguous if document.takes_from(merge.leaf)]
     _set_defaults(job, document, reader, framework_version, paths[0].parent)
     fill_job(job, document, reader)
+    _check_names(job, document, reader)
     _set_versions(job, document, engine_version, te_version)
     for name, variable in (("dump.on", "DUMP_ON"), ("dump.prompts_only", "PROMPTS_ONLY")):
         if (setting := environment_flag(document, variable)).status != "unknown":
@@ -136,6 +138,24 @@ def _read_job(
     job.defaulted = tuple(sorted(clip(name, 60) for name in document.defaulted))
     job.gaps, job.lost = _list_gaps(job, document, reader, names[0]), document.lost
     return job, document, reader
+
+
+def _check_names(job: Job, document: Document, framework: Framework) -> None:
+    """Hold the job's keys against the names that the framework's keys have had, and say what that leaves unchecked."""
+    if document.is_composed or framework.is_engine or find_framework_data(framework.name, "keys.json"):
+        return
+    names = load_key_names(framework.name)
+    job.keys_left = f"checked for near misses only: {job.framework}'s configuration is not here"
+    if names is None:
+        return
+    reported = {id(unknown_key.leaf) for unknown_key in job.unknown_keys}
+    found = list(list_slips(document, names))
+    if framework.is_hydra:
+        slips = {id(unknown_key.leaf) for unknown_key in found}
+        found += [
+            key for key in list_refused(document.plain_overrides, names, job.framework) if id(key.leaf) not in slips
+        ]
+    job.unknown_keys += [unknown_key for unknown_key in found if id(unknown_key.leaf) not in reported]
 
 
 def _list_gaps(job: Job, document: Document, framework: Framework, name: str) -> dict[str, str]:
@@ -262,8 +282,6 @@ def _recognize_framework(document: Document, name: str) -> Framework:
 
 def _apply_overrides(document: Document, words: Sequence[Word], framework: Framework) -> None:
     """Apply the user's ``key=value`` arguments to the document, in the style of the framework."""
-    # What the user gives ckptcheck is not a command line of Hydra: it may name keys that no file has.
-    document.is_composed = False
     if framework.style == "flags":
         words = [Word(f"--{word.text.lstrip('+')}", 0) for word in words]
         launch.flags(words, document, None)

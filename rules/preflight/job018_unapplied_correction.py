@@ -13,7 +13,7 @@ Where verl's `rollout_correction` is on, `rollout.calculate_log_probs` is on too
 `actor_rollout_ref.rollout.calculate_log_probs=True`.
 
 ## When it can be wrong
-The job runs with another version than the one that its files pin: `--set framework-version=0.9.0`.
+The job runs with another version than the one that its files pin: `--framework-version 0.9.0`.
 
 ## Seen in
 verl's trainer (`"rollout_log_probs" in batch.batch`; `apply_bypass_mode` raises), verl-project/verl 614ffc04c (the new default)

@@ -1,9 +1,12 @@
 """The configuration has keys that ckptcheck does not know.
 
 ## What it checks
-Keys of the rollout and of the engine's arguments are keys that the framework or the engine has, and hold values of the right
-kind. A key that is almost one of the framework's is a warning where the framework is known to drop keys that it does not know
-(slime, miles, TRL's own scripts) or to stop at them (SkyRL, AReaL, open-instruct).
+Keys are keys that the framework or the engine has, and hold values of the right kind. A key that is almost one of them, but for a
+letter or two, is a warning. It says what the program does with such a key where that is known: slime, miles and TRL's own scripts
+drop it, SkyRL, AReaL and open-instruct stop at it.
+
+Where neither the framework's own configuration is beside the job nor a table of all its keys is in ckptcheck, other keys are not
+checked; the first lines of the report say so (`keys`).
 
 ## Why it matters
 - Some frameworks ignore a misspelt key, and what it should have set keeps its default.
@@ -17,14 +20,17 @@ For keys of newer versions and of patched frameworks.
 
 ## Seen in
 slime parses with `ignore_unknown_args=True` (slime/backends/megatron_utils/arguments.py); SkyRL raises "Invalid fields"
-(`validate_dict_keys_against_dataclass`)
+(`validate_dict_keys_against_dataclass`); the names of keys are those of verl 1dda039b9, NeMo-RL 7ea279abf, ROLL 8eb27cc2, prime-rl
+559b44772 and PipelineRL 58d3934, and of their releases
 """
 
+import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.jobs.job import Job
+from ckptcheck.jobs.key_names import is_slip
 from ckptcheck.text.formatting import count
 
 MOST = 6
@@ -35,13 +41,15 @@ MOST = 6
 def check(job: Job) -> Iterator[Problem]:
     unknown_keys = []
     for unknown_key in job.unknown_keys:
-        program = unknown_key.dropped_by or unknown_key.refused_by
-        if not program or not unknown_key.near:
+        leaf, program = unknown_key.leaf, unknown_key.dropped_by or unknown_key.refused_by
+        name, near = (re.split(r"[.]|--", each)[-1].replace("-", "_") for each in (leaf.key, unknown_key.near))
+        if not unknown_key.near or not (program or is_slip(name, near)):
             unknown_keys.append(unknown_key)
             continue
-        leaf, end = unknown_key.leaf, "drops it without a word" if unknown_key.dropped_by else "stops at it"
+        end = "drops it without a word" if unknown_key.dropped_by else "stops at it"
+        what = f"{program} has no {clip(leaf.key)}, and {end}" if program else f"{clip(leaf.key)} is no known key"
         yield Problem(
-            f"{program} has no {clip(leaf.key)}, and {end}: did you mean {unknown_key.near}?",
+            f"{what}: did you mean {unknown_key.near}?",
             file=leaf.file,
             line=leaf.line if leaf.file else None,
             severity="warning",

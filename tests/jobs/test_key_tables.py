@@ -12,8 +12,9 @@ from ckptcheck.frameworks.open_instruct import preflight as open_instruct
 from ckptcheck.frameworks.skyrl import preflight as skyrl
 from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.framework import FieldSource
+from ckptcheck.jobs.key_names import find_unknown_part, list_slips, load_key_names
 from ckptcheck.jobs.key_table import load_key_table
-from ckptcheck.jobs.open_job import open_job
+from ckptcheck.jobs.open_job import list_frameworks, open_job
 from tests.paths import ROOT
 
 READERS: dict[str, list[Mapping[str, FieldSource]]] = {
@@ -30,6 +31,16 @@ def test_readers_name_keys_that_a_release_has(name: str) -> None:
     table = load_key_table(ROOT / "ckptcheck/frameworks" / name / "keys.json")
     paths = {path for sources in READERS[name] for source in sources.values() for path in source.paths} - NEVER_A_KEY
     assert {path for path in paths if not table.list_releases(path)} == set()
+
+
+@pytest.mark.parametrize("name", ["verl", "nemo-rl", "pipelinerl", "roll", "prime-rl"])
+def test_no_key_of_a_reader_is_a_slip(name: str) -> None:
+    table, reader = load_key_names(name), list_frameworks()[name]
+    assert table is not None
+    paths = {path for source in reader.sources.values() for path in source.paths}
+    document = Document({path: Leaf(1, path) for path in paths})
+    assert [slip.near for slip in list_slips(document, table)] == []
+    assert sum(find_unknown_part(path, table.names) is None for path in paths) > len(paths) * 0.75
 
 
 def test_a_default_is_that_of_the_release() -> None:

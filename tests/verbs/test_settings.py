@@ -45,6 +45,7 @@ def test_the_nearest_word_counts(here: Path) -> None:
     write(here, "[verbs]\nnear-zero-threshold = 2\nsteps = 3\n[verbs.scan]\nnear-zero-threshold = 3\n")
     assert scan() == ROWS.format("3")
     assert scan("--set", "near-zero-threshold=4") == ROWS.format("4")
+    assert scan("--near-zero-threshold", "4") == scan("--near-zero-threshold=4") == ROWS.format("4")
     assert ckptcheck.scan("model").sections[0].title == ROWS.format("3")
     assert ckptcheck.scan("model", near_zero_threshold=5).sections[0].title == ROWS.format("5")
 

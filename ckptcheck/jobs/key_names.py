@@ -1,0 +1,87 @@
+"""The names that keys of a framework's configuration have had (``key_names.json`` in its folder), and what is almost one of them.
+
+A table of names knows no releases and no values. It finds slips of the pen where neither the framework's sources are beside the job
+nor a table by release (`ckptcheck.jobs.key_table`) is. ``fixtures/learn_key_names.py`` writes it from a clone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+
+import msgspec
+
+from ckptcheck.framework_folders import find_framework_data
+from ckptcheck.jobs.document import Document, Leaf
+from ckptcheck.jobs.framework import find_closest_name
+from ckptcheck.jobs.job import UnknownKey
+
+LEAST_LENGTH = 4
+"""Names shorter than this are alike by chance."""
+MOST_LETTERS = 2
+"""Letters by which a slip of the pen is longer or shorter than what it means; a larger difference is rather another key."""
+
+
+class KeyNames(msgspec.Struct, frozen=True):
+    """The names of a framework's keys in all its releases."""
+
+    repository: str
+    """The repository on GitHub: owner/name."""
+    commit: str
+    """The newest commit that was read."""
+    date: str
+    """The date of that commit."""
+    names: Mapping[str, object]
+    """Name → the names below it, or None for a value and for a section that takes any key."""
+
+
+@cache
+def load_key_names(name: str) -> KeyNames | None:
+    """Return the names of a framework's keys, or None where there is no table of them. name: as in ``--framework``."""
+    file = find_framework_data(name, "key_names.json")
+    return msgspec.json.decode(file.read_bytes(), type=KeyNames) if file is not None else None
+
+
+def is_slip(name: str, near: str) -> bool:
+    """Return whether a name is another one with a letter or two wrong; other digits make another name (adam_beta1, adam_beta2).
+
+    >>> is_slip("rolout", "rollout"), is_slip("adam_beta1", "adam_beta2"), is_slip("max_model_length", "max_model_len")
+    (True, False, False)
+    """
+    digits = [[letter for letter in each if letter.isdigit()] for each in (name, near)]
+    return len(name) >= LEAST_LENGTH and abs(len(name) - len(near)) <= MOST_LETTERS and digits[0] == digits[1]
+
+
+def find_unknown_part(path: str, names: Mapping[str, object]) -> tuple[str, frozenset[str]] | None:
+    """Return (the path up to its first part without a place in the table, the names that stand there); None where it has one."""
+    parts = path.split(".")
+    level: object = names
+    for number, part in enumerate(parts):
+        if not isinstance(level, Mapping):
+            return None
+        if part not in level:
+            return ".".join(parts[: number + 1]), frozenset(level)
+        level = level[part]
+    return None
+
+
+def list_slips(document: Document, table: KeyNames) -> Iterator[UnknownKey]:
+    """Yield each part of a key that is almost one of the framework's, once."""
+    seen = set()
+    for path, leaf in document.leaves.items():
+        if leaf.is_default or (found := find_unknown_part(path, table.names)) is None or found[0] in seen:
+            continue
+        section, _, name = found[0].rpartition(".")
+        near = find_closest_name(name, found[1])
+        if near and is_slip(name, near):
+            seen.add(found[0])
+            yield UnknownKey(leaf, near=(f"{section}.{near}" if section else near) + path[len(found[0]) :])
+
+
+def list_refused(overrides: Mapping[str, Leaf], table: KeyNames, title: str) -> Iterator[UnknownKey]:
+    """Yield each override without ``+`` whose key no release has, so that Hydra refuses it. title: the framework's."""
+    for path, leaf in overrides.items():
+        # A name without a dot may choose a file of a config group.
+        if "." in path and find_unknown_part(path, table.names) is not None:
+            why = f"no version of {title} to {table.date} has it, and Hydra refuses a key that the configuration lacks"
+            yield UnknownKey(leaf, why)
