@@ -56,7 +56,7 @@ def test_a_job_of_it_is_recognised_and_judged(package: Path) -> None:
         "the trainer computes logprobs at temperature 1 (job.yaml:3), and rollouts are sampled at 0.7 (job.yaml:2)"
         in done.stdout
     )
-    assert "sampler.temprature (job.yaml:2): did you mean temperature?" in done.stdout
+    assert "sampler.temprature is no known key: did you mean temperature?" in done.stdout
 
 
 @pytest.mark.parametrize("source", [("--from", "tinyrl"), ()])

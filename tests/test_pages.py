@@ -192,7 +192,7 @@ def _find_mistake(words: list[str]) -> str:
         return ""
     context = command.context_class(command, info_name="ckptcheck")
     try:
-        values, rest, _ = command.make_parser(context).parse_args(list(words))
+        values, rest, _ = command.make_parser(context).parse_args(command.write_settings(words))
         for parameter in command.params:
             if (given := values.get(parameter.name)) is not None:
                 parameter.type_cast_value(context, given)

@@ -53,13 +53,13 @@ class ReportCommand(typer.core.TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words behind the command. Raises UsageError for an option without a value."""
-        args = self._write_settings(args)
+        args = self.write_settings(args)
         rest: list[str] = super().parse_args(ctx, list(args))
         if not ctx.resilient_parsing:
             refuse_empty_values(self, ctx, args)
         return rest
 
-    def _write_settings(self, args: list[str]) -> list[str]:
+    def write_settings(self, args: list[str]) -> list[str]:
         """Write ``--framework-version 0.7.1`` and ``--framework-version=0.7.1`` as ``--set framework-version=0.7.1``."""
         names = {each.name.replace("_", "-") for each in find_declared(self).values() if each.is_setting}
         written: list[str] = []

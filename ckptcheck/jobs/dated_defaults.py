@@ -17,6 +17,9 @@ import msgspec
 
 from ckptcheck.framework_folders import find_framework_data
 
+BY_KEYS = "by its keys"
+"""The place of a version that is guessed by the keys of a job."""
+
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The moment at which a default changed on the framework's main branch."""
@@ -151,9 +154,12 @@ class DatedDefaults:
             if row.field == name and row.backend in ("", backend) and (not row.entry or row.entry in self.script)
         ]
         rows = [row for row in rows if row.entry] or rows
-        answers = [(row, self._holds(row)) for row in rows]
+        newest = self.table.newest_release
+        answers = [(row, holds_in(self.version, row.since, row.until, newest)) for row in rows]
         if certain := next((row for row, answer in answers if answer is True), None):
-            return Default(certain.value, f"{certain.of or self.table.title}{_span(certain)}")
+            return Default(
+                certain.value, f"{certain.of or self.table.title}{describe_span(certain.since, certain.until)}"
+            )
         if any(answer is None for _, answer in answers):
             values = " or ".join(str(row.value).lower() for row, answer in answers if answer is None)
             return Default(
@@ -162,30 +168,34 @@ class DatedDefaults:
             )
         return None
 
-    def _holds(self, row: Row) -> bool | None:
-        """Return whether a row holds in the job's version; None where the version does not say."""
-        begun = True if row.since is None else self._is_after(row.since)
-        ended = False if row.until is None else self._is_after(row.until)
-        if begun is False or ended is True:
-            return False
-        return None if begun is None or ended is None else True
 
-    def _is_after(self, change: Change) -> bool | None:
-        """Return whether the job's version has a change; None where the version does not say."""
-        version = self.version
-        if version.date is not None:
-            return version.date >= change.date
-        if version.text and change.commit.startswith(version.text[:7]) and not version.release:
-            return True
-        if not version.release:
-            return True
-        if not change.release:
-            newest = _numbers(self.table.newest_release)
-            return None if version.is_between_releases and version.release > newest else version.release > newest
-        first = _numbers(change.release)
-        if version.is_between_releases and version.release == first:
-            return None
-        return version.release >= first
+def holds_in(version: FrameworkVersion, since: Change | None, until: Change | None, newest_release: str) -> bool | None:
+    """Return whether a version lies in a span of versions; None where it does not say. An unknown one is the newest.
+
+    newest_release: the newest release that the table knows.
+    """
+    begun = True if since is None else _is_after(version, since, newest_release)
+    ended = False if until is None else _is_after(version, until, newest_release)
+    if begun is False or ended is True:
+        return False
+    return None if begun is None or ended is None else True
+
+
+def _is_after(version: FrameworkVersion, change: Change, newest_release: str) -> bool | None:
+    """Return whether a version has a change; None where it does not say."""
+    if version.date is not None:
+        return version.date >= change.date
+    if version.text and change.commit.startswith(version.text[:7]) and not version.release:
+        return True
+    if not version.release:
+        return True
+    if not change.release:
+        newest = _numbers(newest_release)
+        return None if version.is_between_releases and version.release > newest else version.release > newest
+    first = _numbers(change.release)
+    if version.is_between_releases and version.release == first:
+        return None
+    return version.release >= first
 
 
 def date_by_removed_keys(table: Table, places: Mapping[str, str]) -> FrameworkVersion:
@@ -211,17 +221,17 @@ def _numbers(release: str) -> tuple[int, ...]:
     return tuple(numbers + [0] * (3 - len(numbers)))
 
 
-def _span(row: Row) -> str:
-    """Write the span of a row for the report: `` since 0.9.0``, `` before 2026-06-05``; "" where it never changed."""
+def describe_span(since: Change | None, until: Change | None) -> str:
+    """Write a span of versions for the report: `` since 0.9.0``, `` before 2026-06-05``; "" where nothing ends it."""
 
     def name(change: Change) -> str:
         return change.release or change.date.isoformat()
 
-    if row.since and row.until:
-        return f" from {name(row.since)} to {name(row.until)}"
-    if row.since:
-        return f" since {name(row.since)}"
-    return f" before {name(row.until)}" if row.until else ""
+    if since and until:
+        return f" from {name(since)} to {name(until)}"
+    if since:
+        return f" since {name(since)}"
+    return f" before {name(until)}" if until else ""
 
 
 def describe_version(defaults: DatedDefaults) -> str:

@@ -156,6 +156,7 @@ def apply_engine_arguments(
             resolved = ResolvedValue(True, resolved.leaf, resolved.reason)
         normalized[argument + dot + rest] = resolved
         normalized |= _expand_json_value(argument, resolved) if not dot else {}
+    job.engine_arguments = normalized
     for name, source in ARGUMENTS[engine].items():
         for path in source.paths:
             value = normalized.get(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.vocabulary import Vocabulary
     from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
     from ckptcheck.jobs.dated_defaults import DatedDefaults
+    from ckptcheck.jobs.interpolation import ResolvedValue
+    from ckptcheck.jobs.issue import MetIssue
     from ckptcheck.linter.rule import Finding
 
 Status = Literal["set", "default", "unresolved", "unknown"]
@@ -131,6 +133,10 @@ class Job(EvidenceDefaults):
     """One sentence for each file that the job names and ckptcheck cannot read."""
     engine_version: str = ""
     """The engine's version, from the user or from a file that pins it; "" if neither names it."""
+    engine_arguments: Mapping[str, ResolvedValue] = field(default_factory=dict)
+    """The arguments that the job gives its engine, as written: name with underscores, dotted for a key of a JSON object → value."""
+    issues: Sequence[MetIssue] = ()
+    """The known issues of its framework and engine whose settings the job has."""
     te_version: str = ""
     """The version of Transformer Engine, from the user or from a file that pins it."""
     defaults: DatedDefaults | None = None

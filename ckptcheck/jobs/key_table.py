@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from ckptcheck.jobs.dated_defaults import FrameworkVersion
+from ckptcheck.jobs.dated_defaults import BY_KEYS, FrameworkVersion
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.framework import FieldSource, find_closest_name, read_setting
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
@@ -126,7 +126,7 @@ class KeyTable:
             ):
                 return number
         if by_keys != self.newest:
-            job.defaults = replace(defaults, version=FrameworkVersion(self.releases[by_keys][2], "by its keys"))
+            job.defaults = replace(defaults, version=FrameworkVersion(self.releases[by_keys][2], BY_KEYS))
         return by_keys
 
     def is_present(self, path: str, release: int) -> bool:

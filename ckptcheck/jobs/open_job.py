@@ -20,6 +20,7 @@ from ckptcheck.jobs.framework import Framework, environment_flag, fill_job
 from ckptcheck.jobs.framework_version import find_framework_version
 from ckptcheck.jobs.job import Job, Setting, UnknownKey
 from ckptcheck.jobs.key_names import list_refused, list_slips, load_key_names
+from ckptcheck.jobs.known_issues import find_met_issues
 from ckptcheck.jobs.launch_script import read_launch_script
 from ckptcheck.jobs.model_defaults import apply_model_defaults
 from ckptcheck.jobs.named_checkpoints import scan_named_checkpoints
@@ -30,6 +31,9 @@ from ckptcheck.jobs.this_machine import Probe, look_at_machine
 from ckptcheck.linter.report import Section
 from ckptcheck.text.file_io import expand_home
 from ckptcheck.text.formatting import join_truncated
+
+KEY_TABLES = ("keys.json", "grpo_keys.json")
+"""Tables of all keys by release; where a framework has one, its reader reports every other key."""
 
 
 @cache
@@ -135,6 +139,7 @@ def _read_job(
     if job.engine == "vllm" and (setting := environment_flag(document, "VLLM_BATCH_INVARIANT")).status != "unknown":
         job.settings["engine.deterministic"] = setting
     apply_engine_defaults(job)
+    job.issues = find_met_issues(job, document, reader.fork(document, paths[0].parent) or reader.name)
     job.defaulted = tuple(sorted(clip(name, 60) for name in document.defaulted))
     job.gaps, job.lost = _list_gaps(job, document, reader, names[0]), document.lost
     return job, document, reader
@@ -142,7 +147,11 @@ def _read_job(
 
 def _check_names(job: Job, document: Document, framework: Framework) -> None:
     """Hold the job's keys against the names that the framework's keys have had, and say what that leaves unchecked."""
-    if document.is_composed or framework.is_engine or find_framework_data(framework.name, "keys.json"):
+    if (
+        document.is_composed
+        or framework.is_engine
+        or any(find_framework_data(framework.name, file) for file in KEY_TABLES)
+    ):
         return
     names = load_key_names(framework.name)
     job.keys_left = f"checked for near misses only: {job.framework}'s configuration is not here"

@@ -1,0 +1,173 @@
+"""Combinations of settings that are known to go wrong, by version: ``known_issues.toml`` in a framework's or an engine's folder.
+
+An issue is data: which settings, in which versions, what happens, and who says so. `find_met_issues` holds a job against them,
+and one rule (known-issue) reports what it finds. The tests make a broken job and its sound twins of every issue.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import operator
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import msgspec
+
+from ckptcheck.framework_folders import find_framework_data
+from ckptcheck.jobs.dated_defaults import BY_KEYS, FrameworkVersion, holds_in
+from ckptcheck.jobs.document import Document
+from ckptcheck.jobs.engine_flags import NEWEST, TITLES
+from ckptcheck.jobs.fields import FIELDS
+from ckptcheck.jobs.framework import coerce
+from ckptcheck.jobs.interpolation import ResolvedValue, resolve
+from ckptcheck.jobs.issue import Issue, IssueTable, MetIssue, Wanted
+from ckptcheck.jobs.job import Job, Setting, shown
+
+UNWRITTEN = "unwritten"
+"""The value that stands for a key which the job does not write."""
+COMPARISON = re.compile(r"(<=|>=|<|>|!=)\s*(.+)")
+COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+@cache
+def load_issues(name: str) -> tuple[Issue, ...]:
+    """Return the issues of a framework or an engine. name: as in ``--framework``."""
+    file = find_framework_data(name, "known_issues.toml")
+    return msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), IssueTable).issue if file else ()
+
+
+def find_met_issues(job: Job, document: Document, framework: str) -> list[MetIssue]:
+    """Return the issues of a job's framework and engine whose settings it has, in a version that has them or may have.
+
+    framework: the name of the framework, or of the fork of it, that has a table.
+    """
+
+    def find_key(key: str) -> ResolvedValue | None:
+        if key.startswith("$"):
+            leaf = document.environment.get(key[1:])
+            return None if leaf is None else ResolvedValue(leaf.value, leaf, leaf.reason)
+        return resolve(document, key)
+
+    version = job.defaults.version if job.defaults is not None else FrameworkVersion()
+    newest = job.defaults.table.newest_release if job.defaults is not None else ""
+    own_files = job.defaults.table.version_files if job.defaults is not None else ()
+    met = [
+        _meet(job, issue, find_key, job.framework, version, newest, "framework", own_files)
+        for issue in (load_issues(framework) if framework != job.engine else ())
+    ]
+    engine = TITLES.get(job.engine)
+    if engine:
+        own = FrameworkVersion(job.engine_version)
+        arguments = job.engine_arguments
+        met += [
+            _meet(job, issue, arguments.get, engine, own, NEWEST[job.engine], "engine")
+            for issue in load_issues(job.engine)
+        ]
+    return [found for found in met if found is not None]
+
+
+def _meet(
+    job: Job, issue: Issue, find_key: Callable[[str], ResolvedValue | None], program: str, version: FrameworkVersion,
+    newest: str, side: str, own_files: tuple[str, ...] = (),
+) -> MetIssue | None:  # fmt: skip
+    """Return the issue if the job has its settings and may have its version; None where it does not.
+
+    Args:
+        job: The job.
+        issue: The issue.
+        find_key: Returns the value that the job writes for a key of the program; None for none.
+        program: The framework or engine, as reports name it.
+        version: The job's version of it.
+        newest: The newest release that is known.
+        side: framework or engine, for the option that gives the version.
+        own_files: Files of the program's own checkout that hold its version.
+    """
+    described, reasons, first = [], [], None
+    for name, wanted in issue.when.items():
+        setting = _find_setting(job, name, find_key)
+        if setting.status == "unresolved":
+            reasons.append(f"{setting.leaf.key if setting.leaf else name} is not resolved: {setting.source}")
+            continue
+        if setting.status == "unknown" and (name in FIELDS or job.is_incomplete or _is_misspelt(name, job)):
+            # A misspelt key is a finding of its own.
+            if not job.is_incomplete or name in FIELDS or UNWRITTEN not in _list_wanted(wanted):
+                return None
+            reasons.append(f"a file that ckptcheck could not read may set {name}")
+            continue
+        if not matches(setting.value, wanted):
+            return None
+        if setting.leaf is not None:
+            first = first or setting.leaf
+            described.append(f"{setting.leaf.key.lstrip('-')} {shown(setting.value)} ({setting.place})")
+        elif setting.is_known:
+            described.append(f"{name} {shown(setting.value)} ({setting.place})")
+    begin, end = issue.span
+    holds = holds_in(version, begin, end, newest)
+    is_known = version.is_known and version.place != BY_KEYS
+    if version.is_latest and not (holds and begin is None):
+        is_known = False
+    # The checkout of a commit after the newest release still has that release's number.
+    is_of_checkout = version.place.partition(":")[0] in own_files and end is not None and not end.release
+    # An unknown version is taken for the newest; an engine's is rather the one that its framework pins.
+    if not is_known and (end is not None or (side == "engine" and begin is not None)):
+        reasons.append(f"no file names the version of {program}; --{side}-version gives it")
+    elif holds is False:
+        return None
+    elif holds is None or is_of_checkout:
+        reasons.append(f"{program} {version.text} may be before or after {end.commit if end else 'it'}")
+    found = MetIssue(issue, program, " and ".join(described), first)
+    return replace(found, unsure="; ".join(reasons))
+
+
+def _is_misspelt(name: str, job: Job) -> bool:
+    """Return whether the job writes a key that is almost this one."""
+    near = {unknown_key.near.lstrip("-").replace("-", "_") for unknown_key in job.unknown_keys}
+    return any(key in near for key in name.split("|"))
+
+
+def _find_setting(job: Job, name: str, find_key: Callable[[str], ResolvedValue | None]) -> Setting:
+    """Return the setting of a name in an issue; its status is unknown where the job does not write it."""
+    if name in FIELDS:
+        return job[name]
+    for key in name.split("|"):
+        found = find_key(key)
+        if found is not None and found.reason:
+            return Setting(None, "unresolved", found.reason, found.leaf)
+        if found is not None and found.value is not None:
+            return Setting(found.value, "set", "", found.leaf)
+    return Setting()
+
+
+def _list_wanted(wanted: Wanted | tuple[Wanted, ...]) -> tuple[Wanted, ...]:
+    return wanted if isinstance(wanted, tuple) else (wanted,)
+
+
+def matches(value: object, wanted: Wanted | tuple[Wanted, ...]) -> bool:
+    """Return whether a value is one with which an issue comes. value: None where the job does not write it.
+
+    >>> matches(True, True), matches(4, "> 1"), matches("fsdp2", ("fsdp", "fsdp*")), matches(None, "unwritten")
+    (True, True, True, True)
+    """
+    return any(_matches_one(value, each) for each in _list_wanted(wanted))
+
+
+def _matches_one(value: object, wanted: Wanted) -> bool:
+    if value is None or wanted == UNWRITTEN:
+        return value is None and wanted == UNWRITTEN
+    if isinstance(wanted, bool):
+        return coerce(value, "flag") is wanted
+    if isinstance(wanted, (int, float)):
+        return coerce(value, "number") == wanted
+    if isinstance(value, (list, tuple)):
+        return any(_matches_one(item, wanted) for item in value)
+    written = str(value).lower()
+    if comparison := COMPARISON.fullmatch(wanted):
+        sign, other = comparison.groups()
+        if sign == "!=":
+            return written != other
+        number = coerce(value, "number")
+        return isinstance(number, (int, float)) and bool(COMPARE[sign](number, float(other)))
+    return fnmatch.fnmatchcase(written, wanted.lower())

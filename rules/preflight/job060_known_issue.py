@@ -1,0 +1,49 @@
+"""The job has settings that are known to go wrong together in its version.
+
+## What it checks
+The tables `known_issues.toml` in the folders of `ckptcheck/frameworks`: each issue names the settings, the
+versions of the framework or the engine in which it is so, what happens, and the public issue or the commit that says so. Where the
+job's version is not known, an issue that a later version mends is skipped, with the option that gives the version.
+
+## Why it matters
+Such a job often starts and trains: a loss that leaves the correction out, a reference that a resume replaces, a loader that starts
+anew. Others stop after hours, at the first save or the first update.
+
+## How to fix
+Take the version that mends it, or change one of the settings.
+
+## When it can be wrong
+The job runs with another version than the one that its files pin (`--framework-version`, `--engine-version`), or with a patch
+of its own: `--ignore JOB060`.
+
+## Seen in
+Each issue names its own source.
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, Skip, rule
+from ckptcheck.jobs.job import Job
+
+
+@rule("JOB060", "known-issue", severity="error", on="job", when=lambda job: bool(job.issues))
+def check(job: Job) -> Iterator[Problem]:
+    unsure = []
+    for met in job.issues:
+        issue = met.issue
+        settings = f": {met.settings}" if met.settings else ""
+        if met.unsure:
+            unsure.append(f"{issue.says} ({met.span}, {issue.source}){settings}; {met.unsure}")
+            continue
+        end = issue.span[1]
+        mended = end and (end.release or f"the commit {end.commit}")
+        hints = [issue.hint] if issue.hint else []
+        hints += [f"take {met.program} {mended} or later"] if mended else []
+        yield job.problem_at(
+            met.leaf,
+            f"{issue.says} ({met.span}, {issue.source}){settings}",
+            hint=", or ".join(hints) or "change one of these settings",
+            severity=issue.severity,
+        )
+    if unsure:
+        raise Skip("; ".join(unsure))
