@@ -14,7 +14,8 @@ it and interprets each bit pattern as an integer, so weights of 0.01 become -17,
 into their own dtype. A bias that was cast to integers is 0 or wrong by its fraction; compressed-tensors stops at the first token.
 
 ## How to fix
-Write the header again with the dtype of the bytes; usually `config.json` names it.
+Write the header again with the dtype of the bytes; usually `config.json` names it. A column of bytes, `[n, 1]`, is how bitsandbytes
+packs 4-bit numbers: save the model again, with their quant states or dequantized.
 
 ## When it can be wrong
 A custom quantization may store its scales elsewhere and have no setting with "quant" in its name. In a quantized model,
@@ -66,12 +67,17 @@ def _check_weights(ckpt: Checkpoint) -> Iterator[Problem]:
         if tensor.shape and name.endswith(("weight", "_proj")):
             found.setdefault((ckpt.tensor_to_file[name], tensor.dtype), []).append(name)
     for (shard, dtype), names in found.items():
+        # bitsandbytes packs all 4-bit numbers of a matrix in one column of bytes
+        packed = dtype in ("I8", "U8") and all(ckpt.tensors[name].shape[1:] == (1,) for name in names)
         yield Problem(
-            f"{count(len(names), 'weight is', 'weights are')} labelled {dtype}, but nothing declares a quantization: transformers "
-            f"and engines read the bit patterns as integers: {join_truncated(names)}",
+            f"{count(len(names), 'weight is', 'weights are')} labelled {dtype}{', in one column' * packed}, but nothing declares a "
+            "quantization: transformers and engines read the bit patterns as integers: " + join_truncated(names),
             file=shard,
             key=min(names),
-            hint="write the header again with the dtype of the bytes",
+            hint="these seem to be 4-bit numbers of bitsandbytes: save the model again, with their quant states and "
+            "quantization_config, or dequantized"
+            if packed
+            else "write the header again with the dtype of the bytes",
         )
 
 

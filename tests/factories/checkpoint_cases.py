@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.rule import Finding, Rule
+from ckptcheck.values.dtypes import decode
 from tests.factories import megatron_cases
 from tests.factories.case_table import CaseTable, StrictTable
 from tests.paths import ROOT
@@ -40,8 +41,9 @@ class AddedTensor(StrictTable, kw_only=True):
 class DrawnTensor(StrictTable, kw_only=True):
     """Tensors of random F32 numbers."""
 
-    how: Literal["normal", "uniform", "trained", "positive", "signs"]
-    """trained: rows and columns have different norms; positive: magnitudes of normal numbers; signs: these alone, times 0.02."""
+    how: Literal["normal", "uniform", "trained", "positive", "signs", "codes", "integers", "bytes"]
+    """trained: rows and columns have different norms; positive: magnitudes of normal numbers; signs: these alone, times 0.02;
+    codes: finite numbers of E4M3, each as often; integers: from -7 to 7; bytes: from 0 to 255."""
     shape: list[int]
     number: int = 1
     """How many: ``*`` in the name of the tensor stands for 0 to number - 1."""
@@ -313,6 +315,13 @@ def _draw(path: Path, drawn: dict[str, Any]) -> None:
                 value = np.abs(random.normal(0, 0.02, shape))
             elif entry["how"] == "signs":
                 value = np.where(random.normal(size=shape) < 0, -0.02, 0.02)
+            elif entry["how"] == "codes":
+                patterns = random.integers(0, 0x7F, shape) | random.integers(0, 2, shape) << 7
+                value = decode("F8_E4M3", patterns.astype(np.uint8))
+            elif entry["how"] == "integers":
+                value = random.integers(-7, 8, shape)
+            elif entry["how"] == "bytes":
+                value = random.integers(0, 256, shape)
             elif entry["how"] == "uniform":  # as torch.nn.Linear starts
                 bound = 1 / np.sqrt(shape[-1])
                 value = random.uniform(-bound, bound, shape)

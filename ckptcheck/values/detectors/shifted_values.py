@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ckptcheck.values.detectors.bare_codes import find_bare_codes
 from ckptcheck.values.detectors.middle_pieces import (
     MiddlePiece,
     are_exceptions,
@@ -55,8 +56,9 @@ def find_shifted_matrices(ckpt: Checkpoint) -> list[ShiftedMatrix]:
     Raises Skip if a file has shrunk, OSError if reading fails.
     """
     pieces = read_middle_pieces(ckpt)
+    codes = {name for found in find_bare_codes(ckpt) for name in found.names}  # without a sign they are all shifted
     kinds = [
-        [_describe(name, pieces[name]) for name in kind if pieces[name].deviation > 0]
+        [_describe(name, pieces[name]) for name in kind if pieces[name].deviation > 0 and name not in codes]
         for kind in list_kinds(ckpt)
         if _is_judged(name_pattern(kind[0]))
     ]
