@@ -24,8 +24,9 @@ SHARES = 16
 """The most parts into which rows and columns are cut: the eighths of both members of a fused pair such as `gate_up_proj`."""
 MIDDLE_SHARES = 8
 """The parts of the middle row: `detectors.zeroed_columns.COLUMN_PARTS`."""
-ROWS, COLUMNS, MIDDLE = 1, 2, 4
-"""Flags of a matrix: its row places all differ, its column places all differ, none of its middle places is zero."""
+ROWS, COLUMNS, MIDDLE, NONZERO = 1, 2, 4, 8
+"""Flags of a matrix: its row places all differ, its column places all differ, none of its middle places is zero, no element in any
+place is zero."""
 Shape = tuple[int, int]
 """Rows of a matrix, and bytes of a row."""
 
@@ -76,14 +77,16 @@ def _starts(length: int, least: int) -> range:
     return range(0, length, length // shares) if shares else range(0)
 
 
-def judge(grid: Grid, looks: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def judge(grid: Grid, looks: NDArray[np.uint8], width: int) -> NDArray[np.uint8]:
     """Return the flags of matrices of one shape.
 
     looks: [matrices, bytes]: the joined bytes of the spans of each.
+    width: bytes of an element.
     """
     import numpy as np
 
-    flags = np.zeros(len(looks), np.uint8)
+    elements = looks.view(f"u{width}") if looks.shape[1] % width == 0 else looks
+    flags = np.where(elements.all(axis=1), NONZERO, 0).astype(np.uint8)
     for flag, places in ((ROWS, grid.rows), (COLUMNS, grid.columns), (MIDDLE, grid.middle)):
         if not places:
             continue
@@ -114,11 +117,11 @@ def count_bytes(spans: Iterable[tuple[int, int]]) -> int:
     return sum(end - begin for begin, end in spans)
 
 
-def judge_joined(shape: Shape, looks: bytes) -> int:
-    """Return the flags of one matrix from the joined bytes of its spans; 0 if some are missing."""
+def judge_joined(shape: Shape, looks: bytes, width: int) -> int:
+    """Return the flags of one matrix from the joined bytes of its spans, and the bytes of an element; 0 if some are missing."""
     import numpy as np
 
     grid = choose_grid(shape)
     if len(looks) != count_bytes(grid.spans):
         return 0
-    return int(judge(grid, np.frombuffer(looks, np.uint8).reshape(1, -1))[0])
+    return int(judge(grid, np.frombuffer(looks, np.uint8).reshape(1, -1), width)[0])

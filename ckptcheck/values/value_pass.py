@@ -19,6 +19,7 @@ from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.values.channel_sample import join_sums
 from ckptcheck.values.chunk_scan import scan_chunk
 from ckptcheck.values.device import DeviceScanner
+from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.file_marks import MARK_STEP
 from ckptcheck.values.first_looks import judge_joined
 from ckptcheck.values.kept_places import Places, join_places
@@ -130,7 +131,8 @@ def _join_samples(values: ValueStats, name: str, tensor: Tensor, chunks: list[Ch
     if len(chunks) == 1 and len(chunks[0].looks) == 1:
         values.looks[name] = chunks[0].looks[0]
     elif len(chunks) > 1 and (looks := b"".join(chunk.looks for chunk in chunks)):
-        values.looks[name] = judge_joined((tensor.shape[0], tensor.nbytes // tensor.shape[0]), looks)
+        shape = tensor.shape[0], tensor.nbytes // tensor.shape[0]
+        values.looks[name] = judge_joined(shape, looks, FORMATS[tensor.dtype].bits // 8)
 
 
 def _scan_mapped(

@@ -137,22 +137,22 @@ def _scan_small(raw: NDArray[np.uint8], begin: int, pieces: Sequence[Piece]) -> 
 
 def _look(raw: NDArray[np.uint8], begin: int, pieces: Sequence[Piece], results: Sequence[ChunkStats]) -> None:
     """Add what the places of the matrices show: all that lie whole in a piece together, by shape."""
-    wholes: dict[Shape, list[int]] = {}
+    wholes: dict[tuple[Shape, int], list[int]] = {}
     for number, piece in enumerate(pieces):
         if piece.looked is None:
             continue
         if piece.nbytes == piece.looked[0] * piece.looked[1]:
-            wholes.setdefault(piece.looked, []).append(number)
+            wholes.setdefault((piece.looked, FORMATS[piece.dtype].bits // 8), []).append(number)
         else:
             start = piece.begin - begin
             results[number].looks = b"".join(
                 raw[start + first : start + last].tobytes() for first, last in _list_spans(piece)
             )
-    for shape, numbers in wholes.items():
+    for (shape, width), numbers in wholes.items():
         grid = choose_grid(shape)
         places = np.concatenate([np.arange(first, last) for first, last in grid.spans])
         starts = np.array([pieces[number].begin - begin for number in numbers])
-        for number, flags in zip(numbers, judge(grid, raw[starts[:, None] + places]).tolist(), strict=True):
+        for number, flags in zip(numbers, judge(grid, raw[starts[:, None] + places], width).tolist(), strict=True):
             results[number].looks = bytes((flags,))
 
 

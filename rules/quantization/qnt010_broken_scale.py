@@ -2,7 +2,9 @@
 
 ## What it checks
 If a quantized weight is not zero itself, its scales are:
-- not all zero, and not zero over a stretch of an eighth of them (or of one expert in a stack) where the weight is not zero;
+- not all zero, and none is zero over codes that are not: a block of FP8 or FP4 with a code that is not zero, a group of packed
+  integers that differ. It reads scales of up to 16 KiB; of larger ones it looks at some hundred numbers, and at all numbers if one
+  of these is zero or if 1,024 zero bytes follow each other;
 - not all below the smallest normal number of their dtype;
 - not negative, if one scale belongs to a whole tensor;
 - not the E8M0 exponent 0xFF, which means NaN.
@@ -12,20 +14,23 @@ The tables of bitsandbytes (`nested_quant_map`, `nested_absmax`, `quant_map`) ar
 VAL001 reports NaN and Inf in scales that are stored as floats.
 
 ## Why it matters
-A zero scale makes the module zero, and NaN where engines divide by it (global scales, scales of inputs). vLLM takes a negative
-scale of a key-value cache for a missing one, and uses the largest of several scales for all of them.
+A zero scale makes its block or module zero, and NaN where engines divide by it (global scales, scales of inputs). Scales of NVFP4
+underflow where the scale above them was computed for much larger weights, such as those of all experts. vLLM takes a negative scale
+of a key-value cache for a missing one, and uses the largest of several scales for all of them.
 
 ## How to fix
 Quantize again. Scales of activations are zero if no token of the calibration reached the module.
 
 ## When it can be wrong
-- Single zeros among scales of groups are sound (the group is zero) and not reported. So are negative scales of groups: symmetric
+- A zero among the scales of blocks is sound where the codes are zero, and not reported. So are negative scales of groups: symmetric
   schemes that use the whole range of integers write them.
-- An eighth of a matrix may be so much smaller than the rest that its E4M3 scales are zero. For engines it is zero then.
+- A block may be so much smaller than the rest that its E4M3 scale is zero. For engines it is zero then.
+- Of more than 256 weights with zeros among their scales, the codes of 256 are read. Codes of 3 bits, and of groups that are out of
+  order (`desc_act`), are not.
 - On the Hub the rule finds only scales that are zero throughout.
 
 ## Seen in
-vllm-project/vllm#54189, vllm-project/vllm#54444, vllm-project/vllm#45212
+vllm-project/vllm#54189, vllm-project/vllm#54444, vllm-project/vllm#45212, NVIDIA/Model-Optimizer#1382
 """
 
 from collections.abc import Iterator
@@ -37,7 +42,7 @@ from ckptcheck.checkpoint.quantization.scales import SIGN, iter_scales
 from ckptcheck.checkpoint.quantization.storage import ModuleTensor
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
 from ckptcheck.text.formatting import count, join_truncated
-from ckptcheck.values.detectors.zero_scales import has_zero_stretch
+from ckptcheck.values.detectors.lost_blocks import LostBlocks, find_lost_blocks
 from ckptcheck.values.stats import TensorStats
 
 SMALLEST = {"F16": 2.0**-14, "BF16": 2.0**-126, "F32": 2.0**-126, "F8_E4M3": 2.0**-6}
@@ -48,7 +53,6 @@ TABLES = {"nested_quant_map", "nested_absmax", UNREAD}
 EXPONENTS = ("U8", "F8_E8M0")
 TEXTS = {
     "zero": ("is", "are", "zero: the weight is lost, or the engine divides by it"),
-    "partly": ("is", "are", "zero over a stretch where the weight is not: this part of the weight is lost"),
     "table": ("is", "are", "zero: bitsandbytes reads every block of the weight as the same"),
     "unread": ("is", "are", "zero: bitsandbytes 0.50 takes its own table, and a reader of the stored one gets zeros"),
     "exponent": ("holds", "hold", "the exponent 0xFF, which is NaN"),
@@ -75,13 +79,26 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             broken.setdefault((stats.shard, "subnormal"), []).append(name)
         elif prod(part.shape) == 1 and part.dtype in SIGN and _negative(ckpt, name):
             broken.setdefault((stats.shard, "negative"), []).append(name)
-        elif not stats.constant and not stats.nan and has_zero_stretch(ckpt, name, weight, part):
-            broken.setdefault((stats.shard, "partly"), []).append(name)
     for stored, modules in ckpt.quantization.storages.items():
         for role in TABLES & stored.parts.keys():
             for name in (stored.name(module, role) for module in modules):
                 if (stats := values.get(name)) is not None and stats.zero:
                     broken.setdefault((stats.shard, "unread" if role == UNREAD else "table"), []).append(name)
+    told = {name for names in broken.values() for name in names}
+    lost: dict[str, list[LostBlocks]] = {}
+    for blocks in find_lost_blocks(ckpt):
+        if blocks.name not in told:
+            lost.setdefault(values[blocks.name].shard, []).append(blocks)
+    for shard, scales in lost.items():
+        number = sum(blocks.number for blocks in scales)
+        yield Problem(
+            f"{count(number, 'block scale is', 'block scales are')} 0 over codes that are not, in "
+            f"{count(len(scales), 'tensor')}: engines compute these blocks as 0: "
+            + join_truncated([blocks.name for blocks in scales]),
+            file=shard,
+            key=scales[0].name,
+            hint="quantize again, with scales that are at least the smallest number of their dtype",
+        )
     for (shard, kind), names in broken.items():
         one, many, text = TEXTS[kind]
         yield Problem(
