@@ -52,6 +52,9 @@ CURVES = (
     Curve("k3", "gap", _of_gap("k3"), 1e-5),
     Curve("mult_prob_error", "gap", _of_gap("mult_prob_error"), 1e-3),
     Curve("entropy", "outcome", lambda member: None if member.gap is None else -member.gap.trainer_mean, 0.01),
+    Curve(
+        "KL to the reference", "outcome", lambda member: None if member.reference is None else member.reference.kl, 1e-3
+    ),
     Curve("reward", "outcome", lambda member: member.reward, 0.01),
 )
 """The curves, in the order in which a fault spreads: what a logprob means, the sync, the gap, and what training makes of it.

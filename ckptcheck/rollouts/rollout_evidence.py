@@ -18,6 +18,7 @@ from ckptcheck.rollouts.metrics.exactness import Exactness, compare_exactly
 from ckptcheck.rollouts.metrics.indexer_record import IndexerAgreement, compare_indexers
 from ckptcheck.rollouts.metrics.logprob_metrics import ClipBounds, LogprobMetrics, compute_metrics, recorded_clip
 from ckptcheck.rollouts.metrics.noise_floor import NoiseFloor
+from ckptcheck.rollouts.metrics.reference_gap import ReferenceGap, measure_reference
 from ckptcheck.rollouts.metrics.routing import RoutingShift, compute_routing_disagreement, find_routing_shift
 from ckptcheck.rollouts.metrics.routing_record import RoutingRecord
 from ckptcheck.rollouts.metrics.shift import compute_shifted_gaps
@@ -50,6 +51,8 @@ class RolloutEvidence(EvidenceDefaults):
     """The checkpoint that drew the tokens; None: not known."""
     weights: tuple[LabelledWeights, ...] = ()
     """The weights behind the versions, by the record of the job's syncs; (): not known."""
+    is_alone: bool = True
+    """Whether no other file of the run is judged with it. A rule on the series says what shows over several files."""
 
     @property
     def expert_layout(self) -> ExpertLayout | None:
@@ -100,6 +103,11 @@ class RolloutEvidence(EvidenceDefaults):
         if self.metrics_or_none is None:
             raise Skip("no token could be compared")
         return self.metrics_or_none
+
+    @cached_property
+    def reference_gap(self) -> ReferenceGap | None:
+        """How far the policy is from the reference model; None where that is not recorded."""
+        return measure_reference(self.rollouts) if self.is_well_formed else None
 
     @cached_property
     def response_shapes(self) -> tuple[ResponseShape, ...]:

@@ -9,6 +9,7 @@ from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.rollouts.curves import CURVES, Curve, compute_curve
 from ckptcheck.rollouts.metrics.logprob_metrics import LogprobMetrics, average_directions
+from ckptcheck.rollouts.metrics.reference_gap import ReferenceGap
 from ckptcheck.rollouts.series_member import SeriesMember
 from ckptcheck.rollouts.thresholds import Thresholds
 from ckptcheck.text.formatting import count
@@ -42,6 +43,18 @@ class RolloutSeries(EvidenceDefaults):
             for member in self.members
             if member.step is not None and member.version is not None
         ]
+
+    @property
+    def references(self) -> dict[int, ReferenceGap]:
+        """Step → how far the trainer is from the reference, where both have logprobs; of several files of a step the largest."""
+        found: dict[int, ReferenceGap] = {}
+        for member in self.members:
+            gap, step = member.reference, member.step
+            if gap is None or step is None or gap.side != "trainer":
+                continue
+            if step not in found or gap.abs_max > found[step].abs_max:
+                found[step] = gap
+        return dict(sorted(found.items()))
 
     @property
     def both_directions(self) -> tuple[float, float, float] | None:

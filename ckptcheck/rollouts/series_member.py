@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ckptcheck.rollouts.metadata import Metadata
 from ckptcheck.rollouts.metrics.logprob_metrics import LogprobMetrics
+from ckptcheck.rollouts.metrics.reference_gap import ReferenceGap
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.rollouts.rollout_queries import compute_mean_lag, parse_version
 
@@ -26,6 +27,8 @@ class SeriesMember:
     """How many versions its tokens are older than the trainer's weights, a mean over tokens; None where that is not recorded."""
     reward: float | None = None
     """The mean reward of its sequences; None where rewards are not recorded."""
+    reference: ReferenceGap | None = None
+    """How far the policy is from the reference model; None where that is not recorded."""
     metadata: Metadata = field(default_factory=Metadata, repr=False)
     """How its tokens were drawn and scored."""
     defect: str = ""
@@ -44,6 +47,7 @@ class SeriesMember:
             judged.metrics_or_none,
             compute_mean_lag(judged) if judged.is_well_formed else None,
             _compute_mean_reward(judged),
+            judged.reference_gap,
             metadata,
             judged.rollouts.defects[0].text if judged.rollouts.defects else "",
         )

@@ -141,7 +141,7 @@ def judge(
     for path in paths:
         evidence = RolloutEvidence(
             str(path), rollouts.read_rollouts(path), thresholds, noise_floor, decode, decode_text=decode_text,
-            drawn_by=drawn_by, weights=weights,
+            drawn_by=drawn_by, weights=weights, is_alone=len(paths) == 1,
         )  # fmt: skip
         reports.append(build_report(evidence, loaded, pictures=pictures))
         members.append(SeriesMember.of(evidence))

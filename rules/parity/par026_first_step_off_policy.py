@@ -1,31 +1,39 @@
-"""At step 0 the trainer and the reference model do not agree.
+"""The reference model is not the model with which training began.
 
 ## What it checks
 At step 0, before any training, trainer and reference model hold the same weights: their logprobs have to be equal, and the KL is
 0. The rule allows 1e-8 nats, as slime's CI does.
 
+At a later step they hold different weights: of at least 64 tokens not every logprob may be equal bit for bit. In several files of
+one run PAR047 checks this.
+
 ## Why it matters
-The KL penalty pulls towards a reference that is not where training started. Either one of the two was loaded or converted
-wrongly, or the trainer's kernels are not deterministic and every ratio of the run has that noise.
+The KL penalty pulls towards a reference that is not where training started. At step 0 either one of the two was loaded or
+converted wrongly, or the trainer's kernels are not deterministic and every ratio of the run has that noise. Later the reference
+was captured after a checkpoint was loaded: each resume moves it, and the penalty holds nothing.
 
 ## How to fix
-Compare both with `ckptcheck diff`, then force deterministic attention (`--attention-backend flash` in Megatron).
+At step 0: compare both with `ckptcheck diff`, then force deterministic attention (`--attention-backend flash` in Megatron).
+Later: load the base weights, capture the reference, and only then load the checkpoint.
 
 ## When it can be wrong
-You want the reference to be another model than the trained one.
+You want the reference to be another model than the trained one, or replace it on purpose. Step 1 alone is a warning: where the
+warm-up begins with a learning rate of 0, the first update changes nothing.
 
 ## Seen in
-slime docs/en/developer_guide/debug.md, first training step
+slime docs/en/developer_guide/debug.md, first training step; NVIDIA-NeMo/RL#3722, #2955 (the reference is the resumed checkpoint)
 """
 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Skip
-from ckptcheck.rollouts.metrics.logprob_metrics import compute_metrics
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.text.formatting import count
 
 SAME = 1e-8
+LEAST = 64
+"""Tokens below which equality may be chance."""
 
 
 @rule(
@@ -35,21 +43,26 @@ SAME = 1e-8
     on="rollouts",
     when=lambda evidence: (
         evidence.is_well_formed
-        and evidence.rollouts.metadata.step == 0
+        and evidence.rollouts.metadata.step is not None
+        and (evidence.rollouts.metadata.step == 0 or evidence.is_alone)
         and {"trainer_logprobs", "reference_logprobs"} <= evidence.rollouts.columns.keys()
     ),
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
-    metrics = compute_metrics(evidence.rollouts, "trainer", "reference")
-    if metrics is None:
+    gap, step = evidence.reference_gap, evidence.rollouts.metadata.step
+    if gap is None:
         raise Skip("no token could be compared")
-    if metrics.abs_max > SAME:
-        place = metrics.worst[0]
-        text = f"the trainer and the reference model differ by up to {metrics.abs_max:.3g} nats "
-        text += f"(mean {metrics.abs_mean:.3g}) at step 0, "
+    if step == 0 and gap.abs_max > SAME:
+        text = f"the trainer and the reference model differ by up to {gap.abs_max:.3g} nats "
+        text += f"(mean {gap.abs_mean:.3g}) at step 0, "
         text += "where both hold the same weights"
         yield Problem(
-            text,
-            key=f"sequence {place.sequence}, token {place.position}",
-            hint="ckptcheck diff of the two checkpoints shows whether their weights differ",
+            text, key=gap.place, hint="ckptcheck diff of the two checkpoints shows whether their weights differ"
+        )
+    elif step and gap.tokens >= LEAST and not gap.abs_max:
+        yield Problem(
+            f"the reference equals the trainer bit for bit at step {step}, over {count(gap.tokens, 'token')}: it was replaced, or"
+            " training does not move the weights",
+            severity="warning" if step == 1 else None,
+            hint="capture the reference from the base weights before a checkpoint is loaded",
         )

@@ -160,6 +160,7 @@ def draw_rollouts(
     full: int = 0,
     indexer: int = 0,
     reference: bool = False,
+    drift: float = 0.0,
     trainer: bool = True,
     bias: float = 0.0,
     reward: float | None = None,
@@ -170,8 +171,8 @@ def draw_rollouts(
 
     indexer: how many positions the sparse attention of each of two layers chooses.
 
-    noise: of the trainer, in nats. bias: of the trainer, in nats. mean: of minus the logprobs. top, full: how many ids are
-    recorded. reward: the mean of the rewards, which are drawn around it.
+    noise: of the trainer, in nats. bias: of the trainer, in nats. drift: of the trainer from the reference. mean: of minus the
+    logprobs. top, full: how many ids are recorded. reward: the mean of the rewards, which are drawn around it.
     """
     draw = np.random.default_rng(seed)
     made = []
@@ -184,7 +185,8 @@ def draw_rollouts(
         ids = np.tile(np.arange(max(top, 2)), (response, 1))
         each = Rollout(draw.integers(0, 100, prompt + response), prompt, engine)  # type: ignore[arg-type]
         each.trainer = scored if trainer else None  # type: ignore[assignment]
-        each.reference = scored if reference else None  # type: ignore[assignment]
+        moved = scored if not drift else np.minimum(scored - drift * np.abs(draw.standard_normal(response)), 0.0)
+        each.reference = moved if reference else None  # type: ignore[assignment]
         words = [versions] if isinstance(versions, str) and versions else list(versions)
         each.versions = [words[place * len(words) // response] for place in range(response)] if words else ()
         each.engine_routing = each.trainer_routing = routing
