@@ -44,6 +44,8 @@ class Rollout:
     """The weight version of each token after the prompt, or of each token; () if unknown."""
     reward: float | None = None
     """The reward of the response."""
+    advantages: Numbers | float | None = None
+    """The advantage of each token, laid out as logprobs are, or one number for all tokens after the prompt."""
     finish: str = ""
     """The finish reason, as the engine names it."""
     engine_routing: Any = None
@@ -100,6 +102,10 @@ def build_rollouts(
     columns: dict[str, NDArray[Any]] = {}
     for name in rows[0] if rows else ():
         columns[name] = np.concatenate([row[name] for row in rows])
+    advantages = [_align_advantages(rollout) for rollout in fitting]
+    if known := [values for values in advantages if values is not None]:
+        # a sequence is not worth less without them, so all have them or none
+        columns |= {"advantages": np.concatenate(known)} if len(known) == len(fitting) else {}
     columns.setdefault("tokens", np.zeros(0, "<i4"))
     lengths = [len(row["tokens"]) for row in rows]
     columns["starts"] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype("<i8")
@@ -211,7 +217,22 @@ def _align_to_tokens(
     return aligned
 
 
-_ONE_NUMBER_PER_TOKEN = ("response mask", *(f"{side} logprobs" for side in SIDES))
+def _align_advantages(rollout: Rollout) -> NDArray[Any] | None:
+    """Return a float32 of each token; None where the advantages are not known, or are not laid out as their writer does it."""
+    import numpy as np
+
+    values = rollout.advantages
+    if values is None:
+        return None
+    if isinstance(values, (int, float)):
+        values = [float(values)] * (len(rollout.tokens) - rollout.prompt)
+    try:
+        return _align_to_tokens(values, rollout, "advantages", np.float32)
+    except UnusableSequence:
+        return None
+
+
+_ONE_NUMBER_PER_TOKEN = ("response mask", "advantages", *(f"{side} logprobs" for side in SIDES))
 
 
 def _align_layers(value: Any, rollout: Rollout, noun: str) -> NDArray[Any]:

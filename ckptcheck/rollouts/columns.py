@@ -25,7 +25,7 @@ class Column:
     """Sizes of the axes after the first; None: any size."""
 
 
-_LOGPROB = Column(("F32", "F64"), "tokens")
+_NUMBER = Column(("F32", "F64"), "tokens")
 _ROUTING = Column(("I16", "I32"), "tokens", (None, None))
 _INDEXER = Column(("I32",), "tokens", (None, None))
 _TOP_IDS = Column(("I32",), "tokens", (None,))
@@ -37,9 +37,9 @@ COLUMNS = {
     "starts": Column(("I64",), "bounds"),
     "prompt_lengths": Column(("I32", "I64"), "sequences"),
     "response_mask": Column(("BOOL", "U8"), "tokens"),
-    "engine_logprobs": _LOGPROB,
-    "trainer_logprobs": _LOGPROB,
-    "reference_logprobs": _LOGPROB,
+    "engine_logprobs": _NUMBER,
+    "trainer_logprobs": _NUMBER,
+    "reference_logprobs": _NUMBER,
     "version_spans": Column(("I64",), "spans", (3,)),
     "engine_routing": _ROUTING,
     "trainer_routing": _ROUTING,
@@ -54,6 +54,7 @@ COLUMNS = {
     "trainer_full_logprobs": _FULL,
     "rewards": Column(("F32", "F64"), "sequences"),
     "finish": Column(("I16", "I32"), "sequences"),
+    "advantages": _NUMBER,
 }
 """Name of a column → its required form."""
 REQUIRED = ("tokens", "starts", "prompt_lengths")

@@ -13,6 +13,7 @@ from ckptcheck.linter.rule import Skip
 from ckptcheck.rollouts.coherence import ResponseShape, measure_responses
 from ckptcheck.rollouts.expert_layout import ExpertLayout
 from ckptcheck.rollouts.labelled_weights import LabelledWeights
+from ckptcheck.rollouts.learning_signal import LearningSignal, measure_signal
 from ckptcheck.rollouts.metrics.distribution import ExactKL, Temperature, compute_exact_kl, fit_temperature
 from ckptcheck.rollouts.metrics.exactness import Exactness, compare_exactly
 from ckptcheck.rollouts.metrics.indexer_record import IndexerAgreement, compare_indexers
@@ -108,6 +109,11 @@ class RolloutEvidence(EvidenceDefaults):
     def reference_gap(self) -> ReferenceGap | None:
         """How far the policy is from the reference model; None where that is not recorded."""
         return measure_reference(self.rollouts) if self.is_well_formed else None
+
+    @cached_property
+    def learning_signal(self) -> LearningSignal | None:
+        """What a training step can learn from these; None without rewards and advantages, or without trained tokens."""
+        return measure_signal(self.rollouts) if self.is_well_formed else None
 
     @cached_property
     def response_shapes(self) -> tuple[ResponseShape, ...]:

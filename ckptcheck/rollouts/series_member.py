@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ckptcheck.rollouts.learning_signal import LearningSignal
 from ckptcheck.rollouts.metadata import Metadata
 from ckptcheck.rollouts.metrics.logprob_metrics import LogprobMetrics
 from ckptcheck.rollouts.metrics.reference_gap import ReferenceGap
@@ -29,6 +30,10 @@ class SeriesMember:
     """The mean reward of its sequences; None where rewards are not recorded."""
     reference: ReferenceGap | None = None
     """How far the policy is from the reference model; None where that is not recorded."""
+    signal: LearningSignal | None = field(default=None, repr=False)
+    """What the step can learn; None where neither rewards nor advantages are recorded."""
+    response_length: float | None = None
+    """The mean length of its responses, in tokens; None where nothing could be compared."""
     metadata: Metadata = field(default_factory=Metadata, repr=False)
     """How its tokens were drawn and scored."""
     defect: str = ""
@@ -48,6 +53,8 @@ class SeriesMember:
             compute_mean_lag(judged) if judged.is_well_formed else None,
             _compute_mean_reward(judged),
             judged.reference_gap,
+            judged.learning_signal,
+            _compute_mean_length(judged),
             metadata,
             judged.rollouts.defects[0].text if judged.rollouts.defects else "",
         )
@@ -56,6 +63,15 @@ class SeriesMember:
     def is_drawn_by_engine(self) -> bool:
         """Whether the engine drew the tokens, as in a training job."""
         return self.metadata.sampled_by == "engine"
+
+
+def _compute_mean_length(judged: RolloutEvidence) -> float | None:
+    import numpy as np
+
+    rollouts = judged.rollouts
+    if judged.metrics_or_none is None or rollouts.holds_prompts_only:
+        return None
+    return float(np.mean(np.diff(rollouts.starts) - rollouts.prompt_lengths))
 
 
 def _compute_mean_reward(judged: RolloutEvidence) -> float | None:

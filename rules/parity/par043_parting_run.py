@@ -4,7 +4,7 @@
 `ckptcheck parity judge RUN --against REFERENCE`: policy ratio, lag, clip rate (of tokens and of sequences), ESS, k3 and
 mult_prob_error of the run, step by step, against those of the reference. A curve parts at a step if from there on at least three
 of four steps are beyond the noise of the reference's own curve, on the same side. Only a run that is then worse is reported. Where
-no such curve is worse, entropy and reward that part are a warning.
+no such curve is worse, the first outcome that parts is a warning: entropy, KL to the reference, reward, lengths, silent groups.
 
 ## Why it matters
 These numbers compare two computations of the same tokens. They depend on the inference engine, its settings and the weight sync,
@@ -67,14 +67,18 @@ def _judge_gap(runs: RunComparison) -> Iterator[Problem]:
 
 
 def _judge_outcome(runs: RunComparison) -> Iterator[Problem]:
-    for outcome in runs.partings:
-        if outcome.curve.kind != "outcome":
-            continue
-        run, reference = outcome.later
-        yield Problem(
-            f"{outcome.curve.name} parts at step {outcome.parting}: {run:.4g} from there on, {reference:.4g} in the reference"
-            f" ({outcome.multiple_label}), and the gap between engine and trainer is no worse",
-            key=outcome.curve.name,
-            hint="compare data, rewards, objective and seeds; judge a second run of the reference to see what chance does",
-            severity="warning",
-        )
+    outcomes = [parting for parting in runs.partings if parting.curve.kind == "outcome"]
+    if not outcomes:
+        return
+    outcome, *others = outcomes
+    run, reference = outcome.later
+    text = f"{outcome.curve.name} parts at step {outcome.parting}: {run:.4g} from there on, {reference:.4g} in the reference"
+    text += f" ({outcome.multiple_label}), and the gap between engine and trainer is no worse"
+    if others:
+        text += f"; also {', '.join(f'{other.curve.name} at step {other.parting}' for other in others)}"
+    yield Problem(
+        text,
+        key=outcome.curve.name,
+        hint="compare data, rewards, objective and seeds; judge a second run of the reference to see what chance does",
+        severity="warning",
+    )

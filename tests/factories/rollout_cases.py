@@ -164,6 +164,10 @@ def draw_rollouts(
     trainer: bool = True,
     bias: float = 0.0,
     reward: float | None = None,
+    rewards: Sequence[float] = (),
+    advantages: Sequence[float | str] = (),
+    groups: int = 0,
+    alternate: int = 0,
     finish: Sequence[str] = (),
     metadata: Mapping[str, Any] | None = None,
 ) -> Rollouts:
@@ -172,7 +176,9 @@ def draw_rollouts(
     indexer: how many positions the sparse attention of each of two layers chooses.
 
     noise: of the trainer, in nats. bias: of the trainer, in nats. drift: of the trainer from the reference. mean: of minus the
-    logprobs. top, full: how many ids are recorded. reward: the mean of the rewards, which are drawn around it.
+    logprobs. top, full: how many ids are recorded. reward: the mean of the rewards, which are drawn around it. rewards, advantages:
+    of the sequences, from the beginning again where they are fewer. groups: how many sequences that follow each other have one
+    prompt. alternate: how many prompts follow each other again and again.
     """
     draw = np.random.default_rng(seed)
     made = []
@@ -199,6 +205,15 @@ def draw_rollouts(
     if reward is not None:
         for each in made:
             each.reward = reward + 0.1 * draw.standard_normal()
+    for number, each in enumerate(made):
+        if rewards:
+            each.reward = rewards[number % len(rewards)]
+        if advantages:
+            each.advantages = float(advantages[number % len(advantages)])
+        if groups:
+            each.tokens[:prompt] = made[number - number % groups].tokens[:prompt]  # type: ignore[index]
+        if alternate:
+            each.tokens[:prompt] = made[number % alternate].tokens[:prompt]  # type: ignore[index]
     found = build_rollouts(made, msgspec.convert(dict(metadata or {}), Metadata))
     if full:
         logits = draw.standard_normal((3, full))

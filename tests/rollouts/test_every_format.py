@@ -30,6 +30,11 @@ class Sequence:
     trainer: list[float]
     """Of the response."""
 
+    @property
+    def advantages(self) -> list[float]:
+        """Of the response: twice the engine's logprobs, so that a wrong column shows."""
+        return [2 * value for value in self.engine]
+
 
 def draw(seed: int) -> list[Sequence]:
     random = np.random.default_rng(seed)
@@ -96,7 +101,7 @@ def verl(batch: list[Sequence], folder: Path) -> Path:
     tables = {
         "prompts": padded(prompts, "left"), "responses": padded([each.response for each in batch], "right"),
         "attention_mask": present, "response_mask": part["mask"], "rollout_log_probs": part["engine"],
-        "old_log_probs": part["trainer"],
+        "old_log_probs": part["trainer"], "advantages": 2 * part["engine"],
     }  # fmt: skip
     return dump(folder / "batch.pkl", tables)
 
@@ -106,6 +111,7 @@ def roll(batch: list[Sequence], folder: Path) -> Path:
     tables = {
         "input_ids": table["ids"], "attention_mask": table["present"], "response_mask": table["mask"],
         "infer_logprobs": table["engine"][:, 1:], "old_log_probs": table["trainer"][:, 1:],
+        "advantages": 2 * table["engine"][:, 1:],
     }  # fmt: skip
     return dump(folder / "batch.pkl", tables)
 
@@ -115,6 +121,7 @@ def slime(batch: list[Sequence], folder: Path) -> Path:
         {
             "tokens": each.prompt + each.response, "response_lengths": len(each.response), "loss_masks": each.mask,
             "rollout_log_probs": each.engine, "log_probs": each.trainer, "rollout_position": place,
+            "advantages": each.advantages,
         }
         for place, each in enumerate(batch)
     ]  # fmt: skip
@@ -126,6 +133,7 @@ def slime_of_one_rank(batch: list[Sequence], folder: Path) -> Path:
         "tokens": [each.prompt + each.response for each in batch], "response_lengths": [len(each.response) for each in batch],
         "loss_masks": [each.mask for each in batch], "rollout_log_probs": [each.engine for each in batch],
         "log_probs": [each.trainer for each in batch], "raw_reward": [1.0] * 99,
+        "advantages": [each.advantages for each in batch],
     }  # fmt: skip
     return dump(folder / "0.pt", {"rollout_id": 0, "rank": 0, "rollout_data": data})
 
@@ -137,6 +145,7 @@ def nemo_rl(batch: list[Sequence], folder: Path) -> Path:
             "token_ids": [table["ids"][row].tolist()], "token_loss_mask": [table["mask"][row].tolist()],
             "generation_logprobs": [table["engine"][row].tolist()], "prev_logprobs": [table["trainer"][row].tolist()],
             "input_lengths": [len(each.prompt + each.response)], "sample_loss_mask": [1.0], "rewards": [0.0], "idx": row,
+            "advantages": [(2 * table["engine"][row]).tolist()],
         }
         for row, each in enumerate(batch)
     ]  # fmt: skip
@@ -150,6 +159,7 @@ def prime_rl(batch: list[Sequence], folder: Path) -> Path:
             "loss_mask": [False] * len(each.prompt) + [bool(flag) for flag in each.mask],
             "inference_logprobs": [0.0] * len(each.prompt) + each.engine,
             "trainer_logprobs": [0.0] * len(each.prompt) + each.trainer,
+            "advantages": [0.0] * len(each.prompt) + each.advantages,
         }
         for each in batch
     ]  # fmt: skip
@@ -162,6 +172,7 @@ def trl(batch: list[Sequence], folder: Path) -> Path:
         "prompt_ids": padded(prompts, "left"), "prompt_mask": padded([[1] * len(prompt) for prompt in prompts], "left"),
         "completion_ids": padded([each.response for each in batch], "right"), "completion_mask": part["present"],
         "tool_mask": part["mask"], "sampling_per_token_logps": part["engine"], "old_per_token_logps": part["trainer"],
+        "advantages": 2 * part["engine"],
     }  # fmt: skip
     return dump(folder / "batch.pkl", tables)
 
@@ -174,6 +185,7 @@ def openrlhf(batch: list[Sequence], folder: Path) -> Path:
             {
                 "sequences": table["ids"], "attention_mask": table["present"], "action_mask": table["mask"][:, 1:] != 0,
                 "rollout_log_probs": table["engine"][:, 1:], "action_log_probs": table["trainer"][:, 1:], "info": {},
+                "advantages": 2 * table["engine"][:, 1:],
             }
         )  # fmt: skip
     return dump(folder / "experiences.pkl", entries)
@@ -192,8 +204,24 @@ def areal(batch: list[Sequence], folder: Path) -> Path:
     return dump(folder / "trajectories.pkl", entries)
 
 
+def areal_with_advantages(batch: list[Sequence], folder: Path) -> Path:
+    """`compute_advantages` moves what it finds by a token."""
+    entries = []
+    for each in batch:
+        table = whole([each], "right")
+        moved = {name: np.roll(table[name], -1, 1) for name in ("mask", "engine", "trainer")}
+        entries.append(
+            {
+                "input_ids": table["ids"], "attention_mask": table["present"] != 0, "loss_mask": moved["mask"],
+                "logprobs": moved["engine"], "versions": table["mask"] * 4 - 1, "prox_logp": moved["trainer"],
+                "advantages": 2 * moved["engine"],
+            }
+        )  # fmt: skip
+    return dump(folder / "trajectories.pkl", entries)
+
+
 WRITERS: list[Callable[[list[Sequence], Path], Path]] = [
-    verl, roll, slime, slime_of_one_rank, nemo_rl, prime_rl, trl, openrlhf, areal,
+    verl, roll, slime, slime_of_one_rank, nemo_rl, prime_rl, trl, openrlhf, areal, areal_with_advantages,
 ]  # fmt: skip
 
 
@@ -205,10 +233,14 @@ def test_a_format_has_the_numbers_of_the_tokens(
     batch = draw(seed)
     monkeypatch.setitem(PROTOCOLS, 0, 2 + seed)
     rollouts, kind = convert([write(batch, tmp_path)])
-    assert kind.replace("-", "_") in (write.__name__, "slime_train")
+    assert kind.replace("-", "_") in (write.__name__.removesuffix("_with_advantages"), "slime_train")
     assert rollouts.metadata.left_out == []
     assert rollouts.tokens.tolist() == [token for each in batch for token in each.prompt + each.response]
     assert rollouts.prompt_lengths.tolist() == [len(each.prompt) for each in batch]
+    if write is not areal:
+        (block,) = rollouts.blocks()
+        advantages = [value for each in batch for value in [0.0] * len(each.prompt) + each.advantages]
+        assert rollouts.columns["advantages"][block.mask] == pytest.approx(np.array(advantages)[block.mask], rel=1e-6)
     found = compute_metrics(rollouts)
     assert found is not None
     pairs = [

@@ -257,7 +257,7 @@ def write_trl(path: Path, **changes: Any) -> Path:
         "completion_mask": np.array([[1, 1, 1], [1, 1, 0]]),
         "sampling_per_token_logps": np.array([[-1, -2, -3], [-4, -5, 0]], np.float32),
         "old_per_token_logps": np.array([[-1.5, -2, -3], [-4, -5, -9]], np.float32),
-        "advantages": np.zeros(2, np.float32),
+        "advantages": np.array([0.5, -0.5], np.float32),
         "num_items_in_batch": np.array(5),
     } | changes
     path.write_bytes(pickle.dumps(batch))
@@ -271,6 +271,7 @@ def test_batches_of_trl(tmp_path: Path) -> None:
     assert found.prompt_lengths.tolist() == [2, 1]
     assert found.columns["trainer_logprobs"].tolist() == [0, 0, -1.5, -2, -3, 0, -4, -5]
     assert mean_gap(found) == pytest.approx(0.5 / 5)
+    assert found.columns["advantages"].tolist() == [0, 0, 0.5, 0.5, 0.5, 0, -0.5, -0.5]
     tools, _ = convert([write_trl(tmp_path / "a.pkl", tool_mask=np.array([[0, 1, 1], [1, 1, 1]]))])
     assert mean_gap(tools) == 0
     # mask_truncated_completions takes a completion out of the sequence

@@ -2,9 +2,9 @@
 
 AReaL's own dumps of trajectories hold texts. A trajectory has `input_ids`, `attention_mask`, `loss_mask`, `logprobs` (the
 engine's) and `versions`, all [B, S] and about token t; `prox_logp` (the trainer's) and `ref_logp` are [B, S], and column t is
-about token t + 1. `compute_advantages` moves `logprobs` and `loss_mask` by one place too, and may overwrite `logprobs` with
-`prox_logp`. Source: inclusionAI/AReaL areal/workflow/rlvr.py, areal/trainer/ppo/actor.py, areal/infra/workflow_executor.py at
-4aef98d, and areal 1.0.4 of PyPI.
+about token t + 1. `compute_advantages` adds `advantages`, laid out so, moves `logprobs` and `loss_mask` by one place too, and may
+overwrite `logprobs` with `prox_logp`. Source: inclusionAI/AReaL areal/workflow/rlvr.py, areal/trainer/ppo/actor.py,
+areal/infra/workflow_executor.py at 4aef98d, and areal 1.0.4 of PyPI.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def _entries(content: Any) -> list[Any]:
 def _to_batch(fields: Mapping[str, Any]) -> PaddedBatch:
     ids = require_table(fields, "input_ids")
     shape = (len(ids), ids.shape[1])
-    about_next = {"prox_logp", "ref_logp"} | ({"logprobs", "loss_mask"} if "advantages" in fields else set())
+    about_next = {"prox_logp", "ref_logp", "advantages"} | (
+        {"logprobs", "loss_mask"} if "advantages" in fields else set()
+    )
 
     def of_tokens(name: str) -> NDArray[Any]:
         values = widen(fields, name, shape, shape, 0)
@@ -69,6 +71,7 @@ def _to_batch(fields: Mapping[str, Any]) -> PaddedBatch:
         mask=trained,
         logprobs={side: of_tokens(name) for side, name in SIDES.items() if fields.get(name) is not None},
         rewards=read_rewards(fields, ("rewards",), len(ids)),
+        advantages=of_tokens("advantages") if fields.get("advantages") is not None else None,
         versions=require_table(fields, "versions", ids.shape),
     )
 

@@ -1,11 +1,11 @@
 """Converts NeMo-RL's record of a training step: ``train_data_stepN.jsonl`` in the logger's folder, one sequence a line.
 
 A line has the keys of a batch of one: `token_ids`, `token_loss_mask`, `generation_logprobs` (the engine's) and `prev_logprobs`
-(the trainer's), all padded to the batch's longest sequence, entry i about token i; `input_lengths`, `sample_loss_mask`,
-`rewards`. With `use_dynamic_sampling`, `rewards` are those of the batch before it was filtered, and `filtered_rewards` those of the
-sequences.
-NeMo-RL writes N = 1 for the first step. With `force_on_policy_ratio` it computes no `prev_logprobs` and writes zeros.
-Source: NVIDIA-NeMo/RL nemo_rl/algorithms/grpo.py and utils/logger.py (`log_batched_dict_as_jsonl`) at 7ea279a.
+(the trainer's), `advantages`, all padded to the batch's longest sequence, entry i about token i; `input_lengths`,
+`sample_loss_mask`, `rewards`. With `use_dynamic_sampling`, `rewards` are those of the batch before it was filtered, and
+`filtered_rewards` those of the sequences. NeMo-RL writes N = 1 for the first step. With `force_on_policy_ratio` it computes no
+`prev_logprobs` and writes zeros. Source: NVIDIA-NeMo/RL nemo_rl/algorithms/grpo.py and utils/logger.py
+(`log_batched_dict_as_jsonl`) at 7ea279a.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def _number(value: Any) -> float | None:
 def _to_rollout(line: Any, trained: bool) -> Rollout:
     if not isinstance(line, dict):
         raise UnusableSequence("it is no object")
-    tokens, mask, engine, trainer = (
+    tokens, mask, engine, trainer, advantages = (
         _only(line[name]) if name in line else None
-        for name in ("token_ids", "token_loss_mask", "generation_logprobs", "prev_logprobs")
+        for name in ("token_ids", "token_loss_mask", "generation_logprobs", "prev_logprobs", "advantages")
     )
     if tokens is None or mask is None or engine is None:
         raise UnusableSequence(f"it has no {', '.join(sorted(KEYS - line.keys())) or 'tokens'}")
@@ -82,6 +82,7 @@ def _to_rollout(line: Any, trained: bool) -> Rollout:
         engine=engine[:end],
         trainer=trainer[:end] if trained and trainer is not None else None,
         mask=[flag and used for flag in flags],
+        advantages=advantages[:end] if isinstance(advantages, list) else None,
         reward=_number(line.get("filtered_rewards", line.get("rewards"))),
     )
 

@@ -1,9 +1,9 @@
 """Converts OpenRLHF's experiences: ``torch.save(vars(experience), FILE)``, a list of such dictionaries, or the objects themselves.
 
 OpenRLHF writes no file that holds tokens. An `Experience` has `sequences` and `attention_mask` [B, T]; `action_mask`,
-`rollout_log_probs` (the engine's), `action_log_probs` (the trainer's) and `base_action_log_probs` (the reference model's) are
-[B, T - 1], and column t is about token t + 1. Source: OpenRLHF openrlhf/trainer/ppo_utils/experience.py, samples_generator.py and
-models/actor.py at 3c3be62, and openrlhf 0.11.2 of PyPI.
+`rollout_log_probs` (the engine's), `action_log_probs` (the trainer's), `base_action_log_probs` (the reference model's) and
+`advantages` are [B, T - 1], and column t is about token t + 1. Source: OpenRLHF openrlhf/trainer/ppo_utils/experience.py,
+samples_generator.py and models/actor.py at 3c3be62, and openrlhf 0.11.2 of PyPI.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ckptcheck.checkpoint.unpickle import ObjectStub
 from ckptcheck.rollouts.build import Rollout, UnusableSequence
 from ckptcheck.rollouts.convert.format import RolloutFormat
-from ckptcheck.rollouts.convert.padded import PaddedBatch, read_rewards, require_table, widen
+from ckptcheck.rollouts.convert.padded import PaddedBatch, read_advantages, read_rewards, require_table, widen
 from ckptcheck.rollouts.metadata import Metadata, ScorerInfo
 
 CLASS = "openrlhf.trainer.ppo_utils.experience.Experience"
@@ -67,6 +67,7 @@ def _to_batch(fields: Mapping[str, Any]) -> PaddedBatch:
             side: widen(fields, name, shape, due, 1) for side, name in SIDES.items() if fields.get(name) is not None
         },
         rewards=read_rewards(fields, ("scores", "rewards"), len(ids)),
+        advantages=read_advantages(fields, shape, due, 1),
     )
 
 

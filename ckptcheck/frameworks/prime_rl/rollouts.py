@@ -1,7 +1,7 @@
 """Converts prime-rl's token exports (`enable_token_export`): ``token_exports/step_N/rank_R.jsonl``, one sequence a line.
 
-A line holds `token_ids`, `loss_mask`, `inference_logprobs` and `trainer_logprobs`: lists as long as the sequence, in which entry
-i is about token i; null stands for a number that was not finite. Source: PrimeIntellect-ai/prime-rl
+A line holds `token_ids`, `loss_mask`, `inference_logprobs`, `trainer_logprobs` and `advantages`: lists as long as the sequence, in
+which entry i is about token i; null stands for a number that was not finite. Source: PrimeIntellect-ai/prime-rl
 src/prime_rl/trainer/rl/token_export.py at 004274e, SCHEMA_VERSION 1.
 """
 
@@ -28,6 +28,7 @@ class Line(msgspec.Struct):
     inference_logprobs: list[float | None]
     trainer_logprobs: list[float | None] | None = None
     rewards: list[float | None] | None = None
+    advantages: list[float | None] | None = None
 
 
 def is_export(content: Any) -> bool:
@@ -72,6 +73,7 @@ def _to_rollout(content: Any) -> Rollout:
         engine=line.inference_logprobs,
         trainer=line.trainer_logprobs,
         mask=mask,
+        advantages=line.advantages if any(value is not None for value in line.advantages or ()) else None,
         reward=next((value for value in line.rewards or () if value is not None), None),
     )
 

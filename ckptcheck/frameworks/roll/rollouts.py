@@ -1,8 +1,8 @@
 """Converts ROLL's batches: a pickled DataProto, or a dictionary of its tensors saved by torch.save.
 
 `input_ids`, `attention_mask` and `response_mask` are [B, S], padded on the right; `infer_logprobs` are the engine's,
-`old_log_probs` the trainer's, `ref_log_probs` the reference model's, all [B, S - 1]: column t is about token t + 1.
-`old_log_probs` are all 0 where `enable_old_logprobs_recompute` is off. Sources: alibaba/ROLL
+`old_log_probs` the trainer's, `ref_log_probs` the reference model's, and `advantages`, all [B, S - 1]: column t is about token t +
+1. `old_log_probs` are all 0 where `enable_old_logprobs_recompute` is off. Sources: alibaba/ROLL
 roll/distributed/scheduler/protocol.py (`__getstate__`), roll/utils/functionals.py (`postprocess_generate`) and
 roll/pipeline/rlvr/rlvr_pipeline.py at 8eb27cc.
 """
@@ -60,6 +60,9 @@ def batch(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
     is_unscored = "old_log_probs" in known and not np.any(known["old_log_probs"])
     if is_unscored:
         del known["old_log_probs"]
+    advantages = tensors.get("advantages")
+    if not isinstance(advantages, np.ndarray) or advantages.shape != (len(ids), ids.shape[1] - 1):
+        advantages = None
     scores = next((tensors[name] for name in ("scores", "response_level_rewards") if name in tensors), None)
 
     def sequence(row: int) -> Rollout:
@@ -75,6 +78,7 @@ def batch(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
             trainer=trainer,
             reference=reference,
             mask=trained,
+            advantages=None if advantages is None else advantages[row][: max(0, end - 1)],
             reward=float(scores[row]) if scores is not None and np.ndim(scores) == 1 else None,
         )
 

@@ -2,12 +2,11 @@
 
 The file is a pickled `TrainingInputBatch`. `sequences` and `attention_mask` are [B, S]; of its last R columns are `response_mask`,
 `loss_mask`, `rollout_logprobs` (the engine's), `action_log_probs` (the trainer's) and `base_action_log_probs` (the reference
-model's), all [B, R]. Since b059319 (2026-03-18) all padding is on the left, before it that of responses was on the right.
-`rollout_expert_indices` are [B, S, layers, k]. The last `pad_size` rows of the metadata are copies that fill up the batch.
-`action_log_probs` are None if the loss uses only the engine's logprobs. N = 1 is the first step. Since c7348d0
-(2026-03-24) the tensors are bytes in the state of the object; before, the pickle held them a second time.
-Source: NovaSky-AI/SkyRL skyrl/backends/skyrl_train/training_batch.py, skyrl/train/dataset/preprocess.py and trainer.py at a956457,
-and skyrl 0.3.0 of PyPI.
+model's), `advantages`, all [B, R]. Since b059319 (2026-03-18) all padding is on the left, before it that of responses was on the
+right. `rollout_expert_indices` are [B, S, layers, k]. The last `pad_size` rows of the metadata are copies that fill up the batch.
+`action_log_probs` are None if the loss uses only the engine's logprobs. N = 1 is the first step. Since c7348d0 (2026-03-24) the
+tensors are bytes in the state of the object; before, the pickle held them a second time. Source: NovaSky-AI/SkyRL
+skyrl/backends/skyrl_train/training_batch.py, skyrl/train/dataset/preprocess.py and trainer.py at a956457, and skyrl 0.3.0 of PyPI.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ckptcheck.checkpoint.torch_file import leaf, read_torch_file_bytes
 from ckptcheck.checkpoint.unpickle import ObjectStub
 from ckptcheck.rollouts.build import Rollout, UnusableSequence
 from ckptcheck.rollouts.convert.format import RolloutFormat
-from ckptcheck.rollouts.convert.padded import PaddedBatch, require_table, widen
+from ckptcheck.rollouts.convert.padded import PaddedBatch, read_advantages, require_table, widen
 from ckptcheck.rollouts.convert.reading import as_int
 from ckptcheck.rollouts.metadata import Metadata, ScorerInfo
 from ckptcheck.text.formatting import format_shape
@@ -65,6 +64,7 @@ def batch(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
     is_response = of_tokens("response_mask") != 0
     rows = len(ids) - min(len(ids), max(0, as_int(info.get("pad_size")) or 0))
     experts = _read_routing(tensors, shape)
+    advantages = read_advantages(tensors, shape, due, shape[1] - due[1])
     found = PaddedBatch(
         ids=ids[:rows],
         is_token=attention[:rows] != 0,
@@ -72,6 +72,7 @@ def batch(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
         mask=(of_tokens("loss_mask") != 0)[:rows] if "loss_mask" in tensors else is_response[:rows],
         logprobs={side: values[:rows] for side, values in known.items()},
         rewards=of_tokens("rewards").sum(1)[:rows] if tensors.get("rewards") is not None else None,
+        advantages=None if advantages is None else advantages[:rows],
         others={} if experts is None else {"engine_routing": experts[:rows]},
     )
     metadata = Metadata(

@@ -6,7 +6,7 @@
 slime/utils/types.py at 0d234f3, slime/ray/rollout.py; radixark/miles miles/utils/types.py at 002ce70.
 
 ``--save-debug-train-data`` has two forms with the same names: `tokens`, `response_lengths`, `loss_masks`, `rollout_log_probs`,
-`log_probs`, `ref_log_probs`, of the response.
+`log_probs`, `ref_log_probs`, `advantages`, of the response.
 
 - `{"rollout_id", "rank", "rollout_data": {name: [one of each sequence]}}`, a file for each rank: slime until 681b3ad (2026-08-12)
   slime/utils/train_dump_utils.py, and miles. With context parallelism a rank has only a part of each sequence's logprobs; such
@@ -33,7 +33,7 @@ TRAIN_VERSION = 2
 """The newest `format_version` of --save-debug-train-data that is known."""
 FIELDS = (
     "tokens", "response_lengths", "rollout_log_probs", "log_probs", "ref_log_probs", "loss_masks", "weight_versions", "truncated",
-    "rollout_routed_experts", "rollout_indexer_topk",
+    "rollout_routed_experts", "rollout_indexer_topk", "advantages",
 )  # fmt: skip
 """The fields of a trained sequence that the converter reads."""
 
@@ -130,6 +130,7 @@ def train(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
             mask=_to_booleans(sample.get("loss_masks")),
             versions=_list_versions(sample.get("weight_versions"), response),
             reward=as_float(rewards[place]) if has_reward else None,
+            advantages=sample.get("advantages"),
             finish="truncated" if as_int(sample.get("truncated")) == 1 else "",
             engine_routing=sample.get("rollout_routed_experts"),
             engine_indexer=sample.get("rollout_indexer_topk"),

@@ -5,8 +5,8 @@ TRL writes no file that holds tokens. ``completions/completions_N.parquet`` (`lo
 `GRPOTrainer._generate_and_score_completions` returns has them, and ``torch.save(batch, FILE)`` keeps it: `prompt_ids` and
 `prompt_mask` [B, P] padded on the left, `completion_ids` and `completion_mask` [B, C] padded on the right;
 `sampling_per_token_logps` (the engine's), `old_per_token_logps` (the trainer's), `ref_per_token_logps` and `tool_mask` (0 for the
-tokens of tools) are [B, C]. vLLM gives processed logprobs. Source: huggingface/trl trl/trainer/grpo_trainer.py and
-trl/generation/vllm_generation.py at f2cd577, and trl 1.16.0 of PyPI.
+tokens of tools) are [B, C]; `advantages` are [B], or [B, C] of subclasses. vLLM gives processed logprobs. Source: huggingface/trl
+trl/trainer/grpo_trainer.py and trl/generation/vllm_generation.py at f2cd577, and trl 1.16.0 of PyPI.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptcheck.rollouts.build import Rollout, UnusableSequence
 from ckptcheck.rollouts.convert.format import RolloutFormat, TextDump
-from ckptcheck.rollouts.convert.padded import PaddedBatch, require_table, widen
+from ckptcheck.rollouts.convert.padded import PaddedBatch, read_advantages, require_table, widen
 from ckptcheck.rollouts.metadata import Metadata, ScorerInfo
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def batch(content: Mapping[str, Any]) -> tuple[list[Rollout | UnusableSequence],
         is_response=np.arange(shape[1])[None, :].repeat(len(completions), 0) >= width,
         mask=trained,
         logprobs={side: of_tokens(name) for side, name in SIDES.items() if content.get(name) is not None},
+        advantages=read_advantages(content, shape, due, width),
     )
     is_sampled = content.get(SIDES["engine"]) is not None
     metadata = Metadata(

@@ -2,10 +2,10 @@
 
 `prompts` [B, P] are padded on the left, `responses` [B, R] on the right; `attention_mask` [B, P + R] is 0 for padding.
 `rollout_log_probs` are the engine's, `old_log_probs` the trainer's, `ref_log_prob` the reference model's, all [B, R];
-`response_mask` [B, R]; `routed_experts` [B, P + R, layers, k] for its router replay. `meta_info` may hold `global_steps`, which is
-1 at the first step, and the `temperature` by which the trainer divides.
-Sources: verl 0.9.1 verl/protocol.py (`__getstate__`, both of its serializations), verl/utils/debug/metrics.py.
-In bypass mode verl copies `rollout_log_probs` to `old_log_probs`, which hides every gap (PAR014 reports it).
+`response_mask` and `advantages` [B, R]; `routed_experts` [B, P + R, layers, k] for its router replay. `meta_info` may hold
+`global_steps`, which is 1 at the first step, and the `temperature` by which the trainer divides. Sources: verl 0.9.1
+verl/protocol.py (`__getstate__`, both of its serializations), verl/utils/debug/metrics.py. In bypass mode verl copies
+`rollout_log_probs` to `old_log_probs`, which hides every gap (PAR014 reports it).
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def batch(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
             reference=response_part("ref_log_prob"),
             mask=_to_booleans(response_part("response_mask")),
             engine_routing=_select_routing(tensors.get("routed_experts"), row, is_token),
+            advantages=response_part("advantages"),
             reward=float(tensors["token_level_scores"][row].sum()) if "token_level_scores" in tensors else None,
         )
 

@@ -30,6 +30,8 @@ class PaddedBatch:
     """`engine`, `trainer`, `reference` → logprobs."""
     rewards: NDArray[Any] | None = None
     """One for each sequence."""
+    advantages: NDArray[Any] | None = None
+    """One for each sequence, or one for each token."""
     versions: NDArray[Any] | None = None
     """Weight version of each token; negative if unknown."""
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -48,10 +50,17 @@ class PaddedBatch:
             prompt=int(responses.argmax()) if responses.any() else int(kept.sum()),
             mask=self.mask[row][kept],
             reward=None if self.rewards is None else float(self.rewards[row]),
+            advantages=_select_advantages(self.advantages, row, kept),
             versions=() if versions is None else [str(version) if version >= 0 else "" for version in versions],
             **{side: table[row][kept] for side, table in self.logprobs.items()},
             **{name: table[row][kept] for name, table in self.others.items()},
         )
+
+
+def _select_advantages(advantages: NDArray[Any] | None, row: int, kept: NDArray[Any]) -> Any:
+    if advantages is None:
+        return None
+    return float(advantages[row]) if advantages.ndim == 1 else advantages[row][kept]
 
 
 def require_table(tensors: Mapping[str, Any], name: str, shape: tuple[int, ...] | None = None) -> NDArray[Any]:
@@ -82,6 +91,23 @@ def widen(
     wide = np.zeros(shape, values.dtype)
     wide[:, before : before + due[1]] = values
     return wide
+
+
+def read_advantages(
+    tensors: Mapping[str, Any], shape: tuple[int, int], due: tuple[int, int], before: int
+) -> NDArray[Any] | None:
+    """Return `advantages`: one number for each sequence, or of some columns as a table of all; None where there are none.
+
+    shape, due, before: as `widen` takes them. Advantages of another shape are left out, for nothing is compared with them alone.
+    """
+    import numpy as np
+
+    values = tensors.get("advantages")
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
+        return None
+    if values.shape == due:
+        return widen(tensors, "advantages", shape, due, before)
+    return values if values.shape == shape[:1] else None
 
 
 def read_rewards(tensors: Mapping[str, Any], names: tuple[str, ...], number: int) -> NDArray[Any] | None:
