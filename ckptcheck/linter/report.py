@@ -37,6 +37,8 @@ class Section:
     """Printed unchanged, so that commands can be copied."""
     brief: tuple[str, ...] = ()
     """Printed in place of a table that is too long to read, unless -v is given; the JSON form has the table."""
+    shorter: Section | None = None
+    """A table that is printed in place of this one, unless -v is given; the JSON form has this one."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the documented JSON form."""
@@ -79,6 +81,9 @@ class Report:
     """Label → identity of a set of weights (64 hexadecimal digits), if it was computed."""
     headline: str = field(default="", compare=False)
     """One sentence that says what a clean verdict means; "" for none. Not part of the JSON form; saved with pictures."""
+    parts: tuple[str, ...] = field(default=(), compare=False)
+    """Labels of the reports before this one, if it sums them up: a text shows it first, and of them what was found. Not part of
+    the JSON form."""
     pictures: tuple[Picture, ...] = field(default=(), compare=False, repr=False)
     """Pictures for the HTML form, drawn only if the user asks for them; not part of the JSON form."""
     rules: tuple[Rule, ...] = field(default=(), compare=False, repr=False)

@@ -18,8 +18,10 @@ NEAR = 5e-4
 def write(lines: LinePrinter, section: Section, *, verbose: bool = False) -> None:
     """Print one section, two spaces in. Tables and lines are not wrapped, so that they stay aligned and commands can be copied.
 
-    verbose: print the table also if something brief replaces it.
+    verbose: print the table also if something shorter replaces it.
     """
+    if section.shorter is not None and not verbose:
+        section = section.shorter
     lines.print()
     lines.print((printable(section.title), "bold"), indent=2)
     brief = () if verbose and section.rows else section.brief

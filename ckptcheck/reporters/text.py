@@ -9,6 +9,7 @@ from typing import IO
 from ckptcheck.linter.report import Report, describe_reading
 from ckptcheck.linter.rule import SEVERITIES, Finding, Rule
 from ckptcheck.reporters import tables
+from ckptcheck.reporters.grouped_findings import group_findings, group_outcomes, join_labels
 from ckptcheck.reporters.line_printer import LinePrinter, Piece, join_pieces
 from ckptcheck.reporters.printable import printable
 from ckptcheck.text.formatting import count
@@ -16,6 +17,8 @@ from ckptcheck.text.formatting import count
 STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 MOST_PER_RULE = 5
 """Findings of one rule that are shown in full; --format json has them all."""
+MOST_GROUPS, MOST_REASONS = 6, 2
+"""Kinds of findings in the parts of a whole, and reasons why rules did not run there, that fit a page."""
 MOST_CODES = 5
 """Rules that the line on several reports names."""
 
@@ -24,6 +27,13 @@ def write(reports: Sequence[Report], rules: Sequence[Rule], stream: IO[str], *, 
     """Write the reports to a stream, in colour if it is a terminal. `verbose` lists what passed as well."""
     lines = LinePrinter(stream)
     names = {rule.code: rule.name for rule in rules}
+    place = next((place for place, report in enumerate(reports) if report.parts), None)
+    if place is not None:
+        _run(lines, reports[place:], reports[:place], names, verbose)
+        if not verbose:
+            return
+        lines.print()
+        reports = reports[:place]
     for number, report in enumerate(reports):
         if number:
             lines.print()
@@ -31,6 +41,54 @@ def write(reports: Sequence[Report], rules: Sequence[Rule], stream: IO[str], *, 
     if len(reports) > 1:
         lines.print()
         lines.print((summarize(reports), "bold"))
+
+
+def _run(
+    lines: LinePrinter, wholes: Sequence[Report], parts: Sequence[Report], names: dict[str, str], verbose: bool
+) -> None:
+    """Print the reports on a whole, and what was found in its parts: each kind once, with the parts that it is about."""
+    reports, labels = (*wholes, *parts), wholes[0].parts
+    number = count(len(parts), "file")
+    lines.print((printable(wholes[0].target), "bold"))
+    for whole in wholes:
+        lines.print((printable(whole.subject), "dim"))
+    grave = any(report.count("error") or report.verdict == "incomplete" for report in reports)
+    sign = (
+        ("✗ ", "bold red")
+        if grave
+        else ("! ", "yellow")
+        if any(report.findings for report in reports)
+        else ("✓ ", "bold green")
+    )
+    lines.print(sign, (summarize(reports), "bold"))
+    for whole in wholes:
+        _findings(lines, whole)
+    groups = group_findings(parts, labels)
+    for finding, places in groups[:MOST_GROUPS]:
+        _finding(lines, finding, f"in {len(places):,} of {number}: {join_labels(places, labels)}")
+    if len(groups) > MOST_GROUPS:
+        lines.print()
+        lines.print((f"… and {count(len(groups) - MOST_GROUPS, 'more kind')} of findings", "dim"), indent=2)
+    for label, style, outcomes in (
+        ("could not check", "bold red", group_outcomes(parts, "crashed")),
+        ("skipped", "dim", group_outcomes(parts, "skipped")),
+    ):
+        for reason, codes, files in outcomes[:MOST_REASONS]:
+            lines.print()
+            listed = f" {', '.join(codes)}" if codes else ""
+            lines.print((label, style), f"{listed} in {files:,} of {number}: {printable(reason)}", indent=2)
+    for whole in wholes:
+        _not_run(lines, whole, names, verbose)
+        for section in whole.sections:
+            # what is compared with another whole has its own table there
+            if verbose or not (section.brief or (section.shorter and len(wholes) > 1)):
+                tables.write(lines, section, verbose=verbose)
+    lines.print()
+    first = next((report.findings[0] for report in reports if report.findings), None)
+    if first is not None:
+        lines.print((f"  ckptcheck rule {first.code} explains the first one", "dim"))
+    if not verbose:
+        lines.print(("  -v prints every file; --format html -o FILE draws the curves", "dim"))
 
 
 def write_findings(report: Report, stream: IO[str]) -> None:
@@ -93,10 +151,11 @@ def _reading(lines: LinePrinter, report: Report) -> None:
         lines.print("  ", (label.ljust(wide), "dim"), "  ", printable(text), wrap=False)
 
 
-def _finding(lines: LinePrinter, finding: Finding) -> None:
+def _finding(lines: LinePrinter, finding: Finding, where: str = "") -> None:
+    """Print a finding. where: the parts of a whole that have one of this rule, of which this is the first."""
     lines.print()
     severity = (f"{finding.severity:<7}", STYLE[finding.severity])
-    lines.print("  ", severity, (f" {finding.code} ", "bold"), (finding.name, "dim"))
+    lines.print("  ", severity, (f" {finding.code} ", "bold"), (finding.name, "dim"), f"  {where}" if where else "")
     if finding.place:
         lines.print((printable(finding.place), "underline"), indent=10)
     lines.print(printable(finding.message), indent=10)

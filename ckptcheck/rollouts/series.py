@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ckptcheck.linter.evidence import EvidenceDefaults
@@ -103,7 +103,8 @@ class RolloutSeries(EvidenceDefaults):
             if member.gap is not None
         )
         columns = ("file", "step", "tokens", "mult_prob_error", "k3", "mean |Δ|")
-        return (Section("over the files", columns, rows), *self._curve_sections) if rows else ()
+        brief = (f"{count(len(rows), 'file')}: -v prints them",)
+        return (Section("over the files", columns, rows, brief=brief), *self._curve_sections) if rows else ()
 
     def compute_curves(self) -> dict[Curve, dict[int, float]]:
         """Return each curve that some file has: step → value. A file that the trainer drew enters none."""
@@ -118,7 +119,13 @@ class RolloutSeries(EvidenceDefaults):
         rows = tuple((step, *(values.get(step) for values in curves.values())) for step in steps)
         title = "curves: a trainer's metrics, step by step"
         columns = ("step", *(curve.name for curve in curves))
-        return (Section(title, columns, rows),) if len(rows) > 1 else ()
+        extremes = tuple(
+            (curve.name, next(iter(values.values())), low, at_low, high, at_high, list(values.values())[-1])
+            for curve, values in curves.items()
+            for (low, at_low), (high, at_high) in [_find_extremes(values)]
+        )
+        shorter = Section("curves", ("", "first", "lowest", "at step", "highest", "at step", "last"), extremes)
+        return (Section(title, columns, rows, shorter=shorter),) if len(rows) > 1 else ()
 
     @property
     def unread(self) -> Mapping[str, str]:
@@ -129,3 +136,12 @@ class RolloutSeries(EvidenceDefaults):
     def counts(self) -> Mapping[str, int]:
         """The number of files; their own reports count what is in them."""
         return {"files": len(self.members), "tensors": 0, "bytes": 0}
+
+
+def _find_extremes(values: Mapping[int, float]) -> list[tuple[float, int]]:
+    """Return the smallest and the largest value of a curve, each with the first of its steps."""
+    return [choose((value, step) for step, value in values.items()) for choose in (min, _largest)]
+
+
+def _largest(pairs: Iterable[tuple[float, int]]) -> tuple[float, int]:
+    return max(pairs, key=lambda pair: (pair[0], -pair[1]))

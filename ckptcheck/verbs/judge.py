@@ -1,6 +1,7 @@
 """``ckptcheck parity judge``: judges the logprobs of engine and trainer in rollouts, of one step or of a run."""
 
 import os
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -147,7 +148,11 @@ def judge(
         members.append(SeriesMember.of(evidence))
     series = RolloutSeries.of(members, thresholds)
     if len(paths) > 1:
-        reports.append(build_report(series, loaded, pictures=pictures))
+        steps = [member.step for member in members]
+        labels = [f"step {step}" for step in steps] if None not in steps else [str(path) for path in paths]
+        # two files of one step are called by their names
+        labels = labels if len(set(labels)) == len(paths) else [str(path) for path in paths]
+        reports.append(replace(build_report(series, loaded, pictures=pictures), parts=tuple(labels)))
     if against:
         reference = [
             SeriesMember.of(RolloutEvidence(str(path), rollouts.read_rollouts(path), thresholds))

@@ -223,6 +223,37 @@ def test_a_run_against_another(here: Path) -> None:
     assert "empty holds no .safetensors and no .jsonl file" in judge("fixed", "--against", "empty", cwd=here).stderr
 
 
+def test_a_run_begins_with_a_summary_of_a_page(here: Path) -> None:
+    write_run(here / "v0", 0)
+    write_run(here / "v1", 100, part=4)
+    page = judge("v1", "--against", "v0", cwd=here).stdout
+    assert len(page.splitlines()) <= 50
+    # the run first, then each kind of finding once, with its steps
+    assert (
+        page.index("14 reports: ")
+        < page.index("PAR043")
+        < page.index("PAR020 gap-beyond-limit  in 8 of 12 files: step 4")
+    )
+    assert "in 8 of 12 files: step 4 to step 11\n" in page
+    assert "in 4 of 12 files: step 0 to step 3\n" in page
+    assert "worst tokens" not in page
+    assert page.count("PAR029") == 1
+    alone = judge("v1", cwd=here).stdout
+    (row,) = [line.split() for line in alone.splitlines() if line.startswith("  lag ")]
+    assert row == ["lag", "1", "1", "0", "1", "0", "1"]
+    whole = judge("v1", "-v", cwd=here).stdout
+    assert whole.count("worst tokens") == 12
+    assert whole.splitlines()[1] == alone.splitlines()[1]
+
+
+def test_files_without_steps_are_called_by_their_names(here: Path) -> None:
+    page = judge("off.safetensors", "off.safetensors", "step0.safetensors", cwd=here).stdout
+    assert "in 2 of 3 files: off.safetensors, off.safetensors\n" in page
+    broken = judge("broken.safetensors", "step0.safetensors", cwd=here)
+    assert "PAR001 malformed-rollouts  in 1 of 2 files: broken.safetensors\n" in broken.stdout
+    assert broken.returncode == 1
+
+
 def test_clip_bounds_are_flags_or_in_the_file(here: Path) -> None:
     def clipped(*arguments: object) -> list[float]:
         report = json.loads(judge(*arguments, "--no-limits", "--format", "json", cwd=here).stdout)
