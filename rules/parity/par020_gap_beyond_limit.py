@@ -24,7 +24,8 @@ over 1. k3 grows with the square of the gap, so the rule compares its root.
 
 ## How to fix
 - First look at what other rules say: shift, temperature, placeholders, stale tokens.
-- Then compare the weights (`ckptcheck refit`).
+- Then run what the hint names: `ckptcheck parity why` as a rule, `ckptcheck refit` where the engine is nearer to the reference
+  than to the trainer, `ckptcheck preflight` where the file leaves open what its logprobs mean.
 - Then look at precision: kernels, the output head, the cache. Arithmetic does not explain many times the floor.
 - A KL that is large from the first step on comes from weights or semantics; one that grows comes from syncs.
 
@@ -46,6 +47,7 @@ from collections.abc import Iterator
 from math import inf
 
 from ckptcheck import Problem, rule
+from ckptcheck.rollouts.next_command import choose_next_command
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.rollouts.rollout_queries import describe_staleness
 from ckptcheck.text.formatting import count
@@ -99,7 +101,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
             f"over {count(metrics.tokens, 'token')}: {'; '.join(parts)}{describe_staleness(evidence)}",
             hint="arithmetic does not explain such a gap: look at weights, caches and semantics"
             if is_beyond_floor
-            else "ckptcheck refit shows whether the weights are the cause",
+            else choose_next_command(evidence),
             severity=None if is_grave else "warning",
         )
 

@@ -10,6 +10,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from math import log
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -252,6 +253,44 @@ def test_files_without_steps_are_called_by_their_names(here: Path) -> None:
     broken = judge("broken.safetensors", "step0.safetensors", cwd=here)
     assert "PAR001 malformed-rollouts  in 1 of 2 files: broken.safetensors\n" in broken.stdout
     assert broken.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (
+            {},
+            "nothing in the file names a cause: ckptcheck parity why off.safetensors MODEL takes away one after the other",
+        ),
+        ({"metadata": {"model": "org/m"}}, "ckptcheck parity why off.safetensors org/m"),
+        ({"metadata": {"sampling": {"temperature": 0.7}}}, "divided by the temperature 0.7: ckptcheck preflight JOB"),
+        ({"metadata": {"sampling": {"temperature": 0.7}, "logprobs": "raw"}}, "ckptcheck parity why"),
+        ({"reference": True}, "ckptcheck parity why"),
+    ],
+)
+def test_the_hint_after_a_gap_is_one_command(arguments: dict[str, Any], hint: str, here: Path) -> None:
+    rollouts = change_column(draw_rollouts(sequences=8, **arguments), {"column": "trainer_logprobs", "add": -0.3})
+    if arguments.get("reference"):
+        rollouts = change_column(rollouts, {"column": "reference_logprobs", "add": -0.3})
+    write_rollouts(rollouts, here / "off.safetensors")
+    assert hint in _hint_of_the_gap()
+
+
+@pytest.mark.parametrize(("facts", "command"), [({}, "refit"), ({"adapter": "lora, rank 8"}, "refit lora")])
+def test_the_hint_where_the_engine_has_the_weights_of_the_reference(
+    facts: dict[str, str], command: str, here: Path
+) -> None:
+    rollouts = draw_rollouts(sequences=8, reference=True, metadata={"trainer": {"name": "verl", "facts": facts}})
+    write_rollouts(change_column(rollouts, {"column": "trainer_logprobs", "add": -0.3}), here / "off.safetensors")
+    hint = _hint_of_the_gap()
+    assert "times nearer to the reference than to the trainer, as where no sync reaches it" in hint
+    assert f"ckptcheck {command} shows what arrives" in hint
+
+
+def _hint_of_the_gap() -> str:
+    (hint,) = [finding.hint for finding in ckptcheck.judge("off.safetensors").findings if finding.code == "PAR020"]
+    assert hint is not None
+    return hint
 
 
 def test_clip_bounds_are_flags_or_in_the_file(here: Path) -> None:
