@@ -115,7 +115,6 @@ def _parse_shard(path: Path, shard: Shard) -> Rollouts:
     if not defects:
         for name, tensor in shard.tensors.items():
             if (column := COLUMNS.get(name)) is None:
-                # a column of a later version, or the user's own
                 continue
             if tensor.dtype not in column.dtypes:
                 text = f"its dtype is {clip(tensor.dtype, 20)}, and {' or '.join(column.dtypes)} is due"
@@ -128,7 +127,8 @@ def _parse_shard(path: Path, shard: Shard) -> Rollouts:
             columns[name] = _open_column(path, begin, tensor.dtype, tensor.shape, is_mapped=is_mapped)
     if not defects:
         defects = find_defects(columns, metadata)
-    return Rollouts(metadata, columns, tuple(defects), path.name)
+    unknown = tuple(sorted(name for name in shard.tensors if name not in COLUMNS))
+    return Rollouts(metadata, columns, tuple(defects), path.name, unknown)
 
 
 def _parse_metadata(text: str | None) -> tuple[Metadata, list[Defect]]:

@@ -131,7 +131,7 @@ def _parse_lines(file: Iterable[bytes], name: str) -> Rollouts:
 
     lines = enumerate(file, 1)
     try:
-        header = _parse_header(next(lines, (1, b""))[1])
+        header, unknown = _parse_header(next(lines, (1, b""))[1])
     except ValueError as error:
         defect = Defect("metadata", f"it cannot be read: {clip(str(error))}", "line 1")
         return Rollouts(Metadata(), {}, (defect,), name)
@@ -157,11 +157,11 @@ def _parse_lines(file: Iterable[bytes], name: str) -> Rollouts:
         if len({row.shape[1:] for row in rows if len(row)}) > 1:
             return Rollouts(header.metadata, {}, (Defect("shape", "its rows differ in shape", column),), name)
         columns[column] = np.concatenate([row for row in rows if len(row)] or rows[:1])
-    return Rollouts(header.metadata, columns, tuple(find_defects(columns, header.metadata)), name)
+    return Rollouts(header.metadata, columns, tuple(find_defects(columns, header.metadata)), name, unknown)
 
 
-def _parse_header(raw: bytes) -> Header:
-    """Read the first line and leave out unknown columns. Raises ValueError whose message is a sentence."""
+def _parse_header(raw: bytes) -> tuple[Header, tuple[str, ...]]:
+    """Read the first line. Return it without unknown columns, and their names. Raises ValueError whose message is a sentence."""
     content = parse_json(raw)
     if not isinstance(content, dict) or content.get("rollouts") is None:
         raise ValueError(f'the first line is none of rollouts: it has no "rollouts": "{FORMAT}"')
@@ -172,13 +172,14 @@ def _parse_header(raw: bytes) -> Header:
         msgspec.json.encode(header.metadata)
     except UnicodeError as error:
         raise ValueError("a text in it has half a surrogate pair") from error
+    unknown = tuple(sorted(header.columns.keys() - COLUMNS.keys()))
     header.columns = {column: dtype for column, dtype in header.columns.items() if column in COLUMNS}
     for column, dtype in header.columns.items():
         if dtype not in COLUMNS[column].dtypes:
             raise ValueError(f"the dtype of {column} is {clip(dtype, 20)}")
     if missing := [column for column in REQUIRED if column not in header.columns]:
         raise ValueError(f"it lists no column {missing[0]}")
-    return header
+    return header, unknown
 
 
 Number = float | None | Literal["nan", "inf", "-inf"]

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
-from ckptcheck.linter.report import Section
+from ckptcheck.linter.report import Reading, Section
 from ckptcheck.linter.rule import Skip
 from ckptcheck.rollouts.coherence import ResponseShape, measure_responses
 from ckptcheck.rollouts.expert_layout import ExpertLayout
@@ -217,6 +217,14 @@ class RolloutEvidence(EvidenceDefaults):
                 self.rollouts.metadata.source,
             )
         )
+
+    @property
+    def reading(self) -> Reading:
+        """The columns that no rule judges: unknown ones, and finish reasons where nothing says what they are worth."""
+        ignored = list(self.rollouts.unknown)
+        if self.is_well_formed and "finish" in self.rollouts and not self.stop_tokens and self.learning_signal is None:
+            ignored.append("finish (no stop tokens and no rewards are known)")
+        return {"not judged": ignored} if ignored else {}
 
     @property
     def unread(self) -> Mapping[str, str]:

@@ -35,6 +35,8 @@ class Rollouts:
     """What is wrong with the form of the columns."""
     name: str = ""
     """Name of the file."""
+    unknown: tuple[str, ...] = ()
+    """Columns of the file that are not read: of a later version of the format, or the user's own."""
 
     @property
     def starts(self) -> NDArray[np.int64]:

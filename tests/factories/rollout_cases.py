@@ -157,6 +157,7 @@ def draw_rollouts(
     versions: str | Sequence[str] = "",
     layers: int = 0,
     top: int = 0,
+    top_of_drawn: bool = False,
     full: int = 0,
     indexer: int = 0,
     reference: bool = False,
@@ -176,9 +177,10 @@ def draw_rollouts(
     indexer: how many positions the sparse attention of each of two layers chooses.
 
     noise: of the trainer, in nats. bias: of the trainer, in nats. drift: of the trainer from the reference. mean: of minus the
-    logprobs. top, full: how many ids are recorded. reward: the mean of the rewards, which are drawn around it. rewards, advantages:
-    of the sequences, from the beginning again where they are fewer. groups: how many sequences that follow each other have one
-    prompt. alternate: how many prompts follow each other again and again.
+    logprobs. top, full: how many ids are recorded. top_of_drawn: whether the drawn token is among them. reward: the mean of the
+    rewards, which are drawn around it. rewards, advantages: of the sequences, from the beginning again where they are fewer.
+    groups: how many sequences that follow each other have one prompt. alternate: how many prompts follow each other again and
+    again.
     """
     draw = np.random.default_rng(seed)
     made = []
@@ -199,6 +201,14 @@ def draw_rollouts(
         if indexer:
             each.engine_indexer = each.trainer_indexer = _draw_positions(draw, prompt + response, indexer)
         each.engine_top = each.trainer_top = None if rows is None else (ids, rows)
+        if top_of_drawn and rows is not None:
+            # the drawn token comes first, with its own logprob
+            first = np.array(each.tokens[prompt:])[:, None]
+            rest = np.full((response, ids.shape[1] - 1), -30.0)
+            drawn_ids = np.concatenate([first, np.full(rest.shape, 200)], 1)
+            each.engine_top, each.trainer_top = (
+                (drawn_ids, np.concatenate([np.asarray(values)[:, None], rest], 1)) for values in (engine, scored)
+            )
         made.append(each)
     for each, word in zip(made, finish, strict=False):
         each.finish = word

@@ -247,6 +247,22 @@ def test_a_run_begins_with_a_summary_of_a_page(here: Path) -> None:
     assert whole.splitlines()[1] == alone.splitlines()[1]
 
 
+def test_columns_that_no_rule_judges_are_named(here: Path) -> None:
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    write_rollouts(draw_rollouts(finish=["stop"]), here / "a.safetensors")
+    with safe_open(here / "a.safetensors", "np") as file:
+        columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        save_file(columns | {"returns": np.zeros(3, "<f4")}, here / "b.safetensors", file.metadata())
+    ignored = ["returns", "finish (no stop tokens and no rewards are known)"]
+    assert ckptcheck.judge("b.safetensors").read == {"not judged": ignored}
+    write_lines(draw_rollouts(), here / "c.jsonl")
+    first, *rest = (here / "c.jsonl").read_text().splitlines(keepends=True)
+    (here / "c.jsonl").write_text("".join([first.replace('{"tokens"', '{"returns": "F32", "tokens"'), *rest]))
+    assert ckptcheck.judge("c.jsonl").read == {"not judged": ["returns"]}
+
+
 def test_files_without_steps_are_called_by_their_names(here: Path) -> None:
     page = judge("off.safetensors", "off.safetensors", "step0.safetensors", cwd=here).stdout
     assert "in 2 of 3 files: off.safetensors, off.safetensors\n" in page

@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from ckptcheck.rollouts.rollouts import Rollouts
@@ -26,11 +27,6 @@ class ExactKL:
     """KL(engine ‖ trainer)."""
     trainer_engine: float
     """KL(trainer ‖ engine)."""
-    mass: float
-    """Largest | log Σ e^x | over the positions of both sides: 0 for logprobs, not for logits.
-
-    It is infinite where a position holds NaN, or no number at all.
-    """
 
 
 def exact(q: NDArray[Any], p: NDArray[Any]) -> ExactKL:
@@ -41,16 +37,13 @@ def exact(q: NDArray[Any], p: NDArray[Any]) -> ExactKL:
     """
     import numpy as np
 
-    sums, mass, step = [0.0, 0.0], 0.0, max(1, NUMBERS // max(1, q.shape[-1]))
+    sums, step = [0.0, 0.0], max(1, NUMBERS // max(1, q.shape[-1]))
     for begin in range(0, len(q), step):
         one, other = (x[begin : begin + step].astype(np.float64) for x in (q, p))
         sums[0] += _kl(one, other)
         sums[1] += _kl(other, one)
-        for rows in (one, other):
-            off = np.abs(_log_sum(rows))
-            mass = max(mass, float(np.where(np.isnan(off), inf, off).max()))
     positions = len(q)
-    return ExactKL(positions, sums[0] / max(1, positions), sums[1] / max(1, positions), mass)
+    return ExactKL(positions, sums[0] / max(1, positions), sums[1] / max(1, positions))
 
 
 def _kl(a: NDArray[Any], b: NDArray[Any]) -> float:
@@ -67,6 +60,43 @@ def _log_sum(x: NDArray[Any]) -> NDArray[Any]:
     top = x.max(1, keepdims=True)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray((top + np.log(np.exp(x - top).sum(1, keepdims=True)))[:, 0])
+
+
+def measure_mass(logprobs: NDArray[Any], ids: NDArray[Any] | None = None) -> tuple[float, float]:
+    """Return the smallest and the largest log Σ e^x over rows [positions, numbers]: 0 for whole distributions, at most 0 for parts.
+
+    ids: those of the numbers, where a negative one stands for no number. Both are infinite where a row has NaN, or no number.
+    """
+    import numpy as np
+
+    least, most, step = inf, -inf, max(1, NUMBERS // max(1, logprobs.shape[-1]))
+    for begin in range(0, len(logprobs), step):
+        rows = logprobs[begin : begin + step].astype(np.float64)
+        if ids is not None:
+            present = ids[begin : begin + step] >= 0
+            rows = np.where(present, rows, -np.inf)[present.any(1)]
+        if rows.size:
+            sums = _log_sum(rows)
+            sums = np.where(np.isnan(sums), inf, sums)
+            least, most = min(least, float(sums.min())), max(most, float(sums.max()))
+    return (inf, inf) if most == inf else (least, most) if most > -inf else (0.0, 0.0)
+
+
+def compare_drawn_tokens(rollouts: Rollouts, side: str) -> NDArray[np.float64]:
+    """Return |Δ| of a side's logprob of each drawn token and of the same token in its top k, where that has it. At most SAMPLE."""
+    import numpy as np
+
+    parts, number = [np.zeros(0)], 0
+    for block in rollouts.blocks():
+        indices = np.flatnonzero(block.mask)
+        tokens = block.column("tokens")[indices]
+        rows, places = np.nonzero(block.column(f"{side}_top_ids")[indices] == tokens[:, None])
+        listed = block.column(f"{side}_top_logprobs")[indices][rows, places].astype(np.float64)
+        parts.append(np.abs(listed - block.column(f"{side}_logprobs")[indices][rows]))
+        number += len(listed)
+        if number >= SAMPLE:
+            break
+    return np.concatenate(parts)
 
 
 def compute_exact_kl(rollouts: Rollouts) -> ExactKL | None:
