@@ -61,7 +61,10 @@ def _run(
         else ("✓ ", "bold green")
     )
     lines.print(sign, (summarize(reports), "bold"))
-    for whole in wholes:
+    told = sorted(
+        (whole for whole in wholes if whole.findings), key=lambda whole: SEVERITIES.index(whole.findings[0].severity)
+    )
+    for whole in told:
         _findings(lines, whole)
     groups = group_findings(parts, labels)
     for finding, places in groups[:MOST_GROUPS]:
@@ -84,9 +87,9 @@ def _run(
             if verbose or not (section.brief or (section.shorter and len(wholes) > 1)):
                 tables.write(lines, section, verbose=verbose)
     lines.print()
-    first = next((report.findings[0] for report in reports if report.findings), None)
-    if first is not None:
-        lines.print((f"  ckptcheck rule {first.code} explains the first one", "dim"))
+    firsts = [whole.findings[0] for whole in told] or [finding for finding, _ in groups]
+    if firsts:
+        lines.print((f"  ckptcheck rule {firsts[0].code} explains the first one", "dim"))
     if not verbose:
         lines.print(("  -v prints every file; --format html -o FILE draws the curves", "dim"))
 

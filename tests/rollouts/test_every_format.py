@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, log
@@ -13,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ckptcheck
+from ckptcheck.rollouts import write_rollouts
 from ckptcheck.rollouts.convert import convert
 from ckptcheck.rollouts.metrics import compute_metrics
 
@@ -36,7 +40,7 @@ class Sequence:
         return [2 * value for value in self.engine]
 
 
-def draw(seed: int) -> list[Sequence]:
+def draw(seed: int, noise: float = 0.1) -> list[Sequence]:
     random = np.random.default_rng(seed)
     found = []
     for _ in range(6):
@@ -44,7 +48,7 @@ def draw(seed: int) -> list[Sequence]:
         mask = (random.random(response) > 0.3).astype(int)
         mask[0] = 1
         engine = -random.exponential(1, response)
-        trainer = np.where(mask, engine + 0.1 * random.standard_normal(response), engine - FAR)
+        trainer = np.where(mask, engine + noise * random.standard_normal(response), engine - FAR)
         ids = random.integers(5, 90, prompt + response).tolist()
         found.append(Sequence(ids[:prompt], ids[prompt:], mask.tolist(), engine.tolist(), trainer.tolist()))
     return found
@@ -220,8 +224,56 @@ def areal_with_advantages(batch: list[Sequence], folder: Path) -> Path:
     return dump(folder / "trajectories.pkl", entries)
 
 
+class GRPOBatch:
+    """Pickles as ms-swift's does."""
+
+
+GRPOBatch.__module__ = "swift.rl_core.data"
+
+
+def ms_swift(batch: list[Sequence], folder: Path, *, is_rolled: bool = False) -> Path:
+    entries = []
+    for half in (batch[:2], batch[2:]):
+        table = whole(half, "right")
+        kept = table["ids"].shape[1] - min(len(each.prompt) for each in half)
+        fields = {name: table[name] for name in ("mask", "engine", "trainer")}
+        fields = {name: np.roll(values, -1, 1) if is_rolled else values[:, -kept:] for name, values in fields.items()}
+        signals = GRPOBatch()
+        signals.__dict__ |= {
+            "completion_mask": fields["mask"] != 0, "truncated_mask": np.arange(len(half)) == 1, "seq_lengths": None,
+            "old_per_token_logps": fields["trainer"], "ref_per_token_logps": None, "advantages": 2 * fields["engine"],
+            "rollout_per_token_logps": fields["engine"], "logits_to_keep": None if is_rolled else kept,
+        }  # fmt: skip
+        inputs = {"input_ids": table["ids"], "attention_mask": table["present"]}
+        entries.append({"model_inputs": inputs, "grpo_batch": signals})
+    module: Any = types.ModuleType(GRPOBatch.__module__)
+    module.GRPOBatch = GRPOBatch
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("swift", "swift.rl_core", module.__name__):
+            patch.setitem(sys.modules, name, module)
+        return dump(folder / "inputs.pkl", entries)
+
+
+def ms_swift_in_megatron(batch: list[Sequence], folder: Path) -> Path:
+    return ms_swift(batch, folder, is_rolled=True)
+
+
+def trl_of_unsloth(batch: list[Sequence], folder: Path) -> Path:
+    """Before it scores, unsloth moves the padding of prompts behind the completions."""
+    content = pickle.loads(trl(batch, folder).read_bytes())
+    rows = [each.prompt + each.response for each in batch]
+    width = content["prompt_ids"].shape[1] + content["completion_ids"].shape[1]
+    most = max(content["prompt_ids"].shape[1] - len(each.prompt) for each in batch)
+    kept = content["completion_ids"].shape[1] + most
+    trainer = padded([[-FAR] * len(each.prompt) + each.trainer for each in batch], "right", width)[:, -kept:]
+    assert all(len(row) <= width for row in rows)
+    extra = {"old_per_token_logps": trainer.astype(np.float32), "max_left_pad": np.full((len(batch), 1), most)}
+    return dump(folder / "batch.pkl", content | extra)
+
+
 WRITERS: list[Callable[[list[Sequence], Path], Path]] = [
     verl, roll, slime, slime_of_one_rank, nemo_rl, prime_rl, trl, openrlhf, areal, areal_with_advantages,
+    ms_swift, ms_swift_in_megatron, trl_of_unsloth,
 ]  # fmt: skip
 
 
@@ -233,7 +285,7 @@ def test_a_format_has_the_numbers_of_the_tokens(
     batch = draw(seed)
     monkeypatch.setitem(PROTOCOLS, 0, 2 + seed)
     rollouts, kind = convert([write(batch, tmp_path)])
-    assert kind.replace("-", "_") in (write.__name__.removesuffix("_with_advantages"), "slime_train")
+    assert write.__name__.startswith(kind.replace("-", "_").removesuffix("_train"))
     assert rollouts.metadata.left_out == []
     assert rollouts.tokens.tolist() == [token for each in batch for token in each.prompt + each.response]
     assert rollouts.prompt_lengths.tolist() == [len(each.prompt) for each in batch]
@@ -267,3 +319,11 @@ def test_a_format_has_the_numbers_of_the_tokens(
     for name, value in expected.items():
         assert found.numbers()[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
     assert found.abs_max < 1.0
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_a_sound_batch_is_clean(write: Callable[[list[Sequence], Path], Path], tmp_path: Path) -> None:
+    rollouts, _ = convert([write(draw(0, noise=0.005), tmp_path)])
+    write_rollouts(rollouts, tmp_path / "step.safetensors")
+    report = ckptcheck.judge(tmp_path / "step.safetensors")
+    assert (report.verdict, report.findings) == ("clean", ())

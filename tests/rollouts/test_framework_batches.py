@@ -249,6 +249,32 @@ def test_completions_that_trl_logged_hold_texts(tmp_path: Path) -> None:
         convert([tmp_path / "x.jsonl"])
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [
+            {
+                "step": ["3", "3"],
+                "prompt": ["p", "p"],
+                "completion": ["a", "b"],
+                "Reward": [1.0, 0.0],
+                "advantages": [0.5, -0.5],
+            }
+        ],
+        [
+            {"gen_step": 0, "prompt": "p", "completion": "a", "reward": 1.0},
+            {"gen_step": 0, "prompt": "p", "completion": "b"},
+        ],
+    ],
+)
+def test_completions_that_ms_swift_logged_hold_texts(lines: list[dict[str, Any]], tmp_path: Path) -> None:
+    path = tmp_path / "completions.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(CkptcheckError, match="is a dump of ms-swift's that holds texts") as error:
+        convert([path])
+    assert "GRPOTrainer._prepare_inputs" in str(error.value.hint)
+
+
 def write_trl(path: Path, **changes: Any) -> Path:
     batch = {
         "prompt_ids": np.array([[1, 2], [0, 3]]),

@@ -68,6 +68,7 @@ def _to_batch(fields: Mapping[str, Any]) -> PaddedBatch:
         },
         rewards=read_rewards(fields, ("scores", "rewards"), len(ids)),
         advantages=read_advantages(fields, shape, due, 1),
+        truncated=read_rewards(fields, ("truncated",), len(ids)),
     )
 
 

@@ -5,7 +5,11 @@ TRL writes no file that holds tokens. ``completions/completions_N.parquet`` (`lo
 `GRPOTrainer._generate_and_score_completions` returns has them, and ``torch.save(batch, FILE)`` keeps it: `prompt_ids` and
 `prompt_mask` [B, P] padded on the left, `completion_ids` and `completion_mask` [B, C] padded on the right;
 `sampling_per_token_logps` (the engine's), `old_per_token_logps` (the trainer's), `ref_per_token_logps` and `tool_mask` (0 for the
-tokens of tools) are [B, C]; `advantages` are [B], or [B, C] of subclasses. vLLM gives processed logprobs. Source: huggingface/trl
+tokens of tools) are [B, C]; `advantages` are [B], or [B, C] of subclasses.
+
+unsloth replaces parts of this trainer, and logs the same completions. It moves padding of prompts to the end before it scores, so
+that its logprobs of trainer and reference are [B, C + max_left_pad]: unsloth/models/rl_replacements.py at 015bdef, unsloth_zoo
+`create_completion_attention_mask` at ce232d6. vLLM gives processed logprobs. Source: huggingface/trl
 trl/trainer/grpo_trainer.py and trl/generation/vllm_generation.py at f2cd577, and trl 1.16.0 of PyPI.
 """
 
@@ -60,6 +64,9 @@ def batch(content: Mapping[str, Any]) -> tuple[list[Rollout | UnusableSequence],
     def of_tokens(name: str) -> NDArray[Any]:
         return widen(content, name, shape, due, width)
 
+    def logprobs_of(name: str) -> NDArray[Any]:
+        return widen({name: _unpack_left(content[name], masks[0], due)}, name, shape, due, width)
+
     trained = of_tokens("completion_mask") != 0
     if content.get("tool_mask") is not None:
         trained &= of_tokens("tool_mask") != 0
@@ -68,17 +75,34 @@ def batch(content: Mapping[str, Any]) -> tuple[list[Rollout | UnusableSequence],
         is_token=np.concatenate(masks, 1),
         is_response=np.arange(shape[1])[None, :].repeat(len(completions), 0) >= width,
         mask=trained,
-        logprobs={side: of_tokens(name) for side, name in SIDES.items() if content.get(name) is not None},
+        logprobs={side: logprobs_of(name) for side, name in SIDES.items() if content.get(name) is not None},
         advantages=read_advantages(content, shape, due, width),
     )
     is_sampled = content.get(SIDES["engine"]) is not None
     metadata = Metadata(
         engine=ScorerInfo("vllm") if is_sampled else None,
         logprobs="processed" if is_sampled else "unknown",
-        trainer=ScorerInfo("trl") if content.get(SIDES["trainer"]) is not None else None,
+        trainer=ScorerInfo("unsloth" if "max_left_pad" in content else "trl")
+        if content.get(SIDES["trainer"]) is not None
+        else None,
         source="TRL batch",
     )
     return found.to_rollouts(), metadata
+
+
+def _unpack_left(values: Any, prompt_mask: NDArray[Any], due: tuple[int, int]) -> Any:
+    """Return logprobs [B, C] of completions out of unsloth's, which also cover the ends of longer prompts; others as they are.
+
+    values: [B, C + p], where p is the most padding of a prompt. A row begins p less its own padding before its completion.
+    """
+    import numpy as np
+
+    padding = (~prompt_mask).sum(1)
+    most = int(padding.max(initial=0))
+    if not most or np.shape(values) != (due[0], due[1] + most):
+        return values
+    columns = most - padding[:, None] + np.arange(due[1])
+    return np.take_along_axis(values, columns, 1)
 
 
 FORMATS = (RolloutFormat("trl", is_batch, batch),)

@@ -34,6 +34,8 @@ class PaddedBatch:
     """One for each sequence, or one for each token."""
     versions: NDArray[Any] | None = None
     """Weight version of each token; negative if unknown."""
+    truncated: NDArray[Any] | None = None
+    """Of each sequence: whether its response was cut off."""
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     """Names of fields of `Rollout` → values [B, S, …]."""
 
@@ -50,6 +52,7 @@ class PaddedBatch:
             prompt=int(responses.argmax()) if responses.any() else int(kept.sum()),
             mask=self.mask[row][kept],
             reward=None if self.rewards is None else float(self.rewards[row]),
+            finish="truncated" if self.truncated is not None and self.truncated[row] else "",
             advantages=_select_advantages(self.advantages, row, kept),
             versions=() if versions is None else [str(version) if version >= 0 else "" for version in versions],
             **{side: table[row][kept] for side, table in self.logprobs.items()},
@@ -116,6 +119,6 @@ def read_rewards(tensors: Mapping[str, Any], names: tuple[str, ...], number: int
 
     for name in names:
         values = tensors.get(name)
-        if isinstance(values, np.ndarray) and values.shape == (number,) and values.dtype.kind in "iuf":
+        if isinstance(values, np.ndarray) and values.shape == (number,) and values.dtype.kind in "iufb":
             return values
     return None
