@@ -145,7 +145,9 @@ def judge(
             drawn_by=drawn_by, weights=weights, is_alone=len(paths) == 1,
         )  # fmt: skip
         reports.append(build_report(evidence, loaded, pictures=pictures))
-        members.append(SeriesMember.of(evidence))
+        # of a file alone nothing is compared with another
+        if len(paths) > 1 or against:
+            members.append(SeriesMember.of(evidence))
     series = RolloutSeries.of(members, thresholds)
     if len(paths) > 1:
         steps = [member.step for member in members]
