@@ -255,6 +255,42 @@ def set_default(job: Job, name: str, value: object, of: str) -> None:
         job.settings[name] = Setting(value, "default", f"default of {of}")
 
 
+Bound = ResolvedValue | float | None
+"""A bound of ratios: as it is written, a default, or None for none."""
+
+
+def set_weights(
+    job: Job,
+    like: Setting,
+    of: str,
+    weight: str = "none",
+    cut: tuple[Bound, Bound] = (None, None),
+    mask: str = "none",
+    kept: tuple[Bound, Bound] = (None, None),
+) -> None:
+    """Set what the importance correction between engine and trainer does to the loss.
+
+    Args:
+        job: The job to change.
+        like: The setting that turns the correction on.
+        of: Whose defaults the bounds are, for the report.
+        weight: What one weight of the loss is taken over, as `algorithm.weight` in `FIELDS`.
+        cut: The least and the largest weight; others are cut to them.
+        mask: What is left out of the loss as a whole, as `algorithm.mask`.
+        kept: The least and the largest ratio that is not left out.
+    """
+    for kind, level, bounds in (("weight", weight, cut), ("mask", mask, kept)):
+        set_derived(job, f"algorithm.{kind}", level, like)
+        for end, bound in zip(("low", "high"), bounds, strict=True):
+            name = f"algorithm.{kind}_{end}"
+            if level == "none" or bound is None:
+                continue
+            if isinstance(bound, ResolvedValue):
+                job.settings[name] = make_setting(job, bound, name) or Setting()
+            else:
+                job.settings[name] = Setting(bound, "default", f"default of {of}")
+
+
 def split_names(text: str) -> frozenset[str]:
     """Split a text at blanks into a set of names."""
     return frozenset(text.split())

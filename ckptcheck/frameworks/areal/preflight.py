@@ -27,10 +27,12 @@ from ckptcheck.jobs.framework import (
     FieldSource,
     Framework,
     derive_setting,
+    find_written,
     leave_out_unresolved,
     normalize_dtype,
     read_setting,
     set_derived,
+    set_weights,
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, Setting, UnknownKey
@@ -212,6 +214,29 @@ def _set_correction(job: Job, document: Document) -> None:
     like = derive_setting(written, name) if written else Setting(name, "default", f"default of {AREAL}")
     job.settings["algorithm.correction"] = like
     set_derived(job, "algorithm.uses_rollout_logprobs", name != "none", like)
+    if name == "decoupled loss":
+        _set_weights(job, document, like)
+
+
+def _set_weights(job: Job, document: Document, like: Setting) -> None:
+    """Set the importance weights (`apply_rejection_sampling`): of a sequence they are the mean of its log ratios."""
+    section = f"{ACTOR}.rejection_sampling"
+    level, action, metric, agg = (
+        find_written(document, f"{section}.{key}") for key in ("level", "action", "metric", "agg")
+    )
+    weight = mask = "token"
+    if metric is not None and metric.value != "ratio":
+        mask = "none"
+    elif level is not None and level.value == "sequence":
+        weight = "geometric"
+        mask = {"mean": "geometric", "sum": "sequence"}.get(str(agg.value) if agg is not None else "mean", "none")
+    bounds = find_written(document, f"{section}.lower"), find_written(document, f"{section}.upper") or 5.0
+    if not document.has(section) and not any(document.iter_section(section)):
+        set_weights(job, like, AREAL, weight="token")
+    elif action is not None and action.value == "clamp":
+        set_weights(job, like, AREAL, weight=weight, cut=bounds if mask != "none" else (None, None))
+    else:
+        set_weights(job, like, AREAL, weight=weight, mask=mask, kept=bounds)
 
 
 def _set_update(job: Job, document: Document) -> None:

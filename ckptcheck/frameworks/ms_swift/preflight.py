@@ -37,6 +37,7 @@ from ckptcheck.jobs.framework import (
     read_setting,
     set_default,
     set_derived,
+    set_weights,
     split_names,
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
@@ -263,6 +264,14 @@ def _set_correction(job: Job, document: Document, table: KeyTable, number: int, 
         name, like = "none", Setting("none", "default", f"default of {of}")
     job.settings["algorithm.correction"] = like
     set_derived(job, "algorithm.uses_rollout_logprobs", name != "none", like)
+    scope, _, action = name.partition("_")
+    # The ratio of a sequence is the geometric mean of its tokens' (`_compute_sequence_level_ratios`).
+    level = {"token": "token", "sequence": "geometric"}.get(scope, "none")
+    bounds = None, find_written(document, "rollout_importance_sampling_threshold") or 2.0
+    if action == "mask":
+        set_weights(job, like, of, weight="token", mask=level, kept=bounds)
+    else:
+        set_weights(job, like, of, weight=level, cut=bounds)
     metrics = find_written(document, "log_rollout_offpolicy_metrics")
     if name == "none" and metrics is not None and is_switched_on(document, "log_rollout_offpolicy_metrics"):
         job.settings["rollout.logprobs"] = derive_setting(metrics, True)

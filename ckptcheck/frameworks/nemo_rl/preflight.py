@@ -16,10 +16,13 @@ from ckptcheck.jobs.engine_flags import apply_engine_arguments, arguments_in_sec
 from ckptcheck.jobs.framework import (
     FieldSource,
     Framework,
+    derive_setting,
     environment_flag,
+    find_written,
     normalize_dtype,
     read_setting,
     set_derived,
+    set_weights,
     split_names,
 )
 from ckptcheck.jobs.interpolation import resolve
@@ -161,7 +164,28 @@ def _finish(job: Job, document: Document) -> None:
         # Only then the pass for old logprobs is skipped.
         for name in ("metrics.lost", "metrics.left"):
             job.settings[name] = read_setting(job, document, name, FieldSource())
+    _set_weights(job, document)
     _set_update_and_lag(job, document)
+
+
+def _set_weights(job: Job, document: Document) -> None:
+    """Set the importance weights (`ClippedPGLossFn`): that of a sequence is the product of its ratios."""
+    like = job["algorithm.correction"]
+    if job.text("algorithm.correction") in ("none", None):
+        set_weights(job, like, NEMO)
+        return
+    by_sequence = resolve(document, f"{LOSS}.sequence_level_importance_ratios")
+    level = "token"
+    if by_sequence is not None and by_sequence.value is True:
+        level, like = "sequence", derive_setting(by_sequence, True)
+    kind = find_written(document, f"{LOSS}.truncated_importance_sampling_type")
+    high = find_written(document, f"{LOSS}.truncated_importance_sampling_ratio")
+    bounds = find_written(document, f"{LOSS}.truncated_importance_sampling_ratio_min"), high
+    if kind is not None and kind.value in ("icepop", "seq-mask-tis"):
+        mask = "geometric" if kind.value == "seq-mask-tis" else level
+        set_weights(job, like, NEMO, weight=level, mask=mask, kept=bounds)
+    else:
+        set_weights(job, like, NEMO, weight=level, cut=bounds if kind is not None else (None, None))
 
 
 def _set_refit(job: Job, document: Document) -> None:

@@ -23,13 +23,16 @@ from pathlib import Path
 
 from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.framework import (
+    Bound,
     FieldSource,
     Framework,
     derive_setting,
+    find_written,
     leave_out_unresolved,
     normalize_dtype,
     read_setting,
     set_derived,
+    set_weights,
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, Setting
@@ -108,6 +111,27 @@ def _normalize(document: Document, table: KeyTable) -> None:
                 document.put(meant[0], leaf)
 
 
+def _set_weights(job: Job, document: Document, name: str, like: Setting, default: str) -> None:
+    """Set the importance weights (`compute_rho_correction`): the geometric mean with rho_mask_sequence_level. 0: no bound."""
+
+    def find(key: str, default: float) -> Bound:
+        found = find_written(document, key)
+        return found if found is not None and found.value != 0 else None if found is not None else default or None
+
+    if name == "tis":
+        set_weights(
+            job, like, default, weight="token", cut=(None, find("truncated_importance_sampling_ratio_cap", 0.0))
+        )
+        return
+    by_sequence = find_written(document, "rho_mask_sequence_level")
+    level = "none" if name == "none" else "geometric" if by_sequence and by_sequence.value is True else "token"
+    cut = find("rho_clamp_lower_bound", 0.0), find("rho_clamp_upper_bound", 2.0)
+    kept = find("rho_mask_lower_bound", 0.0), find("rho_mask_upper_bound", 0.0)
+    is_by_variation = find_written(document, "rho_mask_tv_divergence")
+    mask = level if kept != (None, None) and not (is_by_variation and is_by_variation.value is True) else "none"
+    set_weights(job, like, default, weight=level, cut=cut, mask=mask, kept=kept)
+
+
 def _set_correction(job: Job, document: Document, table: KeyTable, release: int, default: str) -> None:
     """Set the importance correction, and whether vLLM's logprobs enter the loss."""
     key = (
@@ -118,6 +142,7 @@ def _set_correction(job: Job, document: Document, table: KeyTable, release: int,
     name = {"use_rho_correction": "rho"}.get(key, "tis") if value not in (None, False, 0) else "none"
     like = derive_setting(written, name) if written is not None else Setting(name, "default", f"default of {default}")
     job.settings["algorithm.correction"] = like
+    _set_weights(job, document, name, like, default)
     bypass: ResolvedValue | None = resolve(document, "use_vllm_logprobs")
     if job.flag("algorithm.bypass") and bypass is not None:
         like = derive_setting(bypass, True)

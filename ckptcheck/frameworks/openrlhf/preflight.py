@@ -34,6 +34,7 @@ from ckptcheck.jobs.framework import (
     remove_unused_critic,
     set_default,
     set_derived,
+    set_weights,
 )
 from ckptcheck.jobs.job import Job, Setting
 from ckptcheck.jobs.key_table import load_key_table, set_from_table
@@ -148,8 +149,21 @@ def _set_correction(job: Job, document: Document, of: str) -> None:
     job.settings["algorithm.correction"] = like
     set_derived(job, "algorithm.uses_rollout_logprobs", name != "none", like)
     set_derived(job, "rollout.logprobs", name != "none", like)
+    if level is None:
+        _set_weights(job, document, name, like, of)
     if name != "none":
         set_default(job, "engine.logprobs", "processed", f"{OPENRLHF} with the correction")
+
+
+def _set_weights(job: Job, document: Document, name: str, like: Setting, of: str) -> None:
+    """Set the importance weights (`PolicyLoss`), which are those of tokens. name: how they are bounded, or none."""
+    written = find_written(document, f"{ADVANTAGE}.is_correction_threshold", "vllm_is_truncated_threshold")
+    both = written.value if written is not None else [0.5, 5.0]
+    bounds = (both[0], both[1]) if isinstance(both, list) and len(both) == 2 else (None, None)
+    if name in ("icepop", "seq-mask-tis"):
+        set_weights(job, like, of, weight="token", mask="token" if name == "icepop" else "geometric", kept=bounds)
+    else:
+        set_weights(job, like, of, weight="none" if name == "none" else "token", cut=bounds)
 
 
 FRAMEWORK = Framework(

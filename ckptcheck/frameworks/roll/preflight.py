@@ -14,6 +14,7 @@ from ckptcheck.jobs.engine_flags import apply_engine_arguments, arguments_in_sec
 from ckptcheck.jobs.framework import (
     FieldSource,
     Framework,
+    derive_setting,
     normalize_dtype,
     read_setting,
     remove_settings,
@@ -21,6 +22,7 @@ from ckptcheck.jobs.framework import (
     set_default,
     set_derived,
     set_uneven_stages,
+    set_weights,
 )
 from ckptcheck.jobs.interpolation import resolve
 from ckptcheck.jobs.job import Job, Setting
@@ -155,6 +157,15 @@ def _finish(job: Job, document: Document) -> None:
         return
     uses = job.text("algorithm.correction") != "none"
     set_derived(job, "algorithm.uses_rollout_logprobs", uses, job["algorithm.correction"])
+    kind, bound = (
+        resolve(document, f"train_infer_correction.is_weight.{key}") for key in ("weight_type", "upper_bound")
+    )
+    level = str(kind.value) if kind is not None else "token"
+    # The weight of a segment, a stretch of trained tokens, is the mean over it: in one turn over the whole response.
+    if level in ("token", "sequence", "geometric") and uses:
+        set_weights(job, job["algorithm.correction"], ROLL, weight=level, cut=(0.0, bound or 1.2))
+        if kind is not None:
+            job.settings["algorithm.weight"] = derive_setting(kind, level)
 
 
 FRAMEWORK = Framework(

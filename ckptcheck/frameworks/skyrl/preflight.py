@@ -24,15 +24,18 @@ from pathlib import Path
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.engine_flags import DEFAULTS, apply_engine_arguments
 from ckptcheck.jobs.framework import (
+    Bound,
     FieldSource,
     Framework,
     count_gpus,
     derive_setting,
+    find_written,
     leave_out_unresolved,
     normalize_dtype,
     read_setting,
     remove_unused_critic,
     set_derived,
+    set_weights,
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, Setting
@@ -195,12 +198,43 @@ def _set_correction(job: Job, document: Document) -> None:
         break
     job.settings["algorithm.correction"] = like
     set_derived(job, "algorithm.uses_rollout_logprobs", name != "none", like)
+    _set_weights(job, document, like)
     logprobs = resolve(document, f"{SAMPLING}.logprobs")
     if name != "none" and like.is_known:
         # SkyRL asks for them by itself if a correction needs them.
         set_derived(job, "rollout.logprobs", True, like)
     elif logprobs is not None:
         job.settings["rollout.logprobs"] = derive_setting(logprobs, logprobs.value is not None)
+
+
+WEIGHT_CAPS = {"token": 2.0, "sequence": 5.0}
+"""tis_ratio_type → the largest weight, where the job writes none (`OffPolicyCorrectionConfig`)."""
+SEQUENCE_MASKS = {"product": ("sequence", 0.5, 2.0), "geometric": ("geometric", 0.99, 1.01)}
+"""sequence_mask_metric → what is left out, and the least and the largest ratio that is not."""
+
+
+def _set_weights(job: Job, document: Document, like: Setting) -> None:
+    """Set the importance weights of off_policy_correction."""
+
+    def find(key: str, default: float) -> Bound:
+        return find_written(document, f"{CORRECTION}.{key}") or default
+
+    kind, metric = (find_written(document, f"{CORRECTION}.{key}") for key in ("tis_ratio_type", "sequence_mask_metric"))
+    level, cap = "none", None
+    if kind is not None and kind.value in WEIGHT_CAPS:
+        level = str(kind.value)
+        cap = find(f"{level}_tis_ratio_clip_high", WEIGHT_CAPS[level])
+    mask: str = "none"
+    kept: tuple[Bound, Bound] = (None, None)
+    if metric is not None and metric.value in SEQUENCE_MASKS:
+        mask, low, high = SEQUENCE_MASKS[str(metric.value)]
+        prefix = "geo" if mask == "geometric" else "product"
+        kept = find(f"{prefix}_mask_low", low), find(f"{prefix}_mask_high", high)
+    if level != "none" or mask != "none":
+        set_weights(job, like, SKYRL, weight=level, cut=(None, cap), mask=mask, kept=kept)
+        for name, found in (("algorithm.weight", kind), ("algorithm.mask", metric)):
+            if found is not None:
+                job.settings[name] = derive_setting(found, job[name].value)
 
 
 MASKS = (

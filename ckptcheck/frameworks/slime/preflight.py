@@ -21,6 +21,7 @@ from ckptcheck.jobs.framework import (
     remove_settings,
     set_default,
     set_derived,
+    set_weights,
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, Setting, UnknownKey
@@ -175,6 +176,7 @@ def _finish(job: Job, document: Document) -> None:
         set_derived(job, "trainer.filters", False, job["trainer.filters"])
     _set_update_and_lag(job, document)
     count_gpus(job, document, ("actor_num_nodes", "actor_num_gpus_per_node"), SLIME)
+    _set_weights(job, document)
     use_logprobs = resolve(document, "use_rollout_logprobs")
     uses = job.text("algorithm.correction") == "tis" or bool(use_logprobs and use_logprobs.value is True)
     set_derived(
@@ -183,6 +185,18 @@ def _finish(job: Job, document: Document) -> None:
         uses,
         Setting(uses, "set", "", use_logprobs.leaf) if use_logprobs else job["algorithm.correction"],
     )
+
+
+def _set_weights(job: Job, document: Document) -> None:
+    """Set the importance weights: `vanilla_tis_function` cuts those of tokens, `icepop_function` leaves tokens out."""
+    like, function = job["algorithm.correction"], resolve(document, "custom_tis_function_path")
+    bounds = (resolve(document, "tis_clip_low") or 0.0, resolve(document, "tis_clip") or 2.0)
+    if job.text("algorithm.correction") != "tis":
+        set_weights(job, like, SLIME)
+    elif function is None:
+        set_weights(job, like, SLIME, weight="token", cut=bounds)
+    elif str(function.value).endswith(".icepop_function"):
+        set_weights(job, like, SLIME, weight="token", mask="token", kept=bounds)
 
 
 def _of(document: Document, key: str) -> Setting | None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.engine_flags import apply_engine_arguments, arguments_in_section
 from ckptcheck.jobs.framework import (
+    Bound,
     FieldSource,
     Framework,
     derive_setting,
@@ -34,6 +35,7 @@ from ckptcheck.jobs.framework import (
     read_setting,
     set_default,
     set_derived,
+    set_weights,
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, Setting, UnknownKey
@@ -54,6 +56,12 @@ OWN_KEYS = {"rloo": ("normalize_advantages",), "async_grpo": ("max_staleness", "
 NOT_OF_A_CLASS = frozenset(("config", "accelerate_config"))
 OWN_SCRIPT = re.compile(r"\btrl[./](cli\b.*)?scripts[./](grpo|rloo)\b")
 """TRL's own scripts, which drop a key of the YAML file that no class has (``fail_with_unknown_args=False``)."""
+
+CLIPS = (
+    ("vllm_importance_sampling_clip_min",),
+    ("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
+)
+"""Keys of the least and the largest importance weight; the cap, which came first, wins where both are written."""
 
 PATHS: Mapping[str, FieldSource] = {
     "trainer.lora": FieldSource(("use_peft",)),
@@ -277,8 +285,21 @@ def _set_correction(job: Job, document: Document, trainer: str, table: KeyTable,
         like = derive_setting(found, name) if found else Setting(name, "default", f"default of {of}")
     job.settings["algorithm.correction"] = like
     set_derived(job, "algorithm.uses_rollout_logprobs", name != "none", like)
+    level, _, action = name.partition("_")
+    low, high = (_find_bound(document, table, number, keys) for keys in CLIPS)
+    if action == "mask":
+        set_weights(job, like, of, weight=level, mask=level, kept=(low, high))
+    else:
+        set_weights(job, like, of, weight=level, cut=(low, high))
     masked = find_written(document, "off_policy_mask_threshold")
     set_derived(job, "rollout.logprobs", name != "none" or masked is not None, like)
+
+
+def _find_bound(document: Document, table: KeyTable, number: int, keys: tuple[str, ...]) -> Bound:
+    """Return a bound of the importance weights, of the first key that is written, or else the release's default."""
+    known = [key for name in keys if (key := table.find(name, number)) is not None]
+    default = next((key.default for key in known if isinstance(key.default, (int, float))), None)
+    return find_written(document, *keys) or default
 
 
 def _read_python(script: PythonScript) -> Document | None:

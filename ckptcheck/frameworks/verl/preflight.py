@@ -8,20 +8,24 @@ Names and defaults: the generated reference configurations of volcengine/verl at
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.engine_flags import apply_engine_arguments, arguments_in_section
 from ckptcheck.jobs.framework import (
+    Bound,
     FieldSource,
     Framework,
+    coerce,
     count_gpus,
     normalize_dtype,
     remove_settings,
     set_default,
     set_derived,
+    set_weights,
     split_names,
 )
-from ckptcheck.jobs.interpolation import resolve
+from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, Setting
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -192,6 +196,45 @@ CORRECTION_KEYS = split_names("""
 """)
 
 
+REJECTED = {"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"}
+"""rollout_rs → whose ratio leaves tokens out. k2 and k3 are distances, which this table does not name."""
+
+
+def _set_weights(job: Job, document: Document) -> None:
+    """Set the importance weights (`rollout_corr_helper.py`). In bypass mode the loss has one ratio, against the engine."""
+    level, threshold = (resolve(document, f"{CORRECTION}.{key}") for key in ("rollout_is", "rollout_is_threshold"))
+    rejected, bounds = (resolve(document, f"{CORRECTION}.{key}") for key in ("rollout_rs", "rollout_rs_threshold"))
+    cap = resolve(document, f"{ACTOR}.tis_imp_ratio_cap")
+    like = job["algorithm.correction"]
+    if job.text("algorithm.correction") == "none":
+        set_weights(job, like, VERL)
+    elif cap is not None and isinstance(cap.value, (int, float)) and cap.value > 0 and level is None:
+        set_weights(job, like, VERL, weight="token", cut=(None, cap))
+    if job.flag("algorithm.bypass") or level is None:
+        return
+    weight = str(level.value) if level.value in ("token", "sequence") else "none"
+    lower, upper = _split_bounds(threshold, 2.0)
+    mask = REJECTED.get(str(rejected.value), "none") if rejected is not None else "none"
+    if weight != "none" and lower is not None:
+        # "0.5_5.0": weights outside of these are 0.
+        set_weights(job, like, VERL, weight=weight, mask=weight, kept=(lower, upper))
+    elif weight != "none" or mask != "none":
+        low, high = _split_bounds(bounds, None)
+        if isinstance(high, ResolvedValue) and isinstance(high.value, (int, float)) and low is None:
+            low = 1 / high.value
+        set_weights(job, like, VERL, weight=weight, cut=(None, upper), mask=mask, kept=(low, high))
+
+
+def _split_bounds(found: ResolvedValue | None, default: float | None) -> tuple[Bound, Bound]:
+    """Return the lower and the upper bound of a threshold: a number, or the text ``0.5_5.0``."""
+    if found is None or found.value is None:
+        return None, default
+    lower, mark, upper = str(found.value).rpartition("_")
+    parts = [coerce(part, "number") for part in (lower, upper)]
+    numbers = [replace(found, value=part) if part is not None else None for part in parts]
+    return (numbers[0] if mark else None), numbers[1]
+
+
 def _finish(job: Job, document: Document) -> None:
     """Set the engine's arguments and the fields that depend on several keys."""
     from ckptcheck.jobs.framework import read_setting
@@ -235,6 +278,7 @@ def _finish(job: Job, document: Document) -> None:
         or bool(use_logprobs and use_logprobs.value is True)
     )
     set_derived(job, "algorithm.uses_rollout_logprobs", uses, job["algorithm.correction"])
+    _set_weights(job, document)
     length = resolve(document, f"{ACTOR}.ppo_max_token_len_per_gpu")
     if job.flag("batch.dynamic") and length is not None and isinstance(length.value, int):
         # A sequence is spread over the ranks of context or sequence parallelism.
