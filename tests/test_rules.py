@@ -95,7 +95,7 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
     "servers": lambda table, _: build_servers(table),
     "engines": lambda table, folder: build_servers(table) if "servers" in table else run_trial_case(table, folder),
     "history": lambda table, folder: build_history(table, folder / "syncs.jsonl"),
-    "rollouts": lambda table, _: build_rollout_evidence(table),
+    "rollouts": build_rollout_evidence,
     "rollout-series": lambda table, _: build_rollout_series(table),
     "rollout-runs": lambda table, _: build_run_comparison(table),
     "matrix": lambda table, _: build_matrix(table),

@@ -16,6 +16,7 @@ from ckptcheck.rollouts.labelled_weights import LabelledWeights
 from ckptcheck.rollouts.learning_signal import LearningSignal, measure_signal
 from ckptcheck.rollouts.metrics.distribution import ExactKL, Temperature, compute_exact_kl, fit_temperature
 from ckptcheck.rollouts.metrics.exactness import Exactness, compare_exactly
+from ckptcheck.rollouts.metrics.importance_weights import Correction, Weights, compute_weights
 from ckptcheck.rollouts.metrics.indexer_record import IndexerAgreement, compare_indexers
 from ckptcheck.rollouts.metrics.logprob_metrics import ClipBounds, LogprobMetrics, compute_metrics, recorded_clip
 from ckptcheck.rollouts.metrics.noise_floor import NoiseFloor
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ckptcheck.jobs.job import Job
+
 
 @dataclass(frozen=True)
 class RolloutEvidence(EvidenceDefaults):
@@ -54,6 +57,20 @@ class RolloutEvidence(EvidenceDefaults):
     """The weights behind the versions, by the record of the job's syncs; (): not known."""
     is_alone: bool = True
     """Whether no other file of the run is judged with it. A rule on the series says what shows over several files."""
+    job: Job | None = None
+    """The job whose rollouts these are; None: not known."""
+
+    @cached_property
+    def correction(self) -> Correction | None:
+        """What the job does with the ratios of engine and trainer; None: not known."""
+        return Correction.of(self.job)
+
+    @cached_property
+    def correction_weights(self) -> Weights | None:
+        """The weights that the job's loss has; None where its correction is not known, or is none."""
+        if self.correction is None or self.correction == Correction() or self.metrics_or_none is None:
+            return None
+        return compute_weights(self.correction, self.metrics_or_none, self.rollouts)
 
     @property
     def expert_layout(self) -> ExpertLayout | None:
@@ -215,6 +232,7 @@ class RolloutEvidence(EvidenceDefaults):
                 self.exact_kl,
                 self.temperature_fit,
                 self.rollouts.metadata.source,
+                self.correction_weights,
             )
         )
 

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import exp
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.report import Section
 from ckptcheck.rollouts.metrics.framework_metrics import BY_SOURCE
+from ckptcheck.rollouts.metrics.importance_weights import (
+    LARGEST_LOG,
+    SMALL,
+    Weights,
+    compute_log_ratios,
+    exponentiate,
+)
 from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
@@ -37,11 +45,12 @@ def build_sections(
     exact: ExactKL | None = None,
     temperature: Temperature | None = None,
     source: str = "",
+    weights: Weights | None = None,
 ) -> Iterator[Section]:
     """Yield the tables.
 
     source: what the file was converted from. decode: token id → text, None without a tokenizer.
-    exact, temperature: computed from whole distributions; None where these are not recorded.
+    exact, temperature: computed from whole distributions; None where these are not recorded. weights: those of the job's loss.
     """
     numbers = gap.numbers()
     rows = [
@@ -69,6 +78,8 @@ def build_sections(
         yield Section(
             f"as {framework.framework} logs it", ("metric", "value"), own_rows, (f"as of {framework.version}",)
         )
+    if gap.sampled_by == "engine":
+        yield _build_weights_section(gap, weights)
     if exact is not None:
         kl_rows = [("KL(engine ‖ trainer)", exact.engine_trainer), ("KL(trainer ‖ engine)", exact.trainer_engine)]
         if temperature is not None:
@@ -85,6 +96,30 @@ def build_sections(
         )  # fmt: skip
         notes = () if decode else ("--tokenizer DIR (a checkpoint) decodes them",)
         yield Section("worst tokens", columns, worst, notes)
+
+
+def _build_weights_section(gap: LogprobMetrics, job: Weights | None) -> Section:
+    """Return the importance weights of the file under each formula, and those of the job's loss where they are known."""
+    logs = compute_log_ratios(gap)
+    tokens = Weights(
+        gap.tokens, exp(min(gap.moments.log_min, LARGEST_LOG)), gap.ratio, exp(min(gap.moments.log_max, LARGEST_LOG))
+    )
+    named = {
+        "token, e^l": tokens,
+        "sequence, e^(sum of l)": Weights.of(exponentiate(logs["sequence"])),
+        "sequence, e^(mean of l)": Weights.of(exponentiate(logs["geometric"])),
+    }
+    if job is not None:
+        named["in the job's loss"] = job
+    rows = tuple((name, each.number, each.least, each.mean, each.greatest, each.small) for name, each in named.items())
+    return Section(
+        "importance weights", ("of a", "number", "least", "mean", "greatest", f"below {SMALL:g}"), rows, (FORMULAS,)
+    )
+
+
+FORMULAS = (
+    "of a sequence, TRL, verl, NeMo-RL, SkyRL, ROLL and slime's mis.py take the sum; AReaL, ms-swift, and geometric, the mean"
+)"""Which frameworks have which formula, as importance_weights.py lists them."""
 
 
 def _floor_multiple(floor: NoiseFloor | None, name: str, value: float | int | None) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -23,6 +24,7 @@ from ckptcheck.rollouts.thresholds import Thresholds
 from ckptcheck.rollouts.validation import find_defects
 from ckptcheck.runs.history.record import SCHEMA, SyncRecord
 from tests.factories.case_table import CaseTable, StrictTable
+from tests.factories.job_cases import read_job
 
 
 class ColumnChange(StrictTable, kw_only=True):
@@ -87,6 +89,8 @@ class RolloutCase(CaseTable, kw_only=True):
     """The job's record of syncs, see `SyncRecord`."""
     experts: dict[str, Any] | None = None
     """What the checkpoint says of its experts, see `ExpertLayout`."""
+    job: str = ""
+    """The text of the job's job.yaml."""
 
 
 class RolloutSeriesCase(CaseTable, kw_only=True):
@@ -306,8 +310,8 @@ def _select_experts(change: Mapping[str, Any]) -> tuple[Any, ...]:
     return (layers, change["choice"]) if "choice" in change else (layers,)
 
 
-def build_rollout_evidence(table: Mapping[str, Any]) -> RolloutEvidence:
-    """Make the evidence of a case: draw the rollouts and change them."""
+def build_rollout_evidence(table: Mapping[str, Any], folder: Path | None = None) -> RolloutEvidence:
+    """Make the evidence of a case: draw the rollouts and change them. folder: where its job is written."""
     case = msgspec.convert(table, RolloutCase)
     found = draw_rollouts(**case.rollouts) if case.chat is None else _tokenize_texts(case.chat["texts"])
     for change in table.get("changes", []):
@@ -326,6 +330,7 @@ def build_rollout_evidence(table: Mapping[str, Any]) -> RolloutEvidence:
         Thresholds(**case.gates),
         floor,
         drawn_by=drawn_by,
+        job=read_job({"job": case.job}, folder) if case.job and folder is not None else None,
         weights=list_labelled_weights([msgspec.convert({"schema": SCHEMA, **sync}, SyncRecord) for sync in case.syncs]),
     )
 

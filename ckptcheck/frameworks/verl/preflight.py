@@ -18,6 +18,7 @@ from ckptcheck.jobs.framework import (
     Framework,
     coerce,
     count_gpus,
+    derive_setting,
     normalize_dtype,
     remove_settings,
     set_default,
@@ -223,6 +224,8 @@ def _set_weights(job: Job, document: Document) -> None:
         if isinstance(high, ResolvedValue) and isinstance(high.value, (int, float)) and low is None:
             low = 1 / high.value
         set_weights(job, like, VERL, weight=weight, cut=(None, upper), mask=mask, kept=(low, high))
+        if rejected is not None and mask != "none":
+            job.settings["algorithm.mask"] = derive_setting(rejected, mask)
 
 
 def _split_bounds(found: ResolvedValue | None, default: float | None) -> tuple[Bound, Bound]:
