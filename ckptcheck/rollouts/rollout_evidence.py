@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Reading, Section
-from ckptcheck.linter.rule import Skip
+from ckptcheck.linter.rule import Problem, Severity, Skip
 from ckptcheck.rollouts.coherence import ResponseShape, measure_responses
 from ckptcheck.rollouts.expert_layout import ExpertLayout
 from ckptcheck.rollouts.labelled_weights import LabelledWeights
@@ -59,6 +59,23 @@ class RolloutEvidence(EvidenceDefaults):
     """Whether no other file of the run is judged with it. A rule on the series says what shows over several files."""
     job: Job | None = None
     """The job whose rollouts these are; None: not known."""
+    is_replay: bool = False
+    """Whether the user says that the trainer repeats the engine's choice of experts."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether the trainer repeats the engine's choice of experts, by the user or by the job."""
+        return self.is_replay or (self.job is not None and self.job.text("trainer.router_replay") == "rollout")
+
+    def problem(self, message: str, *names: str, hint: str, key: str | None = None, severity: Severity | None = None) -> Problem:
+        """Make a problem at the setting of the job that is to blame.
+
+        names: of settings in `FIELDS`; the first that the job writes counts. key: the place where it writes none.
+        """
+        for name in names if self.job is not None else ():
+            if self.job is not None and self.job[name].leaf is not None:
+                return self.job.problem(message, name, hint, severity)
+        return Problem(message, key=key, hint=hint, severity=severity)
 
     @cached_property
     def correction(self) -> Correction | None:

@@ -119,7 +119,8 @@ def _build_weights_section(gap: LogprobMetrics, job: Weights | None) -> Section:
 
 FORMULAS = (
     "of a sequence, TRL, verl, NeMo-RL, SkyRL, ROLL and slime's mis.py take the sum; AReaL, ms-swift, and geometric, the mean"
-)"""Which frameworks have which formula, as importance_weights.py lists them."""
+)
+"""Which frameworks have which formula, as importance_weights.py lists them."""
 
 
 def _floor_multiple(floor: NoiseFloor | None, name: str, value: float | int | None) -> float | None:

@@ -18,6 +18,7 @@ from ckptcheck.verbs.options import (
     ClipLow,
     Floor,
     FloorLimit,
+    FrameworkVersion,
     MeanRatioLimit,
     Option,
     Paths,
@@ -28,6 +29,9 @@ from ckptcheck.verbs.parameter import several
 from ckptcheck.verbs.verb import verb
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ckptcheck.jobs.job import Job
     from ckptcheck.linter.report import Report, Reports
 
 
@@ -50,6 +54,17 @@ def judge(
         StrPath | None,
         Option("The job's record of syncs: are weight versions what they say they are?", metavar="RECORD"),
     ] = None,
+    job: Annotated[
+        Paths,
+        Option(
+            "The job's configuration, a file each time, or key=value: what it says is held against the rollouts.",
+            metavar="JOB",
+        ),
+    ] = (),
+    replay: Annotated[
+        bool,
+        Option("The trainer repeats the engine's choice of experts: a row that differs is an error.", shown="as --job says"),
+    ] = False,
     exact: Annotated[bool, Option("Any difference between the two sides is an error: truly on policy.")] = False,
     floor: Floor = None,
     max_floor_multiple: FloorLimit = 5.0,
@@ -62,8 +77,13 @@ def judge(
     ] = None,
     max_sequence_error: Annotated[float, Setting("Limit of mean exp|Δ| of any one sequence.", within=FROM_ONE)] = 2.0,
     max_lag: Annotated[
-        int, Setting("Versions that tokens may be older than the trainer's weights.", within=FROM_ZERO)
-    ] = 1,
+        int | None,
+        Setting(
+            "Versions that tokens may be older than the trainer's weights.",
+            within=FROM_ZERO,
+            shown="as --job says, at least 1",
+        ),
+    ] = None,
     clip_low: ClipLow = None,
     clip_high: ClipHigh = None,
     no_limits: Annotated[
@@ -83,6 +103,7 @@ def judge(
             panel=KEPT,
         ),
     ] = None,
+    framework_version: FrameworkVersion = "",
     pictures: bool = False,
     observer: Observer = SILENT,
 ) -> "Reports":
@@ -96,6 +117,7 @@ def judge(
     from ckptcheck.linter.report import Reports
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.rollouts.files import list_rollout_files
+    from ckptcheck.rollouts.job_settings import complete_from_job, find_allowed_lag
     from ckptcheck.rollouts.labelled_weights import read_labelled_weights
     from ckptcheck.rollouts.metrics.noise_floor import read_noise_floor
     from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
@@ -109,6 +131,9 @@ def judge(
     named = [Path(file) for file in several(files)]
     if not named:
         raise CkptcheckError("there is nothing to judge", hint="name a file of rollouts")
+    opened = _open_job(several(job), framework_version)
+    if max_lag is None:
+        max_lag = find_allowed_lag(opened)
     clip = clip_low, clip_high
     thresholds = Thresholds(
         max_mult_prob_error,
@@ -141,8 +166,9 @@ def judge(
     paths = list_rollout_files(named)
     for path in paths:
         evidence = RolloutEvidence(
-            str(path), rollouts.read_rollouts(path), thresholds, noise_floor, decode, decode_text=decode_text,
-            drawn_by=drawn_by, weights=weights, is_alone=len(paths) == 1,
+            str(path), complete_from_job(rollouts.read_rollouts(path), opened), thresholds, noise_floor, decode,
+            decode_text=decode_text, drawn_by=drawn_by, weights=weights, job=opened, is_replay=replay,
+            is_alone=len(paths) == 1,
         )  # fmt: skip
         reports.append(build_report(evidence, loaded, pictures=pictures))
         # of a file alone nothing is compared with another
@@ -164,3 +190,12 @@ def judge(
             build_report(RunComparison(series, RolloutSeries.of(reference, thresholds)), loaded, pictures=pictures)
         )
     return Reports(tuple(reports))
+
+
+def _open_job(named: "Sequence[StrPath]", version: str) -> "Job | None":
+    """Read the job that rollouts are of, without a look at its checkpoints or at this machine. version: of its framework."""
+    if not named:
+        return None
+    from ckptcheck.jobs.open_job import open_job
+
+    return open_job([os.fspath(part) for part in named], framework_version=version, scan=False)

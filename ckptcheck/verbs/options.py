@@ -311,6 +311,11 @@ StoredOutput = Annotated[
     ),
 ]  # fmt: skip
 
+FrameworkVersion = Annotated[
+    str,
+    Setting("Release of the framework, or the date of its commit, for its defaults, where no file pins it."),
+]
+
 # Whom to trust.
 TrustConfig = Annotated[
     StrPath | None,

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from ckptcheck.verbs.options import Argument, Ignore, Option, Select, Setting, StrPath, Words
+from ckptcheck.verbs.options import Argument, FrameworkVersion, Ignore, Option, Select, Setting, StrPath, Words
 from ckptcheck.verbs.parameter import several
 from ckptcheck.verbs.verb import verb
 
@@ -54,10 +54,7 @@ def preflight(
     ] = True,
     engine_version: Annotated[str, Setting("Version of the engine, for its defaults, where no file pins it.")] = "",
     te_version: Annotated[str, Setting("Version of Transformer Engine.")] = "",
-    framework_version: Annotated[
-        str,
-        Setting("Release of the framework, or the date of its commit, for its defaults, where no file pins it."),
-    ] = "",
+    framework_version: FrameworkVersion = "",
     select: Select = (),
     ignore: Ignore = (),
     pictures: bool = False,

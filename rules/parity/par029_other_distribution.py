@@ -4,10 +4,10 @@
 - Where both sides recorded distributions (top k or full vocabulary): the temperature T for which log-softmax(trainer / T) equals
   the engine's logprobs. Differences between the logprobs of two ids do not contain the normaliser, so T is exact, whatever lies
   outside of the top k. The rule reports T if it differs from 1 by more than 2 % and explains at least half of the difference.
-- Else the metadata: the temperature that the engine sampled with, whether its logprobs are raw or processed, and the temperature by
+- Else the metadata, or where they are silent the job (`--job`): the temperature that the engine sampled with, whether its logprobs are raw or processed, and the temperature by
   which the trainer divides have to agree.
 - Processed logprobs do not come from a truncated distribution (top-p, top-k) or one with penalties (presence, frequency,
-  repetition), which the trainer does not compute.
+  repetition), which the trainer does not compute. Trainers that do, of a job with `--job`, may.
 
 ## Why it matters
 Raw logprobs are the model's, processed ones those of the distribution that the engine samples from. At a temperature other than
@@ -38,6 +38,8 @@ from ckptcheck.linter.rule import Skip
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import join_words
 
+TEMPERATURES = ("trainer.temperature", "rollout.temperature")
+
 
 @rule("PAR029", "other-distribution", severity="error", on="rollouts", when=lambda evidence: evidence.has_both_sides)
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
@@ -52,9 +54,11 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     sampling_temperature = metadata.sampling.temperature
     if fit is not None and abs(fit.temperature - 1) > 0.02 and fit.after < fit.before / 2:
         clause = f"; the sampling temperature was {sampling_temperature:g}" if sampling_temperature is not None else ""
-        yield Problem(
+        yield evidence.problem(
             f"a temperature of {fit.temperature:.4g} on the trainer's side closes the gap from {fit.before:.3g} to"
             f" {fit.after:.3g} nats{clause}",
+            "engine.logprobs",
+            *TEMPERATURES,
             hint="take logprobs of the same distribution on both sides: raw, or processed",
         )
         return
@@ -63,9 +67,11 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
         return
     engine_temperature = sampling_temperature if metadata.logprobs == "processed" else 1.0
     if abs(engine_temperature - trainer_temperature) > 1e-6:
-        yield Problem(
+        yield evidence.problem(
             f"the engine's logprobs are {metadata.logprobs}, taken at temperature {engine_temperature:g}, and the trainer"
             f" divides by {trainer_temperature:g}",
+            *TEMPERATURES,
+            "engine.logprobs",
             hint="take logprobs of the same distribution on both sides",
         )
 
@@ -73,9 +79,11 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
 def _find_filters(evidence: RolloutEvidence) -> Iterator[Problem]:
     """Yield a problem for truncation and one for penalties that processed logprobs contain."""
     sampling = evidence.rollouts.metadata.sampling
-    if (sampling.top_p is not None and sampling.top_p < 1) or (sampling.top_k or 0) > 0:
-        yield Problem(
+    is_cut = (sampling.top_p is not None and sampling.top_p < 1) or (sampling.top_k or 0) > 0
+    if is_cut and not (evidence.job is not None and evidence.job.flag("trainer.filters")):
+        yield evidence.problem(
             "the engine reports processed logprobs of a distribution truncated by top-p or top-k, which no trainer computes",
+            "rollout.top_k" if (sampling.top_k or 0) > 0 else "rollout.top_p",
             hint="sample with top_p 1 and top_k off, or take raw logprobs",
         )
     penalties = [
@@ -88,7 +96,8 @@ def _find_filters(evidence: RolloutEvidence) -> Iterator[Problem]:
         if value
     ]
     if penalties:
-        yield Problem(
+        yield evidence.problem(
             f"the engine reports processed logprobs with a {join_words(penalties)} penalty, which no trainer computes",
+            *(f"rollout.{name}_penalty" for name in penalties),
             hint="sample without penalties, or take raw logprobs",
         )

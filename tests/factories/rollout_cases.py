@@ -12,6 +12,7 @@ import tokenizers
 
 from ckptcheck.rollouts import Metadata, Rollout, Rollouts, build_rollouts
 from ckptcheck.rollouts.expert_layout import ExpertLayout
+from ckptcheck.rollouts.job_settings import complete_from_job
 from ckptcheck.rollouts.labelled_weights import list_labelled_weights
 from ckptcheck.rollouts.metrics.noise_floor import NoiseFloor
 from ckptcheck.rollouts.prompts import PromptTokenizer
@@ -91,6 +92,8 @@ class RolloutCase(CaseTable, kw_only=True):
     """What the checkpoint says of its experts, see `ExpertLayout`."""
     job: str = ""
     """The text of the job's job.yaml."""
+    replay: bool = False
+    """Whether the trainer repeats the engine's choice of experts."""
 
 
 class RolloutSeriesCase(CaseTable, kw_only=True):
@@ -318,6 +321,8 @@ def build_rollout_evidence(table: Mapping[str, Any], folder: Path | None = None)
         found = change_column(found, change)
     wrong = tuple(find_defects(found.columns, found.metadata))
     found = Rollouts(found.metadata, found.columns, wrong, "rollouts.safetensors")
+    job = read_job({"job": case.job}, folder) if case.job and folder is not None else None
+    found = complete_from_job(found, job)
     floor = None if case.floor is None else NoiseFloor(case.floor, **case.floor_of)
     drawn_by = None
     if case.chat is not None:
@@ -330,7 +335,8 @@ def build_rollout_evidence(table: Mapping[str, Any], folder: Path | None = None)
         Thresholds(**case.gates),
         floor,
         drawn_by=drawn_by,
-        job=read_job({"job": case.job}, folder) if case.job and folder is not None else None,
+        job=job,
+        is_replay=case.replay,
         weights=list_labelled_weights([msgspec.convert({"schema": SCHEMA, **sync}, SyncRecord) for sync in case.syncs]),
     )
 
