@@ -21,7 +21,13 @@ from ckptcheck.rollouts.metrics.indexer_record import IndexerAgreement, compare_
 from ckptcheck.rollouts.metrics.logprob_metrics import ClipBounds, LogprobMetrics, compute_metrics, recorded_clip
 from ckptcheck.rollouts.metrics.noise_floor import NoiseFloor
 from ckptcheck.rollouts.metrics.reference_gap import ReferenceGap, measure_reference
-from ckptcheck.rollouts.metrics.routing import RoutingShift, compute_routing_disagreement, find_routing_shift
+from ckptcheck.rollouts.metrics.routing import (
+    RoutingShift,
+    UnlikeRows,
+    compute_routing_disagreement,
+    find_routing_shift,
+    find_unlike_rows,
+)
 from ckptcheck.rollouts.metrics.routing_record import RoutingRecord
 from ckptcheck.rollouts.metrics.shift import compute_shifted_gaps
 from ckptcheck.rollouts.response_ends import ResponseEnds, find_response_ends
@@ -67,7 +73,9 @@ class RolloutEvidence(EvidenceDefaults):
         """Whether the trainer repeats the engine's choice of experts, by the user or by the job."""
         return self.is_replay or (self.job is not None and self.job.text("trainer.router_replay") == "rollout")
 
-    def problem(self, message: str, *names: str, hint: str, key: str | None = None, severity: Severity | None = None) -> Problem:
+    def problem(
+        self, message: str, *names: str, hint: str, key: str | None = None, severity: Severity | None = None
+    ) -> Problem:
         """Make a problem at the setting of the job that is to blame.
 
         names: of settings in `FIELDS`; the first that the job writes counts. key: the place where it writes none.
@@ -173,6 +181,11 @@ class RolloutEvidence(EvidenceDefaults):
     def routing_disagreement(self) -> tuple[NDArray[np.float64], int] | None:
         """The share of tokens in each layer that the sides route differently, and the number of compared tokens."""
         return compute_routing_disagreement(self.rollouts) if self.is_well_formed else None
+
+    @cached_property
+    def unlike_rows(self) -> UnlikeRows | None:
+        """Where the two sides route tokens differently; None where a side has no routing, or the shapes differ."""
+        return find_unlike_rows(self.rollouts) if self.is_well_formed else None
 
     @cached_property
     def exactness(self) -> Exactness:

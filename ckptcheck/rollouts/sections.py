@@ -117,9 +117,7 @@ def _build_weights_section(gap: LogprobMetrics, job: Weights | None) -> Section:
     )
 
 
-FORMULAS = (
-    "of a sequence, TRL, verl, NeMo-RL, SkyRL, ROLL and slime's mis.py take the sum; AReaL, ms-swift, and geometric, the mean"
-)
+FORMULAS = "of a sequence, TRL, verl, NeMo-RL, SkyRL, ROLL and slime's mis.py take the sum; AReaL, ms-swift and geometric the mean"
 """Which frameworks have which formula, as importance_weights.py lists them."""
 
 

@@ -63,7 +63,9 @@ def judge(
     ] = (),
     replay: Annotated[
         bool,
-        Option("The trainer repeats the engine's choice of experts: a row that differs is an error.", shown="as --job says"),
+        Option(
+            "The trainer repeats the engine's choice of experts: a row that differs is an error.", shown="as --job says"
+        ),
     ] = False,
     exact: Annotated[bool, Option("Any difference between the two sides is an error: truly on policy.")] = False,
     floor: Floor = None,

@@ -4,8 +4,8 @@
 - Where both sides recorded distributions (top k or full vocabulary): the temperature T for which log-softmax(trainer / T) equals
   the engine's logprobs. Differences between the logprobs of two ids do not contain the normaliser, so T is exact, whatever lies
   outside of the top k. The rule reports T if it differs from 1 by more than 2 % and explains at least half of the difference.
-- Else the metadata, or where they are silent the job (`--job`): the temperature that the engine sampled with, whether its logprobs are raw or processed, and the temperature by
-  which the trainer divides have to agree.
+- Else the metadata, or where they are silent the job (`--job`): the temperature that the engine sampled with, whether its logprobs
+  are raw or processed, and the temperature by which the trainer divides have to agree.
 - Processed logprobs do not come from a truncated distribution (top-p, top-k) or one with penalties (presence, frequency,
   repetition), which the trainer does not compute. Trainers that do, of a job with `--job`, may.
 

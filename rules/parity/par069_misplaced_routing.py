@@ -39,8 +39,6 @@ from ckptcheck.text.formatting import count, format_layers
 
 LEAST = 16
 """Fewest rows that show a layer without experts."""
-AGREEING, TIMES = 0.5, 3.0
-"""A shift counts if this share of the sets of experts is equal with it, and this many times as many as without it."""
 
 
 @rule(
@@ -116,7 +114,7 @@ def _find_shift(evidence: RolloutEvidence) -> Iterator[Problem]:
     shift = evidence.routing_shift
     if shift is None:
         raise Skip("the two sides recorded different numbers of experts for a token")
-    if shift.agreement < AGREEING or shift.agreement < TIMES * shift.unshifted:
+    if not shift.is_certain:
         return
     by = shift.layers or shift.tokens
     what = "layer" if shift.layers else "token"
