@@ -30,11 +30,12 @@ from ckptcheck.rollouts.metrics.routing import (
 )
 from ckptcheck.rollouts.metrics.routing_record import RoutingRecord
 from ckptcheck.rollouts.metrics.shift import compute_shifted_gaps
+from ckptcheck.rollouts.metrics.version_gaps import VersionGaps, measure_versions
 from ckptcheck.rollouts.response_ends import ResponseEnds, find_response_ends
 from ckptcheck.rollouts.response_texts import Decode, build_texts_section
 from ckptcheck.rollouts.rollouts import Rollouts
 from ckptcheck.rollouts.sampling_checkpoint import SamplingCheckpoint
-from ckptcheck.rollouts.sections import build_sections
+from ckptcheck.rollouts.sections import build_sections, build_versions_section
 from ckptcheck.rollouts.thresholds import Thresholds
 from ckptcheck.rollouts.token_round_trip import TokenRoundTrip, take_round_trip
 from ckptcheck.text.formatting import count
@@ -139,6 +140,17 @@ class RolloutEvidence(EvidenceDefaults):
         low = recorded.low if given.clip_low is None else given.clip_low
         high = recorded.high if given.clip_high is None else given.clip_high
         return compute_metrics(self.rollouts, clip=ClipBounds(low, high))
+
+    @cached_property
+    def version_gaps(self) -> VersionGaps | None:
+        """The gap by weight version; None where both sides' logprobs or a second version are missing."""
+        return measure_versions(self.rollouts) if self.has_both_sides else None
+
+    @property
+    def own_version(self) -> str | None:
+        """The version of the trainer's weights; None: not known."""
+        trainer = self.rollouts.metadata.trainer
+        return trainer.weight_version if trainer is not None else None
 
     @property
     def metrics(self) -> LogprobMetrics:
@@ -253,8 +265,11 @@ class RolloutEvidence(EvidenceDefaults):
         metrics = self.metrics_or_none
         if metrics is None:
             return texts
-        return texts + tuple(
-            build_sections(
+        versions = () if self.version_gaps is None else (build_versions_section(self.version_gaps, self.own_version),)
+        return (
+            *texts,
+            *versions,
+            *build_sections(
                 metrics,
                 self.thresholds,
                 self.floor,
@@ -263,7 +278,7 @@ class RolloutEvidence(EvidenceDefaults):
                 self.temperature_fit,
                 self.rollouts.metadata.source,
                 self.correction_weights,
-            )
+            ),
         )
 
     @property

@@ -15,6 +15,7 @@ from ckptcheck.rollouts.metrics.importance_weights import (
     compute_log_ratios,
     exponentiate,
 )
+from ckptcheck.rollouts.metrics.version_gaps import EDGE, VersionGaps, median
 from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
@@ -96,6 +97,25 @@ def build_sections(
         )  # fmt: skip
         notes = () if decode else ("--tokenizer DIR (a checkpoint) decodes them",)
         yield Section("worst tokens", columns, worst, notes)
+
+
+def build_versions_section(gaps: VersionGaps, own: str | None) -> Section:
+    """Return the gap by weight version. own: that of the trainer's weights; None: not known."""
+    rows = tuple(
+        (
+            f"{version}, the trainer's" if version == own else version,
+            each.number,
+            each.tokens,
+            each.abs_mean,
+            each.signed_mean,
+            median(each.first),
+            median(each.last),
+        )
+        for version, each in gaps.by_version.items()
+    )
+    columns = ("version", "segments", "tokens", "mean |Δ|", "mean Δ", f"first {EDGE}", f"last {EDGE}")
+    note = "first and last: |Δ| of the tokens after a segment begins, and before it ends, in its median"
+    return Section("gap by weight version", columns, rows, (note,))
 
 
 def _build_weights_section(gap: LogprobMetrics, job: Weights | None) -> Section:

@@ -158,7 +158,7 @@ def draw_rollouts(
     sequences: int = 4,
     prompt: int = 4,
     response: int = 32,
-    noise: float = 0.001,
+    noise: float | Sequence[float] = 0.001,
     seed: int = 0,
     mean: float = 0.3,
     versions: str | Sequence[str] = "",
@@ -183,7 +183,7 @@ def draw_rollouts(
 
     indexer: how many positions the sparse attention of each of two layers chooses.
 
-    noise: of the trainer, in nats. bias: of the trainer, in nats. drift: of the trainer from the reference. mean: of minus the
+    noise: of the trainer, in nats; several: of equally long parts of each response. bias: of the trainer, in nats. drift: of the trainer from the reference. mean: of minus the
     logprobs. top, full: how many ids are recorded. top_of_drawn: whether the drawn token is among them. reward: the mean of the
     rewards, which are drawn around it. rewards, advantages: of the sequences, from the beginning again where they are fewer.
     groups: how many sequences that follow each other have one prompt. alternate: how many prompts follow each other again and
@@ -191,9 +191,11 @@ def draw_rollouts(
     """
     draw = np.random.default_rng(seed)
     made = []
+    noises = [noise] if isinstance(noise, (int, float)) else list(noise)
+    scale = np.array([noises[place * len(noises) // response] for place in range(response)])
     for _ in range(sequences):
         engine = -draw.exponential(mean, response)
-        scored = np.minimum(engine + bias + noise * draw.standard_normal(response), 0.0)
+        scored = np.minimum(engine + bias + scale * draw.standard_normal(response), 0.0)
         # the order of random numbers: each expert at most once
         routing = draw.random((prompt + response, layers, 8)).argsort(-1)[..., :2] if layers else None
         rows = np.sort(-draw.exponential(3, (response, max(top, 2))), 1)[:, ::-1] if top else None
