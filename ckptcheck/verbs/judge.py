@@ -11,6 +11,7 @@ from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
     FROM_ONE,
     FROM_ZERO,
+    JOB,
     KEPT,
     LIMITS,
     Argument,
@@ -52,19 +53,22 @@ def judge(
     ] = None,
     history: Annotated[
         StrPath | None,
-        Option("The job's record of syncs: are weight versions what they say they are?", metavar="RECORD"),
+        Option("Its record of syncs: are weight versions what they say they are?", metavar="RECORD", panel=JOB),
     ] = None,
     job: Annotated[
         Paths,
         Option(
-            "The job's configuration, a file each time, or key=value: what it says is held against the rollouts.",
+            "Its configuration, a file each time, or key=value: what it says is held against the rollouts.",
             metavar="JOB",
+            panel=JOB,
         ),
     ] = (),
     replay: Annotated[
         bool,
         Option(
-            "The trainer repeats the engine's choice of experts: a row that differs is an error.", shown="as --job says"
+            "The trainer repeats the engine's choice of experts: a row that differs is an error.",
+            shown="as --job says",
+            panel=JOB,
         ),
     ] = False,
     exact: Annotated[bool, Option("Any difference between the two sides is an error: truly on policy.")] = False,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ckptcheck.jobs.job import Job, Setting
 from ckptcheck.linter.rule_loader import load_rules
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.rollouts.expert_layout import ExpertLayout
+from ckptcheck.rollouts.job_settings import complete_from_job
 from ckptcheck.rollouts.metadata import Metadata
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.rollouts.rollouts import Rollouts
@@ -47,5 +49,16 @@ def test_rules_do_not_crash(seed: int) -> None:
     metadata = Metadata(versions=["1", "2"], stop_tokens=[5, 7] if seed % 2 else [], experts=4 if seed % 3 else None)
     rollouts = Rollouts(metadata, columns, tuple(find_defects(columns, metadata)))
     layout = ExpertLayout(4, 2, 3, (1, 2), 1) if seed % 5 else None
-    evidence = RolloutEvidence("step0.safetensors", rollouts, Thresholds(exact=True), drawn_by=FakeCheckpoint(layout))
+    levels = ("token", "sequence", "geometric", "none")
+    said = {"algorithm.weight": levels[seed % 4], "algorithm.mask": levels[seed // 4 % 4], "algorithm.mask_high": 1.5}
+    job = Job("job.yaml", "TRL", {name: Setting(value, "default") for name, value in said.items()})
+    evidence = RolloutEvidence(
+        "step0.safetensors",
+        complete_from_job(rollouts, job),
+        Thresholds(exact=True),
+        drawn_by=FakeCheckpoint(layout),
+        job=job if seed % 2 else None,
+        is_replay=seed % 3 > 0,
+    )
+    assert evidence.sections is not None
     assert not run_rules(evidence, [rule for rule in load_rules() if rule.on == "rollouts"]).crashed

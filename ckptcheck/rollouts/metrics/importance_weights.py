@@ -136,7 +136,9 @@ def _weigh_tokens(
     parts = []
     for block in rollouts.blocks():
         indices = np.flatnonzero(block.mask)
-        token = (block.column("trainer_logprobs")[indices] - block.column("engine_logprobs")[indices]).astype(float)
+        engine, trainer = (block.column(f"{side}_logprobs")[indices].astype(float) for side in ("engine", "trainer"))
+        with np.errstate(invalid="ignore"):
+            token = trainer - engine
         known = np.isfinite(token)
         owners = block.owners[indices[known]]
         every = {level: values[owners] for level, values in of_sequence.items()}

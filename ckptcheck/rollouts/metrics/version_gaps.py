@@ -80,7 +80,9 @@ def measure_versions(rollouts: Rollouts) -> VersionGaps | None:
         if low == high:
             continue
         begin, end = (spans[low:high, each] - place.start for each in (0, 1))
-        gap = (block.column("trainer_logprobs") - block.column("engine_logprobs")).astype(np.float64)
+        engine, trainer = (block.column(f"{side}_logprobs").astype(np.float64) for side in ("engine", "trainer"))
+        with np.errstate(invalid="ignore"):
+            gap = trainer - engine
         counted = block.mask & np.isfinite(gap)
         gap = np.where(counted, gap, 0.0)
         total = [np.concatenate([[0.0], np.cumsum(each)]) for each in (counted, np.abs(gap), gap)]
