@@ -361,3 +361,68 @@ def test_versions_are_labels(here: Path) -> None:
     assert found.returncode == 1
     assert "version 1 stands for two sets of weights: 1 of 1 tensor differ" in found.stdout
     assert judge("step1.safetensors", "--history", "step0.jsonl", cwd=here).returncode == 2
+
+
+def findings_of(report: dict[str, object]) -> list[tuple[str, str]]:
+    """Return code and place of each finding: ``job.yaml:3 key``."""
+    found = report["findings"]
+    assert isinstance(found, list)
+    return [(each["code"], f"{each.get('file')}:{each.get('line')} {each.get('key')}") for each in found]
+
+
+NEMO_RL = """
+policy:
+  generation: {backend: vllm, temperature: 1.0}
+loss_fn:
+  use_importance_sampling_correction: true
+  sequence_level_importance_ratios: true
+grpo:
+  async_grpo: {enabled: true, max_trajectory_age_steps: 3}
+"""
+
+
+def test_a_job_is_held_against_its_rollouts(here: Path) -> None:
+    def run(*arguments: object) -> dict[str, object]:
+        return dict(json.loads(judge(*arguments, "--no-limits", "--format", "json", cwd=here).stdout))
+
+    (here / "job.yaml").write_text(NEMO_RL)
+    drawn = draw_rollouts(
+        response=1000, noise=0.01, bias=-0.003, versions="4", metadata={"trainer": {"weight_version": "7"}}
+    )
+    write_rollouts(drawn, here / "long.safetensors")
+    assert findings_of(run("long.safetensors")) == [("PAR012", "None:None None"), ("PAR084", "None:None None")]
+    told = run("long.safetensors", "--job", "job.yaml")
+    # Three versions are what the job allows.
+    assert findings_of(told) == [("PAR084", "job.yaml:6 loss_fn.sequence_level_importance_ratios")]
+    assert told == ckptcheck.judge("long.safetensors", job="job.yaml", no_limits=True).to_dict()
+    # What an option says wins, of the job and of judge.
+    by_token = ("--job", "job.yaml", "--job", "loss_fn.sequence_level_importance_ratios=false")
+    assert findings_of(run("long.safetensors", *by_token)) == []
+    again = run("long.safetensors", *by_token, "--set", "max-lag=2")
+    assert findings_of(again) == [("PAR012", "job.yaml:8 grpo.async_grpo.max_trajectory_age_steps")]
+    missing = judge("long.safetensors", "--job", "no.yaml", cwd=here)
+    assert (missing.returncode, missing.stderr) == (2, "no.yaml does not exist\n")
+
+
+def test_a_job_is_read_without_our_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("T", "0.5")
+    monkeypatch.setenv("WANDB_API_KEY", "of-this-shell")
+    (here / "job.sh").write_text(
+        "export WANDB_API_KEY=of-the-job\n"
+        "trl grpo --model_name_or_path org/m --use_vllm true --num_generations 8 --temperature $T --top_p 0.9\n"
+    )
+    said = judge("step0.safetensors", "--job", "job.sh", "-v", cwd=here).stdout
+    assert "job.sh:2 --top_p" in said
+    assert "0.5" not in said.split("gap\n")[0]
+    assert "of-this-shell" not in said
+    assert "of-the-job" not in said
+
+
+def test_a_replay_is_an_option(here: Path) -> None:
+    drawn = change_column(
+        draw_rollouts(sequences=8, layers=4),
+        {"column": "trainer_routing", "sequence": 3, "at": 9, "number": 1, "add": 1},
+    )
+    write_rollouts(drawn, here / "routed.safetensors")
+    assert judge("routed.safetensors", cwd=here).returncode == 0
+    assert judge("routed.safetensors", "--replay", cwd=here).returncode == 1
