@@ -1,9 +1,10 @@
-"""Tokens agree, and the importance weights of their sequences vanish.
+"""The importance weights of tokens that agree vanish, or the loss does not use them.
 
 ## What it checks
 Engine and trainer agree token by token: the mean of exp|Δ| is below 1.05 and KL below 0.01. Then:
 
 - With `--job`: the weights that the job's loss has, with its own bounds. The rule reports a mean below a half.
+- With `--job`, too: a loss that ignores the correction which the job asks for.
 - Without: the exponential of the *sum* of log ratios over a response, where their mean is not 0 within its error. The rule reports
   a median below a half or above 2.
 
@@ -24,14 +25,15 @@ Without `--job` the rule does not know whether the loss has such weights. Tokens
 earnest, and then a small weight is right; their gap is above the limits.
 
 ## Seen in
-huggingface/trl#5814 (0.4 to 0.7, with equal logprobs) and #4772 (above the cap), NVIDIA-NeMo/RL#2269 (0.06, and 0.9999 by tokens)
+huggingface/trl#5814 (0.4 to 0.7, with equal logprobs) and #4772 (above the cap), NVIDIA-NeMo/RL#2269 (0.06, and 0.9999 by tokens),
+linkedin/Liger-Kernel#1088 (TRL's loss ignores the ratio)
 """
 
 from collections.abc import Iterator
 from math import inf, log, sqrt
 
 from ckptcheck import Problem, rule
-from ckptcheck.rollouts.metrics.importance_weights import compute_log_ratios, exponentiate
+from ckptcheck.rollouts.metrics.importance_weights import Correction, compute_log_ratios, exponentiate
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.rollouts.thresholds import Thresholds
 from ckptcheck.text.formatting import count
@@ -55,7 +57,19 @@ FORMULAS = {
     when=lambda evidence: evidence.has_both_sides and evidence.rollouts.metadata.sampled_by == "engine",
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
-    metrics, limits = evidence.metrics, Thresholds()
+    metrics, limits, job = evidence.metrics, Thresholds(), evidence.job
+    if (
+        job is not None
+        and evidence.correction == Correction()
+        and job.text("algorithm.correction") not in ("none", None)
+    ):
+        yield job.problem(
+            f"the loss ignores the correction {job.describe('algorithm.correction')}: every weight is 1, and the gap of"
+            f" {metrics.abs_mean:.3g} nats a token is not corrected",
+            at="algorithm.weight",
+            hint="take a loss that gets the ratio, or a release in which this one does",
+        )
+        return
     # Where tokens do not agree, that is the finding (PAR020), and small weights are right.
     if not (metrics.mult_prob_error <= limits.mult_prob_error and metrics.k3 <= limits.kl):
         return

@@ -92,6 +92,8 @@ class RolloutCase(CaseTable, kw_only=True):
     """What the checkpoint says of its experts, see `ExpertLayout`."""
     job: str = ""
     """The text of the job's job.yaml."""
+    told: dict[str, str] = {}
+    """What the user says of the job's versions, see `JobCase`."""
     replay: bool = False
     """Whether the trainer repeats the engine's choice of experts."""
 
@@ -323,7 +325,7 @@ def build_rollout_evidence(table: Mapping[str, Any], folder: Path | None = None)
         found = change_column(found, change)
     wrong = tuple(find_defects(found.columns, found.metadata))
     found = Rollouts(found.metadata, found.columns, wrong, "rollouts.safetensors")
-    job = read_job({"job": case.job}, folder) if case.job and folder is not None else None
+    job = read_job({"job": case.job, "told": case.told}, folder) if case.job and folder is not None else None
     found = complete_from_job(found, job)
     floor = None if case.floor is None else NoiseFloor(case.floor, **case.floor_of)
     drawn_by = None

@@ -33,7 +33,11 @@ CASES = [
     ),
     ("nemo_rl/megatron.yaml", ["loss_fn.use_importance_sampling_correction=false"], "none", None, None, "none", None, None),
     ("verl/megatron.sh", [], "token", None, 2.0, "none", None, None),
-    ("verl/megatron.sh", [f"{VERL}.rollout_is=sequence", f"{VERL}.rollout_is_threshold=0.5_5.0"], "sequence", None, None, "sequence", 0.5, 5.0),
+    (
+        "verl/megatron.sh",
+        [f"{VERL}.rollout_is=sequence", f"{VERL}.rollout_is_threshold=0.5_5.0"],
+        "sequence", None, None, "sequence", 0.5, 5.0,
+    ),
     (
         "verl/megatron.sh",
         [f"{VERL}.rollout_rs=seq_mean_k1", f"{VERL}.rollout_rs_threshold=2.0"],

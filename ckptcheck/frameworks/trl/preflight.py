@@ -8,6 +8,7 @@ Facts, from huggingface/trl (f2cd57710 and the releases named) and the package 1
   colocated engine and since 0.27.1 with ``trl vllm-serve``; since 1.11 that only starts ``vllm serve`` with the right options
   (``trl/scripts/vllm_serve.py``), and a server that the user starts has the default of vLLM.
 - Each generation follows a sync of all weights, with adapters merged, after which the prefix cache is cleared.
+- `compute_liger_loss` passes the importance ratio on since 0.29.
 - From 0.28 to 1.9 a colocated engine in sleep mode loaded its first checkpoint again after every sync (issue 5312).
 
 Keys and defaults of each release are in ``trl_*_keys.json``.
@@ -113,6 +114,11 @@ def _finish(job: Job, document: Document) -> None:
         return
     _read_engine(job, document, trainer, table, number, release, of)
     _set_correction(job, document, trainer, table, number, of)
+    liger = find_written(document, "use_liger_kernel", "use_liger_loss")
+    if liger is not None and liger.value is True and job.text("algorithm.weight") is not None:
+        by_liger = read_setting(job, document, "algorithm.weight", FieldSource())
+        if by_liger.is_known:
+            set_weights(job, derive_setting(liger, True), of)
 
 
 def _normalize(document: Document, table: KeyTable) -> None:

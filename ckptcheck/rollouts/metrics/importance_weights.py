@@ -58,12 +58,14 @@ class Correction:
         """Return the correction of a job; None where the job or its correction is not known."""
         if job is None or (weight := job.text("algorithm.weight")) is None:
             return None
-        bounds = {
-            name: bound
-            for name in ("low", "high", "mask_low", "mask_high")
-            if (bound := job.number(f"algorithm.{name if 'mask' in name else f'weight_{name}'}")) is not None
-        }
-        return cls(weight, mask=job.text("algorithm.mask") or "none", **bounds)
+        mask = job.text("algorithm.mask") or "none"
+        bounds = {}
+        for field, kind, level in (("", "weight", weight), ("mask_", "mask", mask)):
+            for end in ("low", "high"):
+                bound = job.number(f"algorithm.{kind}_{end}") if level != "none" else None
+                if bound is not None:
+                    bounds[f"{field}{end}"] = bound
+        return cls(weight, mask=mask, **bounds)
 
     def weigh(self, logs: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
         """Return weights. logs: level → the logarithm of the ratio, arrays of one shape."""
