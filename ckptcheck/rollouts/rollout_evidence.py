@@ -277,6 +277,7 @@ class RolloutEvidence(EvidenceDefaults):
                 self.exact_kl,
                 self.temperature_fit,
                 self.rollouts.metadata.source,
+                self.correction,
                 self.correction_weights,
             ),
         )

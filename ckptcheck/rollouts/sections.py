@@ -11,6 +11,7 @@ from ckptcheck.rollouts.metrics.framework_metrics import BY_SOURCE
 from ckptcheck.rollouts.metrics.importance_weights import (
     LARGEST_LOG,
     SMALL,
+    Correction,
     Weights,
     compute_log_ratios,
     exponentiate,
@@ -46,12 +47,14 @@ def build_sections(
     exact: ExactKL | None = None,
     temperature: Temperature | None = None,
     source: str = "",
+    correction: Correction | None = None,
     weights: Weights | None = None,
 ) -> Iterator[Section]:
     """Yield the tables.
 
     source: what the file was converted from. decode: token id → text, None without a tokenizer.
-    exact, temperature: computed from whole distributions; None where these are not recorded. weights: those of the job's loss.
+    exact, temperature: computed from whole distributions; None where these are not recorded.
+    correction, weights: of the job's loss; None where they are not known.
     """
     numbers = gap.numbers()
     rows = [
@@ -75,7 +78,7 @@ def build_sections(
     )
     framework = BY_SOURCE.get(source)
     if framework is not None:
-        own_rows = tuple(framework.numbers(gap).items())
+        own_rows = tuple(framework.numbers(gap, correction, weights).items())
         yield Section(
             f"as {framework.framework} logs it", ("metric", "value"), own_rows, (f"as of {framework.version}",)
         )

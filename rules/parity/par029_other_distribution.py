@@ -6,6 +6,7 @@
   outside of the top k. The rule reports T if it differs from 1 by more than 2 % and explains at least half of the difference.
 - Else the metadata, or where they are silent the job (`--job`): the temperature that the engine sampled with, whether its logprobs
   are raw or processed, and the temperature by which the trainer divides have to agree.
+- What the file records of temperature, top-p and top-k is what the job says; else a warning.
 - Processed logprobs do not come from a truncated distribution (top-p, top-k) or one with penalties (presence, frequency,
   repetition), which the trainer does not compute. Trainers that do, of a job with `--job`, may.
 
@@ -28,7 +29,7 @@ Do one of the two, not both:
 
 ## Seen in
 vllm-project/vime#64 (vLLM raw by default, Megatron with temperature), volcengine/verl#4162 and #4252, NeMo-RL#4015, ServiceNow
-PipelineRL (vLLM V1 returns raw logprobs by default)
+PipelineRL (vLLM V1 returns raw logprobs by default), vllm-project/vllm#12622 (a model's file sets the sampling of a job)
 """
 
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ TEMPERATURES = ("trainer.temperature", "rollout.temperature")
 
 @rule("PAR029", "other-distribution", severity="error", on="rollouts", when=lambda evidence: evidence.has_both_sides)
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
+    yield from _find_other_job(evidence)
     fit, metadata = evidence.temperature_fit, evidence.rollouts.metadata
     if fit is None and metadata.logprobs == "unknown":
         raise Skip(
@@ -74,6 +76,23 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
             "engine.logprobs",
             hint="take logprobs of the same distribution on both sides",
         )
+
+
+def _find_other_job(evidence: RolloutEvidence) -> Iterator[Problem]:
+    """Yield a problem where the file records that it was sampled in another way than the job says."""
+    if evidence.job is None:
+        return
+    sampling = evidence.rollouts.metadata.sampling
+    for name in ("temperature", "top_p", "top_k"):
+        said, recorded = evidence.job.number(f"rollout.{name}"), getattr(sampling, name)
+        is_off = name == "top_k" and (said or 0) <= 0 and (recorded or 0) <= 0
+        if said is not None and recorded is not None and abs(said - recorded) > 1e-6 and not is_off:
+            yield evidence.problem(
+                f"the file records a {name} of {recorded:g}, and the job says {evidence.job.describe(f'rollout.{name}')}",
+                f"rollout.{name}",
+                hint="take the job that drew these rollouts; if it is this one, look what else sets the sampling of its engine",
+                severity="warning",
+            )
 
 
 def _find_filters(evidence: RolloutEvidence) -> Iterator[Problem]:

@@ -58,6 +58,8 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
         yield from _find_late_label(evidence.version_gaps, evidence.own_version)
     if evidence.weights:
         yield from _judge_record(evidence)
+    elif evidence.version_gaps is None or evidence.own_version not in evidence.version_gaps.by_version:
+        raise Skip("no token has the version of the trainer's weights, as far as the file records it")
 
 
 def _find_other_label(gaps: VersionGaps, own: str | None) -> Iterator[Problem]:

@@ -8,11 +8,12 @@ these do too, and the metrics of `LogprobMetrics` leave such a sequence out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from ckptcheck.rollouts.metrics.logprob_metrics import EXPONENT_BOUND, LogprobMetrics
+from ckptcheck.rollouts.metrics.importance_weights import Correction, Weights
+from ckptcheck.rollouts.metrics.logprob_metrics import EXPONENT_BOUND, WEIGHT_BOUND, LogprobMetrics
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,10 +29,26 @@ class FrameworkMetrics:
     """Where the definitions were read, and since when they hold."""
     metrics: Mapping[str, Callable[[LogprobMetrics], float | None]]
     """The framework's own name → the number."""
+    of_weights: Mapping[str, Callable[[Weights], float] | None] = field(default_factory=dict)
+    """Names of numbers of the loss's weights → how a job's own weights give them; None: not by what is known of these."""
+    assumed: Correction | None = None
+    """The correction under which `metrics` has those names."""
 
-    def numbers(self, gap: LogprobMetrics) -> dict[str, float | None]:
-        """Return the numbers by the framework's names; None where one is not defined."""
-        return {name: compute(gap) for name, compute in self.metrics.items()}
+    def numbers(
+        self, gap: LogprobMetrics, correction: Correction | None = None, weights: Weights | None = None
+    ) -> dict[str, float | None]:
+        """Return the numbers by the framework's names; None where one is not defined.
+
+        correction, weights: those of the job that trained on the rollouts, where they are known.
+        """
+        found = {name: compute(gap) for name, compute in self.metrics.items()}
+        if correction is None or correction == self.assumed:
+            return found
+        for name, of_weights in self.of_weights.items():
+            found.pop(name, None)
+            if of_weights is not None and weights is not None:
+                found[name] = of_weights(weights)
+        return found
 
 
 def _perplexity(side: str) -> Callable[[LogprobMetrics], float]:
@@ -121,6 +138,8 @@ VERL = FrameworkMetrics(
         "rollout_corr/rollout_is_std": lambda gap: _deviation(gap.moments.weight, gap.moments.weight_squares),
         "rollout_corr/rollout_is_eff_sample_size": lambda gap: gap.ess,
     },
+    dict.fromkeys(f"rollout_corr/rollout_is_{name}" for name in ("mean", "max", "min", "std", "eff_sample_size")),
+    Correction("token", high=WEIGHT_BOUND),
 )
 SLIME = FrameworkMetrics(
     "slime",
@@ -145,6 +164,8 @@ NEMO_RL = FrameworkMetrics(
         "mean_seq_mult_prob_error": lambda gap: float(_sequence_errors(gap).mean()),
         "min_seq_mult_prob_error": lambda gap: float(_sequence_errors(gap).min()),
     },
+    {"sampling_importance_ratio": lambda weights: weights.mean},
+    Correction("token"),
 )
 SKYRL = FrameworkMetrics(
     "SkyRL",
@@ -162,6 +183,11 @@ TRL = FrameworkMetrics(
     {
         "sampling/sampling_logp_difference/mean": lambda gap: gap.abs_mean,
         "sampling/sampling_logp_difference/max": lambda gap: gap.abs_max,
+    },
+    {
+        "sampling/importance_sampling_ratio/min": lambda weights: weights.least,
+        "sampling/importance_sampling_ratio/mean": lambda weights: weights.mean,
+        "sampling/importance_sampling_ratio/max": lambda weights: weights.greatest,
     },
 )
 OPENRLHF = FrameworkMetrics("OpenRLHF", "0.11.2: openrlhf/models/loss.py", {"vllm_kl": lambda gap: gap.k1})

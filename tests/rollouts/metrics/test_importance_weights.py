@@ -10,6 +10,7 @@ import pytest
 
 from ckptcheck.rollouts import Rollout, Rollouts, build_rollouts
 from ckptcheck.rollouts.metrics import compute_metrics
+from ckptcheck.rollouts.metrics.framework_metrics import NEMO_RL, TRL, VERL
 from ckptcheck.rollouts.metrics.importance_weights import Correction, compute_log_ratios, compute_weights
 from tests.paths import DATA
 
@@ -72,3 +73,36 @@ def test_absurd_logprobs_give_numbers() -> None:
     assert gap is not None
     assert np.isfinite(compute_weights(Correction("sequence"), gap, rollouts).mean)
     assert compute_weights(Correction("token", mask="sequence", mask_high=3.0), gap, rollouts).lost == 2
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in RECORD["weights"] if case["framework"] in ("TRL", "NeMo-RL")], ids=str
+)
+def test_a_framework_logs_its_weights(case: dict[str, Any]) -> None:
+    """TRL logs the least, the mean and the largest one, NeMo-RL the mean over sequences or tokens."""
+    settings = dict(case["correction"])
+    is_mean = settings.pop("mean", False)
+    correction, rollouts = Correction(**settings), batch()
+    gap = compute_metrics(rollouts)
+    assert gap is not None
+    ours = {"TRL": TRL, "NeMo-RL": NEMO_RL}[case["framework"]].numbers(
+        gap, correction, compute_weights(correction, gap, rollouts)
+    )
+    by_token = "token" in (correction.weight, correction.mask)
+    if is_mean:
+        sizes = np.array(RECORD["mask"]).sum(1) if by_token else None
+        wanted = np.average([row[0] for row in case["weights"]], weights=sizes)
+        assert ours["sampling_importance_ratio"] == pytest.approx(wanted, rel=1e-6)
+        return
+    values = np.concatenate(case["weights"])
+    for name, value in (("min", values.min()), ("mean", values.mean()), ("max", values.max())):
+        assert ours[f"sampling/importance_sampling_ratio/{name}"] == pytest.approx(value, rel=1e-6)
+
+
+def test_what_a_framework_logs_under_another_correction_is_left_out() -> None:
+    gap = compute_metrics(batch())
+    assert gap is not None
+    every = VERL.numbers(gap)
+    other = VERL.numbers(gap, Correction("sequence", high=2.0), compute_weights(Correction("sequence"), gap, batch()))
+    assert {name for name in every if "rollout_is" in name} == every.keys() - other.keys()
+    assert VERL.numbers(gap, Correction("token", high=2.0)) == every
