@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from ckptcheck.linter.report import Reading, Section
+    from ckptcheck.linter.rule import Finding
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Evidence(Protocol):
-    """The part of evidence that the runner needs; rules know the rest. `EvidenceDefaults` provides the last eight members."""
+    """The part of evidence that the runner needs; rules know the rest. `EvidenceDefaults` provides the last nine members."""
 
     @property
     def kind(self) -> str:
@@ -73,6 +74,10 @@ class Evidence(Protocol):
         """Return why a rule without findings has not passed: the data that it needs of this view were not read; else ""."""
         ...
 
+    def arrange(self, findings: list[Finding]) -> list[Finding]:
+        """Return the findings, the gravest first, with causes before what follows from them."""
+        ...
+
     @property
     def headline(self) -> str:
         """One sentence, without a full stop, on what a report without findings means; "" for none."""
@@ -114,6 +119,10 @@ class EvidenceDefaults:
     def explain_unread(self, view: object) -> str:
         """Return "", because everything was read."""
         return ""
+
+    def arrange(self, findings: list[Finding]) -> list[Finding]:
+        """Return the findings as they are."""
+        return findings
 
     @property
     def headline(self) -> str:

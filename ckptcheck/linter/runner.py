@@ -139,7 +139,7 @@ def _build_report(
     return Report(
         target=evidence.target,
         subject=evidence.subject,
-        findings=tuple(findings),
+        findings=tuple(evidence.arrange(findings)),
         passed=tuple(passed),
         skipped=tuple(skipped),
         crashed=tuple(crashed),

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Reading, Section
-from ckptcheck.linter.rule import Problem, Severity, Skip
+from ckptcheck.linter.rule import SEVERITIES, Finding, Problem, Severity, Skip
 from ckptcheck.rollouts.coherence import ResponseShape, measure_responses
 from ckptcheck.rollouts.expert_layout import ExpertLayout
+from ckptcheck.rollouts.gap_causes import GapCauses
 from ckptcheck.rollouts.labelled_weights import LabelledWeights
 from ckptcheck.rollouts.learning_signal import LearningSignal, measure_signal
+from ckptcheck.rollouts.mask_reading import MaskReading, read_mask
 from ckptcheck.rollouts.metrics.distribution import ExactKL, Temperature, compute_exact_kl, fit_temperature
 from ckptcheck.rollouts.metrics.exactness import Exactness, compare_exactly
 from ckptcheck.rollouts.metrics.importance_weights import Correction, Weights, compute_weights
@@ -29,7 +31,6 @@ from ckptcheck.rollouts.metrics.routing import (
     find_unlike_rows,
 )
 from ckptcheck.rollouts.metrics.routing_record import RoutingRecord
-from ckptcheck.rollouts.metrics.shift import compute_shifted_gaps
 from ckptcheck.rollouts.metrics.version_gaps import VersionGaps, measure_versions
 from ckptcheck.rollouts.response_ends import ResponseEnds, find_response_ends
 from ckptcheck.rollouts.response_texts import Decode, build_texts_section
@@ -38,13 +39,22 @@ from ckptcheck.rollouts.sampling_checkpoint import SamplingCheckpoint
 from ckptcheck.rollouts.sections import build_sections, build_versions_section
 from ckptcheck.rollouts.thresholds import Thresholds
 from ckptcheck.rollouts.token_round_trip import TokenRoundTrip, take_round_trip
-from ckptcheck.text.formatting import count
+from ckptcheck.text.formatting import count, join_words
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from ckptcheck.jobs.job import Job
+
+
+CAUSES = (
+    "PAR003", "PAR007", "PAR009", "PAR010", "PAR012", "PAR028", "PAR029", "PAR031", "PAR032", "PAR065", "PAR069", "PAR071",
+    "PAR078", "PAR083", "PAR084",
+)  # fmt: skip
+"""Rules that name a cause of a gap between two sides."""
+SIZES = ("PAR020", "PAR025")
+"""Rules that only measure it."""
 
 
 @dataclass(frozen=True)
@@ -175,9 +185,22 @@ class RolloutEvidence(EvidenceDefaults):
         return measure_responses(self.rollouts) if self.is_well_formed else ()
 
     @cached_property
-    def shifted_gaps(self) -> dict[int, tuple[int, float]]:
-        """The gap with one side shifted by -1, 0 and 1 token."""
-        return compute_shifted_gaps(self.rollouts)
+    def causes(self) -> GapCauses:
+        """The causes of the gap that the file shows. Raises Skip where nothing can be compared."""
+        reading = None if self.rollouts.holds_prompts_only else self.mask_reading
+        return GapCauses(self.rollouts, self.metrics, self.thresholds, reading)
+
+    @cached_property
+    def mask_reading(self) -> MaskReading | None:
+        """What the recorded response mask covers and leaves out; None where none is recorded."""
+        return read_mask(self.rollouts) if "response_mask" in self.rollouts else None
+
+    @property
+    def remaining_gap(self) -> LogprobMetrics:
+        """The metrics of the tokens whose gap has no known cause. Raises Skip where there is none of them."""
+        if self.causes.remaining is None:
+            raise Skip("the gap of every compared token has a cause that another rule names")
+        return self.causes.remaining
 
     @cached_property
     def exact_kl(self) -> ExactKL | None:
@@ -281,6 +304,17 @@ class RolloutEvidence(EvidenceDefaults):
                 self.correction_weights,
             ),
         )
+
+    def arrange(self, findings: list[Finding]) -> list[Finding]:
+        """Return the findings with the size of the gap behind its causes, and a hint that names these."""
+        causes = tuple(dict.fromkeys(each.code for each in findings if each.code in CAUSES and each.severity != "info"))
+        if not causes:
+            return findings
+        hint = (
+            f"mend first what {join_words(causes)} {'names' if len(causes) == 1 else 'name'}: this may follow from it"
+        )
+        arranged = [replace(each, hint=hint) if each.code in SIZES else each for each in findings]
+        return sorted(arranged, key=lambda each: (SEVERITIES.index(each.severity), each.code in SIZES))
 
     @property
     def reading(self) -> Reading:

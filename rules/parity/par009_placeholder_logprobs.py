@@ -1,60 +1,134 @@
-"""All logprobs of a sequence are the same number.
+"""Tokens under the response mask have a placeholder in place of a logprob.
 
 ## What it checks
-In every sequence of at least 8 compared tokens, neither side gives all tokens the same logprob, as a column of zeros does.
+- Stretches of tokens under the response mask in which a side gives exactly 0, or one other number at least 4 times in a row,
+  while the two sides are more than 0.5 nats apart on some of them. There are at least 4 such far tokens, and among placeholders
+  they are 3 times as frequent as among other tokens.
+- In every sequence of at least 8 compared tokens, neither side gives all tokens the same logprob.
 
 ## Why it matters
-A placeholder compares like a number. Against zeros the gap is the entropy of the model. If both sides hold the same placeholder
-the gap is 0, and everything passes.
+- What a tool, an environment or a template wrote has no logprob of the engine. Frameworks put 0 there, a probability of 1. Under
+  the mask it is trained as if the policy had written it, with a ratio of e to the trainer's logprob.
+- A placeholder compares like a number. Against zeros the gap is the entropy of the model. If both sides hold the same placeholder
+  the gap is 0, and everything passes.
 
 ## How to fix
-Request logprobs from the engine (`logprobs=0` in vLLM, `return_logprob` in SGLang), and let the trainer score what it skips now.
+- Take these tokens out of the response mask (`tool_mask` of TRL, `response_mask` of verl, `loss_mask` of slime).
+- Where the engine did draw them, request their logprobs (`logprobs=0` in vLLM, `return_logprob` in SGLang), and let the trainer
+  score what it skips now.
 
 ## When it can be wrong
-A greedy engine that reports processed logprobs gives 0 for every token. Where the temperature is 0, the rule therefore checks
-only the trainer.
+- A grammar that leaves one token, or a filter (top-p, top-k, min-p) that keeps one, gives a processed logprob of 0 to a token
+  that the engine did draw. Its ratio is as wrong, and masking it, or raw logprobs, mend that.
+- A greedy engine that reports processed logprobs gives 0 for every token. Where the temperature is below 0.1 or top-k is 1, the
+  rule therefore checks only the trainer.
+- A sure token that the engine drew beside such a stretch has a logprob of 0 as well, and is counted with it.
 
 ## Seen in
-NeMo-RL with force_on_policy_ratio skips the forward pass and reports placeholders; verl#7196: bypass mode removes the
-metrics where the gap is largest
+unslothai/unsloth#5673 (tokens of an environment under TRL's mask), RAGEN-AI/RAGEN#71 (text of tools), verl-project/verl#3805
+(padding under the mask); NeMo-RL with force_on_policy_ratio skips the forward pass and reports placeholders; verl#7196: bypass
+mode removes the metrics where the gap is largest
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ckptcheck import Problem, rule
+from ckptcheck.rollouts.far_tokens import PlaceholderRuns
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.rollouts.rollout_queries import describe_logprob_column, list_logprob_columns
 from ckptcheck.text.formatting import count
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 LEAST = 8
 """Fewest compared tokens of a sequence in which equal logprobs are no coincidence."""
+MOST_NAMES = 1000
+"""Most stretches that a finding names for programs."""
 
 
 @rule("PAR009", "placeholder-logprobs", severity="error", on="rollouts", when=lambda evidence: evidence.is_well_formed)
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     import numpy as np
 
+    causes = evidence.causes if evidence.metrics_or_none is not None else None
+    runs_of = {f"{runs.side}_logprobs": runs for runs in causes.placeholder_runs} if causes is not None else {}
+    fault = causes.mask_fault if causes is not None else None
+    if fault is not None and fault.kind == "inverted":
+        return  # PAR083 names it
     is_greedy = evidence.rollouts.metadata.sampling.temperature == 0
     for column in list_logprob_columns(evidence):
         if is_greedy and column == "engine_logprobs":
             continue
-        constant_sequences = []
-        for block in evidence.rollouts.blocks():
-            indices = np.flatnonzero(block.mask)
-            values, owners = block.column(column)[indices], block.owners[indices]
-            begins = np.flatnonzero(np.diff(owners, prepend=-1))
-            if not len(begins):
+        constant = dict(_list_constant_sequences(evidence, column))
+        if (runs := runs_of.get(column)) is not None:
+            owners = np.searchsorted(evidence.rollouts.starts, runs.begins, "right") - 1
+            if not set(owners.tolist()) <= constant.keys():
+                # PAR083 names a mask that is off by as many tokens
+                if fault is None or not np.median(runs.lengths) <= fault.tokens:
+                    yield _describe_runs(evidence, runs, owners)
                 continue
-            lengths = np.diff(begins, append=len(indices))
-            is_constant = np.minimum.reduceat(values, begins) == np.maximum.reduceat(values, begins)
-            constant_begins = begins[is_constant & (lengths >= LEAST)].tolist()
-            constant_sequences += [(int(owners[begin]), float(values[begin])) for begin in constant_begins]
-        if constant_sequences:
-            sequence, value = constant_sequences[0]
-            text = f"{count(len(constant_sequences), 'sequence')} of {evidence.rollouts.sequence_count:,}: "
+        if constant:
+            sequence, value = next(iter(constant.items()))
+            text = f"{count(len(constant), 'sequence')} of {evidence.rollouts.sequence_count:,}: "
             text += f"{describe_logprob_column(column)} is {value:g} for every token"
             yield Problem(
                 text,
                 key=f"{column}, sequence {sequence}",
                 hint="ask the engine for logprobs, and let the trainer score",
             )
+
+
+def _list_constant_sequences(evidence: RolloutEvidence, column: str) -> Iterator[tuple[int, float]]:
+    """Yield number and logprob of each sequence whose compared tokens have one logprob."""
+    import numpy as np
+
+    for block in evidence.rollouts.blocks():
+        indices = np.flatnonzero(block.mask)
+        values, owners = block.column(column)[indices], block.owners[indices]
+        begins = np.flatnonzero(np.diff(owners, prepend=-1))
+        if not len(begins):
+            continue
+        lengths = np.diff(begins, append=len(indices))
+        is_constant = np.minimum.reduceat(values, begins) == np.maximum.reduceat(values, begins)
+        for begin in begins[is_constant & (lengths >= LEAST)].tolist():
+            yield int(owners[begin]), float(values[begin])
+
+
+def _describe_runs(evidence: RolloutEvidence, runs: PlaceholderRuns, owners: NDArray[np.int64]) -> Problem:
+    """Return the finding of some stretches. owners: int64, the sequence of each."""
+    import numpy as np
+
+    rollouts, indices = evidence.rollouts, runs.indices
+    shortest, longest = int(runs.lengths.min()), int(runs.lengths.max())
+    sequences = np.unique(owners)
+    text = f"{count(len(indices), 'token')} under the response mask, in {count(len(owners), 'run')} of "
+    text += count(longest, "token") if shortest == longest else f"{shortest:,} to {longest:,} tokens"
+    text += f" in {len(sequences):,} of {count(rollouts.sequence_count, 'sequence')}, "
+    text += "has" if len(indices) == 1 else "have"
+    text += f" {'an' if runs.side == 'engine' else 'a'} {runs.side} logprob of exactly {runs.value:g}"
+    ids = np.unique(rollouts.tokens[indices])
+    text += f", all of token {ids[0]}" if len(ids) == 1 else ""
+    drew = runs.side == rollouts.metadata.sampled_by
+    text += f": the {runs.side} never drew them" if drew else f": the {runs.side} did not score them"
+    left = evidence.causes.measure_without(indices)
+    if left is not None:
+        text += (
+            f"; without them mult_prob_error is {left.mult_prob_error:.5g}, not {evidence.metrics.mult_prob_error:.5g}"
+        )
+    begins = (runs.begins - rollouts.starts[owners]).tolist()
+    names = [
+        f"sequence {owner}, tokens {begin} to {begin + length - 1}"
+        for owner, begin, length in zip(owners.tolist(), begins, runs.lengths.tolist(), strict=True)
+    ][:MOST_NAMES]
+    hint = "take them out of the response mask: only what the engine drew is trained"
+    return Problem(
+        text,
+        key=f"{runs.side}_logprobs, {names[0]}",
+        hint=hint if drew else f"let the {runs.side} score them, or take them out of the response mask",
+        names=tuple(names),
+    )

@@ -12,6 +12,9 @@ Over the compared tokens:
 With `--floor`, each may also be at most 5 times the floor (`--set max-floor-multiple`); of mult_prob_error that is the excess
 over 1. k3 grows with the square of the gap, so the rule compares its root.
 
+Tokens whose gap has a cause that the file shows do not count: those under a wrong mask (PAR007), placeholders (PAR009), shifted
+logprobs (PAR028), and outliers with a trait in common (PAR084).
+
 ## Why it matters
 - The loss treats the engine's samples as the trainer's own, so every gradient contains the difference of the two. NeMo-RL gates new
   models by mult_prob_error.
@@ -23,7 +26,7 @@ over 1. k3 grows with the square of the gap, so the rule compares its root.
   of precise models pass: one stale layer can stay under 1.05.
 
 ## How to fix
-- First look at what other rules say: shift, temperature, placeholders, stale tokens.
+- First mend what other rules name: they list causes, and this is the size of what is left.
 - Then run what the hint names: `ckptcheck parity why` as a rule, `ckptcheck refit` where the engine is nearer to the reference
   than to the trainer, `ckptcheck preflight` where the file leaves open what its logprobs mean.
 - Then look at precision: kernels, the output head, the cache. Arithmetic does not explain many times the floor.
@@ -58,7 +61,7 @@ GRAVE = ("mult_prob_error", "k3")
 
 @rule("PAR020", "gap-beyond-limit", severity="error", on="rollouts", when=lambda evidence: evidence.has_both_sides)
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
-    metrics, limits, exact = evidence.metrics, evidence.thresholds, evidence.exact_kl
+    metrics, limits, exact = evidence.remaining_gap, evidence.thresholds, evidence.exact_kl
     sides = ("trainer", "engine") if metrics.sampled_by == "trainer" else ("engine", "trainer")
     abs_mean = metrics.abs_mean if limits.abs_mean is None else metrics.abs_sequence_mean
     parts, is_grave, is_beyond_floor = [], False, False
@@ -96,9 +99,11 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
             f" nats over {count(exact.positions, 'position')} (limit {limits.kl:g}), although the sampled tokens give"
             f" {metrics.k3:.3g}: the sides differ in tokens that were not sampled"
         )
+    known = evidence.causes.known_tokens
+    left_out = f", without {known:,} whose cause is known" if known else ""
     if parts:
         yield Problem(
-            f"over {count(metrics.tokens, 'token')}: {'; '.join(parts)}{describe_staleness(evidence)}",
+            f"over {count(metrics.tokens, 'token')}{left_out}: {'; '.join(parts)}{describe_staleness(evidence)}",
             hint="arithmetic does not explain such a gap: look at weights, caches and semantics"
             if is_beyond_floor
             else choose_next_command(evidence),
@@ -108,7 +113,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
 
 def _compute_floor_multiple(evidence: RolloutEvidence, name: str) -> float | None:
     """Return how many times the floor a metric is; infinite where the floor of a gap is 0, None where there is no floor."""
-    floor, value = evidence.floor, getattr(evidence.metrics, name)
+    floor, value = evidence.floor, getattr(evidence.remaining_gap, name)
     if floor is None or name not in floor.metrics:
         return None
     times = floor.multiple(name, value)

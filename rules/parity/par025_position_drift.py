@@ -36,7 +36,9 @@ FACTOR = 4.0
 
 @rule("PAR025", "position-drift", severity="warning", on="rollouts", when=lambda evidence: evidence.has_both_sides)
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
-    bins = [(place, tokens, abs_mean) for place, tokens, abs_mean, _ in evidence.metrics.profile if tokens >= LEAST]
+    bins = [
+        (place, tokens, abs_mean) for place, tokens, abs_mean, _ in evidence.remaining_gap.profile if tokens >= LEAST
+    ]
     if len(bins) < 4:
         raise Skip(
             f"responses are too short or too few for a profile: {count(len(bins), 'power')} of two with {LEAST} tokens"

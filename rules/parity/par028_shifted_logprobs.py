@@ -1,49 +1,72 @@
-"""The two sides agree better if one is shifted by a token.
+"""The two sides agree better if one is shifted by some tokens.
 
 ## What it checks
-The mean |engine_i - trainer_(i+k)| for k = -1, 0, 1 over the same tokens, where the gap is above 0.05 nats. The rule reports a
-shift that removes three quarters of the gap.
+In every sequence with a gap above 0.05 nats (of more than 512 of them a sample): the shift at which the two sides correlate best,
+and shifts by one token, of the whole sequence and of what follows its first token with a gap. The rule reports a shift that
+removes three quarters of the mean |Δ| over at least 32 tokens, and of the tokens that are more than 0.1 nats apart. Shorter
+sequences are put together and tried with a shift by one token.
 
 ## Why it matters
-A logit predicts the next token. Code that forgets that, or accounts for it twice, pairs every logprob with its neighbour's. The
-numbers look plausible, but the ratios are noise.
+A logit predicts the next token. Code that forgets that, or accounts for it twice, pairs every logprob with its neighbour's. A
+list of logprobs that lacks those of a prompt, or of a turn of a tool, is moved by their number. The numbers look plausible, but
+the ratios are noise.
 
 ## How to fix
-Gather logits[i - 1] at tokens[i]. Do not shift labels again that a data loader has already shifted.
+- By one token: gather logits[i - 1] at tokens[i]. Do not shift labels again that a data loader has already shifted.
+- By more: give tokens that the engine did not draw a logprob of 0, so that the list has one for each token.
 
 ## When it can be wrong
-- The rule needs 32 tokens with a compared neighbour on both sides and tries a shift by one token only. A shift by two, or by a
-  whole prompt, shows as a large gap without a cause.
-- Text in which every token has nearly the same logprob agrees with its neighbours as well, but then the gap is below 0.05 nats.
-- A file in which only some sequences are shifted agrees best without a shift.
+- Text that repeats itself agrees with a copy of itself. The rule looks only where the unshifted gap is large.
+- Of a sequence of fewer than 32 tokens that is shifted by more than one, or in which the shift grows from turn to turn, the rule
+  only says that it has a gap. Where no other sequence is shifted, it shows as a large gap without a cause.
 
 ## Seen in
-modelscope/ms-swift#8196 (trainer logprobs shifted left by one), VeOmni#917 (labels shifted twice; differences of 12 to 16)
+modelscope/ms-swift#8196 (trainer logprobs shifted left by one), VeOmni#917 (labels shifted twice; differences of 12 to 16),
+jingyaogong/minimind#850 (a text between two turns cut at another token than it begins at)
 """
 
 from collections.abc import Iterator
+from statistics import mode
 
 from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Skip
+from ckptcheck.rollouts.metrics.shift import LEAST
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
-
-LEAST = 32
-"""Pairs below which a shift fits by chance."""
-SMALL = 0.05
 
 
 @rule("PAR028", "shifted-logprobs", severity="error", on="rollouts", when=lambda evidence: evidence.has_both_sides)
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
-    gaps = evidence.shifted_gaps
-    pairs, unshifted = gaps[0]
-    if pairs < LEAST:
-        raise Skip(f"only {count(pairs, 'token')} with a compared neighbour on both sides")
-    if unshifted <= SMALL:
+    if evidence.metrics.tokens < LEAST:
+        raise Skip(f"only {count(evidence.metrics.tokens, 'token')} can be compared")
+    search = evidence.causes.shifts
+    if not search.shifts:
         return
-    shift, (_, shifted) = min(((k, gaps[k]) for k in (-1, 1)), key=lambda item: item[1][1])
-    if shifted < unshifted / 4:
-        direction = "one token later" if shift > 0 else "one token earlier"
-        text = f"the engine's logprobs agree with the trainer's of {direction}: |Δ| is {shifted:.3g} nats there, and "
-        text += f"{unshifted:.3g} unshifted"
-        yield Problem(text, hint="logits[i - 1] give the logprob of tokens[i]: move one side")
+    distances = [shift.tokens for shift in search.shifts]
+    usual = mode(distances)
+    pairs = sum(shift.pairs for shift in search.shifts)
+    shifted, unshifted = (
+        sum(shift.pairs * gap for shift, gap in zip(search.shifts, gaps, strict=True)) / pairs
+        for gaps in ([shift.shifted for shift in search.shifts], [shift.unshifted for shift in search.shifts])
+    )
+    sequences = [sequence for shift in search.shifts for sequence in shift.sequences]
+    distance = "one token" if abs(usual) == 1 else count(abs(usual), "token")
+    if (same := distances.count(usual)) < len(distances):
+        distance = f"{min(map(abs, distances)):,} to {max(map(abs, distances)):,} tokens"
+    text = f"the engine's logprobs agree with the trainer's of {distance} {'later' if usual > 0 else 'earlier'}"
+    begins = sum(shift.begin > 0 for shift in search.shifts)
+    if len(sequences) < evidence.metrics.sequences or begins:
+        text += f" in {len(sequences):,} of {count(evidence.metrics.sequences, 'sequence')}"
+    if begins:
+        first = next(shift for shift in search.shifts if shift.begin)
+        where = "" if begins == len(sequences) else f" in {begins:,} of them"
+        text += f", from a token on{where} (token {first.begin} of sequence {first.sequences[0]})"
+    if unexplained := len(search.suspicious) - len(sequences):
+        text += f" (no single shift explains {unexplained:,} more with a gap)"
+    text += f": |Δ| is {shifted:.3g} nats there, and {unshifted:.3g} unshifted"
+    hint = "logits[i - 1] give the logprob of tokens[i]: move one side"
+    if abs(usual) != 1 or same < len(distances):
+        hint = "give each token one logprob, 0 where the engine drew none, and count from the same token on both sides"
+    yield Problem(
+        text, key=None if len(sequences) == evidence.metrics.sequences else f"sequence {sequences[0]}", hint=hint
+    )

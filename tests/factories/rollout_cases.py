@@ -37,8 +37,8 @@ class ColumnChange(StrictTable, kw_only=True):
     column: str
     drop: bool = False
     """The column is removed."""
-    rows: list[Any] | Literal["ones", "zeros", "response", "early", ""] = ""
-    """The numbers in its place; or for a mask: ones, zeros, those of the response, or those a token earlier."""
+    rows: list[Any] | Literal["ones", "zeros", "response", "prompt", "early", ""] = ""
+    """The numbers in its place; or for a mask: ones, zeros, the response, the prompt, or the response a token earlier."""
     dtype: str = ""
     """The dtype of `rows`, as numpy calls it."""
     shift: int = 0
@@ -63,6 +63,12 @@ class ColumnChange(StrictTable, kw_only=True):
     """The first token in that sequence."""
     number: int | None = None
     """How many tokens from there on; all without it."""
+    place: int | None = None
+    """The token of each response that alone is changed; -1: its last."""
+    every: int = 0
+    """Tokens whose position this divides are changed, and no others."""
+    of_token: int | None = None
+    """The id of the tokens that alone are changed."""
     layers: list[int] = []
     """The layers that alone are changed."""
     choice: int | None = None
@@ -264,11 +270,18 @@ def change_column(rollouts: Rollouts, change: Mapping[str, Any]) -> Rollouts:
             (block,) = rollouts.blocks()
             early = block.positions >= rollouts.prompt_lengths[block.owners] - 1
             rows = {"ones": np.ones, "zeros": np.zeros}[rows](len(early)) if rows in ("ones", "zeros") else early
-            rows = block.after_prompt if change["rows"] == "response" else rows
+            rows = {"response": block.after_prompt, "prompt": ~block.after_prompt}.get(change["rows"], rows)
         return rollouts.with_columns(**{name: np.array(rows, change["dtype"])})
     values = np.array(rollouts.columns[name])
-    where = slice(None)
-    if "sequence" in change:
+    where: Any = slice(None)
+    if "place" in change:
+        first = rollouts.starts[:-1] + rollouts.prompt_lengths
+        where = first + change["place"] if change["place"] >= 0 else rollouts.starts[1:] + change["place"]
+    elif "every" in change or "of_token" in change:
+        (block,) = rollouts.blocks()
+        chosen = block.positions % change["every"] == 0 if "every" in change else rollouts.tokens == change["of_token"]
+        where = np.flatnonzero(chosen & block.after_prompt)
+    elif "sequence" in change:
         inside = rollouts.sequence(change["sequence"])
         begin = inside.start + change.get("at", 0)
         where = slice(begin, min(inside.stop, begin + change.get("number", inside.stop)))

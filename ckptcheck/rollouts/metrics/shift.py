@@ -1,32 +1,157 @@
-"""Measures whether logprobs agree better when one side is shifted by a token, which is a harness's most common mistake."""
+"""Finds sequences whose logprobs agree better when one side is shifted, which is a harness's most common mistake."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ckptcheck.rollouts.rollouts import Rollouts
 
+SMALL = 0.05
+"""Nats: a sequence with a smaller gap is not looked at."""
+LEAST = 32
+"""Pairs below which a shift fits by chance."""
+NEAR = 0.1
+"""Nats within which two logprobs agree."""
+REMOVED = 0.75
+"""Share of the gap, and of the tokens that are not near, that a shift has to remove."""
+SAMPLE = 512
+"""Most sequences that are looked at, spread over the file."""
 
-def compute_shifted_gaps(rollouts: Rollouts) -> dict[int, tuple[int, float]]:
-    """Return k → (pairs, mean |q_i - p_(i+k)|) for k = -1, 0, 1. q: the engine's logprobs, p: the trainer's.
 
-    Both tokens of a pair are in the same sequence and under the mask. Every k uses the same tokens i, so that the means are
-    comparable.
+@dataclass(frozen=True)
+class Shift:
+    """A sequence, or several short ones, whose engine's logprobs at i are those of the trainer at i + tokens."""
+
+    sequences: tuple[int, ...]
+    begin: int
+    """The first position that is shifted; 0: the whole sequence."""
+    tokens: int
+    pairs: int
+    shifted: float
+    """Mean |Δ| of the pairs with the shift, in nats."""
+    unshifted: float
+    """Mean |Δ| of the same tokens of the engine without it."""
+
+
+@dataclass(frozen=True)
+class ShiftSearch:
+    """What a search for shifts found."""
+
+    suspicious: tuple[int, ...]
+    """Numbers of the sequences with a gap above SMALL."""
+    shifts: tuple[Shift, ...]
+
+
+def find_shifts(rollouts: Rollouts, gaps: NDArray[np.float64], known: NDArray[np.bool_] | None = None) -> ShiftSearch:
+    """Look for a shift in every sequence with a gap above SMALL.
+
+    gaps: mean |Δ| of each sequence, NaN where nothing was compared. known: tokens that are left out, as their cause is known.
+    Short sequences are put together, and tried with a shift by one token.
     """
     import numpy as np
 
-    total = {-1: 0.0, 0: 0.0, 1: 0.0}
-    pairs = 0
+    suspicious = np.flatnonzero(gaps > SMALL)
+    sampled = suspicious[np.linspace(0, len(suspicious) - 1, min(SAMPLE, len(suspicious))).astype(int)]
+    shifts: list[Shift] = []
+    short: dict[int, list[tuple[NDArray[Any], NDArray[Any]]]] = {-1: [], 1: []}
+    short_sequences = []
+    for sequence, engine, trainer in _read_pairs(rollouts, sampled.tolist(), known):
+        if np.count_nonzero(np.isfinite(engine)) >= LEAST:
+            found = _search(engine, trainer)
+            if found is not None:
+                begin, tokens, pairs, shifted, unshifted = found
+                shifts.append(Shift((sequence,), begin, tokens, pairs, shifted, unshifted))
+        else:
+            short_sequences.append(sequence)
+            for tokens, parts in short.items():
+                parts.append(_align(engine, trainer, tokens))
+    for tokens, parts in short.items():
+        if parts and (fitting := _judge(*(np.concatenate(side) for side in zip(*parts, strict=True)))) is not None:
+            shifts.append(Shift(tuple(short_sequences), 0, tokens, *fitting))
+    return ShiftSearch(tuple(suspicious.tolist()), tuple(shifts))
+
+
+def _read_pairs(
+    rollouts: Rollouts, sequences: list[int], known: NDArray[np.bool_] | None
+) -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.float64]]]:
+    """Yield number, engine's and trainer's logprobs of each sequence, NaN where they are not compared."""
+    import numpy as np
+
+    wanted = iter(sequences)
+    sequence = next(wanted, None)
     for block in rollouts.blocks():
-        owners = block.owners
-        inner = block.mask[1:-1] & block.mask[2:] & block.mask[:-2] & (owners[2:] == owners[:-2])
-        q, p = (block.column(f"{side}_logprobs").astype(np.float64) for side in ("engine", "trainer"))
-        # infinity less infinity is NaN, which is left out below
-        with np.errstate(invalid="ignore"):
-            abs_diff = {k: np.abs(q[1:-1] - p[1 + k : len(p) - 1 + k])[inner] for k in total}
-        finite = np.isfinite(abs_diff[0]) & np.isfinite(abs_diff[1]) & np.isfinite(abs_diff[-1])
-        pairs += int(finite.sum())
-        for k, values in abs_diff.items():
-            total[k] += float(values[finite].sum())
-    return {k: (pairs, value / pairs if pairs else 0.0) for k, value in total.items()}
+        while sequence is not None and sequence < block.last:
+            begin, end = int(rollouts.starts[sequence]), int(rollouts.starts[sequence + 1])
+            mask = block.mask[begin - block.token_slice.start : end - block.token_slice.start]
+            if known is not None:
+                mask = mask & ~known[begin:end]
+            sides = [
+                rollouts.columns[f"{side}_logprobs"][begin:end].astype(np.float64) for side in ("engine", "trainer")
+            ]
+            usable = mask & np.isfinite(sides[0]) & np.isfinite(sides[1])
+            yield sequence, np.where(usable, sides[0], np.nan), np.where(usable, sides[1], np.nan)
+            sequence = next(wanted, None)
+
+
+def _search(engine: NDArray[Any], trainer: NDArray[Any]) -> tuple[int, int, int, float, float] | None:
+    """Return (first position, tokens, pairs, gap, gap without it) of the shift that explains a sequence, or its tail."""
+    import numpy as np
+
+    with np.errstate(invalid="ignore"):
+        off = np.flatnonzero(np.abs(engine - trainer) > NEAR)
+    for begin in dict.fromkeys((0, int(off[0]) if len(off) else 0)):
+        q, p = engine[begin:], trainer[begin:]
+        for tokens in dict.fromkeys((-1, 1, _guess_shift(q, p))):
+            found = _judge(*_align(q, p, tokens)) if tokens else None
+            if found is not None and 4 * found[0] >= np.count_nonzero(np.isfinite(q)):
+                return begin, tokens, *found
+    return None
+
+
+def _guess_shift(engine: NDArray[Any], trainer: NDArray[Any]) -> int:
+    """Return the shift at which the two sides correlate best. Roots keep single unlikely tokens from deciding."""
+    import numpy as np
+
+    size = 1 << (2 * len(engine) - 1).bit_length()
+    spectra = []
+    for values in (engine, trainer):
+        root = np.sqrt(np.abs(values))
+        spectra.append(np.fft.rfft(np.nan_to_num(root - np.nanmean(root)), size))
+    correlation = np.fft.irfft(spectra[0].conj() * spectra[1], size)
+    correlation[0] = -np.inf
+    best = int(correlation.argmax())
+    return best if best < size // 2 else best - size
+
+
+def _align(engine: NDArray[Any], trainer: NDArray[Any], tokens: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return |Δ| with and without the shift, of the tokens of the engine that have a partner in both."""
+    import numpy as np
+
+    low, high = max(0, -tokens), min(len(engine), len(engine) - tokens)
+    if low >= high:
+        return np.zeros(0), np.zeros(0)
+    shifted = np.abs(engine[low:high] - trainer[low + tokens : high + tokens])
+    unshifted = np.abs(engine[low:high] - trainer[low:high])
+    both = np.isfinite(shifted) & np.isfinite(unshifted)
+    return shifted[both], unshifted[both]
+
+
+def _judge(shifted: NDArray[Any], unshifted: NDArray[Any]) -> tuple[int, float, float] | None:
+    """Return (pairs, gap, gap without the shift) where the shift removes most of it; None else.
+
+    The number of tokens counts as well as the mean, which one unlikely token can decide.
+    """
+    import numpy as np
+
+    if len(shifted) < LEAST:
+        return None
+    means = float(shifted.mean()), float(unshifted.mean())
+    off = np.count_nonzero(shifted > NEAR), np.count_nonzero(unshifted > NEAR)
+    left = 1 - REMOVED
+    return (len(shifted), *means) if means[0] < left * means[1] and off[0] <= left * off[1] and off[1] else None

@@ -11,8 +11,6 @@ from ckptcheck.rollouts import Rollout, build_rollouts
 from ckptcheck.rollouts.metrics import distribution
 from ckptcheck.rollouts.metrics.distribution import exact, measure_mass, temperature
 from ckptcheck.rollouts.metrics.routing import compute_routing_disagreement
-from ckptcheck.rollouts.metrics.shift import compute_shifted_gaps
-from tests.factories.rollout_cases import draw_rollouts
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -69,16 +67,6 @@ def test_too_little_in_common_for_a_temperature() -> None:
     assert temperature(padded, -np.ones((40, 4)), padded, -np.ones((40, 4))) is None
 
 
-def test_shifts_stay_within_sequences() -> None:
-    q = [[-1.0, -2.0, -3.0, -4.0], [-5.0, -6.0, -7.0, -8.0]]
-    p = [[-2.0, -3.0, -4.0, -9.0], [-6.0, -7.0, -8.0, -9.0]]  # the trainer's are those of the next token
-    made = [Rollout([0, 1, 2, 3, 4], 1, one, other) for one, other in zip(q, p, strict=True)]
-    found = compute_shifted_gaps(build_rollouts(made))
-    assert found[0] == (4, 1.0)
-    assert found[-1] == (4, 0.0)
-    assert found[1] == (4, (2 + 6 + 2 + 2) / 4)
-
-
 def test_routing_compares_sets() -> None:
     one = np.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]], [[1, 2], [3, 4]]])
     other = np.array([[[2, 1], [3, 4]], [[5, 6], [7, 9]], [[-1, -1], [-1, -1]]])  # the last token is not known
@@ -87,16 +75,3 @@ def test_routing_compares_sets() -> None:
     assert found is not None
     assert found[0].tolist() == [0.0, 0.5]
     assert found[1] == 2
-
-
-def test_what_is_infinite_on_both_sides_is_not_moved() -> None:
-    rollouts = draw_rollouts(sequences=4, noise=0.001)
-    (block,) = rollouts.blocks()
-    apart = {side: rollouts.columns[f"{side}_logprobs"].copy() for side in ("engine", "trainer")}
-    for values in apart.values():
-        values[np.flatnonzero(block.mask)[3]] = -np.inf
-    found = compute_shifted_gaps(
-        rollouts.with_columns(**{f"{side}_logprobs": values for side, values in apart.items()})
-    )
-    assert 0 < found[0][1] < 0.01 < found[1][1]
-    assert compute_shifted_gaps(rollouts)[0][0] - found[0][0] == 3
