@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ckptcheck.rollouts.far_tokens import FAR, PlaceholderRuns, find_far_tokens, find_placeholder_runs
 from ckptcheck.rollouts.mask_reading import MaskFault, MaskReading, find_mask_fault
 from ckptcheck.rollouts.metrics.logprob_metrics import LogprobMetrics, compute_metrics
-from ckptcheck.rollouts.metrics.shift import ShiftSearch, find_shifts
+from ckptcheck.rollouts.metrics.shift import LackingLists, ShiftSearch, find_lacking_lists, find_shifts
 from ckptcheck.rollouts.outlier_traits import HIT, CommonTrait, Places, find_token_trait, list_turns
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ LEAST_OF_SEQUENCE = 16
 """Fewest compared tokens of a sequence that is judged by itself."""
 SMALL_OUTLIER, OUTLIER_FACTOR = 0.05, 20.0
 """A sequence is an outlier if its mean |Δ| is above so many nats and so many times that of the median sequence."""
+NEARLY_ALL = 0.9
 GREEDY = 0.1
 """Temperature below which an engine's processed logprob is 0 for every token that it draws."""
 
@@ -74,10 +75,18 @@ class GapCauses:
         return find_far_tokens(self.rollouts) if self.gap.abs_max > FAR else np.zeros(0, np.int64)
 
     @cached_property
+    def lacking_lists(self) -> LackingLists | None:
+        """Sequences whose engine's logprobs leave out the tokens outside of the response mask, where nearly all with a gap do."""
+        found = find_lacking_lists(self.rollouts, self.gap.sequence_abs) if self.mask_reading is not None else None
+        return found if found is not None and len(found.sequences) >= NEARLY_ALL * found.tried else None
+
+    @cached_property
     def placeholder_runs(self) -> tuple[PlaceholderRuns, ...]:
         """Stretches of tokens behind their prompts that hold no logprob of a side, the engine's first."""
         import numpy as np
 
+        if self.lacking_lists is not None:
+            return ()  # the ends of such lists
         far = self.far
         if self.mask_reading is not None and len(self.mask_reading.prompt_tokens):
             far = np.setdiff1d(far, self.mask_reading.prompt_tokens)
@@ -106,6 +115,8 @@ class GapCauses:
     def shifts(self) -> ShiftSearch:
         """The sequences whose logprobs agree better where one side is shifted."""
         gaps, known = self.gap.sequence_abs, None
+        if (lacking := self.lacking_lists) is not None:
+            return ShiftSearch(lacking.sequences, ())
         if len(self.undrawn):
             known, left = self._mark(self.undrawn), self.measure_without(self.undrawn)
             gaps = gaps if left is None else left.sequence_abs
@@ -114,7 +125,7 @@ class GapCauses:
     @cached_property
     def mask_fault(self) -> MaskFault | None:
         """How the mask as a whole lies wrong; None where logprobs are shifted, which moves them against the mask as well."""
-        if self.mask_reading is None or self.shifts.shifts:
+        if self.mask_reading is None or self.shifts.shifts or self.lacking_lists is not None:
             return None
         return find_mask_fault(self.rollouts, self.mask_reading, self.undrawn)
 
@@ -123,7 +134,7 @@ class GapCauses:
         """Indices of the tokens with a cause other than a trait, ascending."""
         import numpy as np
 
-        if not self.shifts.shifts:
+        if not self.shifts.shifts and self.lacking_lists is None:
             return self.undrawn
         # the other sequences with a gap may be shifted by several numbers, or be too short to tell
         owners = np.searchsorted(self.rollouts.starts, self.far, "right") - 1
@@ -135,7 +146,7 @@ class GapCauses:
         """What nearly all far tokens without another cause have in common, and few others."""
         import numpy as np
 
-        if self.shifts.shifts:
+        if self.shifts.shifts or self.lacking_lists is not None:
             return None
         far = np.setdiff1d(self.far, self._known, assume_unique=True)
         found = find_token_trait(self.rollouts, far, self._list_compared)

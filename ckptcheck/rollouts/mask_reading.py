@@ -27,7 +27,8 @@ class MaskReading:
     prompt_tokens: NDArray[np.int64]
     """Indices of the tokens of prompts under the mask."""
     drawn_outside: NDArray[np.int64]
-    """Indices of the tokens after their prompt, outside of the mask, with a logprob of the engine, in sequences that train."""
+    """Indices of the tokens outside of the mask, in sequences that train, with a logprob of the engine: those after their prompt,
+    and those at the end of a prompt whose beginning has none."""
 
 
 def read_mask(rollouts: Rollouts) -> MaskReading:
@@ -48,7 +49,33 @@ def read_mask(rollouts: Rollouts) -> MaskReading:
         trained = np.bincount(block.owners[mask] - block.first, minlength=block.last - block.first) > 0
         drawn = np.isfinite(logprobs) & (logprobs != 0) & trained[block.owners[left_out] - block.first]
         outside.append(left_out[drawn] + block.token_slice.start)
-    return MaskReading(np.concatenate(in_prompts), np.concatenate(outside))
+    outside.append(_find_drawn_before(rollouts))
+    return MaskReading(np.concatenate(in_prompts), np.sort(np.concatenate(outside)))
+
+
+def _find_drawn_before(rollouts: Rollouts) -> NDArray[np.int64]:
+    """Return the indices of the last tokens of prompts that have a logprob of the engine, where their first ones have none.
+
+    A converter of a format that names no prompt takes the tokens before the mask for it.
+    """
+    import numpy as np
+
+    found = [np.zeros(0, np.int64)]
+    engine = rollouts.columns.get("engine_logprobs")
+    numbers = np.flatnonzero(rollouts.prompt_lengths >= 3)
+    if engine is None or not len(numbers):
+        return found[0]
+    starts, ends = rollouts.starts[numbers], rollouts.starts[numbers] + rollouts.prompt_lengths[numbers]
+    is_mixed = (engine[ends - 1] != 0) & np.isfinite(engine[ends - 1]) & (engine[starts + 1] == 0)
+    if np.count_nonzero(is_mixed) < max(LEAST_EDGES, len(numbers) / 2):
+        return found[0]
+    mask = np.asarray(rollouts.columns["response_mask"]) != 0
+    trains = np.diff(np.concatenate([[0], np.cumsum(mask)])[rollouts.starts]) > 0
+    is_mixed &= trains[numbers]
+    for distance in range(1, WIDEST_EDGE + 2):
+        places = (ends - distance)[is_mixed & (ends - distance > starts)]
+        found.append(places[(engine[places] != 0) & np.isfinite(engine[places]) & ~mask[places]])
+    return np.concatenate(found)
 
 
 @dataclass(frozen=True)
@@ -113,10 +140,12 @@ def find_mask_fault(rollouts: Rollouts, reading: MaskReading, undrawn: NDArray[n
             continue
         first = drawn[gaps[same]]
         ids = np.unique(rollouts.tokens[first])
-        if kind == "short" and np.count_nonzero(rollouts.columns["engine_logprobs"][begins] == 0) >= EARLY * len(
-            begins
-        ):
-            kind = "early"
+        if kind == "short":
+            # a framework that keeps the mask of the response alone cannot say that it begins in the prompt
+            owners = np.searchsorted(rollouts.starts, begins, "right") - 1
+            free = begins[begins != rollouts.starts[owners] + rollouts.prompt_lengths[owners]]
+            if len(free) and np.count_nonzero(rollouts.columns["engine_logprobs"][free] == 0) >= EARLY * len(free):
+                kind = "early"
         token = int(ids[0]) if len(ids) == 1 and width == 1 else None
         return MaskFault(kind, width, len(near), len(begins), int(first[0]), token)
     return None

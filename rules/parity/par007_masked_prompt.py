@@ -8,14 +8,14 @@ The engine did not draw the prompt and has no logprob for it. A trainer that use
 trainer's logprob, and the policy learns to write prompts.
 
 ## How to fix
-Shift the mask, or correct the length of the prompt. A mask that is off by one is the most common cause (PAR083 names one that
+Shift the mask, or correct the length of the prompt. A mask that is off by one is the most common cause (PAR085 names one that
 also ends too early).
 
 ## When it can be wrong
 - In a trajectory of several turns the prompt is what came before the first response. A writer that counts later user turns into
   it makes responses look like prompts; then `prompt_lengths` is wrong.
 - You train on prompts on purpose. Parity cannot judge that, because the engine drew none of them.
-- A mask that is off by one to the right covers no prompt: PAR083 finds it.
+- A mask that is off by one to the right covers no prompt: PAR085 finds it.
 
 ## Seen in
 modelscope/ms-swift#8196 (a column shifted left by one)
@@ -42,7 +42,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     if reading is None or not len(reading.prompt_tokens):
         return
     if evidence.metrics_or_none is not None and (fault := evidence.causes.mask_fault) and fault.kind != "short":
-        return  # PAR083 names the mask as a whole
+        return  # PAR085 names the mask as a whole
     owners = np.unique(np.searchsorted(evidence.rollouts.starts, reading.prompt_tokens, "right") - 1)
     text = f"the response mask covers {count(len(reading.prompt_tokens), 'token')} of the prompts of"
     hint = "check whether the mask is off by one"

@@ -59,7 +59,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     runs_of = {f"{runs.side}_logprobs": runs for runs in causes.placeholder_runs} if causes is not None else {}
     fault = causes.mask_fault if causes is not None else None
     if fault is not None and fault.kind == "inverted":
-        return  # PAR083 names it
+        return  # PAR085 names it
     is_greedy = evidence.rollouts.metadata.sampling.temperature == 0
     for column in list_logprob_columns(evidence):
         if is_greedy and column == "engine_logprobs":
@@ -68,7 +68,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
         if (runs := runs_of.get(column)) is not None:
             owners = np.searchsorted(evidence.rollouts.starts, runs.begins, "right") - 1
             if not set(owners.tolist()) <= constant.keys():
-                # PAR083 names a mask that is off by as many tokens
+                # PAR085 names a mask that is off by as many tokens
                 if fault is None or not np.median(runs.lengths) <= fault.tokens:
                     yield _describe_runs(evidence, runs, owners)
                 continue

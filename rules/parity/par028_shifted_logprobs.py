@@ -6,6 +6,9 @@ and shifts by one token, of the whole sequence and of what follows its first tok
 removes three quarters of the mean |Δ| over at least 32 tokens, and of the tokens that are more than 0.1 nats apart. Shorter
 sequences are put together and tried with a shift by one token.
 
+Before that it tries whether the engine's list of logprobs has no entries for the tokens outside of the response mask, such as a
+turn of a tool: then the shift grows from turn to turn. It reports that where it fits nine tenths of the sequences with a gap.
+
 ## Why it matters
 A logit predicts the next token. Code that forgets that, or accounts for it twice, pairs every logprob with its neighbour's. A
 list of logprobs that lacks those of a prompt, or of a turn of a tool, is moved by their number. The numbers look plausible, but
@@ -17,8 +20,8 @@ the ratios are noise.
 
 ## When it can be wrong
 - Text that repeats itself agrees with a copy of itself. The rule looks only where the unshifted gap is large.
-- Of a sequence of fewer than 32 tokens that is shifted by more than one, or in which the shift grows from turn to turn, the rule
-  only says that it has a gap. Where no other sequence is shifted, it shows as a large gap without a cause.
+- Of a sequence of fewer than 32 tokens that is shifted by more than one, the rule only says that it has a gap. Where no other
+  sequence is shifted, it shows as a large gap without a cause.
 
 ## Seen in
 modelscope/ms-swift#8196 (trainer logprobs shifted left by one), VeOmni#917 (labels shifted twice; differences of 12 to 16),
@@ -39,6 +42,13 @@ from ckptcheck.text.formatting import count
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     if evidence.metrics.tokens < LEAST:
         raise Skip(f"only {count(evidence.metrics.tokens, 'token')} can be compared")
+    if (lacking := evidence.causes.lacking_lists) is not None:
+        text = f"in {len(lacking.sequences):,} of {count(lacking.tried, 'sequence')} with a gap the engine's logprobs have no"
+        text += " entries for the tokens outside of the response mask: laid over those under it |Δ| is"
+        text += f" {lacking.fitting:.3g} nats, and {lacking.recorded:.3g} as they stand"
+        hint = "give each token one logprob, 0 where the engine drew none"
+        yield Problem(text, key=f"sequence {lacking.sequences[0]}", hint=hint)
+        return
     search = evidence.causes.shifts
     if not search.shifts:
         return

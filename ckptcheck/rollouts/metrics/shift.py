@@ -40,6 +40,20 @@ class Shift:
 
 
 @dataclass(frozen=True)
+class LackingLists:
+    """Sequences whose list of the engine's logprobs has no entries for the tokens outside of the response mask."""
+
+    sequences: tuple[int, ...]
+    tried: int
+    """Number of sequences with a gap that were tried."""
+    pairs: int
+    fitting: float
+    """Mean |Δ| of the pairs if the list is laid over the tokens under the mask alone, in nats."""
+    recorded: float
+    """Mean |Δ| of the same tokens as they stand."""
+
+
+@dataclass(frozen=True)
 class ShiftSearch:
     """What a search for shifts found."""
 
@@ -57,11 +71,14 @@ def find_shifts(rollouts: Rollouts, gaps: NDArray[np.float64], known: NDArray[np
     import numpy as np
 
     suspicious = np.flatnonzero(gaps > SMALL)
-    sampled = suspicious[np.linspace(0, len(suspicious) - 1, min(SAMPLE, len(suspicious))).astype(int)]
     shifts: list[Shift] = []
     short: dict[int, list[tuple[NDArray[Any], NDArray[Any]]]] = {-1: [], 1: []}
     short_sequences = []
-    for sequence, engine, trainer in _read_pairs(rollouts, sampled.tolist(), known):
+    for sequence, mask, *sides in _read_sequences(rollouts, _sample(suspicious)):
+        usable = mask & np.isfinite(sides[0]) & np.isfinite(sides[1])
+        if known is not None:
+            usable = usable & ~known[rollouts.sequence(sequence)]
+        engine, trainer = (np.where(usable, values, np.nan) for values in sides)
         if np.count_nonzero(np.isfinite(engine)) >= LEAST:
             found = _search(engine, trainer)
             if found is not None:
@@ -77,25 +94,57 @@ def find_shifts(rollouts: Rollouts, gaps: NDArray[np.float64], known: NDArray[np
     return ShiftSearch(tuple(suspicious.tolist()), tuple(shifts))
 
 
-def _read_pairs(
-    rollouts: Rollouts, sequences: list[int], known: NDArray[np.bool_] | None
-) -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.float64]]]:
-    """Yield number, engine's and trainer's logprobs of each sequence, NaN where they are not compared."""
+def find_lacking_lists(rollouts: Rollouts, gaps: NDArray[np.float64]) -> LackingLists | None:
+    """Find sequences in which each turn is shifted by the tokens outside of the response mask before it; None without one.
+
+    gaps: mean |Δ| of each sequence, NaN where nothing was compared.
+    """
+    import numpy as np
+
+    sequences, tried, parts = [], 0, []
+    for sequence, mask, engine, trainer in _read_sequences(rollouts, _sample(np.flatnonzero(gaps > SMALL))):
+        prompt = int(rollouts.prompt_lengths[sequence])
+        places = np.flatnonzero(mask[prompt:]) + prompt
+        if prompt + len(places) in (prompt, len(mask)):
+            continue
+        tried += 1
+        dense = engine[prompt : prompt + len(places)]
+        with np.errstate(invalid="ignore"):
+            fitting, recorded = np.abs(dense - trainer[places]), np.abs(engine[places] - trainer[places])
+        both = np.isfinite(fitting) & np.isfinite(recorded)
+        if _judge(fitting[both], recorded[both]) is not None:
+            sequences.append(sequence)
+            parts.append((fitting[both], recorded[both]))
+    if not sequences:
+        return None
+    fitting, recorded = (np.concatenate(side) for side in zip(*parts, strict=True))
+    return LackingLists(tuple(sequences), tried, len(fitting), float(fitting.mean()), float(recorded.mean()))
+
+
+def _sample(sequences: NDArray[np.int64]) -> list[int]:
+    import numpy as np
+
+    places = np.linspace(0, len(sequences) - 1, min(SAMPLE, len(sequences))).astype(int)
+    sampled: list[int] = sequences[places].tolist()
+    return sampled
+
+
+def _read_sequences(
+    rollouts: Rollouts, sequences: list[int]
+) -> Iterator[tuple[int, NDArray[np.bool_], NDArray[np.float64], NDArray[np.float64]]]:
+    """Yield number, mask of the compared tokens, and engine's and trainer's logprobs of some sequences. sequences: ascending."""
     import numpy as np
 
     wanted = iter(sequences)
     sequence = next(wanted, None)
     for block in rollouts.blocks():
         while sequence is not None and sequence < block.last:
-            begin, end = int(rollouts.starts[sequence]), int(rollouts.starts[sequence + 1])
-            mask = block.mask[begin - block.token_slice.start : end - block.token_slice.start]
-            if known is not None:
-                mask = mask & ~known[begin:end]
-            sides = [
-                rollouts.columns[f"{side}_logprobs"][begin:end].astype(np.float64) for side in ("engine", "trainer")
-            ]
-            usable = mask & np.isfinite(sides[0]) & np.isfinite(sides[1])
-            yield sequence, np.where(usable, sides[0], np.nan), np.where(usable, sides[1], np.nan)
+            inside = rollouts.sequence(sequence)
+            mask = block.mask[inside.start - block.token_slice.start : inside.stop - block.token_slice.start]
+            engine, trainer = (
+                rollouts.columns[f"{side}_logprobs"][inside].astype(np.float64) for side in ("engine", "trainer")
+            )
+            yield sequence, mask, engine, trainer
             sequence = next(wanted, None)
 
 

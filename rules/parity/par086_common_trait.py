@@ -37,7 +37,7 @@ from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 
-@rule("PAR084", "common-trait", severity="warning", on="rollouts", when=lambda evidence: evidence.has_both_sides)
+@rule("PAR086", "common-trait", severity="warning", on="rollouts", when=lambda evidence: evidence.has_both_sides)
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     if evidence.metrics_or_none is None:
         raise Skip("no token could be compared")

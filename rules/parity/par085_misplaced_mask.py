@@ -41,7 +41,7 @@ from ckptcheck.text.formatting import count
 
 
 @rule(
-    "PAR083",
+    "PAR085",
     "misplaced-mask",
     severity="warning",
     on="rollouts",
