@@ -61,12 +61,14 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     temperature = metadata.sampling.temperature
     if temperature is not None and temperature > 1:
         raise Skip(f"at temperature {temperature:g} unlikely tokens are normal")
-    means = {
-        side: mean
-        for side in ("engine", "trainer")
-        if f"{side}_logprobs" in evidence.rollouts
-        and (mean := mean_logprob(evidence.rollouts, f"{side}_logprobs")) is not None
-    }
+    if evidence.metrics_or_none is not None:
+        # without what has a cause of its own, such as the text of tools under the mask
+        gap = evidence.remaining_gap
+        means = {"engine": gap.engine_mean, "trainer": gap.trainer_mean}
+    else:
+        sides = [side for side in ("engine", "trainer") if f"{side}_logprobs" in evidence.rollouts]
+        found = {side: mean_logprob(evidence.rollouts, f"{side}_logprobs") for side in sides}
+        means = {side: mean for side, mean in found.items() if mean is not None}
     if not means:
         return
     guess = guess_logprob(metadata.vocabulary)
