@@ -191,11 +191,11 @@ def draw_rollouts(
 
     indexer: how many positions the sparse attention of each of two layers chooses.
 
-    noise: of the trainer, in nats; several: of equally long parts of each response. bias: of the trainer, in nats. drift: of the trainer from the reference. mean: of minus the
-    logprobs. top, full: how many ids are recorded. top_of_drawn: whether the drawn token is among them. reward: the mean of the
-    rewards, which are drawn around it. rewards, advantages: of the sequences, from the beginning again where they are fewer.
-    groups: how many sequences that follow each other have one prompt. alternate: how many prompts follow each other again and
-    again.
+    noise: of the trainer, in nats; several: of equally long parts of each response. bias: of the trainer, in nats. drift: of
+    the trainer from the reference. mean: of minus the logprobs. top, full: how many ids are recorded. top_of_drawn: whether
+    the drawn token is among them. reward: the mean of the rewards, which are drawn around it. rewards, advantages: of the
+    sequences, from the beginning again where they are fewer. groups: how many sequences that follow each other have one
+    prompt. alternate: how many prompts follow each other again and again.
     """
     draw = np.random.default_rng(seed)
     made = []
