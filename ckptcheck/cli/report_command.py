@@ -60,7 +60,7 @@ class ReportCommand(typer.core.TyperCommand):
         return rest
 
     def write_settings(self, args: list[str]) -> list[str]:
-        """Write ``--framework-version 0.7.1`` and ``--framework-version=0.7.1`` as ``--set framework-version=0.7.1``."""
+        """Write ``--NAME VALUE`` and ``--NAME=VALUE`` of a setting as ``--set NAME=VALUE``."""
         names = {each.name.replace("_", "-") for each in find_declared(self).values() if each.is_setting}
         written: list[str] = []
         words = iter(args)

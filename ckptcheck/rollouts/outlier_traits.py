@@ -303,7 +303,7 @@ def _propose(bad: Places) -> Iterator[Trait]:
         versions = bad.versions
         index = int(np.bincount(versions + 1).argmax()) - 1
         if index >= 0:
-            hint = "ckptcheck refit history and judge --history show what was sent as this version"
+            hint = "judge --history RECORD shows what was sent as this version"
             names = rollouts.metadata.versions
             yield Trait(f"of weight version {names[index]}", hint, lambda each: each.versions == index, len(names))
     for column in ("engine_routing", "trainer_routing"):
@@ -369,7 +369,7 @@ def _propose_of_sequences(rollouts: Rollouts, bad: NDArray[np.int64], judged: ND
         index = int(np.bincount(first[bad] + 1).argmax()) - 1
         if index >= 0:
             names = rollouts.metadata.versions
-            hint = "ckptcheck refit history and judge --history show what was sent as this version"
+            hint = "judge --history RECORD shows what was sent as this version"
             yield Trait(f"begun by weight version {names[index]}", hint, lambda each: first[each] == index, len(names))
     ((usual, number),) = Counter(_read_prompt(rollouts, sequence) for sequence in bad.tolist()).most_common(1)
     if len(usual) and number >= NEARLY_ALL * len(bad):

@@ -314,7 +314,9 @@ StoredOutput = Annotated[
 
 FrameworkVersion = Annotated[
     str,
-    Setting("Release of the framework, or the date of its commit, for its defaults, where no file pins it."),
+    Option(
+        "Release of the framework, or the date of its commit, where no file pins it.", metavar="VERSION", panel=READING
+    ),
 ]
 
 # Whom to trust.

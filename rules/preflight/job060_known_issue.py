@@ -13,7 +13,7 @@ anew. Others stop after hours, at the first save or the first update.
 Take the version that mends it, or change one of the settings.
 
 ## When it can be wrong
-The job runs with another version than the one that its files pin (`--framework-version`, `--engine-version`), or with a patch
+The job runs with another version than the one that its files pin (`--framework-version`, `--set engine-version`), or with a patch
 of its own: `--ignore JOB060`.
 
 ## Seen in

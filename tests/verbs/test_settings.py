@@ -162,8 +162,8 @@ def test_code_in_settings_runs_only_where_the_user_names_the_file(here: Path, mo
 @pytest.mark.parametrize(
     ("text", "command", "is_said"),
     [
-        ("[verbs.preflight]\nframework-version = '0.7.1'\n", "preflight", True),
-        ("[verbs]\nframework-version = '0.7.1'\n", "preflight", True),
+        ("[verbs.preflight]\nengine-version = '0.7.1'\n", "preflight", True),
+        ("[verbs]\nengine-version = '0.7.1'\n", "preflight", True),
         ("verbs = 3\n", "preflight", True),
         ("fail-on = 'never'\n[verbs.scan]\nno-mmap = true\n", "preflight", False),
         ("fail-on = 'never'\n", "scan", True),
