@@ -2,7 +2,8 @@
 
 ## What it checks
 With `diff ADAPTER MERGED --base BASE`: each weight that the LoRA adapter changes is the base model's weight plus
-`lora_alpha / r` times B·A, within the rounding of its dtype. Modules that the adapter holds as a whole are equal to it. The rule
+`lora_alpha / r` times B·A, within the rounding of its dtype. The experts of a layer (`target_parameters`) are read as PEFT writes
+them, before 0.19 and since. Modules that the adapter holds as a whole are equal to it. The rule
 says where the update is missing, how many times it was added, and which modules of the adapter the base model lacks. All
 other tensors must equal the base model's (CMP005).
 
@@ -20,7 +21,7 @@ PEFT's merges into SmolLM2 in bf16, fp16 and fp32 were reproduced without a diff
 vanishes in the rounding of the weights shows nothing: the rule is skipped where one does, as of an untrained adapter.
 
 ## Seen in
-huggingface/peft#918, OpenBMB/MiniCPM-V#559 (the merged weights are the base model's)
+huggingface/peft#918, OpenBMB/MiniCPM-V#559 (the merged weights are the base model's); unslothai/unsloth#5410 (experts)
 """
 
 from collections.abc import Iterator
@@ -40,11 +41,18 @@ def check(comparison: Comparison) -> Iterator[Problem]:
     total = len(merges)
     unmerged = [name for name, merge in merges.items() if merge.outcome == "unmerged"]
     if unmerged:
-        where = "any" if len(unmerged) == total else f"{len(unmerged):,} of"
+        where = "any of the" if len(unmerged) == total else f"{len(unmerged):,} of"
         yield _problem(
             comparison,
             f"the adapter was not merged into {where} {count(total, 'weight')} that it changes: {group_names(unmerged)}",
             unmerged,
+        )
+    if misordered := [name for name, merge in merges.items() if merge.outcome == "misordered"]:
+        yield _problem(
+            comparison,
+            f"the adapter was merged into {count(len(misordered), 'weight')} with the columns of lora_B of each expert in a row; "
+            f"PEFT lays them out rank by rank: {group_names(misordered)}",
+            misordered,
         )
     scaled: dict[str, list[str]] = {}
     for name, merge in merges.items():

@@ -72,6 +72,98 @@ def test_what_peft_merges_is_equal(smollm2: Path, tmp_path: Path, dtype: str, se
     assert f"{tmp_path / 'adapter'} changes" in report.subject
 
 
+class ExpertModels:
+    """A mixture whose experts an adapter changes as parameters, as PEFT merges it; stored whole, and expert by expert."""
+
+    def __init__(self, folder: Path) -> None:
+        import torch
+        from peft import LoraConfig, get_peft_model
+        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+        torch.manual_seed(1)
+        self.folder, self.adapter = folder, folder / "adapter"
+        config = Qwen3MoeConfig(
+            vocab_size=64, hidden_size=16, intermediate_size=32, moe_intermediate_size=24, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_experts=4, num_experts_per_tok=2,
+        )  # fmt: skip
+        model = Qwen3MoeForCausalLM(config)
+        model.save_pretrained(folder / "base")
+        tuned = get_peft_model(
+            model,
+            LoraConfig(
+                r=2, lora_alpha=8, target_modules=[],
+                target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+            ),
+        )  # fmt: skip
+        for name, parameter in tuned.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.05)
+        tuned.save_pretrained(self.adapter)
+        tuned.merge_and_unload().save_pretrained(folder / "merged")
+        for name in ("base", "merged"):
+            rewrite(folder / name, folder / f"{name}-fused", join_experts)
+
+    def diff(self, merged: str, base: str) -> ckptcheck.Report:
+        return ckptcheck.diff(self.adapter, self.folder / merged, base=self.folder / base)
+
+
+def join_experts(tensors: dict[str, Any]) -> None:
+    """Store the experts of each layer in two tensors, as transformers has them in memory."""
+    import torch
+
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        taken = [
+            {part: tensors.pop(f"{prefix}{expert}.{part}_proj.weight") for part in ("gate", "up", "down")}
+            for expert in range(4)
+        ]
+        tensors[f"{prefix}gate_up_proj"] = torch.stack([torch.cat([each["gate"], each["up"]]) for each in taken])
+        tensors[f"{prefix}down_proj"] = torch.stack([each["down"] for each in taken])
+
+
+@pytest.fixture(scope="module")
+def expert_models(tmp_path_factory: pytest.TempPathFactory) -> ExpertModels:
+    needs("torch", "transformers", "peft")
+    return ExpertModels(tmp_path_factory.mktemp("experts"))
+
+
+@pytest.mark.parametrize("merged", ["merged", "merged-fused"])
+@pytest.mark.parametrize("base", ["base", "base-fused"])
+def test_what_peft_merges_into_experts_is_equal(expert_models: ExpertModels, merged: str, base: str) -> None:
+    report = expert_models.diff(merged, base)
+    assert (report.verdict, report.findings, report.skipped) == ("clean", (), ())
+
+
+@pytest.mark.parametrize("form", ["", "-fused"])
+def test_experts_that_a_merge_left_are_named(expert_models: ExpertModels, form: str) -> None:
+    (finding,) = expert_models.diff(f"base{form}", f"base{form}").findings
+    number = 4 if form else 24
+    assert finding.message.startswith(f"the adapter was not merged into any of the {number} weights that it changes: ")
+
+
+def test_experts_merged_in_another_order_are_named(expert_models: ExpertModels, tmp_path: Path) -> None:
+    """A merge that reads lora_B expert by expert (unslothai/unsloth#5410)."""
+    import torch
+    from safetensors.torch import load_file
+
+    lora = load_file(expert_models.adapter / "adapter_model.safetensors")
+
+    def merge_wrongly(tensors: dict[str, Any]) -> None:
+        for layer in range(2):
+            inner = f"base_model.model.model.layers.{layer}.mlp.experts."
+            for prefix in (f"{inner}base_layer.", inner):
+                up, down = lora[f"{prefix}lora_B.weight"], lora[f"{prefix}lora_A.weight"]
+                change = torch.einsum("oer,eri->eoi", up.reshape(up.shape[0], 4, 2), down.reshape(4, 2, down.shape[1]))
+                name = "gate_up_proj" if change.shape[1:] == (48, 16) else "down_proj"
+                tensors[f"model.layers.{layer}.mlp.experts.{name}"] += 4 * change
+
+    merged = rewrite(expert_models.folder / "base-fused", tmp_path / "merged", merge_wrongly)
+    (finding,) = ckptcheck.diff(expert_models.adapter, merged, base=expert_models.folder / "base-fused").findings
+    assert finding.message.startswith(
+        "the adapter was merged into 4 weights with the columns of lora_B of each expert in a row; PEFT lays them out rank by rank"
+    )
+
+
 def rewrite(source: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
     """Copy a checkpoint and change its tensors."""
     from safetensors.torch import load_file, save_file
@@ -110,7 +202,7 @@ def test_each_faulty_merge_is_named(models: Models, tmp_path: Path) -> None:
         "model.layers.{15-29}.mlp.down_proj.weight, model.layers.{15-29}.self_attn.q_proj.weight"
     )
     assert [finding.message for finding in models.diff(models.base).findings] == [
-        "the adapter was not merged into any 60 weights that it changes: "
+        "the adapter was not merged into any of the 60 weights that it changes: "
         "model.layers.{0-29}.mlp.down_proj.weight, model.layers.{0-29}.self_attn.q_proj.weight"
     ]
 
