@@ -119,6 +119,12 @@ def run_value_pass(
 
 def _join_samples(values: ValueStats, name: str, tensor: Tensor, chunks: list[ChunkStats], *, has_rows: bool) -> None:
     """Add the rows, samples and looks of a tensor, where its pieces were asked for them."""
+    if len(chunks) == 1:
+        (chunk,) = chunks
+        if not (chunk.row_squares or has_rows or chunk.elements):  # most of many tensors
+            if len(chunk.looks) == 1:
+                values.looks[name] = chunk.looks[0]
+            return
     if any(chunk.row_squares for chunk in chunks):
         sums = [(chunk.row_squares, chunk.column_squares) for chunk in chunks]
         if (sample := join_sums(sums, tensor.shape)) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from ckptcheck.compare.bridge.splitters import (
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, LayoutError, TensorLayout
 from ckptcheck.text.formatting import join_words
 from ckptcheck.values.detectors.byte_compare import PREFIX_BYTES, STEP_BYTES, have_equal_bytes, read_tensor_bytes
+from ckptcheck.values.detectors.roles import name_pattern
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -42,7 +44,12 @@ EXPERTS = 16
 
 def is_fused_attention(name: str) -> bool:
     """Whether a tensor may join queries, keys and values: halves of its queries lie where no first look goes."""
-    return QKV.search(_plain_name(name)) is not None
+    return _kind_is_fused(name_pattern(name))
+
+
+@lru_cache(1 << 14)
+def _kind_is_fused(kind: str) -> bool:
+    return QKV.search(_plain_name(kind)) is not None
 
 
 def find_repeated_half(ckpt: Checkpoint, name: str) -> str | None:

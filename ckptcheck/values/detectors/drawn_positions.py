@@ -32,10 +32,10 @@ def find_position_tables(ckpt: Checkpoint) -> list[str]:
     """Return the tables of learned positions in a text that are large enough to be judged."""
     return [
         name
-        for name, tensor in ckpt.tensors.items()
-        if POSITIONS.search(name)
-        and not OTHER_PLACES.search(name)
-        and tensor.dtype in FLOATS
+        for template, names in ckpt.layout.names_by_template.items()
+        if POSITIONS.search(template) and not OTHER_PLACES.search(template)
+        for name in names
+        if (tensor := ckpt.tensors[name]).dtype in FLOATS
         and len(tensor.shape) == 2
         and tensor.shape[0] >= MIN_ROWS
         and tensor.shape[1] >= MIN_COLUMNS

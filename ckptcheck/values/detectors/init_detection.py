@@ -239,8 +239,9 @@ def find_constant_norms(ckpt: Checkpoint) -> dict[str, tuple[TensorStats, ...]]:
 
 def _list_fresh_looking(ckpt: Checkpoint) -> list[list[TensorStats]]:
     """Return the matrices of the loaded files for which `can_look_fresh` holds, by kind."""
+    may_be_unused = _count_sharing_layers(ckpt) > 0
     kinds = (
-        [stats for stats in members if _is_drawable(ckpt, stats)]
+        [stats for stats in members if _is_drawable(stats) and not (may_be_unused and _is_unused(ckpt, stats.name))]
         for kind, members in group_by_kind(ckpt).items()
         if _may_be_drawn(kind)
     )
@@ -249,7 +250,7 @@ def _list_fresh_looking(ckpt: Checkpoint) -> list[list[TensorStats]]:
 
 def can_look_fresh(ckpt: Checkpoint, stats: TensorStats) -> bool:
     """Whether a tensor is a large enough matrix of plain numbers that training should have changed."""
-    return _may_be_drawn(stats.name) and _is_drawable(ckpt, stats)
+    return _may_be_drawn(stats.name) and _is_drawable(stats) and not _is_unused(ckpt, stats.name)
 
 
 def _may_be_drawn(name: str) -> bool:
@@ -257,13 +258,12 @@ def _may_be_drawn(name: str) -> bool:
     return not (is_scale(name) or starts_at_zero(name) or STAYS_RANDOM.search(name))
 
 
-def _is_drawable(ckpt: Checkpoint, stats: TensorStats) -> bool:
+def _is_drawable(stats: TensorStats) -> bool:
     return (
         is_matrix(stats)
         and FORMATS[stats.dtype].bits >= 16
         and min(_matrix_shape(stats)) >= MIN_SIDE
         and not (stats.constant or stats.zero or stats.nan or stats.inf)
-        and not _is_unused(ckpt, stats.name)
     )
 
 

@@ -38,12 +38,14 @@ def find_outliers(ckpt: Checkpoint) -> Iterator[Outlier]:
     """Yield the matrices, norms and biases whose largest magnitude is absurd. It uses only the statistics."""
     groups: dict[str, list[TensorStats]] = {}
     bias_groups: dict[str, list[TensorStats]] = {}
+    magnitudes: list[float] = []
     for name, stats in ckpt.values.tensors.items():
-        if (is_matrix(stats) or is_norm(stats)) and not is_scale(name):
+        if ((matrix := is_matrix(stats)) or is_norm(stats)) and not is_scale(name):
             groups.setdefault(name_pattern(name), []).append(stats)
+            if matrix:
+                magnitudes.append(stats.absmax)
         elif _is_bias(stats):
             bias_groups.setdefault(name_pattern(name), []).append(stats)
-    magnitudes = [stats.absmax for members in groups.values() for stats in members if is_matrix(stats)]
     model_typical = median(magnitudes) if len(magnitudes) >= MIN_SIBLINGS else 0.0
     judged_alone = {*find_vocabulary_tensors(ckpt), *ckpt.components.score_head_tensors}
     for members in groups.values():

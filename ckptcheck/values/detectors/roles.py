@@ -89,14 +89,17 @@ def may_be_infinite(stats: TensorStats) -> bool:
     return not stats.shape or mask or bool(BOUND.search(stats.name))
 
 
+@lru_cache(1 << 14)
+def _kind_is_router(kind: str) -> bool:
+    return ROUTER.search(kind) is not None
+
+
 def is_router(ckpt: Checkpoint, stats: TensorStats) -> bool:
     """Whether a tensor is a router: its name says so, and it has a row for each of several experts."""
+    if len(stats.shape) != 2 or not _kind_is_router(name_pattern(stats.name)):
+        return False
     experts = ckpt.components.num_experts
-    return (
-        bool(ROUTER.search(stats.name))
-        and len(stats.shape) == 2
-        and (stats.shape[0] == experts if isinstance(experts, int) else stats.shape[0] > 1)
-    )
+    return stats.shape[0] == experts if isinstance(experts, int) else stats.shape[0] > 1
 
 
 def find_vocabulary_tensors(ckpt: Checkpoint) -> dict[str, str]:

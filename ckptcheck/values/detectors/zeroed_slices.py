@@ -6,6 +6,7 @@ Such a part is an expert in a packed stack, the adapter of one layer, or the par
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layout import INDEX
@@ -74,8 +75,8 @@ def find_zero_adapters(ckpt: Checkpoint) -> list[str]:
     groups: dict[str, list[str]] = defaultdict(list)
     trained_layers: set[str] = set()
     for name, stats in ckpt.values.tensors.items():
-        if any(part in ADAPTER_SUFFIXES for part in name.split(".")) and ".experts." not in name:
-            groups[name_pattern(name)].append(name)
+        if _kind_is_adapter(kind := name_pattern(name)):
+            groups[kind].append(name)
             if not stats.zero:
                 trained_layers.add(_layer_prefix(name))
     adapters = []
@@ -85,6 +86,11 @@ def find_zero_adapters(ckpt: Checkpoint) -> list[str]:
         if len(names) >= MIN_SIBLINGS and MAX_ZERO_SHARE * zero <= len(names):
             adapters += lost
     return sorted(adapters)
+
+
+@lru_cache(1 << 14)
+def _kind_is_adapter(kind: str) -> bool:
+    return any(part in ADAPTER_SUFFIXES for part in kind.split(".")) and ".experts." not in kind
 
 
 def _layer_prefix(name: str) -> str:
