@@ -8,10 +8,10 @@ sequence has is a column that is missing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptcheck.checkpoint.document import Defect
 from ckptcheck.rollouts.metadata import Metadata
@@ -98,6 +98,19 @@ class Rollouts:
         return replace(self, metadata=metadata or self.metadata, columns={**self.columns, **columns})
 
 
+class Runs(NamedTuple):
+    """Tokens of a block that follow each other, and belong together; none is empty. All are int64 [runs]."""
+
+    begins: NDArray[np.int64]
+    """The first token, as its place among the tokens that were split."""
+    counts: NDArray[np.int64]
+    """Number of tokens."""
+    sequences: NDArray[np.int64]
+    """Number of the sequence, counted from the first of the block."""
+    bins: NDArray[np.int64]
+    """Number of the bin of places."""
+
+
 @dataclass(frozen=True)
 class Block:
     """Sequences [first, last) of some rollouts."""
@@ -132,6 +145,24 @@ class Block:
         import numpy as np
 
         return np.repeat(np.arange(self.first, self.last), self.lengths)
+
+    def split(self, indices: NDArray[Any], edges: Sequence[int] = (0,)) -> Runs:
+        """Split tokens of the block into runs of one sequence whose places in the response lie between the same two edges.
+
+        indices: int [k]: of the tokens, ascending. edges: the first place of each bin, from 0 on, ascending. What stands in the
+        prompt counts as place 0. It looks up the edges and not the tokens, because there are far fewer.
+        """
+        import numpy as np
+
+        starts = self.rollouts.starts[self.first : self.last + 1] - self.token_slice.start
+        prompts = self.rollouts.prompt_lengths[self.first : self.last].astype(np.int64)
+        bounds = np.minimum((starts[:-1] + prompts)[:, None] + np.asarray(edges), starts[1:, None])
+        bounds[:, 0] = starts[:-1]
+        begins = np.searchsorted(indices, bounds.ravel())
+        counts = np.diff(begins, append=len(indices))
+        filled = np.flatnonzero(counts)
+        sequences, bins = np.divmod(filled, len(edges))
+        return Runs(begins[filled], counts[filled], sequences, bins)
 
     @cached_property
     def after_prompt(self) -> NDArray[np.bool_]:

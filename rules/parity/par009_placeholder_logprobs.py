@@ -89,14 +89,13 @@ def _list_constant_sequences(evidence: RolloutEvidence, column: str) -> Iterator
 
     for block in evidence.rollouts.blocks():
         indices = np.flatnonzero(block.mask)
-        values, owners = block.column(column)[indices], block.owners[indices]
-        begins = np.flatnonzero(np.diff(owners, prepend=-1))
-        if not len(begins):
+        if not len(indices):
             continue
-        lengths = np.diff(begins, append=len(indices))
+        values = block.column(column)[indices]
+        begins, lengths, sequences, _ = block.split(indices)
         is_constant = np.minimum.reduceat(values, begins) == np.maximum.reduceat(values, begins)
-        for begin in begins[is_constant & (lengths >= LEAST)].tolist():
-            yield int(owners[begin]), float(values[begin])
+        for run in np.flatnonzero(is_constant & (lengths >= LEAST)).tolist():
+            yield int(block.first + sequences[run]), float(values[begins[run]])
 
 
 def _describe_runs(evidence: RolloutEvidence, runs: PlaceholderRuns, owners: NDArray[np.int64]) -> Problem:

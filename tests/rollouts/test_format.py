@@ -272,3 +272,20 @@ def test_an_odd_first_line_is_said(tmp_path: Path) -> None:
     ]:
         path.write_text(f"{head}\n{LINE}\n")
         assert [defect.text for defect in read_rollouts(path).defects] == [f"it cannot be read: {text}"]
+
+
+def test_runs_are_the_tokens_of_one_sequence_and_one_bin() -> None:
+    rng = np.random.default_rng(0)
+    lengths = np.array([5, 0, 1, 40, 0, 9, 3, 0])
+    starts = np.concatenate([[0], lengths.cumsum()])
+    prompts = np.array([2, 0, 1, 7, 0, 9, 0, 0], np.int32)
+    rollouts = Rollouts(Metadata("made"), {"starts": starts, "prompt_lengths": prompts})
+    for block in rollouts.blocks(45):
+        for chosen in (np.arange(len(block.owners)), np.flatnonzero(rng.random(len(block.owners)) < 0.4)):
+            for edges in ([0], [0, 1, 2, 4, 8, 16, 32], range(0, 40, 7)):
+                places = np.maximum(block.positions - prompts[block.owners], 0)[chosen]
+                keys = [
+                    *zip(block.owners[chosen] - block.first, np.searchsorted(edges, places, "right") - 1, strict=True)
+                ]
+                expected = [(keys.index(key), keys.count(key), *key) for key in dict.fromkeys(keys)]
+                assert [*zip(*block.split(chosen, edges), strict=True)] == expected

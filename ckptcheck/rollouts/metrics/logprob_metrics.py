@@ -205,7 +205,7 @@ class _MetricSums:
         self.tokens = self._broken = 0
         self._of: dict[str, float] = {}
         self._max = {"abs": 0.0, "prob": 0.0, "-abs": -inf, "-log": -inf, "log": -inf}
-        self._kept: list[NDArray[Any]] = []
+        self._kept = np.empty(len(rollouts.tokens), np.float32)
         number = rollouts.sequence_count
         self._counts = np.zeros(number, np.int64)
         self._abs, self._error, self._signed, self._engine, self._clipped = (np.zeros(number) for _ in range(5))
@@ -217,7 +217,7 @@ class _MetricSums:
         import numpy as np
 
         indices = np.flatnonzero(block.mask)
-        q, p = (block.column(name)[indices].astype(np.float64) for name in (one, other))
+        q, p = (block.column(name)[block.mask].astype(np.float64) for name in (one, other))
         finite = np.isfinite(q) & np.isfinite(p)
         if not finite.all():
             self._broken += int(len(finite) - finite.sum())
@@ -230,7 +230,7 @@ class _MetricSums:
             error, clipped = self._add(q, p, r)
             self._by_place(block, indices, abs_diff, r, error, clipped)
             self._add_engine(block, indices, q)
-            self._kept.append(np.minimum(abs_diff, LARGEST).astype(np.float32))
+            self._kept[self.tokens : self.tokens + len(indices)] = np.minimum(abs_diff, LARGEST)
         self.tokens += len(indices)
         self._max["abs"] = max(self._max["abs"], float(abs_diff.max()))
         self._max["-abs"] = max(self._max["-abs"], -float(abs_diff.min()))
@@ -285,14 +285,10 @@ class _MetricSums:
         """
         import numpy as np
 
-        owners = block.owners[indices]
-        place = np.maximum(block.positions[indices] - block.rollouts.prompt_lengths[owners], 0)
-        # Bins of the places 0, 1, 2-3, 4-7, …, looked up: there are few places, and a block has many tokens at each.
-        bins = np.frexp(np.arange(int(place.max()) + 1))[1].astype(np.int8)[place]
-        begins = np.flatnonzero(np.concatenate([[True], (owners[1:] != owners[:-1]) | (bins[1:] != bins[:-1])]))
-        counts = np.diff(begins, append=len(indices))
+        # Bins of the places 0, 1, 2-3, 4-7, …
+        longest = int(block.lengths.max())
+        begins, counts, owners, bins = block.split(indices, [0, *(1 << bit for bit in range(longest.bit_length()))])
         summed = [np.add.reduceat(values, begins) for values in (abs_diff, r, error)]
-        owners, bins = owners[begins] - block.first, bins[begins]
         number, part = block.last - block.first, slice(block.first, block.last)
         self._counts[part] = np.bincount(owners, counts, number)
         self._abs[part] = np.bincount(owners, summed[0], number)
@@ -307,9 +303,8 @@ class _MetricSums:
         """Add to each sequence's sum of the engine's logprobs."""
         import numpy as np
 
-        owners = block.owners[indices]
-        begins = np.flatnonzero(np.diff(owners, prepend=-1))
-        self._engine[owners[begins]] += np.add.reduceat(q, begins)
+        begins, _, sequences, _ = block.split(indices)
+        self._engine[block.first + sequences] += np.add.reduceat(q, begins)
 
     def _note_worst(
         self, block: Block, indices: NDArray[Any], q: NDArray[Any], p: NDArray[Any], abs_diff: NDArray[Any]
@@ -340,8 +335,7 @@ class _MetricSums:
         number = self.tokens
         mean = {name: value / number for name, value in self._of.items()}
         mean |= {"abs": float(self._abs.sum()) / number, "error": float(self._error.sum()) / number}
-        abs_diff = np.concatenate(self._kept)
-        quantiles = np.percentile(abs_diff, PERCENTILES, overwrite_input=True).tolist()
+        quantiles = np.percentile(self._kept[:number], PERCENTILES, overwrite_input=True).tolist()
         with np.errstate(invalid="ignore", divide="ignore"):
             sequence_abs, sequence_error = self._abs / self._counts, self._error / self._counts
             sequence_engine, sequence_signed = self._engine / self._counts, self._signed / self._counts
