@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Reading, Section
@@ -78,6 +78,8 @@ class RolloutEvidence(EvidenceDefaults):
     """The job whose rollouts these are; None: not known."""
     is_replay: bool = False
     """Whether the user says that the trainer repeats the engine's choice of experts."""
+    memory: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Answers that several pictures need (`linter.evidence.remembered`)."""
 
     @property
     def replays(self) -> bool:

@@ -173,15 +173,15 @@ def test_worst_tokens_are_decoded(here: Path) -> None:
 
 
 def test_the_histogram_counts_every_token() -> None:
-    from ckptcheck.reporters.pictures.token_gaps import compute_log_ratio_histogram
+    from ckptcheck.reporters.pictures.token_gaps import sum_tokens
     from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 
     rollouts = change_column(
         draw_rollouts(sequences=8), {"column": "trainer_logprobs", "sequence": 1, "at": 9, "number": 1, "add": -50}
     )
-    edges, counts = compute_log_ratio_histogram(RolloutEvidence("x", rollouts))
-    assert counts.sum() == 256
-    assert (edges[0], edges[-1], counts[0]) == (-6, 6, 1)
+    sums = sum_tokens(RolloutEvidence("x", rollouts))
+    assert sums.gaps.sum() == 256
+    assert (sums.gap_edges[0], sums.gap_edges[-1], sums.gaps[0]) == (-6, 6, 1)
 
 
 def write_run(folder: Path, seed: int, part: int = 99) -> None:

@@ -170,9 +170,19 @@ def test_a_run_that_parts_is_marked_where_it_does() -> None:
 
 
 def test_a_value_close_to_an_edge_is_in_the_bin_that_numpy_gives_it() -> None:
-    for edges in (np.linspace(-17.3, 0, 33), np.linspace(-0.1, 0.7, 33), np.linspace(-1e-3, 0, 33)):
+    for edges in (
+        np.linspace(-17.3, 0, 33),
+        np.linspace(-0.1, 0.7, 33),
+        np.linspace(-1e-3, 0, 33),
+        np.linspace(-6, 6, 202),
+    ):
         values = np.concatenate([edges, np.nextafter(edges[1:], -inf), np.nextafter(edges[:-1], inf)])
-        assert np.bincount(find_bins(values, edges)).tolist() == np.histogram(values, edges)[0].tolist()
+        values = np.concatenate([values, *(edges[1:] - edges[-1] * 1e-7 * step for step in range(-9, 9))])
+        values = np.concatenate(
+            [values, *(np.float32(values), np.linspace(edges[0], edges[-1], 9999), [-1e300, 1e300])]
+        )
+        expected = np.histogram(values.clip(edges[0], edges[-1]), edges)[0]
+        assert np.bincount(find_bins(values, edges)).tolist() == expected.tolist()
 
 
 def test_pictures_do_not_depend_on_the_size_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from math import isqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckptcheck.linter.evidence import remembered
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Histogram, Series, choose_scale
 from ckptcheck.rollouts.metrics.logprob_metrics import EXPONENT_BOUND
 
@@ -27,38 +28,120 @@ PLACES = 48
 """Most points along the response."""
 
 
+class TokenSums(NamedTuple):
+    """What the pictures show of the compared tokens."""
+
+    gap_edges: NDArray[Any]
+    """Float [bins + 1]: of trainer - engine, in nats."""
+    gaps: NDArray[Any]
+    """Float [bins]: the tokens between two edges; the outer bins have those beyond."""
+    logprob_edges: NDArray[Any]
+    """Float [DENSITY_BINS + 1]: of the logprobs of both sides."""
+    logprobs: NDArray[Any]
+    """Int [DENSITY_BINS, DENSITY_BINS]: the tokens by logprob of the trainer and of the engine; the lowest have those below."""
+    width: int
+    """Places in the response that are one point."""
+    points: NDArray[Any]
+    """Float [3, points]: at each point the tokens, and the sums of k3 and of |trainer - engine|."""
+
+
+@remembered
+def sum_tokens(evidence: RolloutEvidence) -> TokenSums:
+    """Sum up the compared tokens, of which there is at least one."""
+    import numpy as np
+
+    least, most, places = _find_ends(evidence)
+    # an odd number of bins, so that 0 lies in the middle of one
+    bins = 2 * min(max(isqrt(evidence.metrics.tokens), 10), BINS // 2) + 1
+    widest = min(WIDEST, max(evidence.metrics.abs_max, 1e-6))
+    gap_edges = np.linspace(-widest, widest, bins + 1)
+    most = max(most, 0.0)
+    logprob_edges = np.linspace(min(max(least, LOWEST), most - 1e-3), most, DENSITY_BINS + 1)
+    width = (places - 1) // PLACES + 1
+    firsts = range(0, places, width)
+    gaps, logprobs, points = np.zeros(bins), np.zeros(DENSITY_BINS**2, np.int64), np.zeros((3, len(firsts)))
+    for block, chosen, q, p in _compared_tokens(evidence):
+        r = p - q
+        gaps += np.bincount(find_bins(r, gap_edges), minlength=bins)
+        cells = find_bins(p, logprob_edges) * DENSITY_BINS + find_bins(q, logprob_edges)
+        logprobs += np.bincount(cells, minlength=DENSITY_BINS**2)
+        ratio = np.minimum(-r if evidence.metrics.sampled_by == "trainer" else r, EXPONENT_BOUND)
+        begins, counts, _, at = block.split(chosen, firsts[: int(block.lengths.max()) // width + 1])
+        at = np.concatenate((np.arange(len(firsts)), at))  # goes on from the sums of the blocks before
+        summed = (np.add.reduceat(each, begins) for each in (np.expm1(ratio) - ratio, np.abs(r)))
+        for row, more in enumerate((counts, *summed)):
+            points[row] = np.bincount(at, np.concatenate((points[row], more)))
+    return TokenSums(gap_edges, gaps, logprob_edges, logprobs.reshape(DENSITY_BINS, DENSITY_BINS), width, points)
+
+
+def _find_ends(evidence: RolloutEvidence) -> tuple[float, float, int]:
+    """Return the least and the largest logprob of either side, and one more than the largest place in a response."""
+    ends, places = [], 1
+    for block, chosen, q, p in _compared_tokens(evidence):
+        ends += [q.min(), q.max(), p.min(), p.max()]
+        begins, counts, sequences, _ = block.split(chosen)
+        last = block.positions[chosen[begins + counts - 1]]
+        prompts = block.rollouts.prompt_lengths[block.first : block.last][sequences]
+        places = max(places, int((last - prompts).max()) + 1)
+    return float(min(ends)), float(max(ends)), places
+
+
+def _compared_tokens(evidence: RolloutEvidence) -> Iterator[tuple[Block, NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """Yield each block, which of its tokens are compared, and their logprobs by engine and trainer; finite pairs only."""
+    import numpy as np
+
+    for block in evidence.rollouts.blocks():
+        chosen = np.flatnonzero(block.mask)
+        q, p = (block.column(f"{side}_logprobs")[block.mask].astype(np.float64) for side in ("engine", "trainer"))
+        if evidence.metrics.broken:
+            finite = np.isfinite(q) & np.isfinite(p)
+            chosen, q, p = chosen[finite], q[finite], p[finite]
+        if len(chosen):
+            yield block, chosen, q, p
+
+
+def find_bins(values: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
+    """Return the bin of each value between even edges, as numpy.histogram would; the outer ones take what is beyond them.
+
+    It computes in float32, which is three times as fast, and again in float64 where a value is too close to an edge for that.
+    """
+    import numpy as np
+
+    last = len(edges) - 2
+    factor = (last + 1) / (edges[-1] - edges[0])
+    with np.errstate(over="ignore"):
+        scaled = values.astype(np.float32)
+        scaled -= np.float32(edges[0])
+        scaled *= np.float32(factor)
+    np.clip(scaled, 0.5, last + 0.5, out=scaled)
+    bins = scaled.astype(np.int64)
+    scaled -= np.rint(scaled)
+    near = np.flatnonzero(np.abs(scaled, out=scaled) < 8 * np.finfo(np.float32).eps * factor * np.abs(edges).max())
+    few = values[near]
+    exact = ((few - edges[0]) * factor).clip(0, last).astype(np.int64)
+    exact -= (few < edges[exact]) & (exact > 0)  # rounding puts a value that is close to an edge on its other side
+    exact += (few >= edges[exact + 1]) & (exact < last)
+    bins[near] = exact
+    return bins
+
+
 def draw_differences(evidence: RolloutEvidence, title: str) -> Histogram | None:
     """Draw the number of tokens by difference, in nats; None if nothing could be compared."""
     if evidence.metrics_or_none is None:
         return None
-    # an odd number, so that 0 lies in the middle of a bin
-    bins = 2 * min(max(isqrt(evidence.metrics.tokens), 10), BINS // 2) + 1
-    edges, counts = compute_log_ratio_histogram(evidence, bins)
+    sums = sum_tokens(evidence)
     beyond = f" The outer bins hold what is beyond {WIDEST:g} nats." if evidence.metrics.abs_max > WIDEST else ""
     return Histogram(
         title,
         "Trainer minus engine, over all compared tokens. Rounding gives a narrow peak around 0; a second peak or one long tail is "
         f"a fault.{beyond}",
-        tuple(edges.tolist()),
-        (Series("tokens", tuple(counts.tolist())),),
+        tuple(sums.gap_edges.tolist()),
+        (Series("tokens", tuple(sums.gaps.tolist())),),
         "trainer − engine, nats",
         "tokens",
         "log",
         codes=("PAR014", "PAR020", "PAR024", "PAR075"),
     )
-
-
-def compute_log_ratio_histogram(evidence: RolloutEvidence, bins: int = BINS) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return edges [bins + 1] and counts [bins] of trainer - engine; the last bins count values beyond WIDEST."""
-    import numpy as np
-
-    widest = min(WIDEST, max(evidence.metrics.abs_max, 1e-6))
-    edges = np.linspace(-widest, widest, bins + 1)
-    counts = np.zeros(bins)
-    for block in evidence.rollouts.blocks():
-        r = (block.column("trainer_logprobs").astype(float) - block.column("engine_logprobs"))[block.mask]
-        counts += np.histogram(np.clip(r[np.isfinite(r)], -widest, widest), edges)[0]
-    return edges, counts
 
 
 def draw_density(evidence: RolloutEvidence, title: str) -> HeatMap | None:
@@ -67,14 +150,7 @@ def draw_density(evidence: RolloutEvidence, title: str) -> HeatMap | None:
 
     if evidence.metrics_or_none is None:
         return None
-    ends = [(side.min(), side.max()) for _, _, *pair in _compared_tokens(evidence) for side in pair if side.size]
-    most = max(float(max(high for _, high in ends)), 0.0)
-    least = min(max(float(min(low for low, _ in ends)), LOWEST), most - 1e-3)
-    edges = np.linspace(least, most, DENSITY_BINS + 1)
-    counts = np.zeros(DENSITY_BINS**2, np.int64)
-    for _, _, q, p in _compared_tokens(evidence):
-        counts += np.bincount(find_bins(p, edges) * DENSITY_BINS + find_bins(q, edges), minlength=len(counts))
-    table = counts.reshape(DENSITY_BINS, DENSITY_BINS)
+    table, edges = sum_tokens(evidence).logprobs, sum_tokens(evidence).logprob_edges
     labels = [f"{(low + high) / 2:.3g}" for low, high in pairwise(edges.tolist())]
     last = DENSITY_BINS - 1
     cells = {(last - row, column): HeatCell(float(table[row, column])) for row, column in np.argwhere(table).tolist()}
@@ -92,39 +168,14 @@ def draw_density(evidence: RolloutEvidence, title: str) -> HeatMap | None:
     )
 
 
-def find_bins(values: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
-    """Return the bin of each value between even edges, as numpy.histogram would; the lowest takes what is below it."""
-    import numpy as np
-
-    last = len(edges) - 2
-    bins: NDArray[Any] = ((values - edges[0]) * ((last + 1) / (edges[-1] - edges[0]))).clip(0, last).astype(np.int64)
-    bins -= (values < edges[bins]) & (bins > 0)  # rounding puts a value that is close to an edge on its other side
-    bins += (values >= edges[bins + 1]) & (bins < last)
-    return bins
-
-
 def draw_kl_by_position(evidence: RolloutEvidence, title: str) -> Curves | None:
     """Draw the k3 estimate of the KL divergence and the mean difference along the response; None for nothing to compare."""
-    import numpy as np
-
     if evidence.metrics_or_none is None:
         return None
-    is_trainers = evidence.metrics.sampled_by == "trainer"
-    farthest = max(int(_find_places(*part[:2]).max(initial=0)) for part in _compared_tokens(evidence))
-    width = farthest // PLACES + 1
-    counts: NDArray[Any] = np.zeros(farthest // width + 1)
-    sums: list[NDArray[Any]] = [counts, counts]
-    for block, chosen, q, p in _compared_tokens(evidence):
-        bins = _find_places(block, chosen) // width
-        ratio = np.clip(q - p if is_trainers else p - q, None, EXPONENT_BOUND)
-        counts = counts + np.bincount(bins, minlength=len(counts))
-        bins = np.concatenate((range(len(counts)), bins))  # goes on from the sums of the blocks before
-        for side, more in enumerate((np.expm1(ratio) - ratio, np.abs(p - q))):
-            sums[side] = np.bincount(bins, np.concatenate((sums[side], more)))
-    means = [
-        [float(total / number) if number else None for total, number in zip(side, counts, strict=True)] for side in sums
-    ]
-    direction = "KL(trainer ‖ engine)" if is_trainers else "KL(engine ‖ trainer)"
+    width = sum_tokens(evidence).width
+    counts, *sides = sum_tokens(evidence).points.tolist()
+    means = [[total / number if number else None for total, number in zip(side, counts, strict=True)] for side in sides]
+    direction = "KL(trainer ‖ engine)" if evidence.metrics.sampled_by == "trainer" else "KL(engine ‖ trainer)"
     each = "token" if width == 1 else f"{width} tokens"
     return Curves(
         title,
@@ -137,22 +188,3 @@ def draw_kl_by_position(evidence: RolloutEvidence, title: str) -> Curves | None:
         choose_scale([*means[0], *means[1]]),
         codes=("PAR020", "PAR025"),
     )
-
-
-def _compared_tokens(evidence: RolloutEvidence) -> Iterator[tuple[Block, NDArray[Any], NDArray[Any], NDArray[Any]]]:
-    """Yield each block, which of its tokens are compared, and their logprobs by engine and trainer; finite pairs only."""
-    import numpy as np
-
-    for block in evidence.rollouts.blocks():
-        q, p = (block.column(f"{side}_logprobs").astype(np.float64) for side in ("engine", "trainer"))
-        chosen = np.flatnonzero(block.mask & np.isfinite(q) & np.isfinite(p))
-        yield block, chosen, q[chosen], p[chosen]
-
-
-def _find_places(block: Block, chosen: NDArray[Any]) -> NDArray[Any]:
-    """Return where in the response each of these tokens of a block stands."""
-    import numpy as np
-
-    prompts = block.rollouts.prompt_lengths[block.owners[chosen]]
-    places: NDArray[Any] = np.maximum(block.positions[chosen] - prompts, 0).astype(np.int64)
-    return places
