@@ -5,6 +5,8 @@
   out that never moved: the base of an adapter (LoRA), a part of the model that is left out as a whole (a vision tower, the
   embedding), a matrix that was sent at two steps with the same values.
 - A second sync of the same step may send a part: a draft model has a sync of its own. So may one with a payload, as of a delta.
+- Norms, biases and experts that are left out are a warning where all that is sent is new, and nothing where they are others at
+  other syncs: such a job sends what changed.
 - The names of the engine's tensors stay the same. A tensor that only could not be read has not vanished: HIS011 reports it.
 
 ## Why it matters
@@ -24,6 +26,7 @@ is sent once, and then its adapter alone)
 from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, rule
+from ckptcheck.linter.rule import Severity
 from ckptcheck.runs.history.adapted_modules import find_adapted_module
 from ckptcheck.runs.history.history import History, SyncPair, name_pattern, trainable_matrices
 from ckptcheck.text.formatting import count, join_truncated
@@ -36,9 +39,14 @@ def check(history: History) -> Iterator[Problem]:
         names = tuple(name for name in pair.before.sent if name not in pair.after.sent)
         if names := _drop_frozen(history, pair, names):
             vanished.setdefault(names, []).append(pair)
+    of_deltas = {names for names, pairs in vanished.items() if _may_be_delta(names, pairs)}
     for names, pairs in vanished.items():
+        if len(of_deltas) > 1 and names in of_deltas:
+            continue
         lasting = history.describe_lasting([pair.index for pair in pairs])
-        yield _describe(history, pairs[0], names, f"the trainer no longer sends {len(names):,} of", "sent", lasting)
+        severity: Severity = "warning" if names in of_deltas else "error"
+        beginning = f"the trainer no longer sends {len(names):,} of"
+        yield _describe(history, pairs[0], names, beginning, "sent", lasting, severity)
     for pair in history.pairs:
         known = {*pair.after.held, *pair.after.unseen}
         names = tuple(name for name in pair.before.held if name not in known)
@@ -47,13 +55,27 @@ def check(history: History) -> Iterator[Problem]:
 
 
 def _describe(
-    history: History, pair: SyncPair, names: Sequence[str], beginning: str, side: str, lasting: str
+    history: History,
+    pair: SyncPair,
+    names: Sequence[str],
+    beginning: str,
+    side: str,
+    lasting: str,
+    severity: Severity = "error",
 ) -> Problem:
     total = count(len(getattr(pair.before, side)), "tensor")
     return Problem(
         f"{history.label(pair.index)}: {beginning} {total}: {join_truncated(names)}{lasting}",
         key=names[0],
+        severity=severity,
         hint="compare what is exported now with what was exported before",
+    )
+
+
+def _may_be_delta(names: Sequence[str], pairs: Sequence[SyncPair]) -> bool:
+    """Whether only norms, biases and experts are left out, which a step may leave as they are, and all that is sent is new."""
+    return not any(trainable_matrices(names)) and all(
+        name in pair.sent_changed for pair in pairs for name in pair.after.sent if name in pair.before.sent
     )
 
 

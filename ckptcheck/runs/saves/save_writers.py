@@ -87,22 +87,33 @@ LIBRARIES = (
     SaveWriter(
         title="DeepSpeed",
         source="DeepSpeed, runtime/engine.py: load_checkpoint, _load_zero_checkpoint",
-        signs=r"mp_rank_\d+_model_states\.pt",
+        signs=r"\w*mp_rank_\d+_model_states\.pt",
         parts=(
-            ResumePart(r"mp_rank_\d+_model_states\.pt", "refuses to load it", beside=r"\w*zero_pp_rank\w+_optim_states\.pt"),
+            # ZeRO 3 has one for each rank: zero_pp_rank_0_mp_rank_00_model_states.pt
+            ResumePart(
+                r"\w*mp_rank_\d+_model_states\.pt",
+                "refuses to load it",
+                name="mp_rank_00_model_states.pt",
+                beside=r"\w*zero_pp_rank\w+optim_states\.pt",
+            ),
             ResumePart(r"\w*zero_pp_rank\w+optim_states\.pt", "refuses to load it"),
         ),
     ),
     SaveWriter(
         title="Megatron-LM",
-        source="megatron-core 0.16.1, dist_checkpointing: metadata.json is written last, and load asks for it first",
-        signs=r"common\.pt|metadata\.json",
+        source="megatron-core 0.16.1, dist_checkpointing: metadata.json is written last, and load asks for it first (measured)",
+        signs=r"common\.pt|__\d+_\d+\.distcp",
         parts=(
             ResumePart(r"metadata\.json", "refuses to load it", name="metadata.json", beside=r"common\.pt"),
-            ResumePart(r"\.metadata", "refuses to load it", name=".metadata", beside=r"metadata\.json"),
             ResumePart(r"common\.pt", "refuses to load it"),
             ResumePart(r"mp_rank\w+/distrib_optim\.pt", "refuses to load it, unless with --no-load-optim"),
         ),
+    ),
+    SaveWriter(
+        title="torch.distributed.checkpoint",
+        source="torch 2.13, distributed/checkpoint/filesystem.py: read_metadata",
+        signs=r"__\d+_\d+\.distcp",
+        parts=(ResumePart(r"\.metadata", "refuses to load it", name=".metadata", beside=r"__\d+_\d+\.distcp"),),
     ),
 )  # fmt: skip
 

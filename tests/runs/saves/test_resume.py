@@ -24,8 +24,16 @@ TRAINER = [
     "trainer_state.json",
 ]
 LEFT = ["trainer_state.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"]
+FSDP = [
+    "pytorch_model_fsdp_0/.metadata",
+    "optimizer_0/.metadata",
+    "scheduler.pt",
+    "rng_state_0.pth",
+    "trainer_state.json",
+]
 ACCELERATE = ["model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl"]
 DEEPSPEED = ["mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"]
+ZERO_3 = ["zero_pp_rank_0_mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"]
 MEGATRON = [".metadata", "common.pt", "metadata.json", "__0_0.distcp"]
 VERL = ["actor/model_world_size_1_rank_0.pt", "actor/optim_world_size_1_rank_0.pt", "data.pt"]
 NEMO = ["policy/weights/model.safetensors", "policy/optimizer/.metadata", "training_info.json", "train_dataloader.pt"]
@@ -54,13 +62,18 @@ def lacks_of(runs: dict[str, list[str]]) -> dict[str, list[str]]:
         ("checkpoint-{}", TRAINER[:2], TRAINER[:5], ["trainer_state.json"]),
         ("step_{}", ACCELERATE, ACCELERATE[:2], ["scheduler.bin", "random_states_0.pkl"]),
         ("global_step{}", DEEPSPEED, DEEPSPEED[:1], DEEPSPEED[1:]),
+        ("global_step{}", ZERO_3, ZERO_3, []),
+        ("global_step{}", ZERO_3, ZERO_3[1:], ["mp_rank_00_model_states.pt"]),
         ("iter_{:07}", MEGATRON, [".metadata", "common.pt"], ["metadata.json"]),
         ("iter_{:07}", MEGATRON[1:2], [".metadata", "common.pt"], ["metadata.json"]),
+        ("step_{}", MEGATRON[3:], MEGATRON[3:], [".metadata"]),
+        ("step_{}", ["model.safetensors", "metadata.json"], ["model.safetensors"], []),
         ("global_step_{}", VERL, VERL[:2], ["data.pt"]),
         ("global_step_{}", VERL, [VERL[0], VERL[2]], [VERL[1]]),
         ("step_{}", NEMO, [NEMO[0], *NEMO[2:]], ["policy/optimizer"]),
         ("checkpoint-{}", [*TRAINER, "global_step10/x_optim_states.pt"], [*TRAINER, "global_step20/x_optim_states.pt"], []),
         ("checkpoint-{}", TRAINER, TRAINER, []),
+        ("checkpoint-{}", FSDP, FSDP, []),
         ("checkpoint-{}", TRAINER[:1], TRAINER[:1], []),
         ("checkpoint-{}", ["model.safetensors", "trainer_state.json"], ["model.safetensors", "trainer_state.json"], []),
         ("global_step_{}", VERL, ["actor/model_world_size_2_rank_1.pt", "actor/optim_world_size_2_rank_1.pt", "data.pt"], []),
