@@ -66,17 +66,15 @@ def check(history: History) -> Iterator[Problem]:
 
 def _find_swapped(sync: SyncRecord) -> Mapping[str, str]:
     """Return the tensor whose value the engine holds in place of a tensor's own, by the latter's name, where one alone has it."""
-    senders: dict[str, list[str]] = {}
-    for name, value in sync.sent.items():
-        senders.setdefault(value, []).append(name)
-    return {
-        name: senders[value][0]
+    unequal = {
+        name: value
         for place, value in sync.held.items()
-        if value not in NO_BYTES
-        and (name := place.partition("/")[2]) in sync.sent
-        and sync.sent[name] != value
-        and len(senders.get(value, ())) == 1
+        if (name := place.partition("/")[2]) in sync.sent and sync.sent[name] != value and value not in NO_BYTES
     }
+    senders: dict[str, list[str]] = {}
+    for name, value in sync.sent.items() if unequal else ():
+        senders.setdefault(value, []).append(name)
+    return {name: senders[value][0] for name, value in unequal.items() if len(senders.get(value, ())) == 1}
 
 
 def _describe_origin(history: History, index: int, names: list[str], others: Mapping[str, str]) -> str:

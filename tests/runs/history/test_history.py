@@ -264,7 +264,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_a_sync_is_compared_with_the_last_one_that_tells_most_of_it(tmp_path: Path) -> None:
-    """Of the same names: a draft has syncs of its own. Else of more or fewer names: an adapter alone, after it came with its base."""
+    """Of the same names: a draft has syncs of its own. Else of more or fewer: an adapter alone, after it came with its base."""
     policy, draft, other = {"a": "1", "b": "1"}, {"fc": "1"}, {"x": "1", "y": "1"}
     record = Record(tmp_path / "syncs.jsonl")
     for sent in (policy, draft, policy, draft, {"b": "2"}, other, {"b": "3"}, {"a": "4", "b": "4", "c": "4"}):
