@@ -30,6 +30,7 @@ STEP = re.compile(
 """A step in the name of a folder: ``iter_0000100``, ``checkpoint-100``, ``global_step_100``, ``global_step100``, ``step=100``."""
 BARE = re.compile(r"\d{1,15}")
 """A folder that is called by its step alone."""
+NO_ITERATION = re.compile(r"iter_0{7,}")
 UNFINISHED = re.compile(r"(^|[._-])(tmp|temp|partial|incomplete|in_?progress)([._-]|$)", re.IGNORECASE)
 """Names that trainers give to a folder while they write it."""
 TRACKERS = (
@@ -122,9 +123,13 @@ def open_tree(target: str, *, follow_links: bool = False) -> Tree:
 def read_step(parts: list[str]) -> tuple[int, str, int] | None:
     """Return the deepest folder whose name has a step: its position, its word for the step, and the step. None without such a name.
 
+    Below another step, NeMo-RL calls every save of Megatron's ``iter_0000000``.
+
     >>> read_step(["outputs", "global_step_10", "actor"]), read_step(["run_3", "best"]), read_step(["0000250"])
     ((1, 'global_step', 10), None, (0, '', 250))
     """
+    if parts and NO_ITERATION.fullmatch(parts[-1]) and (above := read_step(parts[:-1])) is not None:
+        return above
     for place in range(len(parts) - 1, -1, -1):
         if matches := list(STEP.finditer(parts[place])):
             best = next((one for one in reversed(matches) if one["word"].lower() != "epoch"), matches[-1])

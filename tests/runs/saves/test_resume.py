@@ -108,6 +108,23 @@ def test_files_of_a_step_beside_its_folder_belong_to_it(tmp_path: Path) -> None:
     ]
 
 
+def test_megatrons_saves_within_those_of_nemo_rl_have_its_steps(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        weights = tmp_path / f"run/step_{step}/policy/weights/iter_0000000"
+        weights.parent.mkdir(parents=True)
+        write_trainer_save(tmp_path, step).rename(weights)
+        for name in ("trainer_state.json", "optimizer.pt", "scheduler.pt"):
+            (weights / name).unlink()
+        write_torch_file(tmp_path / f"run/step_{step}/train_dataloader.pt", {"epoch": 1})
+        (tmp_path / f"run/step_{step}/training_info.json").write_text("{}", encoding="utf-8")
+    report = ckptcheck.series(tmp_path / "run")
+    assert (report.verdict, report.subject) == ("clean", "3 saves · step 10–30 · step_*/policy/weights/iter_*")
+    (tmp_path / "run/step_30/train_dataloader.pt").unlink()
+    assert [finding.message for finding in ckptcheck.series(tmp_path / "run").findings] == [
+        "step_30 lacks train_dataloader.pt: NeMo-RL refuses to resume from it"
+    ]
+
+
 @pytest.mark.engine
 @pytest.mark.xdist_group("engine")
 def test_a_save_of_the_real_trainer_that_was_interrupted_at_any_file(tmp_path: Path) -> None:
