@@ -27,21 +27,26 @@ from ckptcheck.text.formatting import count, list_unless_single
 
 @rule("HIS006", "stale-push", severity="error", on="history", when=lambda history: len(history.step_pairs) > 1)
 def check(history: History) -> Iterator[Problem]:
+    old_names: dict[int, dict[int, list[str]]] = {}
     for pair in history.step_pairs:
-        old_names: dict[int, list[str]] = {}
+        found = old_names.setdefault(pair.index, {})
         for name in trainable_matrices(pair.sent_changed):
             digest = pair.after.sent[name]
             for index in range(pair.before_index - 1, -1, -1):
                 older = history.syncs[index]
                 if older.run == pair.after.run and older.sent.get(name) == digest:
-                    old_names.setdefault(index, []).append(name)
+                    found.setdefault(index, []).append(name)
                     break
-        for index, names in sorted(old_names.items()):
-            is_everything = len(names) == sum(1 for _ in trainable_matrices(pair.sent_changed))
-            description = "every changed tensor" if is_everything else count(len(names), "tensor")
-            yield Problem(
-                f"{history.label(pair.index)}: the trainer sent the values of {history.label(index)} for {description}"
-                f"{list_unless_single(names)}",
-                key=sorted(names)[0],
-                hint="look for another process that writes, and for buffers that are reused while they are sent",
-            )
+    changed = {pair.index: sum(1 for _ in trainable_matrices(pair.sent_changed)) for pair in history.step_pairs}
+    causes = history.follow((at, [name for each in found.values() for name in each]) for at, found in old_names.items())
+    for indices, concerned in causes:
+        for index, names in sorted(old_names[indices[0]].items()):
+            if names := [name for name in names if name in concerned]:
+                is_everything = len(names) == changed[indices[0]]
+                description = "every changed tensor" if is_everything else count(len(names), "tensor")
+                yield Problem(
+                    f"{history.label(indices[0])}: the trainer sent the values of {history.label(index)} for {description}"
+                    f"{list_unless_single(names)}{history.describe_lasting(indices)}",
+                    key=sorted(names)[0],
+                    hint="look for another process that writes, and for buffers that are reused while they are sent",
+                )

@@ -24,9 +24,13 @@ from ckptcheck.runs.history.history import History
 
 @rule("HIS009", "refused-sync", severity="error", on="history")
 def check(history: History) -> Iterator[Problem]:
+    refused: dict[tuple[str, str], list[int]] = {}
     for index, sync in enumerate(history.syncs):
         if not sync.ok:
-            yield Problem(
-                f"{history.label(index)}: the update failed: {sync.message or 'the engine gave no reason'}",
-                hint="sync again before the next rollout",
-            )
+            refused.setdefault((sync.run, sync.message), []).append(index)
+    for (_, message), indices in refused.items():
+        yield Problem(
+            f"{history.label(indices[0])}: the update failed: {message or 'the engine gave no reason'}"
+            f"{history.describe_lasting(indices)}",
+            hint="sync again before the next rollout",
+        )

@@ -1,8 +1,9 @@
-"""A tensor is never sent although others of its kind are, and the engine keeps its first values.
+"""A tensor is never sent although others of its kind are, so that the engine keeps its first values.
 
 ## What it checks
 - Every tensor of the engine that never changed, over two steps or more that changed others of its layer, is one that the
   trainer sends at some sync.
+- Where the record has nothing of the engine, the names tell: one layer of four or more lacks a matrix that all others send.
 - A part of a fused tensor counts as a tensor: `k_proj` in `qkv_proj`, where the record has the parts.
 - The rule does not report a tensor if the trainer sends no tensor of its kind, or none of its layer: that is how a job
   freezes a part of the model on purpose. Nor does it if the names change from sync to sync, as in deltas.
@@ -16,21 +17,25 @@
   that left out its share.
 
 ## When it can be wrong
-- A job that trains and sends some matrices of a layer, and freezes others of it.
+- A job that trains and sends some matrices of a layer, and freezes others of it; a model of which one layer alone has no such
+  matrix.
 
 ## Seen in
 NVIDIA/Model-Optimizer#2427 (0 of 15 MTP tensors exported, exit code 0)
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 
 from ckptcheck import Problem, rule
 from ckptcheck.consumers.engine_tensors import find_source_tensors
-from ckptcheck.runs.history.history import History, name_pattern
+from ckptcheck.runs.history.history import SMALL, History, name_pattern
 from ckptcheck.text.formatting import count, join_truncated
 
 STEPS = 2
+LAYERS = 4
+"""Least number of layers of which one can be the odd one."""
 
 
 @rule(
@@ -38,11 +43,15 @@ STEPS = 2
     "unsent-in-engine",
     severity="warning",
     on="history",
-    when=lambda history: any(sync.sent and sync.held for sync in history.syncs),
+    when=lambda history: any(sync.sent for sync in history.syncs),
 )
 def check(history: History) -> Iterator[Problem]:
     sent = history.names_sent
     if not sent or any(sync.partial for sync in history.syncs):
+        return
+    if not any(sync.held for sync in history.syncs):
+        if not any(sync.group for sync in history.syncs):
+            yield from _find_gap(sent)
         return
     kinds = {name_pattern(name) for name in sent}
     compared: dict[str, int] = {}
@@ -66,6 +75,28 @@ def check(history: History) -> Iterator[Problem]:
             key=names[0],
             hint="compare the names that are exported with those of the checkpoint",
         )
+
+
+def _find_gap(sent: Collection[str]) -> Iterator[Problem]:
+    """Describe the matrices that one layer of a stack lacks and all others have."""
+    stacks: dict[str, dict[str, set[str]]] = {}
+    for name in sent:
+        if layer := _find_layer(name):
+            stacks.setdefault(name_pattern(layer), {}).setdefault(layer, set()).add(name.removeprefix(f"{layer}."))
+    for layers in stacks.values():
+        kinds = Counter(map(frozenset, layers.values()))
+        (usual, _), *others = kinds.most_common()
+        if len(layers) < LAYERS or len(others) != 1 or others[0][1] != 1 or not others[0][0] < usual:
+            continue
+        layer = next(layer for layer, names in layers.items() if names == others[0][0])
+        lacking = sorted(f"{layer}.{name}" for name in usual - others[0][0])
+        if any(not SMALL.search(name) for name in lacking):
+            yield Problem(
+                f"{count(len(lacking), 'tensor')} of {layer} {'was' if len(lacking) == 1 else 'were'} never sent, and"
+                f" all {len(layers) - 1:,} other layers are sent theirs: {join_truncated(lacking)}",
+                key=lacking[0],
+                hint="compare the names that are exported with those of the checkpoint",
+            )
 
 
 @lru_cache(maxsize=1 << 16)
