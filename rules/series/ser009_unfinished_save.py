@@ -34,19 +34,19 @@ UNREAD = "training_args.bin"
 def check(series: SaveSeries) -> Iterator[Problem]:
     last_step = max(save.number for save in series.saves)
     for folder, number in series.empty_folders.items():
-        other = series.find_resumable(number) if number > last_step else ""
+        other = series.find_resumable(number) if number > last_step else None
         yield Problem(
             f"{folder} holds no checkpoint",
             file=folder,
             severity="error" if number > last_step else "warning",
             hint="the save of this step failed or has not begun to write; look into the log of the job"
-            + (f"; resume from {other} instead" if other else ""),
+            + (f"; resume from {other.name} instead" if other else ""),
         )
     for strand in series.strands:
         for save in strand.saves:
             if save.defects:
                 is_last = save.number == strand.last.number
-                other = series.find_resumable(save.number) if is_last else ""
+                other = series.find_resumable(save.number) if is_last else None
                 lacks = [
                     lack
                     for name, each in series.lacks.items()
@@ -61,7 +61,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
                     + (f"; it lacks {join_truncated([lack.name for lack in lacks])} too" if lacks else ""),
                     file=save.name,
                     severity="error" if is_last and is_needed else "warning",
-                    hint=f"resume from {other} instead, or wait until the save is written"
+                    hint=f"resume from {other.name} instead, or wait until the save is written"
                     if other
                     else f"ckptcheck scan {save.address} says what is missing of its weights",
                 )

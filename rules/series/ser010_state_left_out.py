@@ -85,4 +85,4 @@ def _describe(lacks: Sequence[Lack]) -> str:
 
 def _advise(series: SaveSeries, step: int) -> str:
     other = series.find_resumable(step)
-    return f"resume from {other}, or wait until the save is written" if other else "wait until the save is written"
+    return f"resume from {other.name}, or wait until the save is written" if other else "wait until the save is written"

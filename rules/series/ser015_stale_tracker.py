@@ -1,7 +1,8 @@
 """The file that says from which save to resume names another one than the last.
 
 ## What it checks
-- `latest_checkpointed_iteration.txt` (Megatron, verl, slime) and `latest` (DeepSpeed) name a save that exists, and the last one.
+- `latest_checkpointed_iteration.txt` (Megatron, verl, slime) and `latest` (DeepSpeed) name a save that exists, and the last one
+  that the trainer can resume from.
 
 ## Why it matters
 - A trainer that finds no such save refuses, or begins anew. One that is sent to an earlier save repeats what was trained since, and
@@ -29,6 +30,7 @@ NUMBER = re.compile(r"\d{1,15}")
 
 @rule("SER015", "stale-tracker", severity="error", on="saves", when=lambda series: bool(series.trackers))
 def check(series: SaveSeries) -> Iterator[Problem]:
+    newest = series.find_resumable()
     for file, text in series.trackers.items():
         folder = file.rpartition("/")[0]
         steps = [
@@ -54,7 +56,7 @@ def check(series: SaveSeries) -> Iterator[Problem]:
                 file=file,
                 hint=f"a trainer does not find it: write {last} into the file, if that save is whole",
             )
-        elif named < min(with_it):
+        elif named < min(with_it) and (newest is None or newest.number != named):
             yield Problem(
                 f"{file} says {named}, and the last save is of step {min(with_it)}",
                 file=file,

@@ -90,14 +90,15 @@ class SaveSeries(EvidenceDefaults):
             save.defects for save in self.saves if f"{save.name}/".startswith(f"{folder.name}/")
         )
 
-    def find_resumable(self, before: int) -> str:
-        """Return the newest save before a step that its trainer can resume from, "" for none."""
+    def find_resumable(self, before: int | None = None) -> StepFolder | None:
+        """Return the newest save that its trainer can resume from, None for none. before: a step that is too late."""
         steps: dict[int, list[StepFolder]] = {}
         for folders in self.step_folders.values():
             for folder in folders:
-                steps.setdefault(folder.number, []).append(folder)
-        whole = [number for number, each in steps.items() if number < before and all(map(self.is_resumable, each))]
-        return steps[max(whole)][0].name if whole else ""
+                if before is None or folder.number < before:
+                    steps.setdefault(folder.number, []).append(folder)
+        whole = [number for number, each in steps.items() if all(map(self.is_resumable, each))]
+        return steps[max(whole)][0] if whole else None
 
     @property
     def counts(self) -> Mapping[str, int]:
