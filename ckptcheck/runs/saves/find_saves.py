@@ -140,7 +140,7 @@ def read_step(parts: list[str]) -> tuple[int, str, int] | None:
 
 
 def _search(target: str, found: FoundRun) -> None:
-    tree = open_tree(target)
+    tree, outer = open_tree(target), _list_outer(target)
     steps: dict[str, int] = {}
     waiting, searched = deque([("", 0)]), 0
     while waiting and searched < MOST_FOLDERS:
@@ -153,13 +153,13 @@ def _search(target: str, found: FoundRun) -> None:
                 raise
             continue
         _read_trackers(tree, folder, names, found)
-        _list_files(folder, names, found)
+        _list_files(outer, folder, names, found)
         if folder and not UNFINISHED.search(folder) and (step := read_step([folder.rpartition("/")[2]])) is not None:
             steps[folder] = step[2]
         is_megatron = are_megatron_names([*names, *(name for name in folders if not ITERATION.fullmatch(name))])
         is_megatron = is_megatron and (bool(set(names) - set(TRACKERS)) or any(map(RANK.fullmatch, folders)))
         if is_megatron or any(name.endswith((*TENSORS, *PICKLES)) and not DATA_STATE.fullmatch(name) for name in names):
-            _add(target, folder, found)
+            _add(target, outer, folder, found)
         if depth < DEEPEST:
             deeper = sorted(
                 (name for name in folders if not name.startswith(".") and not RANK.fullmatch(name)),
@@ -174,13 +174,14 @@ def _search(target: str, found: FoundRun) -> None:
             found.empty_folders[folder] = number
 
 
-def _list_files(folder: str, names: list[str], found: FoundRun) -> None:
-    """Note the files of a folder for each step whose folder it lies in."""
-    parts = folder.split("/") if folder else []
-    for end, part in enumerate(parts, 1):
-        if read_step([part]) is not None:
-            listing = found.listings.setdefault("/".join(parts[:end]), set())
-            listing.update("/".join((*parts[end:], name)) for name in names)
+def _list_files(outer: list[str], folder: str, names: list[str], found: FoundRun) -> None:
+    """Note the files of a folder for each step whose folder it lies in. outer: the folders above the target, from a step on."""
+    inner = folder.split("/") if folder else []
+    for parts in (inner, [*outer, *inner]) if outer else (inner,):
+        for end, part in enumerate(parts, 1):
+            if read_step([part]) is not None:
+                listing = found.listings.setdefault("/".join(parts[:end]), set())
+                listing.update("/".join((*parts[end:], name)) for name in names)
     for writer in list_save_writers():
         for name in names if writer.outside else ():
             if match := re.fullmatch(rf"(?:.*/)?{writer.outside}", path := f"{folder}/{name}" if folder else name):
@@ -202,17 +203,21 @@ def replace_steps(parts: list[str]) -> str:
     return "/".join(re.sub(r"\d+", "*", part) if read_step([part]) else part for part in parts)
 
 
-def _add(target: str, folder: str, found: FoundRun) -> None:
+def _list_outer(target: str) -> list[str]:
+    """Return the folders above a target with its own, from the last that has a step on; [] where none of the last few has one."""
+    above = str(parse_object_address(target)) if is_object_address(target) else os.path.abspath(expand_home(target))
+    parts = above.split("/")[-MOST_PARENTS:]
+    step = read_step(parts)
+    return parts[step[0] :] if step is not None else []
+
+
+def _add(target: str, outer: list[str], folder: str, found: FoundRun) -> None:
     inner = folder.split("/") if folder else []
     address = join_folder(target, folder) if is_object_address(target) else os.path.join(target, folder).rstrip("/")
-    outer: list[str] = []
-    step = read_step(inner)
-    if step is None:
-        above = str(parse_object_address(target)) if is_object_address(target) else os.path.abspath(expand_home(target))
-        outer = above.split("/")[-MOST_PARENTS:]
+    if (step := read_step(inner)) is not None:
+        outer = []
+    else:
         step = read_step(outer)
-        outer = outer[step[0] :] if step is not None else []
-        step = (0, *step[1:]) if step is not None else None
     parts = [*outer, *inner]
     name = "/".join(parts) or os.path.basename(address)
     if step is None:

@@ -125,7 +125,7 @@ def list_save_writers() -> tuple[SaveWriter, ...]:
     return (*frameworks, *LIBRARIES)
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1 << 18)
 def match_from_folder(pattern: str, path: str) -> str | None:
     r"""Return the folder, with its slash, from which the rest of a path matches a pattern; None where it does not.
 

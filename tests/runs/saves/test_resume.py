@@ -108,6 +108,21 @@ def test_files_of_a_step_beside_its_folder_belong_to_it(tmp_path: Path) -> None:
     ]
 
 
+def test_folders_within_saves_that_are_named_one_by_one_are_theirs(tmp_path: Path) -> None:
+    """FSDP's optimizer is a folder of the save."""
+    for step in (10, 20):
+        save = write_trainer_save(tmp_path, step)
+        (save / "optimizer.pt").unlink()
+        (save / "optimizer_0").mkdir()
+        (save / "optimizer_0/part").write_bytes(b"1")
+    saves = [tmp_path / f"checkpoint-{step}" for step in (10, 20)]
+    assert [ckptcheck.series(each).verdict for each in (tmp_path, saves)] == ["clean", "clean"]
+    shutil.rmtree(saves[1] / "optimizer_0")
+    for each in (tmp_path, saves):
+        (found,) = ckptcheck.series(each).findings
+        assert found.message.startswith("checkpoint-20 lacks optimizer.pt: transformers' Trainer resumes with a fresh")
+
+
 def test_megatrons_saves_within_those_of_nemo_rl_have_its_steps(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         weights = tmp_path / f"run/step_{step}/policy/weights/iter_0000000"
