@@ -17,17 +17,26 @@ Wanted = bool | int | float | str
 class Issue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One combination of settings that goes wrong."""
 
-    when: dict[str, Wanted | tuple[Wanted, ...]]
+    says: str
+    """What happens, as a sentence without its end."""
+    source: str
+    """The issue or pull request, ``owner/name#1``, the commit, ``owner/name@1a2b3c4``, or the package, ``owner/name 0.32.0``."""
+    when: dict[str, Wanted | tuple[Wanted, ...]] = {}
     """Setting → the value with which it goes wrong, or several.
 
     A setting is a key of the framework or an argument of the engine (``a|b``: the first of them that is written), a variable of
     the environment (``$A``), or a name in `FIELDS`, which counts defaults too. A text is a pattern: ``*`` is any value, ``> 1``
     compares, ``!= x`` is another value than x, ``unwritten`` is none.
     """
-    says: str
-    """What happens, as a sentence without its end."""
-    source: str
-    """The issue or pull request, ``owner/name#1``, the commit, ``owner/name@1a2b3c4``, or the package, ``owner/name 0.32.0``."""
+    whole: dict[str, int] = {}
+    """Keys whose product is compared with that of `part`, each with the framework's default, 0 where it has none.
+
+    It goes wrong where `part` does not fit.
+    """
+    part: dict[str, int] = {}
+    """The keys of the other product."""
+    fits: Literal["a divisor", "at most", "equal"] = "a divisor"
+    """How the framework asserts that `part` fits `whole`."""
     severity: Literal["error", "warning", "info"] = "error"
     """error: the program stops, or computes something its user did not mean."""
     hint: str = ""

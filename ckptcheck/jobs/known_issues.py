@@ -18,7 +18,7 @@ import msgspec
 
 from ckptcheck.framework_folders import find_framework_data
 from ckptcheck.jobs.dated_defaults import BY_KEYS, FrameworkVersion, holds_in
-from ckptcheck.jobs.document import Document
+from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.engine_flags import NEWEST, TITLES
 from ckptcheck.jobs.fields import FIELDS
 from ckptcheck.jobs.framework import coerce
@@ -104,6 +104,11 @@ def _meet(
             described.append(f"{setting.leaf.key.lstrip('-')} {shown(setting.value)} ({setting.place})")
         elif setting.is_known:
             described.append(f"{name} {shown(setting.value)} ({setting.place})")
+    if issue.whole:
+        sizes = _compare_sizes(job, issue, find_key, described, reasons)
+        if sizes is None:
+            return None
+        first = first or sizes
     begin, end = issue.span
     holds = holds_in(version, begin, end, newest)
     is_known = version.is_known and version.place != BY_KEYS
@@ -120,6 +125,36 @@ def _meet(
         reasons.append(f"{program} {version.text} may be before or after {end.commit if end else 'it'}")
     found = MetIssue(issue, program, " and ".join(described), first)
     return replace(found, unsure="; ".join(reasons))
+
+
+def _compare_sizes(
+    job: Job, issue: Issue, find_key: Callable[[str], ResolvedValue | None], described: list[str], reasons: list[str]
+) -> Leaf | None:
+    """Return the first size of an issue that the job writes, if the sizes do not fit; None where they do, or one is not known.
+
+    described, reasons: get the sizes, and why one is not resolved.
+    """
+    leaf, products = None, []
+    for sizes in (issue.part, issue.whole):
+        product = 1
+        for name, default in sizes.items():
+            setting = _find_setting(job, name, find_key)
+            if setting.status == "unresolved":
+                reasons.append(f"{setting.leaf.key if setting.leaf else name} is not resolved: {setting.source}")
+                return setting.leaf
+            size = coerce(setting.value, "number") if setting.is_known else default
+            if not isinstance(size, int) or size < 1:
+                return None
+            product *= size
+            leaf = leaf or setting.leaf
+            if setting.leaf is not None:
+                described.append(f"{setting.leaf.key.lstrip('-')} {size} ({setting.place})")
+            elif size != 1:
+                described.append(f"{name} {size} (default)")
+        products.append(product)
+    part, whole = products
+    fit = {"a divisor": whole % part == 0, "at most": part <= whole, "equal": part == whole}[issue.fits]
+    return None if fit else leaf
 
 
 def _is_misspelt(name: str, job: Job) -> bool:

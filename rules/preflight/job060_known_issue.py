@@ -2,8 +2,9 @@
 
 ## What it checks
 The tables `known_issues.toml` in the folders of `ckptcheck/frameworks`: each issue names the settings, the
-versions of the framework or the engine in which it is so, what happens, and the public issue or the commit that says so. Where the
-job's version is not known, an issue that a later version mends is skipped, with the option that gives the version.
+versions of the framework or the engine in which it is so, what happens, and the public issue or the commit that says so. Some are
+arithmetic that a framework asserts (the engine's parallel sizes against the GPUs, batches against groups), with its place in the
+code. Where the job's version is not known, an issue that a later version mends is skipped, with the option that gives the version.
 
 ## Why it matters
 Such a job often starts and trains: a loss that leaves the correction out, a reference that a resume replaces, a loader that starts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -108,7 +109,15 @@ def test_an_issue_is_found_in_its_job_and_not_in_the_sound_twins(name: str, issu
         other = next(each for each in (*OTHERS, *excluded, None) if not matches(each, wanted))
         twin = {**keys, key.partition("|")[0]: other}
         assert not is_met(read(name, twin, with_it, tmp_path), issue), f"{key} is {other}"
-    for key in issue.example if any(key in FIELDS for key in issue.when) else ():
+    if issue.whole:
+        defaults = {key.partition("|")[0]: default for key, default in {**issue.whole, **issue.part}.items()}
+        sizes = {key: int(issue.example.get(key, default)) or 1 for key, default in defaults.items()}
+        first, *others = (key.partition("|")[0] for key in issue.part)
+        fitting = math.prod(sizes[key] for key in issue.whole if key in sizes) // math.prod(
+            sizes[key] for key in others
+        )
+        assert not is_met(read(name, {**keys, first: fitting}, with_it, tmp_path), issue), f"{first} is {fitting}"
+    for key in issue.example if any(key in FIELDS for key in issue.when) and not issue.whole else ():
         twins = [{**keys, key: other} for other in (None, "megatron")]
         assert not all(is_met(read(name, twin, with_it, tmp_path), issue) for twin in twins), f"another {key}"
 
@@ -121,7 +130,12 @@ def test_an_issue_is_written_as_the_others(name: str, issue: Issue) -> None:
     begin, end = issue.span
     assert begin is None or end is None or begin.date < end.date
     assert name in ENGINES or not (isinstance(issue.since, str) or isinstance(issue.until, str))
-    written = [each for key in (*issue.when, *issue.example) if key not in FIELDS for each in key.split("|")]
+    written = [
+        each
+        for key in (*issue.when, *issue.whole, *issue.part, *issue.example)
+        if key not in FIELDS
+        for each in key.split("|")
+    ]
     folder, names = name.replace("-", "_"), load_key_names(name)
     tables = [load_key_table(file) for file in (FOLDERS / folder).glob("*keys.json")]
     for key in written:
