@@ -44,6 +44,11 @@ FIELDS: dict[str, tuple[Kind, str]] = {
     "trainer.trains_draft": ("flag", "it trains the engine's draft model or the model's MTP layers"),
     "trainer.tokenizer": ("text", "where its tokenizer comes from"),
     "trainer.chat_template": ("text", "the chat template in place of the tokenizer's own"),
+    "trainer.masks_truncated": ("flag", "responses without an end token count as cut, and are left out of the loss"),
+    "trainer.end_tokens": (
+        "text",
+        "which tokens end a response for it: tokenizer (its EOS alone), all (generation_config's)",
+    ),
     "critic.enabled": ("flag", "a critic estimates values (GAE)"),
     "critic.backend": ("text", "what trains the critic: megatron, fsdp, deepspeed"),
     "critic.tp": ("number", "tensor parallelism of the critic"),

@@ -111,6 +111,10 @@ class NamedCheckpoint:
     """The rows of the embedding that its config declares."""
     vocabulary: Vocabulary | None = None
     """The tokens of its tokenizer; None where they are not known."""
+    end_token: str | None = None
+    """The EOS of its tokenizer."""
+    turn_ends: tuple[str, ...] | None = None
+    """The tokens that end a turn in its chat template and at which its generation_config.json stops; None where not known."""
     sampling: Mapping[str, float] | None = None
     """The sampling parameters of its generation_config.json."""
 

@@ -15,10 +15,12 @@ from ckptcheck.checkpoint.open import REPOSITORY
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs.job import Job, NamedCheckpoint
 from ckptcheck.jobs.model_defaults import NEUTRAL
+from ckptcheck.linter.rule import Skip
 from ckptcheck.text.file_io import expand_home
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.config import Config
+    from ckptcheck.checkpoint.tokenizer import Tokenizer
     from ckptcheck.checkpoint.vocabulary import Vocabulary
 
 NAMES = ("checkpoint.model", "checkpoint.trainer", "checkpoint.critic")
@@ -107,6 +109,18 @@ def _read_sampling(config: Config | None) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if type(value) in (int, float) and abs(value) < 1e9}
 
 
+def _read_turn_ends(tokenizer: Tokenizer | None) -> tuple[str | None, tuple[str, ...] | None]:
+    """Return (the tokenizer's EOS, the tokens that end a turn and at which generation stops); None where it is not known."""
+    if tokenizer is None:
+        return None, None
+    try:
+        stops = {tokenizer.token_for(number) for number in tokenizer.eos_ids(tokenizer.generation_file)}
+        role = tokenizer.eos_role
+        return role.token if role else None, tuple(token for token in tokenizer.turn_end_tokens if token in stops)
+    except (Skip, CkptcheckError):
+        return None, None
+
+
 def _scan(job: Job, name: str, path: str) -> NamedCheckpoint:
     """Run the rules on one checkpoint, and read from its config what preflight rules need."""
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -133,6 +147,7 @@ def _scan(job: Job, name: str, path: str) -> NamedCheckpoint:
     scaling = config.get("rope_scaling") or (isinstance(parameters, dict) and parameters.get("factor"))
     quantization = config.get("quantization_config")
     vocabulary = ckpt.tokenizer.vocabulary if ckpt.tokenizer else None
+    end_token, turn_ends = _read_turn_ends(ckpt.tokenizer)
     return NamedCheckpoint(
         name,
         path,
@@ -148,6 +163,8 @@ def _scan(job: Job, name: str, path: str) -> NamedCheckpoint:
         intermediate=None if config.integer(*EXPERTS) else config.integer(*INTERMEDIATE),
         vocab_size=config.integer("vocab_size"),
         vocabulary=vocabulary if vocabulary is not None and vocabulary.readable else None,
+        end_token=end_token,
+        turn_ends=turn_ends,
         sampling=_read_sampling(ckpt.generation_config),
         quantized=str(quantization.get("quant_method")) if isinstance(quantization, dict) else "none",
     )

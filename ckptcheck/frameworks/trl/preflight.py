@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ckptcheck.jobs.dated_defaults import FrameworkVersion
 from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.engine_flags import apply_engine_arguments, arguments_in_section
 from ckptcheck.jobs.framework import (
@@ -63,6 +64,9 @@ CLIPS = (
     ("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
 )
 """Keys of the least and the largest importance weight; the cap, which came first, wins where both are written."""
+ONE_END, ALL_ENDS = (1, 9), (1, 16)
+"""The last release that was read whose trainers know the tokenizer's EOS alone (``completion_ids == eos_token_id``), and the first
+that knows those of generation_config.json too (``self.eos_token_ids``, issue 7039)."""
 
 PATHS: Mapping[str, FieldSource] = {
     "trainer.lora": FieldSource(("use_peft",)),
@@ -77,6 +81,7 @@ PATHS: Mapping[str, FieldSource] = {
     "rollout.prompt_length": FieldSource(("max_prompt_length",)),
     "rollout.response_length": FieldSource(("generation_kwargs.max_tokens", "max_completion_length")),
     "rollout.n": FieldSource(("num_generations",)),
+    "trainer.masks_truncated": FieldSource(("mask_truncated_completions",)),
     "batch.micro": FieldSource(("per_device_train_batch_size",)),
     "checkpoint.model": FieldSource(("model_name_or_path",)),
 }  # fmt: skip
@@ -105,6 +110,9 @@ def _finish(job: Job, document: Document) -> None:
     else:
         set_default(job, "trainer.temperature", 1.0, of)
     _set_backend_and_dtype(job, document, release, of)
+    # Without a mask they count only where generate() writes the completions.
+    if trainer != "async_grpo" and (job.flag("trainer.masks_truncated") or not is_switched_on(document, "use_vllm")):
+        _set_end_tokens(job)
     _set_default_lag(job, document, trainer, table, number, of)
     if trainer != "async_grpo" and not is_switched_on(document, "use_vllm"):
         job.settings["engine.name"] = Setting(
@@ -185,6 +193,19 @@ def _set_backend_and_dtype(job: Job, document: Document, release: tuple[int, ...
             job.settings["trainer.dtype"] = Setting(
                 str(normalize_dtype(weights.value)), "set", weights.reason, weights.leaf
             )
+
+
+def _set_end_tokens(job: Job) -> None:
+    """Set which tokens end a completion for the trainer, by the release that the job names."""
+    version = job.defaults.version if job.defaults is not None else FrameworkVersion()
+    numbers = version.release[:2]
+    if numbers and (numbers <= ONE_END or numbers >= ALL_ENDS):
+        value = "tokenizer" if numbers <= ONE_END else "all"
+        job.settings["trainer.end_tokens"] = Setting(value, "default", f"default of {TRL} {version.text}")
+        return
+    one, many = (".".join(map(str, each)) for each in (ONE_END, ALL_ENDS))
+    reason = f"{TRL} {one} and earlier know the tokenizer's EOS alone, {many} knows all; --framework-version gives the version"
+    job.settings["trainer.end_tokens"] = Setting(None, "unresolved", reason)
 
 
 def _set_default_lag(job: Job, document: Document, trainer: str, table: KeyTable, number: int, of: str) -> None:
