@@ -223,6 +223,15 @@ class Job(EvidenceDefaults):
             if self[name].status == "unresolved":
                 raise Skip(self._why_unresolved(name))
 
+    def require_read(self, name: str, file: str) -> None:
+        """Raise Skip where the checkpoint that a setting names is not here: what its file would decide is not known.
+
+        name: in `FIELDS`; file: of the checkpoint.
+        """
+        checkpoint = self.checkpoints.get(name)
+        if checkpoint is not None and checkpoint.reason:
+            raise Skip(f"{file} of {checkpoint.named} decides it: {checkpoint.reason}")
+
     def describe(self, name: str) -> str:
         """Write a value with its place: ``0.7 (job.yaml:12)``."""
         setting = self[name]

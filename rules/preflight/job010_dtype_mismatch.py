@@ -37,6 +37,7 @@ def check(job: Job) -> Iterator[Problem]:
     place = job["engine.dtype"].place
     if engine == "auto":
         checkpoint = job.checkpoints.get("checkpoint.model")
+        job.require_read("checkpoint.model", "config.json")
         # Engines do not compute in float32 because a checkpoint is stored in it.
         engine = checkpoint.dtype if checkpoint is not None and checkpoint.dtype != "float32" else None
         place = f"auto: as {checkpoint.named} is stored" if checkpoint else ""

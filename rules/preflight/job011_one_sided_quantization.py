@@ -59,3 +59,5 @@ def check(job: Job) -> Iterator[Problem]:
             at="engine.kv_cache_dtype",
             hint="turn on truncated importance sampling",
         )
+    elif job.text("engine.quantization") in (None, "none"):
+        job.require_read("checkpoint.model", "config.json")

@@ -59,6 +59,7 @@ def check(job: Job) -> Iterator[Problem]:
     elif checkpoint is not None and checkpoint.cache_scales:
         of, at = f"the checkpoint ({checkpoint.named})", "engine.kv_cache_dtype"
     else:
+        job.require_read("checkpoint.model", "a tensor k_scale")
         return
     yield job.problem(
         f"the engine keeps keys and values in {job.describe('engine.kv_cache_dtype')} with the scales of {of}, and no weight update"
