@@ -114,8 +114,9 @@ def _cut_batches(
 
 
 def _choose_looked(shape: tuple[int, ...], nbytes: int) -> Shape | None:
-    """Return the rows of a matrix and the bytes of a row if it has places to look at."""
-    if len(shape) != 2 or not shape[0] or nbytes % shape[0]:
+    """Return the rows of a matrix and the bytes of a row if it has places to look at; a vector is one row."""
+    rows = shape[0] if len(shape) == 2 else 1
+    if len(shape) not in (1, 2) or not rows or nbytes % rows:
         return None
-    looked = shape[0], nbytes // shape[0]
+    looked = rows, nbytes // rows
     return looked if choose_grid(looked).spans else None

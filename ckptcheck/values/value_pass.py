@@ -137,8 +137,8 @@ def _join_samples(values: ValueStats, name: str, tensor: Tensor, chunks: list[Ch
     if len(chunks) == 1 and len(chunks[0].looks) == 1:
         values.looks[name] = chunks[0].looks[0]
     elif len(chunks) > 1 and (looks := b"".join(chunk.looks for chunk in chunks)):
-        shape = tensor.shape[0], tensor.nbytes // tensor.shape[0]
-        values.looks[name] = judge_joined(shape, looks, FORMATS[tensor.dtype].bits // 8)
+        rows = tensor.shape[0] if len(tensor.shape) == 2 else 1
+        values.looks[name] = judge_joined((rows, tensor.nbytes // rows), looks, FORMATS[tensor.dtype].bits // 8)
 
 
 def _scan_mapped(

@@ -8,6 +8,8 @@
   Quarters and eighths are compared in gate and up, where these lie one after the other.
 - No two heads of keys or values are equal, unless heads repeat in more than a quarter of the layers (a warning).
 - If one tensor holds the experts of a layer, the rule compares up to 16 of them, each by itself.
+- No two vectors or more have equal halves with at least four different numbers: Mamba's `A_log` and `dt_bias`, norms, biases. Norms
+  of queries and keys, and biases of keys and values, are left out, because models repeat them for all heads.
 - Constant matrices are left out, and state-space tables such as `A_log`, which start with equal rows.
 
 ## Why it matters
@@ -32,7 +34,7 @@ Merge again from all tensor-parallel ranks.
 - `--ignore VAL010`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
-verl-project/verl#7610 (replicated buffers concatenated over ranks)
+verl-project/verl#7610 (replicated buffers concatenated over ranks), NVIDIA/Model-Optimizer#931 (vectors of Mamba)
 """
 
 from collections.abc import Iterator
@@ -44,6 +46,7 @@ from ckptcheck.text.formatting import count, join_truncated
 from ckptcheck.values.detectors.byte_compare import is_cleared, map_pieces
 from ckptcheck.values.detectors.repeated_heads import find_repeated_heads
 from ckptcheck.values.detectors.repeated_shares import RepeatedShare, find_repeated_share
+from ckptcheck.values.detectors.repeated_vectors import find_repeated_vectors
 from ckptcheck.values.detectors.roles import find_vocabulary_tensors, is_matrix, is_packed, is_router, is_scale
 from ckptcheck.values.first_looks import COLUMNS, ROWS
 from ckptcheck.values.stats import TensorStats
@@ -104,6 +107,16 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             f"{count(len(names), 'matrix holds', 'matrices hold')} the same {part} of the {share.axis} twice, byte for byte "
             f"(shares {share.first + 1} and {share.second + 1} of {share.ranks}: one tensor-parallel rank seems to be merged "
             f"twice): {join_truncated(names)}",
+            file=shard,
+            key=names[0],
+            hint="merge again from all tensor-parallel ranks",
+        )
+    vectors = find_repeated_vectors(ckpt)
+    for shard in dict.fromkeys(ckpt.tensor_to_file[name] for name in vectors):
+        names = [name for name in vectors if ckpt.tensor_to_file[name] == shard]
+        yield Problem(
+            f"{count(len(names), 'vector repeats its first half', 'vectors repeat their first half')} (one tensor-parallel rank "
+            f"seems to be merged twice): {join_truncated(names)}",
             file=shard,
             key=names[0],
             hint="merge again from all tensor-parallel ranks",
