@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ckptcheck.consumers.base import EXPERTS
-from ckptcheck.consumers.mismatches import Mismatch, evaluate_checkpoint, map_stored_modules, sort_modules, to_template
+from ckptcheck.consumers.mismatches import (
+    Mismatch,
+    evaluate_checkpoint,
+    map_stored_modules,
+    matches_stored_name,
+    sort_modules,
+    to_template,
+)
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -108,7 +115,7 @@ def summarize_mismatches(ckpt: Checkpoint, mismatches: Iterable[Mismatch]) -> It
             ),
             file=place.file if place else ckpt.quantization.main_declaration.file,
             key=place.key if place else key or ckpt.quantization.main_declaration.key,
-            hint=_write_hint(first, entry, ckpt.quantization.method),
+            hint=_find_renamed_entry(ckpt, first, entry) or _write_hint(first, entry, ckpt.quantization.method),
             spared=_find_spared_engine(ckpt, modules, {mismatch.consumer.name for mismatch in first}),
         )
 
@@ -154,6 +161,18 @@ def _explain_decision(mismatches: list[Mismatch], entry: str | None, method: str
     if mismatches[0].is_stored_quantized:
         return f"ignored by {entry!r}" if entry is not None else "not targeted"
     return f"targeted by {entry!r} and not ignored" if entry is not None else "not ignored"
+
+
+def _find_renamed_entry(ckpt: Checkpoint, mismatches: list[Mismatch], entry: str | None) -> str:
+    """Return the hint for an entry that matches the consumer's names and no stored one: by these a tool chose what to pack."""
+    assert ckpt.quantization is not None
+    method = ckpt.quantization.method
+    if entry is None or method != "compressed-tensors" or not mismatches[0].is_stored_quantized:
+        return ""
+    wider = f"re:.*{entry[3:]}"
+    if not entry.startswith("re:") or matches_stored_name(ckpt, entry) or not matches_stored_name(ckpt, wider):
+        return ""
+    return f"{entry} matches no stored name, so that the tool packed what it means: quantize again with {wider}"
 
 
 def _write_hint(mismatches: list[Mismatch], entry: str | None, method: str | None) -> str:

@@ -127,47 +127,76 @@ def find_mismatches(ckpt: Checkpoint, *, quantized: bool) -> list[Mismatch]:
 
 @remembered
 def _find_all_mismatches(ckpt: Checkpoint) -> list[Mismatch]:
+    return [mismatch for mismatch, is_certain in _judge_mismatches(ckpt) if is_certain]
+
+
+def find_uncertain_mismatches(ckpt: Checkpoint) -> list[Mismatch]:
+    """Return the modules that a consumer would build in another way than stored if the guess of its modules is right.
+
+    It leaves out plain convolutions, which no consumer quantizes.
+    """
+    assert ckpt.quantization is not None
+    weights = {
+        module: storage.weight for module, storage in ckpt.quantization.storage_by_module.items() if storage.weight
+    }
     return [
         mismatch
-        for evaluation in evaluate_checkpoint(ckpt).values()
-        if not evaluation.consumer.sends_weights and not evaluation.is_unknown
-        for mismatch in _find_consumer_mismatches(ckpt, evaluation)
+        for mismatch, is_certain in _judge_mismatches(ckpt)
+        if not is_certain
+        and (mismatch.is_stored_quantized or mismatch.module not in weights or len(weights[mismatch.module].shape) == 2)
     ]
 
 
-def _find_consumer_mismatches(ckpt: Checkpoint, evaluation: Evaluation) -> list[Mismatch]:
+@remembered
+def _judge_mismatches(ckpt: Checkpoint) -> list[tuple[Mismatch, bool]]:
+    """Return all mismatches, each with whether the consumer's answer is reliable."""
     is_quantized = map_stored_modules(ckpt)
-    decisions = _distinct_decisions(evaluation)
-    if not any(decision.quantized for _, decision in decisions):
-        return []
-    return [
-        Mismatch(evaluation.consumer, name, module, decision, is_quantized[name])
-        for module, decision in decisions
-        if decision.quantized is not None
-        for name in module.sources
-        if decision.quantized is not is_quantized[name] and _is_certain(ckpt, evaluation, name)
-    ]
+    found = []
+    for evaluation in evaluate_checkpoint(ckpt).values():
+        decisions = _distinct_decisions(evaluation)
+        if (
+            evaluation.consumer.sends_weights
+            or evaluation.is_unknown
+            or not any(decision.quantized for _, decision in decisions)
+        ):
+            continue
+        found += [
+            (
+                Mismatch(evaluation.consumer, name, module, decision, is_quantized[name]),
+                _is_certain(ckpt, evaluation, name, decision),
+            )
+            for module, decision in decisions
+            if decision.quantized is not None
+            for name in module.sources
+            if decision.quantized is not is_quantized[name]
+        ]
+    return found
 
 
-def _is_certain(ckpt: Checkpoint, evaluation: Evaluation, name: str) -> bool:
+def _is_certain(ckpt: Checkpoint, evaluation: Evaluation, name: str, decision: Decision) -> bool:
     """Whether a consumer's answer on a module is reliable although its modules are guesses.
 
     It is for the linear layers and experts of the language model's own layers, on which only a list decides. If another
-    consumer builds such a module as it is stored, the guess is more likely wrong than the checkpoint.
+    consumer builds such a module as it is stored, the guess is more likely wrong than the checkpoint. It is also for a module
+    that an entry ignores under the name to which the consumer's class is known to rename it, and that is stored quantized.
     """
     if not evaluation.is_guess:
+        return True
+    stored = map_stored_modules(ckpt)[name]
+    weight = f"{name}.weight"
+    if stored and decision.quantized is False and decision.entry is not None and evaluation.rename(weight) != weight:
         return True
     stack = ckpt.components.stack
     if is_unusual_module(name) or stack is None or not name.startswith(f"{stack.prefix}."):
         return False
-    stored = map_stored_modules(ckpt)[name]
     others = (other.decisions.get(name) for other in evaluate_checkpoint(ckpt).values() if not other.is_unknown)
     return not any(each is not None and each[1].quantized is stored for each in others)
 
 
-def require_known_architecture(ckpt: Checkpoint) -> None:
+def require_known_architecture(ckpt: Checkpoint, *, quantized: bool | None = None) -> None:
     """Skip a rule, after it has checked all consumers, if ckptcheck does not know what one of them builds.
 
+    quantized: how the modules are stored that the rule judges; None if it does not compare modules with how they are stored.
     Raises Skip with the reason.
     """
     for evaluation in evaluate_checkpoint(ckpt).values():
@@ -176,6 +205,12 @@ def require_known_architecture(ckpt: Checkpoint) -> None:
         if evaluation.is_unknown and ckpt.config is not None:
             architecture = ckpt.config.architecture or "a model without architectures"
             raise Skip(f"which modules {evaluation.consumer.label} builds for {architecture} is not known to ckptcheck")
+    for mismatch in find_uncertain_mismatches(ckpt):
+        if mismatch.is_stored_quantized is quantized:
+            raise Skip(
+                f"{mismatch.consumer.label} was never built with this architecture: whether it builds {mismatch.module} as it is "
+                "stored is not known"
+            )
 
 
 def _distinct_decisions(evaluation: Evaluation) -> list[tuple[Module, Decision]]:
@@ -225,7 +260,9 @@ def find_refusals(ckpt: Checkpoint) -> list[Refusal]:
     for evaluation in evaluate_checkpoint(ckpt).values():
         errors: dict[tuple[str, bool], dict[str, str]] = {}
         for module, decision in () if evaluation.is_unknown else _distinct_decisions(evaluation):
-            if decision.error is not None and all(_is_certain(ckpt, evaluation, name) for name in module.sources):
+            if decision.error is not None and all(
+                _is_certain(ckpt, evaluation, name, decision) for name in module.sources
+            ):
                 key = (to_template(decision.error), decision.splits_module)
                 errors.setdefault(key, {})[module.name] = decision.error
         refusals += [
@@ -269,7 +306,9 @@ def find_unused_entries(ckpt: Checkpoint) -> list[UnusedEntry]:
     """
     assert ckpt.quantization is not None
     readers = [
-        evaluation for evaluation in evaluate_checkpoint(ckpt).values() if evaluation.lists and not evaluation.is_guess
+        evaluation
+        for evaluation in evaluate_checkpoint(ckpt).values()
+        if evaluation.lists and not evaluation.is_unknown
     ]
     if not readers:
         return []
@@ -284,7 +323,12 @@ def find_unused_entries(ckpt: Checkpoint) -> list[UnusedEntry]:
     harmless = modules | parents | {"lm_head", "re:.*lm_head"}
     found = [entry for entry in ckpt.quantization.ignore if entry.text in unused and entry.text not in harmless]
     corrections = _Corrections(names, [entry.text for entry in found])
-    return [UnusedEntry(entry.text, entry.file, entry.key, corrections.find(entry.text)) for entry in found]
+    entries = [UnusedEntry(entry.text, entry.file, entry.key, corrections.find(entry.text)) for entry in found]
+    if any(evaluation.is_guess for evaluation in readers):
+        # a guess may lack the module that an entry means, unless what it would mean is here and packed against it
+        packed = [name for name, quantized in map_stored_modules(ckpt).items() if quantized]
+        return [entry for entry in entries if entry.suggestion is not None and _matches_any(entry.suggestion, packed)]
+    return entries
 
 
 MOST_COMPARED = 3_000_000
@@ -357,6 +401,11 @@ def _first_dots(text: str) -> list[int]:
     """Return the places of the first two dots."""
     first = text.find(".")
     return [at for at in (first, text.find(".", first + 1)) if at >= 0] if first >= 0 else []
+
+
+def matches_stored_name(ckpt: Checkpoint, text: str) -> bool:
+    """Whether an entry of compressed-tensors matches the stored name of a module."""
+    return _matches_any(text, map_stored_modules(ckpt))
 
 
 def _matches_any(text: str, names: Iterable[str]) -> bool:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptcheck.consumers.consumer import Consumer
-from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_mismatches, find_refusals, find_sync_mismatches
+from ckptcheck.consumers.mismatches import (
+    evaluate_checkpoint,
+    find_mismatches,
+    find_refusals,
+    find_sync_mismatches,
+    find_uncertain_mismatches,
+)
 from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
@@ -49,10 +55,12 @@ def _compare_with_storage(ckpt: Checkpoint, consumer: Consumer) -> str:
         sum(mismatch.consumer is consumer for mismatch in find_mismatches(ckpt, quantized=stored))
         for stored in (True, False)
     )
+    unknown = sum(mismatch.consumer is consumer for mismatch in find_uncertain_mismatches(ckpt))
     parts = [
         f"stops at {count(refused, 'module')}" if refused else "",
         f"builds {count(plain, 'quantized module')} plain" if plain else "",
         f"builds {count(quantized, 'plain module')} quantized" if quantized else "",
+        f"unknown for {count(unknown, 'module')}" if unknown else "",
     ]
     return ", ".join(part for part in parts if part) or "yes"
 

@@ -19,10 +19,13 @@ quantize again and leave the module unquantized.
 
 ## When it can be wrong
 The checkpoint may not be made for this consumer. Name yours with `--consumers`. What an engine builds for an architecture that
-this version of ckptcheck has not looked at is not known: the rule is then skipped and says so.
+this version of ckptcheck has not looked at, or has not built, is not known: the rule is then skipped and says so. Of the modules
+of an architecture that was never built, it judges those of the language model's layers, and those that an entry ignores under the
+names to which the engine's class renames the stored ones (`re:visual.*` in vLLM for `model.visual`).
 
 ## Seen in
-vllm-project/llm-compressor (an example whose `re:.*mlp.gate` has no `$`), sgl-project/sglang#28018, sgl-project/sglang#24927
+vllm-project/llm-compressor (an example whose `re:.*mlp.gate` has no `$`), sgl-project/sglang#28018, sgl-project/sglang#24927,
+vllm-project/llm-compressor#2597, vllm-project/llm-compressor#2641
 """
 
 from collections.abc import Iterator
@@ -48,4 +51,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=summary.key,
             hint=summary.hint,
         )
-    require_known_architecture(ckpt)
+    require_known_architecture(ckpt, quantized=True)

@@ -63,7 +63,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         )
     yield from _check_head(ckpt)
     yield from _check_rounded(ckpt)
-    require_known_architecture(ckpt)
+    require_known_architecture(ckpt, quantized=False)
 
 
 def _check_rounded(ckpt: Checkpoint) -> Iterator[Problem]:

@@ -7,6 +7,8 @@ if it would match with one of these changes:
 - without the prefix of a wrapper (`language_model.`), or without its ending (`.linear`);
 - one letter changed.
 
+Where the modules of an architecture are guessed, it reports only an entry whose corrected form matches a module that is packed.
+
 The tests of this project compare how each consumer matches with its real code.
 
 ## Why it matters
@@ -24,7 +26,7 @@ for another version of the model, or for a part that was removed, may resemble a
 
 ## Seen in
 sgl-project/sglang#28018, sgl-project/sglang#24927 (entries that end in `.linear`), vllm-project/vllm#54547,
-vllm-project/llm-compressor (one list for several models)
+vllm-project/llm-compressor (one list for several models), vllm-project/llm-compressor#2597
 """
 
 from collections.abc import Iterator
