@@ -4,7 +4,8 @@
 The rule reads 2,048 numbers from the middle of each matrix of attention and of feed-forward blocks. It reports a matrix whose mean
 is 0.2 standard deviations or more from zero, there and in 4,096 numbers from all over the matrix, if the same matrix is within 0.12
 in three times as many other layers, and in at least three. If three quarters of all matrices, of three kinds or more, are shifted
-to the same side, it reports them all. It looks at no more than 256 matrices of a kind, and does not look on the Hub.
+to the same side by 0.06 standard deviations or more, it reports them all. It looks at no more than 256 matrices of a kind, and does
+not look on the Hub.
 
 ## Why it matters
 A projection has a mean near zero; training leaves it there. A shift adds the sum of all inputs to each output. Weights of 4 or
@@ -19,7 +20,7 @@ weights' names. `ckptcheck diff` against the source shows what differs.
 ## When it can be wrong
 - A method may train weights around another mean. The rule is silent if a quarter or more of the layers have it, but not nearly all
   matrices.
-- It does not see a shift below 0.2 standard deviations, or one that differs from row to row.
+- It does not see a shift below 0.2 standard deviations, or below 0.06 if all share it, or one that differs from row to row.
 - Measured on eight trained models that packages ship (SmolLM2-135M, Gemma 3 270M, all-MiniLM-L6-v2, AntiBERTy, two of IgLM, two
   of rxnfp; 592 matrices): the mean is at most 0.03 standard deviations from zero, and that of the 2,048 numbers at most 0.1.
 - `--ignore VAL033`, or a reason under `[ignore]`, silences it.

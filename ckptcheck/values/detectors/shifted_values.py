@@ -31,8 +31,9 @@ FUSED = re.compile(r"(^|[._])(qkv_proj|query_key_value|c_attn|Wqkv)\.weight$")
 MIN_SHIFT, MAX_SOUND = 0.2, 0.12
 """Mean, in standard deviations, at or above which a matrix counts as shifted, and at or below which its siblings are
 sound."""
-MOST, MIN_KINDS = 0.75, 3
-"""If all matrices were shifted, this share of them lies on one side, in several kinds. Training may shift one kind."""
+MOST, MIN_KINDS, MIN_EVERYWHERE = 0.75, 3, 0.06
+"""If all matrices were shifted, this share of them lies on one side, in several kinds, by at least so many standard deviations.
+Training may shift one kind; it shifts no matrix by more than half of that."""
 
 
 class ShiftedMatrix(msgspec.Struct, frozen=True):
@@ -62,11 +63,12 @@ def find_shifted_matrices(ckpt: Checkpoint) -> list[ShiftedMatrix]:
         for kind in list_kinds(ckpt)
         if _is_judged(name_pattern(kind[0]))
     ]
-    suspects = _find_shift_everywhere(kinds) or [matrix for kind in kinds for matrix in _find_suspects(kind)]
+    everywhere = _find_shift_everywhere(kinds)
+    suspects = everywhere or [matrix for kind in kinds for matrix in _find_suspects(kind)]
     found = []
     for suspect in suspects:
         matrix = _describe(suspect.name, measure_piece(read_all_over(ckpt, suspect.name)))
-        if abs(matrix.shift) >= MIN_SHIFT:
+        if abs(matrix.shift) >= (MIN_EVERYWHERE if everywhere else MIN_SHIFT):
             found.append(matrix)
     return found
 
@@ -83,7 +85,7 @@ def _is_judged(pattern: str) -> bool:
 def _find_shift_everywhere(kinds: list[list[ShiftedMatrix]]) -> list[ShiftedMatrix]:
     """Return the matrices that are shifted to one side, if most are; otherwise none."""
     for side in (1, -1):
-        shifted = [[matrix for matrix in kind if side * matrix.shift >= MIN_SHIFT] for kind in kinds]
+        shifted = [[matrix for matrix in kind if side * matrix.shift >= MIN_EVERYWHERE] for kind in kinds]
         number = sum(map(len, shifted))
         if sum(map(bool, shifted)) >= MIN_KINDS and number >= MOST * sum(map(len, kinds)):
             return [matrix for kind in shifted for matrix in kind]
