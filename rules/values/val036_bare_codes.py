@@ -45,8 +45,10 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         raise Skip("matrices are read again only on disk, and in an object store with --values")
     for codes in find_bare_codes(ckpt):
         first = codes.names[0]
+        has_scale = any(f"{first}_{role}" in ckpt.tensors for role in ("scale", "scale_inv"))
         yield Problem(
-            f"{len(codes.names):,} matrices are {codes.format.name} codes without their scales, stored as "
+            f"{len(codes.names):,} matrices are {codes.format.name} codes "
+            f"{'beside scales that nothing declares' if has_scale else 'without their scales'}, stored as "
             f"{ckpt.tensors[first].dtype}: the largest is {ckpt.values.tensors[first].absmax:,.0f}, and engines take them for the "
             f"weights: {join_truncated(codes.names)}",
             file=ckpt.tensor_to_file[first],
