@@ -17,8 +17,9 @@ from ckptcheck.text.formatting import count
 STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 MOST_PER_RULE = 5
 """Findings of one rule that are shown in full; --format json has them all."""
-MOST_GROUPS, MOST_REASONS = 6, 2
-"""Kinds of findings in the parts of a whole, and reasons why rules did not run there, that fit a page."""
+MOST_GROUPS, MOST_REASONS = 3, 2
+"""Kinds of findings in the parts of a whole that are shown in full, and reasons why rules did not run there, so that a page holds
+them."""
 MOST_CODES = 5
 """Rules that the line on several reports names."""
 
@@ -67,11 +68,9 @@ def _run(
     for whole in told:
         _findings(lines, whole)
     groups = group_findings(parts, labels)
-    for finding, places in groups[:MOST_GROUPS]:
-        _finding(lines, finding, f"in {len(places):,} of {number}: {join_labels(places, labels)}")
-    if len(groups) > MOST_GROUPS:
-        lines.print()
-        lines.print((f"… and {count(len(groups) - MOST_GROUPS, 'more kind')} of findings", "dim"), indent=2)
+    for place, (finding, places) in enumerate(groups):
+        where = f"in {len(places):,} of {number}: {join_labels(places, labels)}"
+        _finding(lines, finding, where, is_short=place >= MOST_GROUPS and not verbose)
     for label, style, outcomes in (
         ("could not check", "bold red", group_outcomes(parts, "crashed")),
         ("skipped", "dim", group_outcomes(parts, "skipped")),
@@ -80,6 +79,8 @@ def _run(
             lines.print()
             listed = f" {', '.join(codes)}" if codes else ""
             lines.print((label, style), f"{listed} in {files:,} of {number}: {printable(reason)}", indent=2)
+        if len(outcomes) > MOST_REASONS:
+            lines.print((f"{label} for {count(len(outcomes) - MOST_REASONS, 'more reason')}", "dim"), indent=2)
     for whole in wholes:
         _not_run(lines, whole, names, verbose)
         for section in whole.sections:
@@ -154,11 +155,17 @@ def _reading(lines: LinePrinter, report: Report) -> None:
         lines.print("  ", (label.ljust(wide), "dim"), "  ", printable(text), wrap=False)
 
 
-def _finding(lines: LinePrinter, finding: Finding, where: str = "") -> None:
-    """Print a finding. where: the parts of a whole that have one of this rule, of which this is the first."""
-    lines.print()
+def _finding(lines: LinePrinter, finding: Finding, where: str = "", *, is_short: bool = False) -> None:
+    """Print a finding. where: the parts of a whole that have one of this rule, of which this is the first.
+
+    is_short: print its first line alone.
+    """
+    if not is_short:
+        lines.print()
     severity = (f"{finding.severity:<7}", STYLE[finding.severity])
     lines.print("  ", severity, (f" {finding.code} ", "bold"), (finding.name, "dim"), f"  {where}" if where else "")
+    if is_short:
+        return
     if finding.place:
         lines.print((printable(finding.place), "underline"), indent=10)
     lines.print(printable(finding.message), indent=10)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import wrap
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
@@ -119,13 +120,7 @@ class RolloutSeries(EvidenceDefaults):
         rows = tuple((step, *(values.get(step) for values in curves.values())) for step in steps)
         title = "curves: a trainer's metrics, step by step"
         columns = ("step", *(curve.name for curve in curves))
-        extremes = tuple(
-            (curve.name, next(iter(values.values())), low, at_low, high, at_high, list(values.values())[-1])
-            for curve, values in curves.items()
-            for (low, at_low), (high, at_high) in [_find_extremes(values)]
-        )
-        shorter = Section("curves", ("", "first", "lowest", "at step", "highest", "at step", "last"), extremes)
-        return (Section(title, columns, rows, shorter=shorter),) if len(rows) > 1 else ()
+        return (Section(title, columns, rows, shorter=_summarize_curves(curves)),) if len(rows) > 1 else ()
 
     @property
     def unread(self) -> Mapping[str, str]:
@@ -138,10 +133,25 @@ class RolloutSeries(EvidenceDefaults):
         return {"files": len(self.members), "tensors": 0, "bytes": 0}
 
 
-def _find_extremes(values: Mapping[int, float]) -> list[tuple[float, int]]:
+WIDTH = 96
+"""Characters of a line below a table, which is not wrapped."""
+
+
+def _summarize_curves(curves: Mapping[Curve, Mapping[int, float]]) -> Section:
+    """Return a table with a row for each curve that changes, and a line with the others."""
+    rows, still = [], []
+    for curve, values in curves.items():
+        ordered = list(values.values())
+        (low, at_low), (high, at_high) = _find_extremes(values)
+        if low < high:
+            rows.append((curve.name, ordered[0], low, at_low, high, at_high, ordered[-1]))
+        else:
+            still.append(f"{curve.name} {low:.4g}")
+    lines = tuple(wrap(f"no change: {', '.join(still)}", WIDTH)) if still else ()
+    return Section("curves", ("", "first", "lowest", "at step", "highest", "at step", "last"), tuple(rows), lines)
+
+
+def _find_extremes(values: Mapping[int, float]) -> tuple[tuple[float, int], tuple[float, int]]:
     """Return the smallest and the largest value of a curve, each with the first of its steps."""
-    return [choose((value, step) for step, value in values.items()) for choose in (min, _largest)]
-
-
-def _largest(pairs: Iterable[tuple[float, int]]) -> tuple[float, int]:
-    return max(pairs, key=lambda pair: (pair[0], -pair[1]))
+    pairs = [(value, step) for step, value in values.items()]
+    return min(pairs), max(pairs, key=lambda pair: (pair[0], -pair[1]))

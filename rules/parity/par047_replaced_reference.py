@@ -31,7 +31,6 @@ from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Skip
 from ckptcheck.rollouts.metrics.reference_gap import ReferenceGap
 from ckptcheck.rollouts.series import RolloutSeries
-from ckptcheck.text.formatting import join_truncated
 
 LEAST = 64
 """Tokens below which equality may be chance."""
@@ -40,6 +39,8 @@ JUMP = 10.0
 sound run changes by less than a factor of two."""
 SIDE = 2
 """Steps on each side that have to agree."""
+SHOWN = 4
+"""Steps that the message names."""
 HINT = "capture the reference from the base weights before a checkpoint is loaded"
 
 
@@ -56,7 +57,8 @@ def check(series: RolloutSeries) -> Iterator[Problem]:
         raise Skip("fewer than two steps have logprobs of the trainer and of the reference")
     equal = [step for step, gap in gaps.items() if step > 1 and gap.tokens >= LEAST and not gap.abs_max]
     if equal:
-        listed = f"step{'s' if len(equal) > 1 else ''} {join_truncated([str(step) for step in equal])}"
+        listed = f"step{'s' if len(equal) > 1 else ''} {', '.join(map(str, equal[:SHOWN]))}"
+        listed += f" and {len(equal) - SHOWN:,} more" if len(equal) > SHOWN else ""
         text = f"the reference equals the trainer bit for bit at {listed}: "
         before = [(step, gap.kl) for step, gap in gaps.items() if step < equal[0] and gap.abs_max]
         if before:

@@ -240,8 +240,9 @@ def test_a_run_begins_with_a_summary_of_a_page(here: Path) -> None:
     assert "worst tokens" not in page
     assert page.count("PAR029") == 1
     alone = judge("v1", cwd=here).stdout
-    (row,) = [line.split() for line in alone.splitlines() if line.startswith("  lag ")]
-    assert row == ["lag", "1", "1", "0", "1", "0", "1"]
+    (row,) = [line.split() for line in alone.splitlines() if line.startswith("  clip rate ")]
+    assert row[:4] == ["clip", "rate", "0", "0"]
+    assert "  no change: lag 1, clip rate of sequences 0, response length 32\n" in alone
     whole = judge("v1", "-v", cwd=here).stdout
     assert whole.count("worst tokens") == 12
     assert whole.splitlines()[1] == alone.splitlines()[1]

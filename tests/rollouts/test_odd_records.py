@@ -1,4 +1,4 @@
-"""Records of routing and of sparse attention in any shape and with any values: rules find faults in them, and never crash."""
+"""Columns in any shape and with any values: rules find faults in them, and never crash."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ckptcheck.rollouts.job_settings import complete_from_job
 from ckptcheck.rollouts.metadata import Metadata
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.rollouts.rollouts import Rollouts
+from ckptcheck.rollouts.series import RolloutSeries
+from ckptcheck.rollouts.series_member import SeriesMember
 from ckptcheck.rollouts.thresholds import Thresholds
 from ckptcheck.rollouts.validation import find_defects
 from tests.factories.rollout_cases import FakeCheckpoint
@@ -36,17 +38,35 @@ def draw_columns(draw: np.random.Generator) -> dict[str, np.ndarray]:
             columns[f"{side}_routing"] = draw.integers(-2, 6, shape).astype(draw.choice(["<i2", "<i4"]))
         if draw.random() < 0.8:
             columns[f"{side}_indexer"] = draw.integers(-2, 9, (tokens, layers, positions)).astype("<i4")
+        if draw.random() < 0.5:
+            columns[f"{side}_top_ids"] = draw.integers(-2, 600, (tokens, positions)).astype("<i4")
+            columns[f"{side}_top_logprobs"] = draw.choice([0, 2, np.nan, -np.inf, -0.5], (tokens, positions)).astype(
+                "<f4"
+            )
+    for name, number in (("rewards", len(lengths)), ("advantages", tokens), ("reference_logprobs", tokens)):
+        if draw.random() < 0.8:
+            columns[name] = draw.choice(
+                [0, 1, -0.5, *([np.nan, np.inf] if draw.random() < 0.5 else [])], number
+            ).astype("<f4")
+    if draw.random() < 0.5:
+        columns["finish"] = draw.integers(-1, 2, len(lengths)).astype("<i2")
     if tokens and draw.random() < 0.5:
         end = int(draw.integers(1, tokens + 1))
         columns["version_spans"] = np.array([[0, end, 0], *([[end, tokens, 1]] if end < tokens else [])], "<i8")
     return columns
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(100))
 def test_rules_do_not_crash(seed: int) -> None:
     draw = np.random.default_rng(seed)
     columns = draw_columns(draw)
-    metadata = Metadata(versions=["1", "2"], stop_tokens=[5, 7] if seed % 2 else [], experts=4 if seed % 3 else None)
+    metadata = Metadata(
+        step=seed % 4,
+        finish_reasons=["length", "stop"],
+        versions=["1", "2"],
+        stop_tokens=[5, 7] if seed % 2 else [],
+        experts=4 if seed % 3 else None,
+    )
     rollouts = Rollouts(metadata, columns, tuple(find_defects(columns, metadata)))
     layout = ExpertLayout(4, 2, 3, (1, 2), 1) if seed % 5 else None
     levels = ("token", "sequence", "geometric", "none")
@@ -62,3 +82,5 @@ def test_rules_do_not_crash(seed: int) -> None:
     )
     assert evidence.sections is not None
     assert not run_rules(evidence, [rule for rule in load_rules() if rule.on == "rollouts"]).crashed
+    series = RolloutSeries.of([SeriesMember.of(evidence)] * 3, evidence.thresholds)
+    assert not run_rules(series, [rule for rule in load_rules() if rule.on == "rollout-series"]).crashed

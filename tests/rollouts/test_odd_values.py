@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -96,7 +97,28 @@ PICKLES: dict[str, Any] = {
     "slime": {"rollout_id": 4, "samples": [SAMPLE, SAMPLE]},
     "slime-train": {"rollout_id": 4, "rank": 0, "rollout_data": TRAIN},
     "roll": {"input_ids": [[1, 5]], "attention_mask": [[1, 1]], "response_mask": [[0, 1]], "infer_logprobs": [[-0.5]]},
-    "verl": {"prompts": [[1]], "responses": [[1]], "attention_mask": [[1, 1]]},
+    "verl": {"prompts": [[1]], "responses": [[1]], "attention_mask": [[1, 1]], "advantages": [[0.5]]},
+    "ms-swift": [
+        {
+            "model_inputs": {"input_ids": np.array([[1, 5]]), "attention_mask": np.array([[1, 1]])},
+            "grpo_batch": {
+                "completion_mask": np.array([[1]]),
+                "truncated_mask": np.array([True]),
+                "logits_to_keep": 1,
+                "rollout_per_token_logps": np.array([[-0.5]]),
+                "advantages": np.array([[0.5]]),
+            },
+        }
+    ],
+    "trl": {
+        "prompt_ids": np.array([[0, 1], [1, 2]]),
+        "prompt_mask": np.array([[0, 1], [1, 1]]),
+        "completion_ids": np.array([[5], [6]]),
+        "completion_mask": np.array([[1], [1]]),
+        "old_per_token_logps": np.array([[-0.5, -1.0], [-1.0, -0.5]]),
+        "max_left_pad": 1,
+        "advantages": np.array([0.5, 1.0]),
+    },
 }
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
@@ -166,7 +188,20 @@ def whole() -> list[Any]:
         "step": 3, "model": "org/m", "vocabulary": 100, "max_model_len": 99, "sampling": {"temperature": 0.5, "top_k": 3},
         "trainer": {"name": "t", "weight_version": "4", "temperature": 1.0}, "left_out": [{"number": 1, "reason": "x"}],
     }  # fmt: skip
-    found = draw_rollouts(2, 2, 4, versions="3", layers=2, top=2, full=4, reference=True, metadata=about)
+    found = draw_rollouts(
+        2,
+        2,
+        4,
+        versions="3",
+        layers=2,
+        top=2,
+        full=4,
+        reference=True,
+        metadata=about,
+        groups=2,
+        rewards=[1, 0],
+        advantages=[0.5, -0.5],
+    )
     return [json.loads(line) for line in lines._lines(found)]
 
 
