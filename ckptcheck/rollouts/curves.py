@@ -57,7 +57,7 @@ CURVES = (
     ),
     Curve("reward", "outcome", lambda member: member.reward, 0.01),
     Curve("response length", "outcome", lambda member: member.response_length, 1.0),
-    Curve("cut off", "outcome", lambda member: None if member.signal is None else member.signal.cut_off, 0.05),
+    Curve("cut off", "outcome", lambda member: None if member.signal is None else member.signal.probably_cut_off, 0.05),
     Curve(
         "silent groups", "outcome", lambda member: None if member.signal is None else member.signal.silent_groups, 0.05
     ),
@@ -65,9 +65,9 @@ CURVES = (
 """The curves, in the order in which a fault spreads: what a logprob means, the sync, the gap, and what training makes of it.
 
 entropy: minus the mean logprob that the trainer gives to the sampled tokens, which estimates the policy's entropy in nats a token.
-cut off: share of the responses that ended by their length. silent groups: share of the groups of one prompt that teach nothing
-(`LearningSignal`). lag: how many versions the tokens are older than the trainer's weights, a mean over tokens. clip rate: see
-`LogprobMetrics`.
+cut off: share of the responses that ended by their length (`LearningSignal.probably_cut_off`). silent groups: share of the groups
+of one prompt that teach nothing (`LearningSignal`). lag: how many versions the tokens are older than the trainer's weights, a mean
+over tokens. clip rate: see `LogprobMetrics`.
 """
 
 

@@ -46,6 +46,12 @@ class LearningSignal:
     """Share of the responses whose finish reason is their length; None where no finish reason is recorded."""
 
     @property
+    def probably_cut_off(self) -> float:
+        """`cut_off`; without finish reasons the share of the responses of the greatest length, if several have it."""
+        longest = int((self.lengths == self.lengths.max()).sum())
+        return self.cut_off if self.cut_off is not None else longest / len(self.lengths) if longest > 1 else 0.0
+
+    @property
     def silent_groups(self) -> float | None:
         """Share of the groups that teach nothing: by advantages of 0, or else by equal rewards. None without groups."""
         if not self.groups or (self.lowest is None and self.rewards is None):
@@ -67,10 +73,12 @@ class LearningSignal:
 
 
 def measure_signal(rollouts: Rollouts) -> LearningSignal | None:
-    """Measure it; None where no reward and no advantage is recorded, or no token is trained."""
+    """Measure it; None where no reward and no advantage is known, or no token is trained."""
     import numpy as np
 
     rewards = rollouts.columns.get("rewards")
+    # a NaN in a file stands for a reward that nobody knows
+    rewards = None if rewards is None or np.isnan(rewards).all() else rewards
     has_advantages = "advantages" in rollouts
     if rewards is None and not has_advantages:
         return None

@@ -7,7 +7,8 @@ Where rewards or advantages are recorded, of the sequences that have trained tok
 - All advantages are 0: an error where rewards differ within a group, that is, between responses to one prompt; else a warning.
   Without rewards and groups nothing is said, for such zeros may be a place that was never filled.
 - Without advantages: all rewards are equal, or those of every group are, over at least 8 responses. A warning.
-- Every response ended by its length: by their finish reasons, or because all have as many tokens as sampling allowed. A warning.
+- Every response ended by its length: by their finish reasons, or because all have one length and none ends in a stop token that is
+  known, or that length is the longest that sampling allowed. A warning.
   Where the step learns nothing and all of 8 or more responses have one length, this is named as the cause.
 
 Some groups without a signal are usual. Their share is a curve over the steps.
@@ -51,7 +52,7 @@ from ckptcheck.text.formatting import count
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     signal = evidence.learning_signal
     if signal is None:
-        raise Skip("no token is trained")
+        raise Skip("no token is trained, or no reward is known")
     if signal.broken_tokens:
         assert signal.lowest is not None
         first = int(signal.sequences[(signal.lowest != signal.lowest).argmax()])
@@ -62,6 +63,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
             hint="look for a group of one response, or one whose rewards are NaN, where the advantages are computed",
         )
         return
+    longest = evidence.rollouts.metadata.sampling.max_tokens
     cut_off, silence = _describe_cut_off(evidence, signal), _describe_silence(signal)
     if silence is not None and (lost := _describe_lost_rewards(signal)) is not None:
         yield Problem(
@@ -75,7 +77,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
             if cut_off
             else "look at the texts and the rewards",
         )
-    elif cut_off and (signal.cut_off == 1 or signal.limit == evidence.rollouts.metadata.sampling.max_tokens):
+    elif cut_off and (signal.cut_off == 1 or evidence.stop_tokens or signal.limit == longest):
         yield Problem(cut_off, severity="warning", hint="let responses be longer, and check the stop tokens")
 
 

@@ -242,7 +242,7 @@ def test_a_run_begins_with_a_summary_of_a_page(here: Path) -> None:
     alone = judge("v1", cwd=here).stdout
     (row,) = [line.split() for line in alone.splitlines() if line.startswith("  clip rate ")]
     assert row[:4] == ["clip", "rate", "0", "0"]
-    assert "  no change: lag 1, clip rate of sequences 0, response length 32\n" in alone
+    assert "  no change: lag 1, clip rate of sequences 0, response length 32, cut off 1\n" in alone
     whole = judge("v1", "-v", cwd=here).stdout
     assert whole.count("worst tokens") == 12
     assert whole.splitlines()[1] == alone.splitlines()[1]

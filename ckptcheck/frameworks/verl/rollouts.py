@@ -61,6 +61,9 @@ def batch(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
     if before < 0:
         raise UnusableSequence("responses are longer than the sequences that end in them")
 
+    # the second is the first less a KL penalty
+    scores = next((name for name in ("token_level_scores", "token_level_rewards") if name in tensors), None)
+
     def sequence(row: int) -> Rollout:
         is_token = attention[row]
         is_response = is_token[before:]
@@ -77,7 +80,7 @@ def batch(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
             mask=_to_booleans(response_part("response_mask")),
             engine_routing=_select_routing(tensors.get("routed_experts"), row, is_token),
             advantages=response_part("advantages"),
-            reward=float(tensors["token_level_scores"][row].sum()) if "token_level_scores" in tensors else None,
+            reward=None if scores is None else float(tensors[scores][row].sum()),
         )
 
     return read_each(sequence, range(len(ids))), _build_metadata(info, "old_log_probs" in tensors)
