@@ -105,7 +105,8 @@ class RolloutSeries(EvidenceDefaults):
         )
         columns = ("file", "step", "tokens", "mult_prob_error", "k3", "mean |Δ|")
         brief = (f"{count(len(rows), 'file')}: -v prints them",)
-        return (Section("over the files", columns, rows, brief=brief), *self._curve_sections) if rows else ()
+        files = (Section("over the files", columns, rows, brief=brief),) if rows else ()
+        return files + self._curve_sections
 
     def compute_curves(self) -> dict[Curve, dict[int, float]]:
         """Return each curve that some file has: step → value. A file that the trainer drew enters none."""

@@ -33,7 +33,7 @@ class SeriesMember:
     signal: LearningSignal | None = field(default=None, repr=False)
     """What the step can learn; None where neither rewards nor advantages are recorded."""
     response_length: float | None = None
-    """The mean length of its responses, in tokens; None where nothing could be compared."""
+    """The mean length of its responses, in tokens; None where nothing was compared and no reward is known."""
     metadata: Metadata = field(default_factory=Metadata, repr=False)
     """How its tokens were drawn and scored."""
     defect: str = ""
@@ -69,7 +69,7 @@ def _compute_mean_length(judged: RolloutEvidence) -> float | None:
     import numpy as np
 
     rollouts = judged.rollouts
-    if judged.metrics_or_none is None or rollouts.holds_prompts_only:
+    if (judged.metrics_or_none is None and judged.learning_signal is None) or rollouts.holds_prompts_only:
         return None
     return float(np.mean(np.diff(rollouts.starts) - rollouts.prompt_lengths))
 

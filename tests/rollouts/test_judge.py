@@ -248,6 +248,17 @@ def test_a_run_begins_with_a_summary_of_a_page(here: Path) -> None:
     assert whole.splitlines()[1] == alone.splitlines()[1]
 
 
+def test_rewards_are_curves_where_nothing_is_compared(here: Path) -> None:
+    for step in range(3):
+        drawn = draw_rollouts(trainer=False, rewards=[step, 0], response=8 + step, metadata={"step": step})
+        write_rollouts(drawn, here / f"unscored{step}.safetensors")
+    page = judge(*(f"unscored{step}.safetensors" for step in range(3)), cwd=here).stdout
+    assert "PAR006 nothing-compared  in 3 of 3 files: step 0 to step 2\n" in page
+    rows = {line[2:17].strip(): line.split()[-6:] for line in page.splitlines()}
+    assert rows["reward"] == ["0", "0", "0", "1", "2", "1"]
+    assert rows["response length"] == ["8", "8", "0", "10", "2", "10"]
+
+
 def test_columns_that_no_rule_judges_are_named(here: Path) -> None:
     from safetensors import safe_open
     from safetensors.numpy import save_file
