@@ -31,7 +31,7 @@ from ckptcheck.rollouts.metrics.routing import (
     find_unlike_rows,
 )
 from ckptcheck.rollouts.metrics.routing_record import RoutingRecord
-from ckptcheck.rollouts.metrics.version_gaps import VersionGaps, measure_versions
+from ckptcheck.rollouts.metrics.version_gaps import Spans, VersionGaps, find_spans, measure_versions
 from ckptcheck.rollouts.response_ends import ResponseEnds, find_response_ends
 from ckptcheck.rollouts.response_texts import Decode, build_texts_section
 from ckptcheck.rollouts.rollouts import Rollouts
@@ -151,12 +151,21 @@ class RolloutEvidence(EvidenceDefaults):
         recorded, given = recorded_clip(self.rollouts), self.thresholds
         low = recorded.low if given.clip_low is None else given.clip_low
         high = recorded.high if given.clip_high is None else given.clip_high
-        return compute_metrics(self.rollouts, clip=ClipBounds(low, high))
+        cuts = self.version_spans.cuts if self.version_spans is not None else None
+        return compute_metrics(self.rollouts, clip=ClipBounds(low, high), cuts=cuts)
 
     @cached_property
     def version_gaps(self) -> VersionGaps | None:
         """The gap by weight version; None where both sides' logprobs or a second version are missing."""
-        return measure_versions(self.rollouts) if self.has_both_sides else None
+        metrics = self.metrics_or_none
+        if metrics is None or metrics.pieces is None or self.version_spans is None:
+            return None
+        return measure_versions(self.version_spans, metrics.pieces)
+
+    @cached_property
+    def version_spans(self) -> Spans | None:
+        """Where weight versions begin and end; None where there are fewer than two."""
+        return find_spans(self.rollouts) if self.is_well_formed else None
 
     @property
     def own_version(self) -> str | None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SHOWN = 5
 """Number of worst tokens in the table."""
+MOST_VERSIONS = 12
+"""Weight versions whose gaps are printed."""
 
 LIMITS: dict[str, Callable[[Thresholds], float | None]] = {
     "mult_prob_error": lambda gates: gates.mult_prob_error,
@@ -117,8 +119,9 @@ def build_versions_section(gaps: VersionGaps, own: str | None) -> Section:
         for version, each in gaps.by_version.items()
     )
     columns = ("version", "segments", "tokens", "mean |Δ|", "mean Δ", f"first {EDGE}", f"last {EDGE}")
+    brief = () if len(rows) <= MOST_VERSIONS else (f"{count(len(rows), 'version')}; -v lists them",)
     note = "first and last: |Δ| of the tokens after a segment begins, and before it ends, in its median"
-    return Section("gap by weight version", columns, rows, (note,))
+    return Section("gap by weight version", columns, rows, (note,), brief)
 
 
 def _build_weights_section(gap: LogprobMetrics, job: Weights | None) -> Section:

@@ -100,6 +100,7 @@ class LogprobMetrics:
     moments: what only the names of single frameworks need, see framework_metrics.py.
     profile: for each power of two of the position in the response, from 0: (first position, tokens, mean |r|, mean r).
     worst: the tokens with the largest |r|, the largest first.
+    pieces: [3, cuts], of the tokens from one cut to the next: how many are compared, their sum of |r|, and of r; None without cuts.
     """
 
     tokens: int
@@ -137,6 +138,7 @@ class LogprobMetrics:
     moments: Moments = field(repr=False)
     profile: tuple[tuple[int, int, float, float], ...] = field(repr=False)
     worst: tuple[TokenGap, ...] = field(repr=False)
+    pieces: NDArray[np.float64] | None = field(default=None, repr=False)
 
     @property
     def deviation(self) -> float:
@@ -155,14 +157,21 @@ class LogprobMetrics:
 
 
 def compute_metrics(
-    rollouts: Rollouts, one: str = "engine", other: str = "trainer", clip: ClipBounds | None = None
+    rollouts: Rollouts,
+    one: str = "engine",
+    other: str = "trainer",
+    clip: ClipBounds | None = None,
+    cuts: NDArray[np.int64] | None = None,
 ) -> LogprobMetrics | None:
     """Compare two columns of logprobs under the response mask; None where no pair of logprobs is finite.
 
     one, other: the two sides, such as `trainer` and `reference` for the first step. clip: the bounds of the ratio; None: those
-    that the metadata record, else 0.2. Memory: 4 bytes a token and a few MB.
+    that the metadata record, else 0.2. cuts: int64, sorted, indices of tokens: where `pieces` begin.
+    Memory: 4 bytes a token and a few MB.
     """
-    sums = _MetricSums(rollouts, clip or recorded_clip(rollouts), swapped=rollouts.metadata.sampled_by == "trainer")
+    sums = _MetricSums(
+        rollouts, clip or recorded_clip(rollouts), cuts, swapped=rollouts.metadata.sampled_by == "trainer"
+    )
     for block in rollouts.blocks():
         sums.add(block, f"{one}_logprobs", f"{other}_logprobs")
     return sums.to_metrics() if sums.tokens else None
@@ -198,10 +207,12 @@ class _MetricSums:
     Sums are float64 and taken in the order of the file, so that results are reproducible.
     """
 
-    def __init__(self, rollouts: Rollouts, clip: ClipBounds, *, swapped: bool) -> None:
+    def __init__(self, rollouts: Rollouts, clip: ClipBounds, cuts: NDArray[np.int64] | None, *, swapped: bool) -> None:
         import numpy as np
 
         self._rollouts, self._clip, self._swapped = rollouts, clip, swapped
+        self._cuts = cuts
+        self._pieces = np.zeros((3, len(cuts))) if cuts is not None else None
         self.tokens = self._broken = 0
         self._of: dict[str, float] = {}
         self._max = {"abs": 0.0, "prob": 0.0, "-abs": -inf, "-log": -inf, "log": -inf}
@@ -288,7 +299,17 @@ class _MetricSums:
         # Bins of the places 0, 1, 2-3, 4-7, …
         longest = int(block.lengths.max())
         begins, counts, owners, bins = block.split(indices, [0, *(1 << bit for bit in range(longest.bit_length()))])
+        if self._cuts is not None:
+            cuts = self._cuts - block.token_slice.start
+            cuts = cuts[np.searchsorted(cuts, 0) : np.searchsorted(cuts, indices[-1], "right")]
+            finer = np.union1d(begins, np.searchsorted(indices, cuts))
+            run = np.searchsorted(begins, finer, "right") - 1
+            begins, counts, owners, bins = finer, np.diff(finer, append=len(indices)), owners[run], bins[run]
         summed = [np.add.reduceat(values, begins) for values in (abs_diff, r, error)]
+        if self._cuts is not None and self._pieces is not None:
+            piece = np.searchsorted(self._cuts, indices[begins] + block.token_slice.start, "right") - 1
+            for row, values in enumerate((counts, summed[0], summed[1])):
+                np.add.at(self._pieces[row], piece[piece >= 0], values[piece >= 0])
         number, part = block.last - block.first, slice(block.first, block.last)
         self._counts[part] = np.bincount(owners, counts, number)
         self._abs[part] = np.bincount(owners, summed[0], number)
@@ -396,6 +417,7 @@ class _MetricSums:
                 )
             ),
             worst=tuple(self._worst),
+            pieces=self._pieces,
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckptcheck.text.formatting import natural_sort_key
@@ -61,66 +63,84 @@ def median(values: NDArray[np.float64]) -> float:
     return float(np.median(known)) if len(known) else float("nan")
 
 
-def measure_versions(rollouts: Rollouts) -> VersionGaps | None:
-    """Return the gap by weight version; None where the tokens have fewer than two. Both sides have logprobs.
+@dataclass(frozen=True)
+class Spans:
+    """Where weight versions begin and end, cut at the sequences."""
 
-    Memory: three float64 a token of a block, and seven a segment.
-    """
+    bounds: NDArray[np.int64] = field(repr=False)
+    """int64 [spans, 2]: the tokens [begin, end) of each."""
+    versions: NDArray[np.int64] = field(repr=False)
+    """int64 [spans]: the version of each, by its place in `names`."""
+    owners: NDArray[np.int64] = field(repr=False)
+    """int64 [spans]: the sequence of each."""
+    names: list[str]
+    """The versions, as the metadata list them."""
+
+    @cached_property
+    def edges(self) -> NDArray[np.int64]:
+        """int64 [4, spans]: where each begins, where its first `EDGE` tokens end, where its last ones begin, where it ends."""
+        import numpy as np
+
+        begin, end = self.bounds.T
+        return np.stack([begin, np.minimum(begin + EDGE, end), np.maximum(end - EDGE, begin), end])
+
+    @cached_property
+    def cuts(self) -> NDArray[np.int64]:
+        """int64, sorted: all edges, where `compute_metrics` has to cut its sums."""
+        import numpy as np
+
+        return np.unique(self.edges)
+
+
+def find_spans(rollouts: Rollouts) -> Spans | None:
+    """Return the spans of versions; None where there are fewer than two versions. The columns are well formed."""
     import numpy as np
 
-    spans = rollouts.columns.get("version_spans")
-    if spans is None or len(np.unique(spans[:, 2])) < 2:
+    column = rollouts.columns.get("version_spans")
+    if column is None or len(np.unique(column[:, 2])) < 2:
         return None
-    spans, owners = _cut_at_sequences(np.asarray(spans), np.asarray(rollouts.starts))
-    # Of each segment: count, |Δ| and Δ of all tokens; count and |Δ| of the first, and of the last tokens.
-    sums = np.zeros((7, len(spans)))
-    for block in rollouts.blocks():
-        place = block.token_slice
-        low, high = np.searchsorted(spans[:, 0], (place.start, place.stop))
-        if low == high:
-            continue
-        begin, end = (spans[low:high, each] - place.start for each in (0, 1))
-        engine, trainer = (block.column(f"{side}_logprobs").astype(np.float64) for side in ("engine", "trainer"))
-        with np.errstate(invalid="ignore"):
-            gap = trainer - engine
-        counted = block.mask & np.isfinite(gap)
-        gap = np.where(counted, gap, 0.0)
-        total = [np.concatenate([[0.0], np.cumsum(each)]) for each in (counted, np.abs(gap), gap)]
-        edges = ((begin, np.minimum(begin + EDGE, end)), (np.maximum(end - EDGE, begin), end))
-        for row, (values, (start, stop)) in enumerate(
-            [(each, (begin, end)) for each in total] + [(each, edge) for edge in edges for each in total[:2]]
-        ):
-            sums[row, low:high] = values[stop] - values[start]
-    names = [rollouts.metadata.versions[index] for index in spans[:, 2].tolist()]
-    by_version: dict[str, list[int]] = {}
-    before: dict[tuple[str, str], list[int]] = {}
-    for number, name in enumerate(names):
-        if sums[0, number]:
-            by_version.setdefault(name, []).append(number)
-            if number + 1 < len(names) and owners[number] == owners[number + 1] and names[number + 1] != name:
-                before.setdefault((name, names[number + 1]), []).append(number)
-    if len(by_version) < 2:
-        return None
-    ordered = sorted(by_version, key=natural_sort_key)
-    return VersionGaps(
-        {name: _summarize(sums[:, by_version[name]]) for name in ordered},
-        {pair: _summarize(sums[:, places]) for pair, places in before.items()},
-    )
-
-
-def _cut_at_sequences(
-    spans: NDArray[np.int64], starts: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return spans of one sequence each, and the sequence of each. spans: [begin, end, version], sorted, without overlaps."""
-    import numpy as np
-
+    spans, starts = np.asarray(column), np.asarray(rollouts.starts)
     begins = np.union1d(spans[:, 0], starts[:-1])
     covering = np.searchsorted(spans[:, 0], begins, "right") - 1
     inside = (covering >= 0) & (begins < spans[covering, 1])
     begins, covering = begins[inside], covering[inside]
     following = np.searchsorted(starts, begins, "right")
     ends = np.minimum(spans[covering, 1], starts[np.minimum(following, len(starts) - 1)])
-    return np.stack([begins, ends, spans[covering, 2]], 1), following - 1
+    return Spans(np.stack([begins, ends], 1), spans[covering, 2], following - 1, rollouts.metadata.versions)
+
+
+def measure_versions(spans: Spans, pieces: NDArray[np.float64]) -> VersionGaps | None:
+    """Return the gap by weight version; None where the compared tokens have fewer than two.
+
+    pieces: the sums of `LogprobMetrics` between the cuts of the spans.
+    """
+    import numpy as np
+
+    whole = np.concatenate([np.zeros((3, 1)), np.cumsum(pieces, 1)], 1)
+    begin, first, last, end = (whole[:, np.searchsorted(spans.cuts, edge)] for edge in spans.edges)
+    # count, |Δ| and Δ of all tokens; count and |Δ| of the first, and of the last tokens
+    sums = np.concatenate([end - begin, (first - begin)[:2], (end - last)[:2]])
+    counted = sums[0] > 0
+    by_version = {spans.names[key]: each for key, each in _group(spans.versions[counted], sums[:, counted])}
+    if len(by_version) < 2:
+        return None
+    one, other = spans.versions[:-1], spans.versions[1:]
+    changes = counted[:-1] & (spans.owners[1:] == spans.owners[:-1]) & (one != other)
+    pairs = _group((one * len(spans.names) + other)[changes], sums[:, :-1][:, changes])
+    return VersionGaps(
+        {name: by_version[name] for name in sorted(by_version, key=natural_sort_key)},
+        {(spans.names[key // len(spans.names)], spans.names[key % len(spans.names)]): each for key, each in pairs},
+    )
+
+
+def _group(keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Iterator[tuple[int, Segments]]:
+    """Yield each key and the numbers of its segments. keys: [segments]; sums: [7, segments]."""
+    import numpy as np
+
+    order = np.argsort(keys, kind="stable")
+    found, begins = np.unique(keys[order], return_index=True)
+    for key, places in zip(found.tolist(), np.split(order, begins[1:]), strict=True):
+        yield key, _summarize(sums[:, places])
 
 
 def _summarize(sums: NDArray[np.float64]) -> Segments:

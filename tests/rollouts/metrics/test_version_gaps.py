@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from ckptcheck.rollouts import Metadata, Rollout, Rollouts, build_rollouts
-from ckptcheck.rollouts.metrics.version_gaps import EDGE, measure_versions
+from ckptcheck.rollouts.metrics.version_gaps import EDGE, VersionGaps
+from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+
+
+def measure(rollouts: Rollouts) -> VersionGaps | None:
+    return RolloutEvidence("r", rollouts).version_gaps
 
 
 def draw(lengths: list[int]) -> Rollouts:
@@ -23,7 +28,7 @@ def test_a_span_may_reach_over_sequences(cut: int) -> None:
     rollouts = draw([30, 1, 50, 20])
     total = int(rollouts.starts[-1])
     rollouts = rollouts.with_columns(version_spans=np.array([[0, cut, 0], [cut, total, 1]], np.int64))
-    found = measure_versions(rollouts)
+    found = measure(rollouts)
     (block,) = rollouts.blocks()
     gap = np.abs(rollouts.columns["trainer_logprobs"] - rollouts.columns["engine_logprobs"])
     parts = {"10": np.arange(total) < cut, "9": np.arange(total) >= cut}
@@ -48,6 +53,6 @@ def test_a_span_may_reach_over_sequences(cut: int) -> None:
 
 def test_one_version_has_no_table() -> None:
     rollouts = draw([30])
-    assert measure_versions(rollouts) is None
-    assert measure_versions(rollouts.with_columns(version_spans=np.array([[0, 32, 0]], np.int64))) is None
-    assert measure_versions(rollouts.with_columns(version_spans=np.zeros((0, 3), np.int64))) is None
+    assert measure(rollouts) is None
+    assert measure(rollouts.with_columns(version_spans=np.array([[0, 32, 0]], np.int64))) is None
+    assert measure(rollouts.with_columns(version_spans=np.zeros((0, 3), np.int64))) is None
