@@ -19,6 +19,7 @@ from ckptcheck.verbs.options import (
     ClipLow,
     Floor,
     FloorLimit,
+    FrameworkName,
     FrameworkVersion,
     MeanRatioLimit,
     Option,
@@ -71,6 +72,7 @@ def judge(
             panel=JOB,
         ),
     ] = False,
+    framework: FrameworkName = None,
     exact: Annotated[bool, Option("Any difference between the two sides is an error: truly on policy.")] = False,
     floor: Floor = None,
     max_floor_multiple: FloorLimit = 5.0,
@@ -137,7 +139,7 @@ def judge(
     named = [Path(file) for file in several(files)]
     if not named:
         raise CkptcheckError("there is nothing to judge", hint="name a file of rollouts")
-    opened = _open_job(several(job), framework_version)
+    opened = _open_job(several(job), framework, framework_version)
     if max_lag is None:
         max_lag = find_allowed_lag(opened)
     clip = clip_low, clip_high
@@ -198,10 +200,10 @@ def judge(
     return Reports(tuple(reports))
 
 
-def _open_job(named: "Sequence[StrPath]", version: str) -> "Job | None":
-    """Read the job that rollouts are of, without a look at its checkpoints or at this machine. version: of its framework."""
+def _open_job(named: "Sequence[StrPath]", framework: str | None, version: str) -> "Job | None":
+    """Read the job that rollouts are of, without a look at its checkpoints or at this machine. version: of the framework."""
     if not named:
         return None
     from ckptcheck.jobs.open_job import open_job
 
-    return open_job([os.fspath(part) for part in named], framework_version=version, scan=False)
+    return open_job([os.fspath(part) for part in named], framework=framework, framework_version=version, scan=False)

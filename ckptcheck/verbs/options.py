@@ -312,10 +312,23 @@ StoredOutput = Annotated[
     ),
 ]  # fmt: skip
 
+FrameworkName = Annotated[
+    str | None,
+    Option(
+        "The framework of the job",
+        metavar="NAME",
+        shown="detected by the keys",
+        listed="ckptcheck.jobs.open_job:list_frameworks",
+        needs=("job",),
+    ),
+]
 FrameworkVersion = Annotated[
     str,
     Option(
-        "Release of the framework, or the date of its commit, where no file pins it.", metavar="VERSION", panel=READING
+        "Release of the framework, or the date of its commit, where no file pins it.",
+        metavar="VERSION",
+        panel=READING,
+        needs=("job",),
     ),
 ]
 

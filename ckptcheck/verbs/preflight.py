@@ -4,7 +4,17 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from ckptcheck.verbs.options import Argument, FrameworkVersion, Ignore, Option, Select, Setting, StrPath, Words
+from ckptcheck.verbs.options import (
+    Argument,
+    FrameworkName,
+    FrameworkVersion,
+    Ignore,
+    Option,
+    Select,
+    Setting,
+    StrPath,
+    Words,
+)
 from ckptcheck.verbs.parameter import several
 from ckptcheck.verbs.verb import verb
 
@@ -21,15 +31,7 @@ def preflight(
             "The job's .yaml, .toml, .sh or .py file (several: in order), and key=value overrides.", metavar="JOB..."
         ),
     ],
-    framework: Annotated[
-        str | None,
-        Option(
-            "The framework of the job",
-            metavar="NAME",
-            shown="detected by the keys",
-            listed="ckptcheck.jobs.open_job:list_frameworks",
-        ),
-    ] = None,
+    framework: FrameworkName = None,
     here: Annotated[
         bool,
         Option("The job will start on this machine: also check its paths, ports, disks and shared memory."),
