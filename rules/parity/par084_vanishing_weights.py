@@ -33,6 +33,7 @@ from collections.abc import Iterator
 from math import inf, log, sqrt
 
 from ckptcheck import Problem, rule
+from ckptcheck.linter.rule import Skip
 from ckptcheck.rollouts.metrics.importance_weights import Correction, compute_log_ratios, exponentiate
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.rollouts.thresholds import Thresholds
@@ -76,6 +77,8 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     if evidence.correction is not None:
         yield from _judge_loss(evidence)
         return
+    if job is not None and (name := job.text("algorithm.correction")) is not None:
+        raise Skip(f"it is not known what the weights of the job's loss are taken over (its correction: {name})")
     logs = compute_log_ratios(metrics)["sequence"]
     middle = float(sorted(logs.tolist())[len(logs) // 2])
     error = sqrt(max(metrics.chi2 + 1 - metrics.ratio**2, 0.0) / metrics.tokens)

@@ -53,6 +53,7 @@ CASES = [
     ("skyrl/grpo.sh", [], "token", None, 2.0, "none", None, None),
     ("skyrl/grpo.sh", [f"{SKYRL}.tis_ratio_type=sequence"], "sequence", None, 5.0, "none", None, None),
     ("skyrl/grpo.sh", [f"{SKYRL}.sequence_mask_metric=geometric"], "token", None, 2.0, "geometric", 0.99, 1.01),
+    ("skyrl/grpo.sh", [f"{SKYRL}.tis_ratio_type=null"], "none", None, None, "none", None, None),
     ("ms_swift/megatron_server.sh", [], "token", None, None, "geometric", None, 2.0),
     ("ms_swift/colocate.sh", [], "token", None, 2.0, "none", None, None),
     ("open_instruct/beaker_2025.sh", [], "token", None, 2.0, "none", None, None),
@@ -93,7 +94,11 @@ train_infer_correction: {is_weight: {enabled: true, weight_type: sequence}}
 
 @pytest.mark.parametrize(
     ("framework", "text", "wanted"),
-    [("areal", AREAL, ("geometric", "geometric", 0.99, 1.01)), ("roll", ROLL, ("sequence", "none", None, None))],
+    [
+        ("areal", AREAL, ("geometric", "geometric", 0.99, 1.01)),
+        ("roll", ROLL, ("sequence", "none", None, None)),
+        ("roll", ROLL.replace("enabled: true", "enabled: false"), ("none", "none", None, None)),
+    ],
 )
 def test_weights_of_a_configuration(framework: str, text: str, wanted: tuple[object, ...], tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(text, encoding="utf-8")

@@ -216,6 +216,8 @@ def _set_correction(job: Job, document: Document) -> None:
     set_derived(job, "algorithm.uses_rollout_logprobs", name != "none", like)
     if name == "decoupled loss":
         _set_weights(job, document, like)
+    elif name == "none":
+        set_weights(job, like, AREAL)
 
 
 def _set_weights(job: Job, document: Document, like: Setting) -> None:

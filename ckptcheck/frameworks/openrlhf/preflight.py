@@ -149,7 +149,7 @@ def _set_correction(job: Job, document: Document, of: str) -> None:
     job.settings["algorithm.correction"] = like
     set_derived(job, "algorithm.uses_rollout_logprobs", name != "none", like)
     set_derived(job, "rollout.logprobs", name != "none", like)
-    if level is None:
+    if level is None or name == "none":
         _set_weights(job, document, name, like, of)
     if name != "none":
         set_default(job, "engine.logprobs", "processed", f"{OPENRLHF} with the correction")

@@ -162,7 +162,9 @@ def _finish(job: Job, document: Document) -> None:
     )
     level = str(kind.value) if kind is not None else "token"
     # The weight of a segment, a stretch of trained tokens, is the mean over it: in one turn over the whole response.
-    if level in ("token", "sequence", "geometric") and uses:
+    if not uses:
+        set_weights(job, job["algorithm.correction"], ROLL)
+    elif level in ("token", "sequence", "geometric"):
         set_weights(job, job["algorithm.correction"], ROLL, weight=level, cut=(0.0, bound or 1.2))
         if kind is not None:
             job.settings["algorithm.weight"] = derive_setting(kind, level)

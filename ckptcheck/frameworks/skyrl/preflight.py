@@ -230,7 +230,7 @@ def _set_weights(job: Job, document: Document, like: Setting) -> None:
         mask, low, high = SEQUENCE_MASKS[str(metric.value)]
         prefix = "geo" if mask == "geometric" else "product"
         kept = find(f"{prefix}_mask_low", low), find(f"{prefix}_mask_high", high)
-    if level != "none" or mask != "none":
+    if level != "none" or mask != "none" or like.value == "none":
         set_weights(job, like, SKYRL, weight=level, cut=(None, cap), mask=mask, kept=kept)
         for name, found in (("algorithm.weight", kind), ("algorithm.mask", metric)):
             if found is not None:
