@@ -77,7 +77,7 @@ class GapCauses:
     @cached_property
     def lacking_lists(self) -> LackingLists | None:
         """Sequences whose engine's logprobs leave out the tokens outside of the response mask, where nearly all with a gap do."""
-        found = find_lacking_lists(self.rollouts, self.gap.sequence_abs) if self.mask_reading is not None else None
+        found = find_lacking_lists(self.rollouts, self.gap.sequence_abs)
         return found if found is not None and len(found.sequences) >= NEARLY_ALL * found.tried else None
 
     @cached_property

@@ -62,7 +62,8 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
         return  # PAR085 names it
     is_greedy = evidence.rollouts.metadata.sampling.temperature == 0
     for column in list_logprob_columns(evidence):
-        if is_greedy and column == "engine_logprobs":
+        is_lacking = causes is not None and causes.lacking_lists is not None  # PAR028 names it
+        if (is_greedy or is_lacking) and column == "engine_logprobs":
             continue
         constant = dict(_list_constant_sequences(evidence, column))
         if (runs := runs_of.get(column)) is not None:

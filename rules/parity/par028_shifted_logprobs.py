@@ -6,8 +6,9 @@ and shifts by one token, of the whole sequence and of what follows its first tok
 removes three quarters of the mean |Δ| over at least 32 tokens, and of the tokens that are more than 0.1 nats apart. Shorter
 sequences are put together and tried with a shift by one token.
 
-Before that it tries whether the engine's list of logprobs has no entries for the tokens outside of the response mask, such as a
-turn of a tool: then the shift grows from turn to turn. It reports that where it fits nine tenths of the sequences with a gap.
+Before that it tries whether the engine's list of logprobs has no entries for the prompt, or for later tokens outside of the
+response mask, such as a turn of a tool: then the shift grows from turn to turn. It reports that where it fits nine tenths of the
+sequences with a gap.
 
 ## Why it matters
 A logit predicts the next token. Code that forgets that, or accounts for it twice, pairs every logprob with its neighbour's. A
@@ -44,7 +45,8 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
         raise Skip(f"only {count(evidence.metrics.tokens, 'token')} can be compared")
     if (lacking := evidence.causes.lacking_lists) is not None:
         text = f"in {len(lacking.sequences):,} of {count(lacking.tried, 'sequence')} with a gap the engine's logprobs have no"
-        text += " entries for the tokens outside of the response mask: laid over those under it |Δ| is"
+        what = "the prompt" if lacking.from_prompt else "the tokens outside of the response mask"
+        text += f" entries for {what}: laid over the tokens under the response mask |Δ| is"
         text += f" {lacking.fitting:.3g} nats, and {lacking.recorded:.3g} as they stand"
         hint = "give each token one logprob, 0 where the engine drew none"
         yield Problem(text, key=f"sequence {lacking.sequences[0]}", hint=hint)

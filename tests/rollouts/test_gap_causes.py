@@ -10,7 +10,7 @@ import pytest
 
 from ckptcheck.linter.rule_loader import load_rules
 from ckptcheck.rollouts import Metadata, Rollout, Rollouts, build_rollouts
-from ckptcheck.rollouts.outlier_traits import find_sequence_trait
+from ckptcheck.rollouts.outlier_traits import find_sequence_trait, find_token_trait
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.verbs.reports import build_report
 
@@ -150,6 +150,26 @@ def test_a_list_without_the_text_of_tools_is_the_one_cause() -> None:
     assert "in 32 of 32 sequences with a gap the engine's logprobs have no entries" in found["PAR028"]
 
 
+@pytest.mark.parametrize("by", [1, -1])
+def test_logprobs_that_are_moved_against_the_mask_are_no_fault_of_the_mask(by: int) -> None:
+    made = _draw(turns=3)
+    for each in made:
+        each["engine"] = np.roll(each["engine"], by)
+    assert _judge(made).keys() == {"PAR028"}
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+def test_a_list_that_is_counted_from_the_prompt(begin: int) -> None:
+    made = _draw()
+    for each in made:
+        drawn = each["engine"][each["prompt"] :]
+        each["engine"] = np.zeros(len(each["mask"]))
+        each["engine"][begin : begin + len(drawn)] = drawn
+    found = _judge(made)
+    assert found.keys() == {"PAR028"}
+    assert "have no entries for the prompt" in found["PAR028"]
+
+
 def test_a_mask_that_begins_late_where_the_converter_takes_the_prompt_from_it() -> None:
     made = _draw()
     for each in made:
@@ -195,6 +215,19 @@ def test_what_far_tokens_have_in_common(noise: str, chosen: Callable[[Sequence],
     found = _judge(made)
     assert f"are {phrase}, as are" in found["PAR086"]
     assert "PAR020" not in found or "mult_prob_error" not in found["PAR020"]
+
+
+def test_few_random_tokens_have_nothing_in_common() -> None:
+    rng = np.random.default_rng(0)
+    rollouts = build_rollouts([Rollout(list(rng.integers(0, 9, 40)), 4, [-9.0] * 36, [-5.0] * 36) for _ in range(6)])
+    drawn = np.concatenate([np.arange(40 * number + 4, 40 * number + 40) for number in range(6)])
+    found = 0
+    for seed in range(300):
+        bad = np.sort(np.random.default_rng(seed).choice(drawn, 8, replace=False))
+        found += find_token_trait(rollouts, bad, lambda: iter([drawn])) is not None
+    assert not found
+    # neighbours in one sequence say no more than one of them
+    assert find_token_trait(rollouts, np.arange(44, 56), lambda: iter([drawn])) is None
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,13 @@ class Shift:
 
 @dataclass(frozen=True)
 class LackingLists:
-    """Sequences whose list of the engine's logprobs has no entries for the tokens outside of the response mask."""
+    """Sequences whose list of the engine's logprobs has entries for the tokens under the response mask alone."""
 
     sequences: tuple[int, ...]
+    from_prompt: bool
+    """Whether the list begins where the sequence does, or at its second token, and not where the response does."""
     tried: int
-    """Number of sequences with a gap that were tried."""
+    """Number of sequences with a gap and LEAST tokens that were tried."""
     pairs: int
     fitting: float
     """Mean |Δ| of the pairs if the list is laid over the tokens under the mask alone, in nats."""
@@ -95,30 +97,39 @@ def find_shifts(rollouts: Rollouts, gaps: NDArray[np.float64], known: NDArray[np
 
 
 def find_lacking_lists(rollouts: Rollouts, gaps: NDArray[np.float64]) -> LackingLists | None:
-    """Find sequences in which each turn is shifted by the tokens outside of the response mask before it; None without one.
+    """Find sequences in which each turn is shifted by the tokens before it that are not under the response mask; None without one.
 
     gaps: mean |Δ| of each sequence, NaN where nothing was compared.
     """
     import numpy as np
 
-    sequences, tried, parts = [], 0, []
+    tried = 0
+    found: dict[bool, list[tuple[int, NDArray[Any], NDArray[Any]]]] = {False: [], True: []}
     for sequence, mask, engine, trainer in _read_sequences(rollouts, _sample(np.flatnonzero(gaps > SMALL))):
         prompt = int(rollouts.prompt_lengths[sequence])
         places = np.flatnonzero(mask[prompt:]) + prompt
-        if prompt + len(places) in (prompt, len(mask)):
+        if len(places) < LEAST:
             continue
         tried += 1
-        dense = engine[prompt : prompt + len(places)]
-        with np.errstate(invalid="ignore"):
-            fitting, recorded = np.abs(dense - trainer[places]), np.abs(engine[places] - trainer[places])
-        both = np.isfinite(fitting) & np.isfinite(recorded)
-        if _judge(fitting[both], recorded[both]) is not None:
-            sequences.append(sequence)
-            parts.append((fitting[both], recorded[both]))
-    if not sequences:
+        for begin in (prompt, 0, 1):
+            if begin + len(places) == len(mask):
+                continue  # as the list stands
+            dense = np.full(len(places), np.nan)
+            laid = engine[begin : begin + len(places)]
+            dense[: len(laid)] = laid
+            with np.errstate(invalid="ignore"):
+                fitting, recorded = np.abs(dense - trainer[places]), np.abs(engine[places] - trainer[places])
+            both = np.isfinite(fitting) & np.isfinite(recorded)
+            if _judge(fitting[both], recorded[both]) is not None:
+                found[begin < prompt].append((sequence, fitting[both], recorded[both]))
+                break
+    from_prompt = len(found[True]) > len(found[False])
+    if not found[from_prompt]:
         return None
-    fitting, recorded = (np.concatenate(side) for side in zip(*parts, strict=True))
-    return LackingLists(tuple(sequences), tried, len(fitting), float(fitting.mean()), float(recorded.mean()))
+    sequences, *sides = zip(*found[from_prompt], strict=True)
+    fitting, recorded = (np.concatenate(side) for side in sides)
+    means = float(fitting.mean()), float(recorded.mean())
+    return LackingLists(sequences, from_prompt, tried, len(fitting), *means)
 
 
 def _sample(sequences: NDArray[np.int64]) -> list[int]:

@@ -71,3 +71,10 @@ def test_noise_is_no_shift(noise: float) -> None:
         moved[seed * 7] -= 500 * noise
         made.append(Rollout(list(range(202)), 2, drawn.tolist(), np.minimum(moved, 0).tolist()))
     assert not _search(build_rollouts(made)).shifts
+
+
+def test_one_unlikely_token_is_no_shift() -> None:
+    drawn = _draw(64, 0)
+    scored = drawn.copy()
+    scored[0] = -500
+    assert not _search(build_rollouts([Rollout(list(range(66)), 2, drawn.tolist(), scored.tolist())])).shifts
