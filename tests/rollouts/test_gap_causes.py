@@ -226,8 +226,16 @@ def test_few_random_tokens_have_nothing_in_common() -> None:
         bad = np.sort(np.random.default_rng(seed).choice(drawn, 8, replace=False))
         found += find_token_trait(rollouts, bad, lambda: iter([drawn])) is not None
     assert not found
-    # neighbours in one sequence say no more than one of them
-    assert find_token_trait(rollouts, np.arange(44, 56), lambda: iter([drawn])) is None
+
+
+def test_neighbours_in_one_sequence_say_no_more_than_one_of_them() -> None:
+    rollouts = build_rollouts([Rollout(list(range(204)), 4, [-9.0] * 200, [-5.0] * 200) for _ in range(6)])
+    drawn = np.concatenate([np.arange(204 * number + 4, 204 * number + 204) for number in range(6)])
+    assert find_token_trait(rollouts, np.arange(208, 220), lambda: iter([drawn])) is None
+    each_first = np.sort(np.concatenate([drawn[place::200] for place in range(2)]))
+    found = find_token_trait(rollouts, each_first, lambda: iter([drawn]))
+    assert found is not None
+    assert found.trait.phrase == "among the first 2 tokens of a response"
 
 
 @pytest.mark.parametrize(
