@@ -6,7 +6,7 @@ have in common.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -61,6 +61,7 @@ class GapCauses:
     limits: Thresholds
     mask_reading: MaskReading | None = None
     """What the recorded response mask covers and leaves out; None where none is recorded."""
+    _answers: list[tuple[NDArray[np.bool_], LogprobMetrics | None]] = field(default_factory=list, repr=False)
 
     @property
     def is_large(self) -> bool:
@@ -83,13 +84,11 @@ class GapCauses:
     @cached_property
     def placeholder_runs(self) -> tuple[PlaceholderRuns, ...]:
         """Stretches of tokens behind their prompts that hold no logprob of a side, the engine's first."""
-        import numpy as np
-
         if self.lacking_lists is not None:
             return ()  # the ends of such lists
         far = self.far
         if self.mask_reading is not None and len(self.mask_reading.prompt_tokens):
-            far = np.setdiff1d(far, self.mask_reading.prompt_tokens)
+            far = far[~self._mark(self.mask_reading.prompt_tokens)[far]]
         sampling = self.rollouts.metadata.sampling
         is_greedy = sampling.top_k == 1 or (sampling.temperature is not None and sampling.temperature < GREEDY)
         sides = ("trainer",) if is_greedy else ("engine", "trainer")
@@ -98,7 +97,7 @@ class GapCauses:
             if (runs := find_placeholder_runs(self.rollouts, side, far)) is not None:
                 found.append(runs)
                 # where both sides hold placeholders, the engine's come first
-                far = np.setdiff1d(far, runs.indices)
+                far = far[~self._mark(runs.indices)[far]]
         return tuple(found)
 
     @cached_property
@@ -116,7 +115,7 @@ class GapCauses:
         """The sequences whose logprobs agree better where one side is shifted."""
         gaps, known = self.gap.sequence_abs, None
         if (lacking := self.lacking_lists) is not None:
-            return ShiftSearch(lacking.sequences, ())
+            return ShiftSearch(lacking.sequences, lacking.tried, ())
         if len(self.undrawn):
             known, left = self._mark(self.undrawn), self.measure_without(self.undrawn)
             gaps = gaps if left is None else left.sequence_abs
@@ -130,43 +129,39 @@ class GapCauses:
         return find_mask_fault(self.rollouts, self.mask_reading, self.undrawn)
 
     @cached_property
-    def _known(self) -> NDArray[np.int64]:
-        """Indices of the tokens with a cause other than a trait, ascending."""
+    def _known(self) -> NDArray[np.bool_]:
+        """Bool [tokens]: whether a token has a cause other than a trait."""
         import numpy as np
 
-        if not self.shifts.shifts and self.lacking_lists is None:
-            return self.undrawn
-        # the other sequences with a gap may be shifted by several numbers, or be too short to tell
-        owners = np.searchsorted(self.rollouts.starts, self.far, "right") - 1
-        sequences = np.union1d(owners, np.array(self.shifts.suspicious, np.int64))
-        return np.union1d(self.undrawn, self._list_tokens(sequences))
+        known = self._mark(self.undrawn)
+        if self.shifts.shifts or self.lacking_lists is not None:
+            # the other sequences with a gap may be shifted by several numbers, or be too short to tell
+            known |= self._mark_sequences(np.searchsorted(self.rollouts.starts, self.far, "right") - 1)
+            known |= self._mark_sequences(self.shifts.suspicious)
+        return known
 
     @cached_property
     def trait(self) -> CommonTrait | None:
         """What nearly all far tokens without another cause have in common, and few others."""
-        import numpy as np
-
         if self.shifts.shifts or self.lacking_lists is not None:
             return None
-        far = np.setdiff1d(self.far, self._known, assume_unique=True)
-        found = find_token_trait(self.rollouts, far, self._list_compared)
+        found = find_token_trait(self.rollouts, self.far[~self._known[self.far]], self._list_compared)
         return found if found is not None and (self.is_large or found.hit >= HIT) else None
 
     @cached_property
     def gap_of_sequences(self) -> LogprobMetrics | None:
         """The gap of the tokens without a cause of their own; None where every token has one."""
-        return self.measure_without(self._of_tokens) if len(self._of_tokens) else self.gap
+        return self._measure(self._of_tokens)
 
     @cached_property
-    def _of_tokens(self) -> NDArray[np.int64]:
-        """Indices of the tokens with a known cause that is not their sequence, ascending."""
-        import numpy as np
-
+    def _of_tokens(self) -> NDArray[np.bool_]:
+        """Bool [tokens]: whether a token has a known cause that is not its sequence."""
         if (trait := self.trait) is None:
             return self._known
-        turns = list_turns(self.rollouts)
-        having = [indices[trait.trait.test(Places(self.rollouts, indices, turns))] for indices in self._list_compared()]
-        return np.unique(np.concatenate([self._known, *having]))
+        known, turns = self._known.copy(), list_turns(self.rollouts)
+        for indices in self._list_compared():
+            known[indices[trait.trait.test(Places(self.rollouts, indices, turns))]] = True
+        return known
 
     @cached_property
     def outliers(self) -> OutlierSequences | None:
@@ -187,12 +182,10 @@ class GapCauses:
     @cached_property
     def remaining(self) -> LogprobMetrics | None:
         """The gap of the tokens without a known cause; None where every token has one."""
-        import numpy as np
-
         outliers = self.outliers
         if outliers is None or not len(outliers.bad) or not outliers.are_few:
             return self.gap_of_sequences
-        return self.measure_without(np.union1d(self._of_tokens, self._list_tokens(outliers.bad)))
+        return self._measure(self._of_tokens | self._mark_sequences(outliers.bad))
 
     @property
     def known_tokens(self) -> int:
@@ -204,18 +197,16 @@ class GapCauses:
         import numpy as np
 
         for block in self.rollouts.blocks():
-            mask = block.mask
-            begin, end = np.searchsorted(self._known, (block.token_slice.start, block.token_slice.stop))
-            mask[self._known[begin:end] - block.token_slice.start] = False
+            mask = block.mask & ~self._known[block.token_slice]
             yield np.flatnonzero(mask) + block.token_slice.start
 
-    def _list_tokens(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices of all tokens of some sequences, ascending. sequences: their numbers."""
+    def _mark_sequences(self, sequences: Sequence[int] | NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return bool [tokens]: whether a token is of these sequences. sequences: their numbers."""
         import numpy as np
 
         chosen = np.zeros(self.rollouts.sequence_count, bool)
-        chosen[sequences] = True
-        return np.flatnonzero(np.repeat(chosen, np.diff(self.rollouts.starts)))
+        chosen[np.asarray(sequences, np.int64)] = True
+        return np.repeat(chosen, np.diff(self.rollouts.starts))
 
     def _mark(self, indices: NDArray[np.int64]) -> NDArray[np.bool_]:
         import numpy as np
@@ -224,10 +215,20 @@ class GapCauses:
         marked[indices] = True
         return marked
 
-    def measure_without(self, known: NDArray[np.int64]) -> LogprobMetrics | None:
+    def measure_without(self, indices: NDArray[np.int64]) -> LogprobMetrics | None:
         """Return the gap of the compared tokens without some of them; None where none is left."""
+        return self._measure(self._mark(indices))
+
+    def _measure(self, known: NDArray[np.bool_]) -> LogprobMetrics | None:
+        """Return the gap without the known tokens. Causes often leave the same tokens, so the last two answers are kept."""
         import numpy as np
 
-        mask = np.concatenate([block.response_mask for block in self.rollouts.blocks()])
-        mask[known] = False
-        return compute_metrics(self.rollouts.with_columns(response_mask=mask), clip=self.gap.clip)
+        if not known.any():
+            return self.gap
+        for earlier, answer in self._answers:
+            if np.array_equal(earlier, known):
+                return answer
+        mask = np.concatenate([block.response_mask for block in self.rollouts.blocks()]) & ~known
+        answer = compute_metrics(self.rollouts.with_columns(response_mask=mask), clip=self.gap.clip)
+        self._answers[:] = [*self._answers[-1:], (known, answer)]
+        return answer

@@ -38,8 +38,7 @@ from ckptcheck.text.formatting import count
 
 @rule("PAR024", "outlier-sequence", severity="error", on="rollouts", when=lambda evidence: evidence.has_both_sides)
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
-    if evidence.metrics_or_none is None:
-        raise Skip("no token could be compared")
+    evidence.remaining_gap  # noqa: B018 - raises Skip where nothing is left to judge
     causes = evidence.causes
     if (outliers := causes.outliers) is None:
         raise Skip(f"no sequence has {LEAST_OF_SEQUENCE} compared tokens")
@@ -51,7 +50,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     text = f"{len(bad):,} of {count(len(judged), 'sequence')} {predicate}: the worst has a mult_prob_error of "
     text += f"{gap.sequence_error[worst]:.4g} and a mean |Δ| of {gap.sequence_abs[worst]:.3g} over "
     text += f"{count(int(gap.sequence_tokens[worst]), 'token')}, the median sequence a |Δ| of {outliers.median:.3g}"
-    hint = "find out what they have in common: engine, prompt, length, version"
+    hint = "score one of them alone on both sides, and look up in the logs which engine answered it, and when"
     if len(bad) == 1:
         hint = (
             "score this sequence alone on both sides, and see what happened to its request: preemption, abort, update"

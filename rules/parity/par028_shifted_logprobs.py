@@ -1,7 +1,7 @@
 """The two sides agree better if one is shifted by some tokens.
 
 ## What it checks
-In every sequence with a gap above 0.05 nats (of more than 512 of them a sample): the shift at which the two sides correlate best,
+In every sequence with a gap above 0.05 nats (of more than 256 of them a sample): the shift at which the two sides correlate best,
 and shifts by one token, of the whole sequence and of what follows its first token with a gap. The rule reports a shift that
 removes three quarters of the mean |Δ| over at least 32 tokens, and of the tokens that are more than 0.1 nats apart. Shorter
 sequences are put together and tried with a shift by one token.
@@ -67,18 +67,18 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
         distance = f"{min(map(abs, distances)):,} to {max(map(abs, distances)):,} tokens"
     text = f"the engine's logprobs agree with the trainer's of {distance} {'later' if usual > 0 else 'earlier'}"
     begins = sum(shift.begin > 0 for shift in search.shifts)
-    if len(sequences) < evidence.metrics.sequences or begins:
-        text += f" in {len(sequences):,} of {count(evidence.metrics.sequences, 'sequence')}"
+    total, is_sample = evidence.metrics.sequences, search.tried < len(search.suspicious)
+    if len(sequences) < total or begins:
+        text += f" in {len(sequences):,} of {count(search.tried if is_sample else total, 'sequence')}"
+        text += " that were tried" if is_sample else ""
     if begins:
         first = next(shift for shift in search.shifts if shift.begin)
         where = "" if begins == len(sequences) else f" in {begins:,} of them"
         text += f", from a token on{where} (token {first.begin} of sequence {first.sequences[0]})"
-    if unexplained := len(search.suspicious) - len(sequences):
+    if unexplained := search.tried - len(sequences):
         text += f" (no single shift explains {unexplained:,} more with a gap)"
     text += f": |Δ| is {shifted:.3g} nats there, and {unshifted:.3g} unshifted"
     hint = "logits[i - 1] give the logprob of tokens[i]: move one side"
     if abs(usual) != 1 or same < len(distances):
         hint = "give each token one logprob, 0 where the engine drew none, and count from the same token on both sides"
-    yield Problem(
-        text, key=None if len(sequences) == evidence.metrics.sequences else f"sequence {sequences[0]}", hint=hint
-    )
+    yield Problem(text, key=None if len(sequences) == total else f"sequence {sequences[0]}", hint=hint)

@@ -20,7 +20,7 @@ NEAR = 0.1
 """Nats within which two logprobs agree."""
 REMOVED = 0.75
 """Share of the gap, and of the tokens that are not near, that a shift has to remove."""
-SAMPLE = 512
+SAMPLE = 256
 """Most sequences that are looked at, spread over the file."""
 
 
@@ -61,6 +61,8 @@ class ShiftSearch:
 
     suspicious: tuple[int, ...]
     """Numbers of the sequences with a gap above SMALL."""
+    tried: int
+    """How many of them were looked at."""
     shifts: tuple[Shift, ...]
 
 
@@ -73,10 +75,11 @@ def find_shifts(rollouts: Rollouts, gaps: NDArray[np.float64], known: NDArray[np
     import numpy as np
 
     suspicious = np.flatnonzero(gaps > SMALL)
+    sampled = _sample(suspicious)
     shifts: list[Shift] = []
     short: dict[int, list[tuple[NDArray[Any], NDArray[Any]]]] = {-1: [], 1: []}
     short_sequences = []
-    for sequence, mask, *sides in _read_sequences(rollouts, _sample(suspicious)):
+    for sequence, mask, *sides in _read_sequences(rollouts, sampled):
         usable = mask & np.isfinite(sides[0]) & np.isfinite(sides[1])
         if known is not None:
             usable = usable & ~known[rollouts.sequence(sequence)]
@@ -93,7 +96,7 @@ def find_shifts(rollouts: Rollouts, gaps: NDArray[np.float64], known: NDArray[np
     for tokens, parts in short.items():
         if parts and (fitting := _judge(*(np.concatenate(side) for side in zip(*parts, strict=True)))) is not None:
             shifts.append(Shift(tuple(short_sequences), 0, tokens, *fitting))
-    return ShiftSearch(tuple(suspicious.tolist()), tuple(shifts))
+    return ShiftSearch(tuple(suspicious.tolist()), len(sampled), tuple(shifts))
 
 
 def find_lacking_lists(rollouts: Rollouts, gaps: NDArray[np.float64]) -> LackingLists | None:
