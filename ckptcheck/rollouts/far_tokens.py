@@ -37,11 +37,11 @@ def find_far_tokens(rollouts: Rollouts) -> NDArray[np.int64]:
     found = [np.zeros(0, np.int64)]
     for block in rollouts.blocks():
         engine, trainer = block.column("engine_logprobs"), block.column("trainer_logprobs")
-        with np.errstate(invalid="ignore"):
-            gap = np.abs(trainer - engine)
-        far = np.flatnonzero((gap > FAR) & (gap < np.inf))
+        with np.errstate(invalid="ignore", over="ignore"):
+            far = np.flatnonzero(np.abs(trainer - engine) > FAR)
         if len(far):
-            found.append(far[block.mask[far]] + block.token_slice.start)
+            counts = block.mask[far] & np.isfinite(engine[far]) & np.isfinite(trainer[far])
+            found.append(far[counts] + block.token_slice.start)
     return np.concatenate(found)
 
 

@@ -287,3 +287,15 @@ def test_a_size_stands_behind_its_causes() -> None:
     report = build_report(RolloutEvidence("step.safetensors", _build(made)), RULES)
     assert [finding.code for finding in report.findings if finding.severity == "error"] == ["PAR009", "PAR020"]
     assert report.findings[1].hint == "mend first what PAR009 names: this may follow from it"
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_largest_numbers_are_far_and_what_is_not_finite_is_not_compared() -> None:
+    made = _draw(sequences=4)
+    for each in made:
+        at = each["prompt"] + 3
+        each["engine"][at : at + 4] = (3e38, np.nan, -np.inf, -3e38)
+        each["trainer"][at : at + 4] = (-3e38, -1, -1, 3e38)
+    evidence = RolloutEvidence("step.safetensors", _build(made))
+    assert len(evidence.causes.far) == 8
+    assert not build_report(evidence, RULES).crashed
