@@ -84,9 +84,7 @@ def compute_version_lag(evidence: RolloutEvidence) -> tuple[int, int] | None:
     spans = evidence.rollouts.columns.get("version_spans")
     if trainer is None or trainer.weight_version is None or spans is None or not len(spans):
         return None
-    import numpy as np
-
-    versions = [evidence.rollouts.metadata.versions[index] for index in np.unique(spans[:, 2]).tolist()]
+    versions = [evidence.rollouts.metadata.versions[index] for index in set(spans[:, 2].tolist())]
     numbers = [parse_version(word) for word in (trainer.weight_version, *versions)]
     if any(number is None for number in numbers):
         return None

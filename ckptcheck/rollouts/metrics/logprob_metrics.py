@@ -356,7 +356,7 @@ class _MetricSums:
         number = self.tokens
         mean = {name: value / number for name, value in self._of.items()}
         mean |= {"abs": float(self._abs.sum()) / number, "error": float(self._error.sum()) / number}
-        quantiles = np.percentile(self._kept[:number], PERCENTILES, overwrite_input=True).tolist()
+        quantiles = _interpolate(self._kept[:number])
         with np.errstate(invalid="ignore", divide="ignore"):
             sequence_abs, sequence_error = self._abs / self._counts, self._error / self._counts
             sequence_engine, sequence_signed = self._engine / self._counts, self._signed / self._counts
@@ -419,6 +419,19 @@ class _MetricSums:
             worst=tuple(self._worst),
             pieces=self._pieces,
         )
+
+
+def _interpolate(values: NDArray[np.float32]) -> list[float]:
+    """Return the percentiles of some numbers, whose order it changes: the results of numpy.percentile, which imports numpy.ma."""
+    last = len(values) - 1
+    places = [last * (percent / 100) for percent in PERCENTILES]
+    values.partition(sorted({min(int(place) + step, last) for place in places for step in (0, 1)}))
+    found = []
+    for place in places:
+        low, high = values[int(place)], values[min(int(place) + 1, last)]
+        share, distance = place - int(place), float(high - low)
+        found.append(float(high) - distance * (1 - share) if share >= 0.5 else float(low) + distance * share)
+    return found
 
 
 def _sample_deviation(mean: float, square: float, number: int) -> float:

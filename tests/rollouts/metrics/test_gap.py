@@ -12,6 +12,7 @@ import pytest
 from ckptcheck.rollouts import Metadata, Rollout, Rollouts, build_rollouts, write_rollouts
 from ckptcheck.rollouts.metrics import ClipBounds, NoiseFloor, average_directions, compute_metrics
 from ckptcheck.rollouts.metrics import noise_floor as floors
+from tests.factories.rollout_cases import draw_rollouts
 from tests.paths import DATA
 
 HALF, QUARTER, EIGHTH = log(0.5), log(0.25), log(0.125)
@@ -275,3 +276,15 @@ def test_pipelinerl_computes_the_same(number: int) -> None:
     assert found.ratio**2 / (found.chi2 + 1) == pytest.approx(
         theirs["ratio_new_old_sum"] ** 2 / theirs["ratio_new_old_squared_sum"] / found.tokens, rel=1e-5
     )
+
+
+def test_percentiles_are_those_of_numpy() -> None:
+    draw = np.random.default_rng(0)
+    for number in (1, 2, 3, 10, 101, 1000, 4321):
+        rollouts = draw_rollouts(sequences=1, response=number)
+        values = -draw.exponential(10.0 ** draw.integers(-6, 6), len(rollouts.tokens)).astype(np.float32)
+        found = compute_metrics(rollouts.with_columns(trainer_logprobs=values))
+        assert found is not None
+        (block,) = rollouts.blocks()
+        gaps = np.abs(values.astype(float) - rollouts.columns["engine_logprobs"])[block.mask].astype(np.float32)
+        assert [*found.percentiles.values()] == np.percentile(gaps, [*found.percentiles]).tolist()
