@@ -15,7 +15,8 @@ from ckptcheck.checkpoint.open import open_target
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runs.saves.find_saves import FoundRun, FoundSave, find_saves
 from ckptcheck.runs.saves.read_save import list_versions, read_save
-from ckptcheck.runs.saves.save import Save
+from ckptcheck.runs.saves.resume import list_step_folders
+from ckptcheck.runs.saves.save import NO_WEIGHTS, Save
 from ckptcheck.runs.saves.save_series import SaveSeries
 from ckptcheck.runs.saves.strand import Strand
 from ckptcheck.text.file_io import read_whole_file, replace_file
@@ -117,6 +118,7 @@ def open_series(
         return save
 
     saves = [read(one) for one in found.saves]
+    _excuse_parts(saves)
     after = [read(one) for one in _find_resumed(resumed).saves] if resumed is not None else []
     if cache is not None and len(saves) + len(after) > reused:
         write_kept_saves(kept, cache)
@@ -134,6 +136,19 @@ def open_series(
         tuple(after),
         reused,
     )
+
+
+def _excuse_parts(saves: Sequence[Save]) -> None:
+    """Take it for no defect that a part of a save has no weights, where another part of the same step has them.
+
+    transformers' Trainer with FSDP keeps ``pytorch_model_fsdp_0`` and ``optimizer_0`` below a folder that has its own state.
+    """
+    for folders in list_step_folders(saves, {}, {}).values():
+        for folder in folders:
+            parts = [save for save in saves if f"{save.name}/".startswith(f"{folder.name}/")]
+            if any(save.is_digested for save in parts):
+                for save in parts:
+                    save.defects = [defect for defect in save.defects if defect != NO_WEIGHTS]
 
 
 def read_watched_identities(history: Path) -> dict[int, str]:

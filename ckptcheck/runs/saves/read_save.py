@@ -32,7 +32,7 @@ from ckptcheck.compare.matching.tensor_files import UnreadableFile
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.runs.saves.find_saves import PICKLES, FoundSave, open_tree
 from ckptcheck.runs.saves.rank_shards import OF_RANKS, FoundTensor, join_ranks, plan_joined_weights, plan_with_copies
-from ckptcheck.runs.saves.save import FileRecord, Save, TensorRecord, UnlikeCopy
+from ckptcheck.runs.saves.save import NO_WEIGHTS, FileRecord, Save, TensorRecord, UnlikeCopy
 from ckptcheck.runs.saves.state_files import (
     JSON_FILES,
     MOST_JSON,
@@ -127,9 +127,7 @@ def read_save(
         save.defects.append(f"{error.file} cannot be read: {error.reason}")
     save.defects += _list_missing_ranks(save)
     if not save.weights and not save.defects:
-        save.defects.append(
-            "none of its files holds weights, neither safetensors nor torch.save files that can be read"
-        )
+        save.defects.append(NO_WEIGHTS)
     return save
 
 
@@ -178,6 +176,8 @@ def _describe_evidence(
     if absent := describe_absent(evidence):
         save.defects.append(absent)
         return contents
+    if isinstance(evidence, Megatron) and not any(map(is_weight, evidence.tensors)):
+        return contents  # an optimizer in a folder of its own, as FSDP's
     try:
         side = build_megatron_side(evidence) if isinstance(evidence, Megatron) else build_checkpoint_side(evidence)
         contents.plan = plan_identity(side, reference if side.is_megatron else None)

@@ -105,12 +105,15 @@ def list_lacks(folders: list[StepFolder]) -> dict[str, list[Lack]]:
     ]
     lacks: dict[str, list[Lack]] = {}
     for place, folder in enumerate(folders):
-        found = [
-            lack
-            for writer in writers
-            for part in writer.parts
-            for lack in _find_lacks(writer, part, folder, everything)
-        ]
+        found: list[Lack] = []
+        for writer in writers:
+            for part in writer.parts:
+                known = [lack.part.pattern for lack in found if lack.part is not None]
+                found += [
+                    lack
+                    for lack in _find_lacks(writer, part, folder, everything)
+                    if not any(match_from_folder(pattern, lack.name) is not None for pattern in known)
+                ]
         earlier = folders[:place]
         if len(earlier) > 1 and folder is folders[-1]:
             always = frozenset.intersection(*(each.read for each in earlier))

@@ -21,6 +21,10 @@ STEP_COUNTERS = {
 """What a folder's name calls its step → the counter that is the same number, as the trainers with such folders write it."""
 
 
+NO_WEIGHTS = "none of its files holds weights, neither safetensors nor torch.save files that can be read"
+"""The defect of a save that is whole otherwise: the weights may lie in another folder of the same step."""
+
+
 class TensorRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tensor of a save."""
 

@@ -130,14 +130,13 @@ class SaveSeries(EvidenceDefaults):
     @property
     def headline(self) -> str:
         """What it means that no rule found anything."""
-        intervals = [interval for strand in self.strands for interval in strand.intervals]
-        if not intervals:
+        compared = sum(len(strand.digested) for strand in self.strands if strand.intervals)
+        if not compared:
             return ""
         moved = sum(len(strand.moved) for strand in self.strands)
         total = sum(len(strand.digested[-1].weights) for strand in self.strands if strand.intervals)
         return (
-            f"between {count(len(intervals) + len(self.strands), 'save')} {moved:,} of {count(total, 'tensor')} moved, and the"
-            " counters agree"
+            f"between {count(compared, 'save')} {moved:,} of {count(total, 'tensor')} moved, and the counters agree"
             if moved
             else ""
         )

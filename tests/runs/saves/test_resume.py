@@ -123,6 +123,21 @@ def test_folders_within_saves_that_are_named_one_by_one_are_theirs(tmp_path: Pat
         assert found.message.startswith("checkpoint-20 lacks optimizer.pt: transformers' Trainer resumes with a fresh")
 
 
+def test_a_part_without_weights_is_whole_beside_one_that_has_them(tmp_path: Path) -> None:
+    """As transformers' Trainer saves with FSDP: the weights, and the optimizer, in folders of the save."""
+    for step in (10, 20, 30):
+        save = write_trainer_save(tmp_path, step)
+        (save / "optimizer.pt").rename(save / "optimizer.bin")
+        (save / "pytorch_model_fsdp_0").mkdir()
+        (save / "model.safetensors").rename(save / "pytorch_model_fsdp_0/model.safetensors")
+    assert ckptcheck.series(tmp_path).verdict == "clean"
+    shutil.rmtree(tmp_path / "checkpoint-30/pytorch_model_fsdp_0")
+    (found,) = ckptcheck.series(tmp_path).findings
+    assert (found.code, found.file, found.hint) == (
+        "SER009", "checkpoint-30", "resume from checkpoint-20 instead, or wait until the save is written"
+    )  # fmt: skip
+
+
 def test_megatrons_saves_within_those_of_nemo_rl_have_its_steps(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         weights = tmp_path / f"run/step_{step}/policy/weights/iter_0000000"
