@@ -21,6 +21,8 @@ MAX_BATCH_BYTES = 1 << 27
 """The most bytes in a batch. Fewer batches mean fewer messages between the processes."""
 BATCHES_PER_WORKER = 16
 """Batches that each worker should get, so that no worker has much left to do when the others are done."""
+TAIL_SHARE = 128
+"""Up to this part of a batch at the end of a file is added to its last one: by itself it takes a request of a store."""
 MAX_PIECES = 400
 """The most pieces in a batch: two batches have to fit into a pipe of 64 KiB."""
 
@@ -63,16 +65,17 @@ def plan_scan(
         file: {name: tensor for name, tensor in shard.fitting.items() if places.get(name, file) == file}
         for file, shard in readable.items()
     }
-    nbytes = sum(tensor.nbytes for scanned in tensors.values() for tensor in scanned.values())
+    sizes = {file: sum(tensor.nbytes for tensor in scanned.values()) for file, scanned in tensors.items()}
     sample = choose_sample_size(sum(map(len, tensors.values()))) if takes_samples else 0
-    batches = list(_cut_batches(source, readable, tensors, rows, most, sample, kept))
-    return ScanPlan(readable, tensors, batches, rows, nbytes, kept)
+    batches = list(_cut_batches(source, readable, tensors, sizes, rows, most, sample, kept))
+    return ScanPlan(readable, tensors, batches, rows, sum(sizes.values()), kept)
 
 
 def _cut_batches(
     source: Source,
     shards: Mapping[str, Shard],
     tensors: Mapping[str, Mapping[str, Tensor]],
+    sizes: Mapping[str, int],
     rows: Mapping[str, int],
     most: int,
     sample: int,
@@ -80,13 +83,14 @@ def _cut_batches(
 ) -> Iterator[Batch]:
     """Yield the data of the shards in batches: small tensors together, large ones in pieces of whole elements or rows.
 
+    sizes: bytes of the scanned tensors of each shard.
     sample: elements of each tensor that are sampled; each piece has its share of them.
     """
     number = 0
     for shard in shards.values():
         path = source.files[shard.name].path or shard.name
         pieces: list[Piece] = []
-        room = most
+        room, left = most, sizes[shard.name]
         for name, tensor in tensors[shard.name].items():
             row = rows.get(name, 0)
             width = FORMATS[tensor.dtype].bits // 8
@@ -105,6 +109,9 @@ def _cut_batches(
                 pieces.append(Piece(at, nbytes, tensor.dtype, number, offset, row, sampled, share, looked, places))
                 start += nbytes
                 room -= nbytes
+                left -= nbytes
+                if left <= most // TAIL_SHARE:
+                    room = max(room, left)
                 if room < 8 or len(pieces) == MAX_PIECES:
                     yield Batch(shard.name, path, shard.size, pieces)
                     pieces, room = [], most

@@ -269,6 +269,11 @@ def test_a_long_read_in_pieces(store: ObjectServer) -> None:
     assert source.read("x.bin", 5, 1 << 40) == content[5:]
     assert source.read("x.bin", len(content), 10) == b""
     assert len(store.reads) == -(-(len(content) - 5) // PIECE)
+    store.reads.clear()
+    assert source.view("x.bin", 5, PIECE + 4096) == content[5 : 5 + PIECE + 4096], "a piece and a row of a matrix"
+    assert len(store.reads) == 1
+    assert source.view("x.bin", 5, 1 << 40) == content[5:]
+    assert source.view("x.bin", len(content), 10) == b""
 
 
 @pytest.mark.parametrize(

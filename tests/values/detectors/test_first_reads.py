@@ -12,6 +12,7 @@ import wide
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.source import Folder
+from ckptcheck.values import value_pass
 from ckptcheck.values.detectors import first_reads
 from ckptcheck.values.detectors.dtype_mislabel import find_mislabelled
 from ckptcheck.values.detectors.duplicate_tensors import find_equal_matrices
@@ -104,6 +105,20 @@ def test_what_is_not_kept_is_read(model: Path, monkeypatch: pytest.MonkeyPatch, 
     assert look(ckpt) == look(open_checkpoint(str(model), value_reader=ValuePass()))
     (head,) = find_repeated_heads(ckpt)
     assert (head.first, head.second) == (0, 2)
+
+
+@pytest.mark.parametrize(("rest", "reads"), [(4096, 1), (1 << 18, 2)])
+def test_the_end_of_a_file_is_no_read_by_itself(
+    model: Path, monkeypatch: pytest.MonkeyPatch, rest: int, reads: int
+) -> None:
+    (file,) = model.glob("*.safetensors")
+    data_start = open_checkpoint(str(model)).shards[file.name].data_start
+    monkeypatch.setattr(value_pass, "READ_BYTES", file.stat().st_size - data_start - rest)
+    ckpt, store = open_store(model)
+    assert ckpt.values.complete_shards
+    parts = [(start, length) for name, start, length in store.reads if name == file.name and start]
+    assert sum(length for _, length in parts) == file.stat().st_size - data_start
+    assert len(parts) == reads
 
 
 def test_nothing_is_kept_of_a_folder(model: Path) -> None:
