@@ -10,7 +10,8 @@
 
 ## Why it matters
 Loaders build modules from the config. Without one they look for `weight`, find `weight_packed`, and start the weight from random
-numbers (transformers) or stop (vLLM). No loader can read FP8 bytes where the config declares packed integers.
+numbers (transformers) or stop (vLLM). FP8 keeps the name `weight`, which transformers loads without its scales. No loader can read
+FP8 bytes where the config declares packed integers.
 
 ## How to fix
 Declare what the tensors are; the tool that quantized them writes the block. The usual cause is a config that was copied from the
@@ -54,9 +55,11 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
         )
         if places:
             first, dtype = places[0]
+            keeps_name = dtype.startswith("F8_") and first.endswith(".weight")
             yield Problem(
                 f"{count(len(places), 'weight is', 'weights are')} quantized, this one as {dtype}, and no config declares how: "
-                "transformers starts them from random numbers, vLLM stops",
+                f"transformers {'loads the numbers without their scales' if keeps_name else 'starts them from random numbers'}, "
+                "vLLM stops",
                 file=ckpt.tensor_to_file[first],
                 key=first,
                 hint="add the quantization_config that the tool which quantized them wrote",

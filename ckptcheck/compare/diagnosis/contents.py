@@ -13,6 +13,8 @@ from ckptcheck.compare.diagnosis.inputs import TensorBits
 from ckptcheck.compare.diagnosis.matrix_view import CHUNK_ELEMENTS, row_ranges
 from ckptcheck.compare.diagnosis.rounding import ROUNDED, encode
 from ckptcheck.compare.diagnosis.verdict import Cause
+from ckptcheck.values.detectors.bare_codes import recognise_codes
+from ckptcheck.values.detectors.middle_pieces import PIECE
 from ckptcheck.values.dtypes import FORMATS, decode
 
 if TYPE_CHECKING:
@@ -100,6 +102,27 @@ def find_uninitialized_memory(dtype: str, expected: NDArray[Any], actual: NDArra
     if min(large, small) < 0.02:
         return None
     return Cause("uninitialised", "looks like memory that was never written (absurd magnitudes)", "likely")
+
+
+def find_bare_codes(dtype: str, expected: NDArray[Any], actual: NDArray[Any]) -> Cause | None:
+    """Find the codes of a quantization without their scales. Scales can be chosen in many ways, so this is only likely."""
+    if dtype not in ("F64", "F32", "BF16", "F16") or actual.size < PIECE:
+        return None
+    begin = (actual.size - PIECE) // 2
+    forms = [
+        recognise_codes(decode(dtype, part.ravel()[begin : begin + PIECE]), _find_largest(dtype, part))
+        for part in (actual, expected)
+    ]
+    if forms[0] is None or forms[1] is not None:
+        return None
+    return Cause("codes", f"holds {forms[0].name} codes, not multiplied by their scales", "likely")
+
+
+def _find_largest(dtype: str, patterns: NDArray[Any]) -> float:
+    """Return the largest magnitude. A pattern without its sign is the larger, the larger its number."""
+    return float(
+        np.abs(decode(dtype, (patterns & ~np.array(FORMATS[dtype].sign, patterns.dtype)).max(keepdims=True))).max()
+    )
 
 
 def survives_cast(bits: TensorBits, dtype: str) -> bool:

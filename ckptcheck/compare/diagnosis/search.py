@@ -119,7 +119,11 @@ class CauseSearch:
             return (_to_cause(offset),)
         if causes := self.siblings.find_source(unit):
             return causes
-        cause = find_partial_write(unit, extent) or contents.find_nan_holes(unit.dtype, unit.expected, unit.actual)
+        cause = (
+            find_partial_write(unit, extent)
+            or contents.find_nan_holes(unit.dtype, unit.expected, unit.actual)
+            or contents.find_bare_codes(unit.dtype, unit.expected, unit.actual)
+        )
         if cause is not None:
             return (cause,)
         return self._find_derived_cause(unit, source, sample)

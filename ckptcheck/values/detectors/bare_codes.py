@@ -126,15 +126,23 @@ def _has_no_scale(ckpt: Checkpoint, stats: TensorStats) -> bool:
 
 def _recognise(ckpt: Checkpoint, stats: TensorStats) -> CodeFormat | None:
     """Return the format whose codes a matrix holds; None if it holds other numbers."""
+    form = recognise_codes(read_piece(ckpt, stats.name, 0.5), stats.absmax)
+    return PACKED if stats.shape[1:] == (1,) and form is UINT8 else form
+
+
+def recognise_codes(values: NDArray[np.floating], largest: float) -> CodeFormat | None:
+    """Return the format whose codes numbers are; None if they are other numbers.
+
+    values: some thousand numbers of a matrix, as float32 or float64. largest: its largest magnitude.
+    """
     import numpy as np
 
-    values = read_piece(ckpt, stats.name, 0.5)
     magnitudes = np.abs(values)
     levels = np.unique(magnitudes).size
     for form in FORMATS:
-        fits = form.lowest <= stats.absmax <= form.highest and levels >= form.levels
+        fits = form.lowest <= largest <= form.highest and levels >= form.levels
         if fits and form.is_unsigned == (values.min() >= 0) and _share_of_codes(magnitudes, form) >= MIN_SHARE:
-            return PACKED if stats.shape[1:] == (1,) and form is UINT8 else form
+            return form
     return None
 
 

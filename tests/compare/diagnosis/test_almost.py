@@ -53,6 +53,16 @@ def test_rows_that_are_mostly_new_are_not_shifted() -> None:
     assert _of(expected, np.concatenate([expected[40:], other[:40]])) == [("unknown",)]
 
 
+def test_codes_whose_scales_a_search_chose() -> None:
+    random = np.random.default_rng(0)
+    expected = random.normal(0, 1, (64, 64))
+    scales = np.abs(expected).max(1, keepdims=True) / 7 * random.uniform(0.8, 1, (64, 1))
+    codes = np.rint(expected / scales).clip(-8, 7)
+    assert _of(to_bits("BF16", expected), to_bits("BF16", codes)) == [("codes",)]
+    other = np.roll(codes, 7, axis=1) * random.choice([-1, 1], codes.shape)
+    assert _of(to_bits("BF16", codes), to_bits("BF16", other.clip(-8, 7))) == [("unknown",)]
+
+
 def test_a_factor_must_hold_beyond_the_sample() -> None:
     expected = to_bits("BF16", np.random.default_rng(0).normal(0, 1, (512, 512)))
     actual = to_bits("BF16", to_numbers("BF16", expected) * 3)
