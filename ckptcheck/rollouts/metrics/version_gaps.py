@@ -99,14 +99,17 @@ def find_spans(rollouts: Rollouts) -> Spans | None:
     column = rollouts.columns.get("version_spans")
     if column is None or len(np.unique(column[:, 2])) < 2:
         return None
-    spans, starts = np.asarray(column), np.asarray(rollouts.starts)
+    spans, starts, names = np.asarray(column), np.asarray(rollouts.starts), rollouts.metadata.versions
+    # A name may be listed twice.
+    places: dict[str, int] = {}
+    numbers = np.array([places.setdefault(name, place) for place, name in enumerate(names)])
     begins = np.union1d(spans[:, 0], starts[:-1])
     covering = np.searchsorted(spans[:, 0], begins, "right") - 1
     inside = (covering >= 0) & (begins < spans[covering, 1])
     begins, covering = begins[inside], covering[inside]
     following = np.searchsorted(starts, begins, "right")
     ends = np.minimum(spans[covering, 1], starts[np.minimum(following, len(starts) - 1)])
-    return Spans(np.stack([begins, ends], 1), spans[covering, 2], following - 1, rollouts.metadata.versions)
+    return Spans(np.stack([begins, ends], 1), numbers[spans[covering, 2]], following - 1, names)
 
 
 def measure_versions(spans: Spans, pieces: NDArray[np.float64]) -> VersionGaps | None:
@@ -116,10 +119,11 @@ def measure_versions(spans: Spans, pieces: NDArray[np.float64]) -> VersionGaps |
     """
     import numpy as np
 
-    whole = np.concatenate([np.zeros((3, 1)), np.cumsum(pieces, 1)], 1)
-    begin, first, last, end = (whole[:, np.searchsorted(spans.cuts, edge)] for edge in spans.edges)
-    # count, |Δ| and Δ of all tokens; count and |Δ| of the first, and of the last tokens
-    sums = np.concatenate([end - begin, (first - begin)[:2], (end - last)[:2]])
+    with np.errstate(invalid="ignore", over="ignore"):
+        whole = np.concatenate([np.zeros((3, 1)), np.cumsum(pieces, 1)], 1)
+        begin, first, last, end = (whole[:, np.searchsorted(spans.cuts, edge)] for edge in spans.edges)
+        # count, |Δ| and Δ of all tokens; count and |Δ| of the first, and of the last tokens
+        sums = np.concatenate([end - begin, (first - begin)[:2], (end - last)[:2]])
     counted = sums[0] > 0
     by_version = {spans.names[key]: each for key, each in _group(spans.versions[counted], sums[:, counted])}
     if len(by_version) < 2:
@@ -137,6 +141,8 @@ def _group(keys: NDArray[np.int64], sums: NDArray[np.float64]) -> Iterator[tuple
     """Yield each key and the numbers of its segments. keys: [segments]; sums: [7, segments]."""
     import numpy as np
 
+    if not len(keys):
+        return
     order = np.argsort(keys, kind="stable")
     found, begins = np.unique(keys[order], return_index=True)
     for key, places in zip(found.tolist(), np.split(order, begins[1:]), strict=True):

@@ -56,3 +56,17 @@ def test_one_version_has_no_table() -> None:
     assert measure(rollouts) is None
     assert measure(rollouts.with_columns(version_spans=np.array([[0, 32, 0]], np.int64))) is None
     assert measure(rollouts.with_columns(version_spans=np.zeros((0, 3), np.int64))) is None
+
+
+def test_a_version_that_is_listed_twice_is_one() -> None:
+    rollouts = draw([30, 30])
+    spans = np.array([[0, 10, 0], [10, 32, 1], [32, 64, 2]], np.int64)
+    found = measure(rollouts.with_columns(Metadata(versions=["3", "4", "3"]), version_spans=spans))
+    assert found is not None
+    assert [(name, each.number, each.tokens) for name, each in found.by_version.items()] == [("3", 2, 38), ("4", 1, 22)]
+
+
+def test_versions_that_no_response_changes() -> None:
+    found = measure(draw([30, 30]).with_columns(version_spans=np.array([[0, 32, 0], [32, 64, 1]], np.int64)))
+    assert found is not None
+    assert found.before == {}
