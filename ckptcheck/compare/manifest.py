@@ -10,14 +10,13 @@ import os
 from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.objects.address import is_object_address
-from ckptcheck.checkpoint.objects.folder import StoredOutput, read_object
 from ckptcheck.compare.completeness import describe_absent
 from ckptcheck.compare.identity import Identity, TensorIdentity, compute_root
 from ckptcheck.compare.stream_identity import StreamPlan, plan_stream_identity
@@ -28,6 +27,9 @@ from ckptcheck.values.digest import digest_tensors
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.tensor_part import Sums
 from ckptcheck.values.tensor_stream import TensorStream, open_run_streams, open_streams
+
+if TYPE_CHECKING:
+    from ckptcheck.checkpoint.objects.folder import StoredOutput
 
 SCHEMA = "ckptcheck-manifest/1"
 LARGEST = 1 << 28
@@ -176,7 +178,12 @@ def read_manifest(path: Path | str) -> Manifest:
     """Read a manifest, from a file or an object store (``s3://…``). Raises CkptcheckError if it is none or lists no tensor."""
     try:
         name = os.fspath(path)
-        raw = read_object(name, LARGEST) if is_object_address(name) else read_whole_file(Path(path), LARGEST)
+        if is_object_address(name):
+            from ckptcheck.checkpoint.objects.folder import read_object
+
+            raw = read_object(name, LARGEST)
+        else:
+            raw = read_whole_file(Path(path), LARGEST)
         manifest = msgspec.json.decode(raw, type=Manifest)
     except OSError as error:
         raise CkptcheckError(f"cannot read the manifest {path}: {error.strerror or error}") from error

@@ -53,10 +53,8 @@ def manifest(
     Returns the manifest, and writes it where `output` is given.
     """
     from ckptcheck.checkpoint.objects.address import is_object_address
-    from ckptcheck.checkpoint.objects.folder import StoredOutput as Store
     from ckptcheck.checkpoint.open import open_target
     from ckptcheck.checkpoint.scan_options import ScanOptions
-    from ckptcheck.compare.lineage import state_origin
     from ckptcheck.compare.manifest import build_manifest, write_manifest
     from ckptcheck.text.formatting import count
     from ckptcheck.text.model_files import refuse_model_file
@@ -65,8 +63,12 @@ def manifest(
 
     name, runner = os.fspath(target), check_runner(runner)
     written = os.fspath(output) if output is not None else ""
-    stored = Store(written) if is_object_address(written) else None
-    if stored is None and output is not None:
+    stored = None
+    if is_object_address(written):
+        from ckptcheck.checkpoint.objects.folder import StoredOutput as Store
+
+        stored = Store(written)
+    elif output is not None:
         refuse_model_file(Path(output))
     options = ScanOptions(follow_links=follow_links)
     reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
@@ -79,6 +81,8 @@ def manifest(
             progress=progress,
         )
         if made_from:
+            from ckptcheck.compare.lineage import state_origin
+
             inputs = read_inputs(several(made_from), options, jobs=jobs, runner=runner)
             built.made_from = state_origin(
                 built, inputs, tool=tool or "", version=tool_version or "", command=command or ""
