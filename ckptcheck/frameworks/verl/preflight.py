@@ -211,8 +211,9 @@ def _set_weights(job: Job, document: Document) -> None:
         set_weights(job, like, VERL)
     elif cap is not None and isinstance(cap.value, (int, float)) and cap.value > 0 and level is None:
         set_weights(job, like, VERL, weight="token", cut=(None, cap))
-    if job.flag("algorithm.bypass") or level is None:
-        return
+    normalized = resolve(document, f"{CORRECTION}.rollout_is_batch_normalize")
+    if job.flag("algorithm.bypass") or level is None or (normalized is not None and normalized.value is not False):
+        return  # by the mean of the batch: none of the forms that `FIELDS` has
     weight = str(level.value) if level.value in ("token", "sequence") else "none"
     lower, upper = _split_bounds(threshold, 2.0)
     mask = REJECTED.get(str(rejected.value), "none") if rejected is not None else "none"

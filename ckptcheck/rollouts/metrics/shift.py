@@ -84,7 +84,7 @@ def find_shifts(rollouts: Rollouts, gaps: NDArray[np.float64], known: NDArray[np
         if known is not None:
             usable = usable & ~known[rollouts.sequence(sequence)]
         engine, trainer = (np.where(usable, values, np.nan) for values in sides)
-        if np.count_nonzero(np.isfinite(engine)) >= LEAST:
+        if np.count_nonzero(np.isfinite(engine)) > LEAST:  # a shift by one leaves a pair less
             found = _search(engine, trainer)
             if found is not None:
                 begin, tokens, pairs, shifted, unshifted = found

@@ -1,0 +1,66 @@
+"""The correction is a product over all tokens of a long response.
+
+## What it checks
+An importance correction may weigh each token, or a response as a whole: `exp` of the sum of its tokens' differences. The rule
+computes what a small bias makes of such a weight at the longest response: `exp(-bias * tokens)`. The bias is assumed: 0.001 a
+token, and 0.01 where the engine's weights or cache are quantized. A weight below 0.01 is a warning, one below 0.1 an info.
+
+## Why it matters
+The bounds hold the weight from above alone. A small constant difference of kernels lets the weight of long responses go to 0: the
+job learns from short ones. With TRL's default a user measured a mean weight of 0.57, and 0.99 by token.
+
+## How to fix
+Weigh by token: `vllm_importance_sampling_mode: token_truncate` (TRL), `rollout_is=token` (verl), `tis_ratio_type=token` (SkyRL).
+
+## When it can be wrong
+Responses stay far below the longest length, or trainer and engine agree to the bit: measure it with a dump, then `--ignore JOB062`.
+
+## Seen in
+huggingface/trl#5814, NVIDIA-NeMo/RL#2269
+"""
+
+from collections.abc import Iterator
+from math import exp
+
+from ckptcheck import Problem, rule
+from ckptcheck.jobs.job import Job
+
+PLAIN_BIAS, QUANTIZED_BIAS = 0.001, 0.01
+"""Mean difference of a token's logprobs between trainer and engine."""
+LEAST_WEIGHT, SMALL_WEIGHT = 0.01, 0.1
+
+
+@rule(
+    "JOB062",
+    "long-product",
+    severity="warning",
+    on="job",
+    when=lambda job: any(job[f"algorithm.{kind}"].status != "unknown" for kind in ("weight", "mask")),
+)
+def check(job: Job) -> Iterator[Problem]:
+    kinds = [kind for kind in ("weight", "mask") if job.text(f"algorithm.{kind}") == "sequence"]
+    job.require_resolved(*(f"algorithm.{kind}" for kind in ("weight", "mask")), "rollout.response_length")
+    length = job.number("rollout.response_length")
+    if not kinds or not length:
+        return
+    quantized = job.text("engine.quantization") not in (None, "none", "auto")
+    cache = (job.text("engine.kv_cache_dtype") or "").startswith(("fp8", "nvfp4"))
+    bias = QUANTIZED_BIAS if quantized or cache else PLAIN_BIAS
+    weight = exp(-bias * length)
+    if weight >= SMALL_WEIGHT:
+        return
+    why = f" (the engine's {'weights are' if quantized else 'cache is'} quantized)" if quantized or cache else ""
+    bounds = [
+        f"{'cut' if kind == 'weight' else 'masked above'} {'at ' if kind == 'weight' else ''}{bound:g}"
+        for kind in kinds
+        if (bound := job.number(f"algorithm.{kind}_high")) is not None
+    ]
+    bound = f" is {' and '.join(bounds)}" if bounds else " has no bound here"
+    at = f"algorithm.{kinds[0]}"
+    yield job.problem(
+        f"the product over up to {int(length):,} tokens ({job.describe('algorithm.correction')}){bound}:"
+        f" a bias of {bias:g} a token{why} is a weight of {weight:.1g}",
+        at=at if job[at].leaf else "rollout.response_length",
+        severity="warning" if weight < LEAST_WEIGHT else "info",
+        hint="let the correction weigh each token: token_truncate, rollout_is=token or tis_ratio_type=token",
+    )
