@@ -6,6 +6,7 @@ have in common.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -173,7 +174,7 @@ class GapCauses:
         if gap is None or not len(judged):
             return None
         error, abs_diff = gap.sequence_error[judged], gap.sequence_abs[judged]
-        median = float(np.median(abs_diff))
+        median = statistics.median(abs_diff.tolist())
         bad = judged[
             (error > self.limits.sequence) | ((abs_diff > SMALL_OUTLIER) & (abs_diff > OUTLIER_FACTOR * median))
         ]

@@ -97,7 +97,7 @@ def find_spans(rollouts: Rollouts) -> Spans | None:
     import numpy as np
 
     column = rollouts.columns.get("version_spans")
-    if column is None or len(np.unique(column[:, 2])) < 2:
+    if column is None or not len(column) or (column[:, 2] == column[0, 2]).all():
         return None
     spans, starts, names = np.asarray(column), np.asarray(rollouts.starts), rollouts.metadata.versions
     # A name may be listed twice.
