@@ -55,10 +55,10 @@ def check(job: Job) -> Iterator[Problem]:
         for kind in kinds
         if (bound := job.number(f"algorithm.{kind}_high")) is not None
     ]
-    bound = f" is {' and '.join(bounds)}" if bounds else " has no bound here"
+    bounded = f" is {' and '.join(bounds)}" if bounds else " has no bound here"
     at = f"algorithm.{kinds[0]}"
     yield job.problem(
-        f"the product over up to {int(length):,} tokens ({job.describe('algorithm.correction')}){bound}:"
+        f"the product over up to {int(length):,} tokens ({job.describe('algorithm.correction')}){bounded}:"
         f" a bias of {bias:g} a token{why} is a weight of {weight:.1g}",
         at=at if job[at].leaf else "rollout.response_length",
         severity="warning" if weight < LEAST_WEIGHT else "info",
