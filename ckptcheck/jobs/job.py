@@ -89,6 +89,8 @@ class NamedCheckpoint:
     """Why the checkpoint is not scanned; "" where it is."""
     errors: tuple[Finding, ...] = ()
     """The findings of severity error."""
+    untracked_steps: tuple[str, ...] = ()
+    """The steps that Megatron saved in the folder, where its file that names the newest is not there."""
     consumers: tuple[str, ...] = ()
     """The consumers whose reading of the checkpoint's ignore list the scan compares."""
     experts: bool | None = None

@@ -5,6 +5,7 @@ The scan compares their ignore lists with how the job's engine and trainer read 
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.tokenizer import Tokenizer
     from ckptcheck.checkpoint.vocabulary import Vocabulary
 
+TRACKER, STEP = "latest_checkpointed_iteration.txt", re.compile(r"iter_\d{7}")
+"""Megatron's file with the number of the newest step, and the folder of a step."""
 NAMES = ("checkpoint.model", "checkpoint.trainer", "checkpoint.critic")
 """The fields that name checkpoints."""
 TOKENIZERS = ("checkpoint.model", "trainer.tokenizer", "engine.tokenizer")
@@ -91,10 +94,21 @@ def _find_and_scan(job: Job, name: str, folder: Path) -> NamedCheckpoint:
         if REPOSITORY.fullmatch(name):
             return NamedCheckpoint(name, reason=f"{name} is on the Hub: ckptcheck scan hf://{name}")
         return NamedCheckpoint(name, reason=f"{clip(name)} is not on this machine")
+    untracked = _list_untracked_steps(path)
     try:
-        return _scan(job, name, str(path))
+        return replace(_scan(job, name, str(path)), untracked_steps=untracked)
     except CkptcheckError as error:
-        return NamedCheckpoint(name, str(path), error.message)
+        return NamedCheckpoint(name, str(path), error.message, untracked_steps=untracked)
+
+
+def _list_untracked_steps(path: Path) -> tuple[str, ...]:
+    """Return the steps that Megatron saved in a folder, if the file that names the newest of them is not there."""
+    try:
+        if not path.is_dir() or (path / TRACKER).exists():
+            return ()
+        return tuple(sorted(step.name for step in path.iterdir() if STEP.fullmatch(step.name)))
+    except OSError:
+        return ()
 
 
 def _list_candidate_paths(name: str, folder: Path) -> list[Path]:
