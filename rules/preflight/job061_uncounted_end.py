@@ -49,16 +49,19 @@ def check(job: Job) -> Iterator[Problem]:
     setting = job["trainer.end_tokens"]
     ends = " and ".join(checkpoint.turn_ends)
     what = f"responses of {checkpoint.named} end with {ends}, and the trainer knows {checkpoint.end_token} alone"
-    if setting.status == "unresolved":
+    masks, is_dated = job.flag("trainer.masks_truncated"), setting.status != "unresolved"
+    if not is_dated and not masks:
         raise Skip(f"{what}, or all: {setting.source}")
-    masks = job.flag("trainer.masks_truncated")
     effect = (
         f"nearly all count as cut, and mask_truncated_completions ({job['trainer.masks_truncated'].place}) leaves them out"
         if masks
         else "what follows the end stays in the loss"
     )
+    release = setting.source.removeprefix("default of ") if is_dated else "if it is of a TRL before 1.16"
     yield job.problem(
-        f"{what} ({setting.source.removeprefix('default of ')}): {effect}",
+        f"{what} ({release}): {effect}",
         at="trainer.masks_truncated" if masks else "checkpoint.model",
-        hint=f"take TRL 1.16 or later, or set the tokenizer's eos_token to {checkpoint.turn_ends[0]}",
+        hint=f"take TRL 1.16 or later{'' if is_dated else ' and say so (--framework-version)'}, or set the tokenizer's eos_token "
+        f"to {checkpoint.turn_ends[0]}",
+        severity=None if is_dated else "warning",
     )
