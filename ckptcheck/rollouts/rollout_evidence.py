@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 CAUSES = (
     "PAR003", "PAR007", "PAR009", "PAR010", "PAR012", "PAR028", "PAR029", "PAR031", "PAR032", "PAR065", "PAR069", "PAR071",
-    "PAR078", "PAR085", "PAR086",
+    "PAR078", "PAR085", "PAR086", "PAR088",
 )  # fmt: skip
 """Rules that name a cause of a gap between two sides."""
 SIZES = ("PAR020", "PAR025")

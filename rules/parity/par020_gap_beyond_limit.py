@@ -14,7 +14,7 @@ With `--floor`, each may also be at most 5 times the floor (`--set max-floor-mul
 over 1. k3 grows with the square of the gap, so the rule compares its root.
 
 Tokens whose gap has a cause that the file shows do not count: those under a wrong mask (PAR007), placeholders (PAR009), shifted
-logprobs (PAR028), and outliers with a trait in common (PAR084).
+logprobs (PAR028), and outliers with a trait in common (PAR086).
 
 ## Why it matters
 - The loss treats the engine's samples as the trainer's own, so every gradient contains the difference of the two. NeMo-RL gates new
