@@ -2,6 +2,7 @@
 
 ## What it checks
 - There are tokens under the response mask, and both sides have finite logprobs for some of them.
+- A file of the engine alone, as slime and PipelineRL save them, waits for its trainer: an info.
 - The training run wrote the trainer's logprobs itself. Frameworks that skip the forward pass write zeros, or nothing, in their
   place; the conversion recognises these and leaves them out, and the rule names the reason. It is an info if a trainer scored the
   file later.
@@ -17,7 +18,6 @@
   turn `enable_old_logprobs_recompute` on, in SkyRL turn `off_policy_correction` on.
 
 ## When it can be wrong
-- A file that holds one side on purpose, to be scored later, has nothing to compare yet: score it first.
 - One compared token is enough to keep the rule quiet, even if nearly everything was masked. The report's first line says how
   many tokens were compared.
 
@@ -49,6 +49,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
             f"there are no logprobs of the {' and none of the '.join(missing)}, so nothing was compared"
             + (f": {'; '.join(map(clip, reasons))}" if reasons else ""),
             hint=hint,
+            severity="info" if missing == ["trainer"] and not reasons else None,
         )
     elif evidence.metrics_or_none is None:
         tokens = sum(int(block.mask.sum()) for block in rollouts.blocks())

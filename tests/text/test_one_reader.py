@@ -41,7 +41,7 @@ ELSEWHERE: dict[str, str] = {
     "copied for a trial, not parsed; `list_files_beside` bounds it": "ckptcheck/checkpoint/files_beside.py:copy_files_beside",
     "archives of pickles, read in ranges with bounds of their own": """
         ckptcheck/checkpoint/torch_archive.py:open_archive ckptcheck/checkpoint/torch_archive.py:read_pickles
-        ckptcheck/checkpoint/torch_file.py:read_torch_file""",
+        ckptcheck/checkpoint/torch_file.py:read_torch_file ckptcheck/runs/saves/state_files.py:explain_torn""",
     "rollouts and records of syncs, line by line up to the first zero byte": """
         ckptcheck/rollouts/json_text.py:read_text_lines ckptcheck/rollouts/lines.py:read_lines
         ckptcheck/rollouts/lines.py:is_rollout_lines ckptcheck/rollouts/convert/detect.py:_load_content
@@ -58,6 +58,7 @@ ELSEWHERE: dict[str, str] = {
         ckptcheck/linter/rule_index.py:describe_rule ckptcheck/linter/rule_index.py:_find_condition
         ckptcheck/linter/rule_index.py:read_index""",
     "tables of the package": """
+        ckptcheck/jobs/key_names.py:load_key_names ckptcheck/jobs/known_issues.py:load_issues
         ckptcheck/consumers/structures.py:_load_file ckptcheck/jobs/dated_defaults.py:load_table
         ckptcheck/jobs/key_table.py:load_key_table ckptcheck/live/runtime/engines/known_issues.py:load_known_issues""",
     "environments that ckptcheck builds, from recipes of its own or the user's": """
