@@ -327,7 +327,7 @@ FrameworkVersion = Annotated[
     Option(
         "Release of the framework, or the date of its commit, where no file pins it.",
         metavar="VERSION",
-        panel=READING,
+        panel=JOB,
         needs=("job",),
     ),
 ]

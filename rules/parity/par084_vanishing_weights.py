@@ -87,10 +87,10 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     weights = exponentiate(logs)
     longest = int(metrics.sequence_tokens.max())
     yield Problem(
-        f"the tokens agree (mean exp|Δ| {metrics.mult_prob_error:.4g}), and a weight of a sequence that is the exponential of a sum"
-        f" over it is {weights.min():.3g} to {weights.max():.3g} here: {-metrics.k1:.3g} nats a token over up to"
+        f"the tokens agree (mean exp|Δ| {metrics.mult_prob_error:.4g}), but weights of sequences that are exp of a sum are"
+        f" {weights.min():.3g} to {weights.max():.3g} here: a bias of {-metrics.k1:.3g} nats a token adds up over as many as"
         f" {count(longest, 'token')}",
-        hint="see with --job whether the loss has such weights (TRL's does by default), and take those of tokens instead",
+        hint="--job FILE says whether the loss has such weights (TRL's does by default); weights of tokens do not add up",
         severity="warning",
     )
 
