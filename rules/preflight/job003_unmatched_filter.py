@@ -7,6 +7,8 @@ Where rollouts are sampled with top-p below 1 or with top-k, the trainer applies
 - The tokens come from a truncated distribution.
 - The engine normalises its processed logprobs over the tokens that the filter keeps; the trainer normalises over all tokens.
 - The two differ even with equal weights, and most where the filter cuts most.
+- An engine that returns raw logprobs normalises as the trainer does. A top-p of 0.99 or a top-k of 100 then cuts only tokens that
+  are hardly ever drawn: an info.
 
 ## How to fix
 Sample with `top_p: 1` and `top_k: -1` in training, and keep filters for evaluation.
@@ -16,13 +18,16 @@ You accept the small bias. NeMo-RL applies the filters in training too, and slim
 top-p (since 0.3.1), so the rule stays quiet there.
 
 ## Seen in
-vllm-project/vime#64, vllm-project/vime#69
+vllm-project/vime#64, vllm-project/vime#69; 100 of ROLL's examples at 8eb27cc2 have top_p 0.99 and top_k 100
 """
 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.jobs.job import Job
+
+WIDE_TOP_P, WIDE_TOP_K = 0.99, 100
+"""The least filters that are an info beside raw logprobs: those of ROLL's examples."""
 
 
 @rule(
@@ -41,9 +46,11 @@ def check(job: Job) -> Iterator[Problem]:
     if job.flag("trainer.filters") is None:
         raise Skip(f"no setting says whether {job.framework}'s trainer applies top-p and top-k to its logprobs")
     if not job.flag("trainer.filters"):
+        is_wide = (top_p is None or top_p >= WIDE_TOP_P) and (not top_k or top_k <= 0 or top_k >= WIDE_TOP_K)
         filters = " and ".join(f"{name} {job.describe(f'rollout.{name}')}" for name in active)
         yield job.problem(
             f"rollouts are sampled with {filters}, and {job.framework}'s trainer computes logprobs over all tokens",
             at=f"rollout.{active[0]}",
+            severity="info" if is_wide and job.text("engine.logprobs") == "raw" else None,
             hint="sample with top_p 1 and top_k -1 in training",
         )
