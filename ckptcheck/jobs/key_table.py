@@ -109,8 +109,8 @@ class KeyTable:
     def date_job(self, job: Job, paths: Iterable[str]) -> int:
         """Return the release whose keys and defaults the reader uses: of the version that the job names, or by the job's keys.
 
-        The keys win over the version if another release knows more of them. If they belong to an older release, the job gets the
-        dated defaults of that release's date.
+        The keys win over a version that a file names if another release knows more of them, and never over the user's own word. If
+        they belong to an older release, the job gets the dated defaults of that release's date.
         """
         names = list(paths)
         by_keys = self.choose_release(names)
@@ -121,9 +121,8 @@ class KeyTable:
             date = defaults.version.date
             older = [number for number, entry in enumerate(self.releases) if date and entry[2] <= date.isoformat()]
             number = (max(older, default=0)) if date else self.find_release(defaults.version.text)
-            if sum(self.find(name, number) is not None for name in names) >= sum(
-                self.find(name, by_keys) is not None for name in names
-            ):
+            known, most = (sum(self.find(name, each) is not None for name in names) for each in (number, by_keys))
+            if not defaults.version.place or known >= most:
                 return number
         if by_keys != self.newest:
             job.defaults = replace(defaults, version=FrameworkVersion(self.releases[by_keys][2], BY_KEYS))

@@ -71,11 +71,15 @@ def apply_parsed_overrides(overrides: Sequence[tuple[Override, Leaf]], into: Doc
 
     Where the document is composed, an override that Hydra refuses is added to its refusals.
     """
+    unparsed = {(refusal.leaf.key, refusal.leaf.file, refusal.leaf.line) for refusal in into.refusals}
     for override, leaf in overrides:
         key = override.key
         if key.startswith(("hydra.", "hydra/")):
             continue
-        if into.is_composed and not override.reason:
+        if (leaf.key, leaf.file, leaf.line) in unparsed:
+            # Hydra stops at its grammar, before it looks for the key.
+            pass
+        elif into.is_composed and not override.reason:
             if missing := _find_missing_key(override, into):
                 into.refusals.append(Refusal(leaf, f"the configuration has no key {missing}", missing=missing))
             elif why := _find_refusal(override, into):

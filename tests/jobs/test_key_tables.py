@@ -121,3 +121,5 @@ def test_a_version_that_lacks_the_job_s_keys_is_not_believed(tmp_path: Path) -> 
         encoding="utf-8",
     )
     assert open_job([str(job)]).number("rollout.temperature") == 1.0
+    # The user's own word is.
+    assert open_job([str(job)], framework_version="0.2.0").number("rollout.temperature") == 0.7
