@@ -111,6 +111,8 @@ class Document:
     """What of the configuration could not be read → why, and what to give; while there is one, no rule passes."""
     lost: LostArguments | None = None
     """The arguments after the end of a launch line that ends too early."""
+    takes_flags: str = ""
+    """The Python script that takes settings from a command line which is not here; "" where there is none."""
     ambiguous: list[AmbiguousMerge] = field(default_factory=list)
     """Values that depend on the version of PyYAML."""
     replaced: dict[str, Leaf] = field(default_factory=dict)
@@ -206,6 +208,7 @@ class Document:
         self.ambiguous += other.ambiguous
         self.gaps |= other.gaps
         self.lost = other.lost or self.lost
+        self.takes_flags = other.takes_flags or self.takes_flags
 
     def iter_section(self, path: str) -> Iterator[tuple[str, Leaf]]:
         """Yield (path below the section, leaf) for every leaf of a section."""

@@ -76,6 +76,8 @@ class Framework:
     """Matches another command of the launch script, which starts the job's engine; its flags go below ``server``."""
     read_python: Callable[[PythonScript], Document | None] | None = None
     """Returns the configuration that a Python script builds; None where it builds none of this framework."""
+    package: str = ""
+    """The package whose classes a Python script configures: its own source is not followed, as `read_python` knows its names."""
     finish: Callable[[Job, Document], None] = lambda job, document: None
     """Sets the fields that depend on more than one key; called after `sources` are read."""
     is_hydra: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -18,6 +19,9 @@ PIN_FILES = ("requirements*.txt", "pyproject.toml", "uv.lock", "poetry.lock", "D
 """Files beside a job that pin packages."""
 TAG = re.compile(r"(?:^|verl)v?(\d+\.\d+(?:\.\d+)?(?:\.post\d+)?)(?:$|[-.](?!\d))|(20\d\d)-?([01]\d)-?([0-3]\d)")
 """The version or the date in an image's tag: v0.5.0, app-verl0.5-…, nightly-dev-20260801a."""
+PROJECT_FILES = (".git", "pyproject.toml", "setup.py")
+"""What the top folder of a project has, to which files that pin packages are looked for."""
+OWN = re.compile(r"^__version__\s*=\s*[\"'](\d[\w.+-]*)[\"']", re.MULTILINE)
 NUMBERED = re.compile(r"MAJOR = (\d+)\s+MINOR = (\d+)\s+PATCH = (\d+)")
 
 
@@ -51,6 +55,8 @@ def search_version(table: Table, text: str, name: str, *, is_own: bool = False) 
     """
     if is_own and (match := NUMBERED.search(text)):
         return FrameworkVersion(".".join(match.groups()), name)
+    if is_own and (match := OWN.search(text)):
+        return FrameworkVersion(match[1], f"{name}:{text.count(chr(10), 0, match.start()) + 1}")
     if is_own and re.fullmatch(r"\s*\d+(\.\d+)+\S*\s*", text):
         return FrameworkVersion(text.strip(), f"{name}:1")
     for pattern in _patterns(table):
@@ -72,11 +78,12 @@ def _patterns(table: Table) -> tuple[re.Pattern[str], ...]:
     package = "|".join(re.escape(name) for name in table.packages)
     repository = "|".join(re.escape(name) for name in table.repositories)
     patterns = [
-        rf"(?<![\w./-])(?:{package})(?:\[[\w, -]+\])?\s*==\s*(\d[\w.]*)",
+        rf"(?<![\w./-])(?:{package})(?:\[[\w, -]+\])?\s*(?:==\s*(\d[\w.]*)|~=\s*(\d+\.\d+\.\d+))",
         rf"(?:{repository})(?:\.git)?(?:@|\?rev=|\?tag=|/archive/(?:refs/tags/)?|/tree/)([\w.-]*\d[\w.-]*?)(?:\.zip|\.tar\.gz)?(?![\w.-])",
         rf"git\s{{1,9}}clone[^\n]{{0,200}}?(?:-b|--branch)[ =](\S{{1,80}})[^\n]{{0,200}}(?:{repository})",
         rf"git\s{{1,9}}clone[^\n]{{0,200}}?(?:{repository})(?:[^\n]{{0,200}}\n){{0,6}}?[^\n]{{0,200}}?git\s{{1,9}}checkout\s{{1,9}}([\w./-]{{1,80}})",
-        rf"name\s*=\s*\"(?:{package})\",?\s+version\s*=\s*\"(\d[\w.+-]*)\"",
+        # In one table of a TOML file, or side by side in a setup.py.
+        rf"\bname\s*=\s*\"(?:{package})\",?(?:(?!\n\[)[^\x00]){{0,800}}?(?<![\w-])version\s*=\s*\"(\d[\w.+-]*)\"",
     ]
     if table.images:
         images = "|".join(re.escape(image) for image in table.images)
@@ -99,12 +106,37 @@ def _list_candidates(table: Table, files: Sequence[Path], folder: Path) -> Itera
     for place in above:
         for own in table.version_files:
             # A setup.py or pyproject.toml is the framework's own only where it names the framework, which its pattern asks.
-            yield place / own, own
-    root = next((index for index, place in enumerate(above) if (place / ".git").exists()), 0)
-    for place in above[: root + 1]:
+            if os.path.exists(place / own):  # ``trl/../VERSION`` lies beside a folder trl
+                yield place / own, os.path.normpath(own)
+    yield from ((file, file.name) for file in list_pin_files(above))
+
+
+def find_pin_around(pattern: re.Pattern[str], folder: Path) -> str:
+    """Return the version of a package that a file of the project around a job pins; "" without one.
+
+    A file that pins several versions, for several systems or extras, names none.
+
+    Args:
+        pattern: Matches a pin; one of its groups is the version.
+        folder: The job's folder.
+    """
+    for file in list_pin_files([folder, *real_path(folder).parents][: HIGHEST + 1]):
+        found = {group for match in pattern.finditer(_read(file)) for group in match.groups() if group}
+        if len(found) == 1:
+            return found.pop()
+    return ""
+
+
+def list_pin_files(above: Sequence[Path]) -> Iterator[Path]:
+    """Yield the files that pin packages in a folder, and in those above it up to the top of its project.
+
+    above: the folder, and those above it.
+    """
+    tops = (index for sign in PROJECT_FILES for index, place in enumerate(above) if (place / sign).exists())
+    for place in above[: next(tops, 0) + 1]:
         for pattern in PIN_FILES:
             try:
-                yield from ((file, file.name) for file in sorted(place.glob(pattern))[:20])
+                yield from sorted(place.glob(pattern))[:20]
             except OSError:
                 continue
 

@@ -149,6 +149,8 @@ class Job(EvidenceDefaults):
     """The framework's defaults in the version that the job runs with; None where ckptcheck has no table of it."""
     lists_settings: bool = False
     """Whether the report lists every setting, and so what the job leaves to its engine."""
+    takes_flags: str = ""
+    """The Python script that takes settings from a command line which is not here; "" where there is none."""
     defaulted: tuple[str, ...] = ()
     """Variables of the environment that have the defaults which the job gives them."""
     files: tuple[str, ...] = ()
@@ -317,6 +319,10 @@ class Job(EvidenceDefaults):
         }
         if self.keys_left:
             reading["keys"] = self.keys_left
+        if self.takes_flags:
+            reading["arguments"] = (
+                f"none: {self.takes_flags} takes more from its command line; key=value after it gives them"
+            )
         if self.defaulted and self.lists_settings:
             names = ", ".join(f"${name}" for name in self.defaulted)
             reading["environment"] = f"{names} with the default in the job; --env NAME=VALUE gives another value"

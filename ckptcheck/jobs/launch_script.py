@@ -77,8 +77,10 @@ def _find_and_read(
         launch_found = _find_launch(commands, group)
         if launch_found is not None:
             words, framework = launch_found
+            if (parsed := _find_parsing_script(words, framework, files, path, given)) is not None:
+                return words, parsed, framework
             return words, read_launch_command(words, framework, files, path, given), framework
-        if group is trainers and (in_python := _find_python_launch(commands, trainers, files, path)) is not None:
+        if group is trainers and (in_python := _find_python_launch(commands, trainers, files, path, given)) is not None:
             return in_python
         if group is trainers and (configured := _find_configured_launch(commands, trainers, files, path)) is not None:
             words, framework = configured
@@ -97,15 +99,44 @@ def _find_launch(commands: Sequence[Command], frameworks: Sequence[Framework]) -
 
 
 def _find_python_launch(
-    commands: Sequence[Command], frameworks: Sequence[Framework], files: JobFiles, path: Path
+    commands: Sequence[Command], frameworks: Sequence[Framework], files: JobFiles, path: Path, given: Sequence[Path]
 ) -> tuple[Command, Document, Framework] | None:
     """Read the Python script of the last command that runs one which builds a configuration. path: the shell script's."""
     for command in reversed(commands):
         for word in command:
             script = files.beside(word.text, path.parent) if word.text.endswith(".py") and not word.reason else None
             if script is not None and (found := read_python_job(script, files.name(script), files, frameworks)):
-                return command, *found
+                document, framework = found
+                if document.takes_flags:
+                    document = _add_flags(document, command, framework, files, path, given)
+                return command, document, framework
     return None
+
+
+def _find_parsing_script(
+    words: Command, framework: Framework, files: JobFiles, path: Path, given: Sequence[Path]
+) -> Document | None:
+    """Read the Python script of a launch line with the line's flags, if it parses them into a configuration that it changes."""
+    for word in words if framework.read_python is not None else ():
+        script = files.beside(word.text, path.parent) if word.text.endswith(".py") and not word.reason else None
+        try:
+            found = read_python_job(script, files.name(script), files, [framework]) if script is not None else None
+        except CkptcheckError:
+            continue
+        if found is not None and found[0].takes_flags:
+            return _add_flags(found[0], words, framework, files, path, given)
+    return None
+
+
+def _add_flags(
+    document: Document, words: Command, framework: Framework, files: JobFiles, path: Path, given: Sequence[Path]
+) -> Document:
+    """Return the settings of a launch line, and over them those that its script sets after it has parsed them."""
+    flags = read_launch_command(words, framework, files, path, given)
+    started = flags.script
+    flags.update(document)
+    flags.takes_flags, flags.script = "", f"{started} {document.script}"
+    return flags
 
 
 def _find_configured_launch(

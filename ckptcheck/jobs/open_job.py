@@ -15,9 +15,9 @@ from ckptcheck.jobs import launch
 from ckptcheck.jobs.dated_defaults import DatedDefaults, FrameworkVersion, date_by_removed_keys, load_table
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.engine_flags import apply_engine_defaults
-from ckptcheck.jobs.files import SHELL, TOML, YAML, JobFiles, find_environment
+from ckptcheck.jobs.files import PINNED, SHELL, TOML, YAML, JobFiles, find_environment
 from ckptcheck.jobs.framework import Framework, environment_flag, fill_job
-from ckptcheck.jobs.framework_version import find_framework_version
+from ckptcheck.jobs.framework_version import find_framework_version, find_pin_around
 from ckptcheck.jobs.job import Job, Setting, UnknownKey
 from ckptcheck.jobs.key_names import list_refused, list_slips, load_key_names
 from ckptcheck.jobs.known_issues import find_met_issues
@@ -60,6 +60,7 @@ def open_job(
     model: str | None = None,
     here: Probe | None = None,
     environment: Mapping[str, str] | None = None,
+    shows_steps: bool = False,
 ) -> Job:
     """Read a job.
 
@@ -73,6 +74,7 @@ def open_job(
         model: The path of a checkpoint to scan in place of the model that the job names; None for that one.
         here: Asks the system of this machine for what the job needs of it; None does not look.
         environment: Values of variables that the job's scripts and configurations take from their environment.
+        shows_steps: Whether the suggested commands are the single steps of a gate.
 
     Raises:
         CkptcheckError: A file cannot be read or belongs to no framework. The message has file and line where possible.
@@ -97,7 +99,9 @@ def open_job(
             apply_model_defaults(job)
         if here is not None:
             job.machine = look_at_machine(job, document, reader, files.folder, here)
-        if lines := suggest_commands(job):
+        # A gate takes no option that changes how the job is read; its file does.
+        is_plain = not (framework or engine_version or te_version or framework_version or environment or model)
+        if lines := suggest_commands(job, [] if shows_steps or not is_plain else arguments):
             job.sections = (Section(SUGGESTIONS, lines=tuple(lines)),)
     except (RecursionError, MemoryError) as error:
         raise CkptcheckError(
@@ -128,11 +132,12 @@ def _read_job(
     job = Job(target=names[0], framework=reader.title, notes=document.notes, files=tuple(files.read))
     job.is_incomplete, job.replaced = document.is_incomplete, document.replaced
     job.refusals = document.refusals if reader.is_hydra else []
+    job.takes_flags = "" if overrides or len(paths) > 1 else document.takes_flags
     job.ambiguous = [merge for merge in document.ambiguous if document.takes_from(merge.leaf)]
     _set_defaults(job, document, reader, framework_version, paths[0].parent)
     fill_job(job, document, reader)
     _check_names(job, document, reader)
-    _set_versions(job, document, engine_version, te_version)
+    _set_versions(job, document, engine_version, te_version, paths[0].parent)
     for name, variable in (("dump.on", "DUMP_ON"), ("dump.prompts_only", "PROMPTS_ONLY")):
         if (setting := environment_flag(document, variable)).status != "unknown":
             job.settings[name] = setting
@@ -170,6 +175,10 @@ def _check_names(job: Job, document: Document, framework: Framework) -> None:
 def _list_gaps(job: Job, document: Document, framework: Framework, name: str) -> dict[str, str]:
     """Return what of the configuration could not be read → why, and what to give. name: the job's first file."""
     gaps = dict(document.gaps)
+    if job.takes_flags and job.text("checkpoint.model") is None:
+        gaps[f"the arguments of {job.takes_flags}"] = (
+            "its command line names the model and more; give them after the file (key=value), or name the script that launches it"
+        )
     if document.is_incomplete and not gaps:
         gaps["the configuration"] = document.notes[0] if document.notes else "a file of it could not be read"
     if not gaps and not document.leaves:
@@ -298,13 +307,15 @@ def _apply_overrides(document: Document, words: Sequence[Word], framework: Frame
         launch.apply_overrides(words, document, None)
 
 
-def _set_versions(job: Job, document: Document, engine_version: str, te_version: str) -> None:
-    """Set the versions of engine and Transformer Engine: from the user, else from a file that pins them."""
+def _set_versions(job: Job, document: Document, engine_version: str, te_version: str, folder: Path) -> None:
+    """Set the versions of engine and Transformer Engine: from the user, else from a file that pins them. folder: the job's."""
     for version in (engine_version, te_version):
         if version and not re.fullmatch(r"v?\d\S*", version):
             raise CkptcheckError(f"{clip(version)} is no version", hint="write it as 0.18.1")
     pinned = document.versions.get(job.engine)
     job.engine_version = engine_version.removeprefix("v") or (str(pinned.value) if pinned else "")
+    if not job.engine_version and job.engine in PINNED:
+        job.engine_version = find_pin_around(PINNED[job.engine], folder)
     te = document.versions.get("transformer_engine")
     job.te_version = te_version or (str(te.value) if te else "")
     if job.engine and job.engine not in ("vllm", "sglang") and job["engine.name"].leaf is not None:

@@ -102,7 +102,7 @@ def open_job_report(
     opened = open_job(
         [os.fspath(part) for part in job], framework=framework, engine_version=engine_version, te_version=te_version,
         framework_version=framework_version, scan=scan_checkpoints, model=model, here=Probe() if here else None,
-        environment=split_variables(env),
+        environment=split_variables(env), shows_steps=show_settings,
     )  # fmt: skip
     opened.lists_settings = show_settings
     if show_settings:

@@ -98,18 +98,44 @@ def test_a_pin_names_the_version(name: str, text: str, version: str | None) -> N
         ({"verl/version/version": "0.8.0.dev\n"}, "0.8.0.dev", "verl/version/version:1"),
         ({"setup.py": 'setup(name="other", version="0.8.0")\n'}, "", ""),
         ({"job.sh": "pip install verl==0.7.0\n"}, "", ""),
+        ({"../pyproject.toml": '[project]\ndependencies = ["verl~=0.8.1"]\n'}, "0.8.1", "pyproject.toml:2"),
+        (
+            {"../pyproject.toml": '[project]\nname = "verl"\nlicense = "x"\nversion = "0.8.2"\n'},
+            "0.8.2",
+            "pyproject.toml:2",
+        ),
+        ({"../pyproject.toml": '[a]\nname = "verl"\n[b]\nversion = "0.8.2"\n'}, "", ""),
         ({}, "", ""),
     ],
 )
 def test_files_around_a_job_name_the_version(tmp_path: Path, files: dict[str, str], version: str, place: str) -> None:
     job = tmp_path / "examples" / "job.yaml"
     for name, text in {"examples/job.yaml": "actor_rollout_ref:\n  rollout: {name: vllm}\n", **files}.items():
-        folder = tmp_path if "/" in name else tmp_path / "examples"
+        folder = tmp_path if "/" in name and ".." not in name else tmp_path / "examples"
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
     defaults = open_job([str(job)]).defaults
     assert defaults is not None
     assert (defaults.version.text, defaults.version.place) == (version, place)
+
+
+def test_the_source_of_a_framework_around_a_job_names_its_version(tmp_path: Path) -> None:
+    (tmp_path / "swift").mkdir()
+    (tmp_path / "VERSION").write_text("7.7.7\n")  # of another project
+    (tmp_path / "swift/version.py").write_text("# a\n__version__ = '4.1.0.dev0'\n")
+    (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["vllm==0.17.1"]\n')
+    script = tmp_path / "run.sh"
+    script.write_text("swift rlhf --rlhf_type grpo --model org/model --use_vllm true\n")
+    job = open_job([str(script)])
+    assert job.defaults is not None
+    assert (job.defaults.version.text, job.defaults.version.place) == ("4.1.0.dev0", "swift/version.py:2")
+    assert job.engine_version == "0.17.1"
+    script.write_text("trl grpo --model_name_or_path org/model --use_vllm true\n")
+    assert (job := open_job([str(script)])).defaults is not None
+    assert not job.defaults.version.is_known
+    (tmp_path / "trl").mkdir()
+    assert (job := open_job([str(script)])).defaults is not None
+    assert (job.defaults.version.text, job.defaults.version.place) == ("7.7.7", "VERSION:1")
 
 
 def test_the_script_itself_counts_before_the_files_around_it(tmp_path: Path) -> None:

@@ -356,3 +356,61 @@ def main():
         "vllm", 4, "0.7 (examples/configs/grpo.yaml:2)",
     )  # fmt: skip
     assert job.gaps == {}
+
+
+PARSED = """from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser, get_peft_config
+
+if __name__ == "__main__":
+    parser = TrlParser((GRPOConfig, ModelConfig))
+    training_args, model_args = parser.parse_args_and_config()
+    training_args.temperature = 0.7
+    if model_args.use_peft:
+        training_args.beta = 0.0
+    trainer = GRPOTrainer(
+        model=model_args.model_name_or_path, args=training_args, peft_config=get_peft_config(model_args)
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    "line", ["--config job.yaml --num_generations 4", "--model_name_or_path org/model --num_generations 4"]
+)
+def test_a_script_that_parses_its_command_line_is_read_with_it(line: str, tmp_path: Path) -> None:
+    files = {"run.sh": f"accelerate launch train.py {line}\n", "train.py": PARSED}
+    files["job.yaml"] = "model_name_or_path: org/model\nuse_vllm: true\n"
+    job = opened(tmp_path, files)
+    assert (job.number("rollout.n"), job.text("checkpoint.model")) == (4, "org/model")
+    assert (job.engine, job.flag("trainer.lora")) == ("vllm" if "job.yaml" in line else "transformers", False)
+    assert job.number("rollout.temperature") == 0.7
+    assert (job.gaps, job.takes_flags) == ({}, "")
+
+
+def test_a_script_that_parses_its_command_line_says_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PARSED)
+    alone, given = (
+        open_job([str(tmp_path / "train.py"), *more]) for more in ((), ("model_name_or_path=org/model", "top_p=0.9"))
+    )
+    assert list(alone.gaps) == ["the arguments of train.py"]
+    assert (given.gaps, given.number("rollout.top_p"), given.number("rollout.temperature")) == ({}, 0.9, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("text", "n"),
+    [
+        (
+            "from trl.experimental.async_grpo import AsyncGRPOConfig\nAsyncGRPOConfig(max_staleness=2, num_generations=4)\n",
+            4,
+        ),
+        (
+            "from trl import GRPOConfig\nclass Mine(GRPOConfig):\n    num_generations: int = 16\nMine(temperature=0.7)\n",
+            16,
+        ),
+    ],
+)
+def test_a_configuration_is_read_beside_the_source_of_its_class(text: str, n: int, tmp_path: Path) -> None:
+    package = tmp_path / "trl/experimental/async_grpo"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("class AsyncGRPOConfig:\n    max_staleness: int = 4\n")
+    job = opened(tmp_path, {"train.py": text})
+    assert (job.framework, job.number("rollout.n")) == ("TRL", n)
+    assert job.files == ("train.py",)

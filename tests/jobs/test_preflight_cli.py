@@ -88,15 +88,33 @@ PipelineRL · deepspeed → vllm TP2
     engine = "--engine vllm --engine-tp 2 --dtype bfloat16"
     assert commands.splitlines() == [
         "/a model's name is not on this machine",
+        "  ckptcheck gate job.yaml",
+        "",
+        "✗ 1 error · 0 rules passed · 1 skipped",
+        "  ckptcheck rule JOB002 explains the first one",
+    ]
+    steps = call("job.yaml", "--select", "JOB002", "--settings", folder=folder).stdout.splitlines()
+    first = next(number for number, line in enumerate(steps) if line.startswith("  ckptcheck refit"))
+    assert steps[first : first + 4] == [
         f"  ckptcheck refit {name} --trainer transformers {engine}",
         f"  ckptcheck parity record {name} {engine} --temperature 0.7 {asked} -o rollouts.safetensors",
         f"  ckptcheck parity score rollouts.safetensors {name} --trainer transformers --dtype bfloat16 --trainer-head-fp32"
         " -o scored.safetensors",
         "  ckptcheck parity judge scored.safetensors",
-        "",
-        "✗ 1 error · 0 rules passed · 1 skipped",
-        "  ckptcheck rule JOB002 explains the first one",
     ]
+
+
+@pytest.mark.parametrize(("rank", "merges", "offered"), [(8, "False", True), (0, "False", False), (8, "True", False)])
+def test_a_job_whose_engine_loads_adapters_is_offered_their_check(
+    rank: int, merges: str, offered: bool, tmp_path: Path
+) -> None:
+    lora = f"actor_rollout_ref.model.lora_rank={rank} +actor_rollout_ref.model.lora.merge={merges}"
+    (tmp_path / "run.sh").write_text(
+        f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=org/model actor_rollout_ref.rollout.name=vllm {lora}"
+        " actor_rollout_ref.actor.strategy=fsdp\n"
+    )
+    found = suggest_commands(open_job([str(tmp_path / "run.sh")]))
+    assert ("ckptcheck refit lora ./model ./adapter --engine vllm --dtype bfloat16" in found) is offered
 
 
 @pytest.mark.parametrize(

@@ -304,6 +304,7 @@ FRAMEWORK = Framework(
     program=re.compile(r"((?<!\S)\S*/)?rlhf(\.py)?$|(?<!\S)\S*\.rlhf$"),
     engine_launches=re.compile(r"\bswift\s+rollout\b|\bswift[./]cli[./]rollout\b"),
     read_python=_read_python,
+    package="swift",
     finish=_finish,
     data=("dataset", "val_dataset"),
 )

@@ -53,6 +53,8 @@ TRAINERS = {"rloo": re.compile(r"rloo", re.IGNORECASE), "async_grpo": re.compile
 """Trainer → what the name of its script, or of its configuration's class, contains; every other one is GRPO."""
 CONFIGS = {"GRPOConfig": "GRPOTrainer", "RLOOConfig": "RLOOTrainer", "AsyncGRPOConfig": "AsyncGRPOTrainer"}
 """Class of a configuration → class of the trainer that takes it."""
+MODEL_CONFIG = "ModelConfig"
+"""Class with the settings of the model and of its adapter, as TRL's scripts parse it beside the trainer's."""
 OWN_KEYS = {"rloo": ("normalize_advantages",), "async_grpo": ("max_staleness", "weight_sync_steps")}
 """Trainer → keys that the others do not have."""
 NOT_OF_A_CLASS = frozenset(("config", "accelerate_config"))
@@ -334,8 +336,13 @@ def _read_python(script: PythonScript) -> Document | None:
     configs = [call for call in script.calls if call.ends_with(*CONFIGS)]
     if not configs:
         return None
-    document = configs[-1].to_document()
+    document = Document()
+    for config in (call for call in script.calls if call.ends_with(MODEL_CONFIG)):
+        document.update(config.to_document())
+    document.update(configs[-1].to_document())
     document.script = configs[-1].name
+    if configs[-1].result.is_parsed:
+        document.takes_flags = configs[-1].file
     for trainer in (call for call in script.calls if call.ends_with(*CONFIGS.values())):
         keywords = trainer.to_document()
         adapter = keywords.leaves.get("peft_config", Leaf("", "peft_config"))
@@ -346,7 +353,8 @@ def _read_python(script: PythonScript) -> Document | None:
         if model is not None and model.reason and len(loaded) == 1 and loaded[0].arguments:
             name, reason = to_plain(loaded[0].arguments[0])
             model = Leaf(name, "from_pretrained", loaded[0].file, loaded[0].line, reason)
-        if model is not None:
+        # The command line gives a parsed one.
+        if model is not None and not (document.takes_flags and model.reason):
             document.put("model_name_or_path", model)
     return document
 
@@ -376,6 +384,7 @@ FRAMEWORK = Framework(
     config_options=("--config",),
     engine_launches=re.compile(r"\btrl\s+vllm-serve\b|\btrl[./]scripts[./]vllm_serve\b|\bvllm\s+serve\b"),
     read_python=_read_python,
+    package="trl",
     finish=_finish,
     ports=(("server.port", ""),),
     precedence=1,

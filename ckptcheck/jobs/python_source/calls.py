@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.jobs.python_source.expressions import Expressions
-from ckptcheck.jobs.python_source.operations import apply_method, call_builtin, call_parser
+from ckptcheck.jobs.python_source.operations import CLASS_PARSERS, apply_method, call_builtin, call_parser
 from ckptcheck.jobs.python_source.script import PythonCall
 from ckptcheck.jobs.python_source.state import MISSING, Class, Frame, Function, Missing, Outcome
 from ckptcheck.jobs.python_source.values import (
@@ -62,7 +62,7 @@ class Calls(Expressions):
             elif isinstance(value, (Table, Instance)):
                 keywords |= value.slots
         if isinstance(owner, Instance) and isinstance(node.func, ast.Attribute):
-            parsed = call_parser(owner, node.func.attr, arguments, keywords, node.lineno)
+            parsed = call_parser(self, owner, node.func.attr, arguments, keywords, node, frame)
             if parsed is not MISSING:
                 return parsed
         if isinstance(owner, (Text, Items, Table)) and isinstance(node.func, ast.Attribute):
@@ -77,7 +77,13 @@ class Calls(Expressions):
         if isinstance(function, Function):
             return self.call_function(function, arguments, keywords)
         if isinstance(function, Class):
-            return self.instantiate(function, arguments, keywords)
+            made = self.instantiate(function, arguments, keywords)
+            if (base := function.find_imported_base()) is not None:
+                # ``class Mine(GRPOConfig)`` is such a configuration, with defaults and fields of its own.
+                slots = {key: value for key, value in made.slots.items() if key != "__class__"}
+                file = frame.module.file if frame.module else ""
+                self.record(PythonCall(base, tuple(arguments), slots, node.lineno, file, lines=lines, result=made))
+            return made
         if isinstance(function, Instance):
             # ``app()`` runs the commands of a typer app.
             commands = function.slots.get("commands")
@@ -101,9 +107,11 @@ class Calls(Expressions):
                 return folded
         file = frame.module.file if frame.module else ""
         result = Instance(keywords, name)
-        if name:
-            self.record(PythonCall(name, tuple(arguments), result.slots, node.lineno, file, lines=lines))
         last = name.rpartition(".")[2]
+        if last in CLASS_PARSERS and arguments:
+            result.slots["dataclass_types"] = arguments[0]
+        if name:
+            self.record(PythonCall(name, tuple(arguments), result.slots, node.lineno, file, lines=lines, result=result))
         if last in self.results:
             return self.results[last]
         for each in arguments:

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
+from ckptcheck.checkpoint.document import clip
 from ckptcheck.jobs.python_source.computation import Computation
 from ckptcheck.jobs.python_source.operations import apply_operator, compare
 from ckptcheck.jobs.python_source.state import MISSING, Class, Frame, Function
@@ -155,6 +156,8 @@ class Expressions(Computation):
                 return self.call_function(bound, (), {}) if {"property", "cached_property"} & set(names) else bound
             if found is not MISSING:
                 return found
+            if owner.is_parsed:
+                return Unknown(f"the command line gives {clip(name, 60)}", node.lineno)
             if not isinstance(class_of, Class) and not owner.name.endswith("parse_args"):
                 return Reference(f"{owner.name}.{name}")
         elif isinstance(owner, Class):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from ckptcheck.jobs.budget import current_budget
 from ckptcheck.jobs.python_source.computation import Computation
-from ckptcheck.jobs.python_source.state import MISSING, Frame
+from ckptcheck.jobs.python_source.state import MISSING, Class, Frame
 from ckptcheck.jobs.python_source.values import (
     Instance,
     Items,
@@ -51,6 +51,8 @@ PURE_TEXT: Mapping[str, Callable[..., str]] = {
     "pathlib.Path": posixpath.join, "textwrap.dedent": lambda text: text,
 }  # fmt: skip
 TAKES_NUMBERS: Mapping[str, Callable[..., object]] = {"min": min, "max": max, "sum": sum, "round": round, "abs": abs}
+CLASS_PARSERS = ("HfArgumentParser", "TrlParser")
+"""Parsers of transformers and TRL that make an object of each of their classes from the command line."""
 CONVERSIONS = ("int", "float", "str", "bool", "shlex.quote", "shlex.join", "shlex.split", "json.dumps")
 
 
@@ -273,9 +275,15 @@ def _list_of(reader: Computation, name: str, arguments: Sequence[Value], node: a
 
 
 def call_parser(
-    parser: Instance, method: str, arguments: Sequence[Value], keywords: Mapping[Hashable, Value], line: int
-) -> Value:
-    """Follow a method of an ``argparse.ArgumentParser``: return the parsed options, MISSING for any other call."""
+    reader: Computation, parser: Instance, method: str, arguments: Sequence[Value], keywords: Mapping[Hashable, Value],
+    node: ast.Call, frame: Frame,
+) -> Value:  # fmt: skip
+    """Follow a method of a parser of the command line: return the parsed options, MISSING for any other call."""
+    line = node.lineno
+    if parser.name.rpartition(".")[2] in CLASS_PARSERS and method.startswith("parse_"):
+        given = parser.slots.get("dataclass_types")
+        classes = [given] if isinstance(given, (Reference, Class)) else reader.iterate(given) or ()
+        return Items.of([_make_parsed(reader, each, node, frame) for each in spend_on_each(classes)])
     if parser.name.rpartition(".")[2] != "ArgumentParser":
         return MISSING
     if method == "add_argument":
@@ -287,6 +295,14 @@ def call_parser(
         options = Instance(dict(parser.slots), f"{parser.name}.parse_args")
         return options if method == "parse_args" else Items.of([options, Items.of([])])
     return MISSING
+
+
+def _make_parsed(reader: Computation, kind: Value, node: ast.Call, frame: Frame) -> Value:
+    """Return an object that a command line fills. A class of the script has its defaults, as an argparse option has."""
+    made = reader.call(kind, [], {}, node, frame, {})
+    if isinstance(made, Instance):
+        made.is_parsed = True
+    return made
 
 
 def _add_option(parser: Instance, arguments: Sequence[Value], keywords: Mapping[Hashable, Value], line: int) -> None:

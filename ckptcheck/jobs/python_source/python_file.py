@@ -15,7 +15,7 @@ To use it for a class whose keywords are settings::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
@@ -53,19 +53,22 @@ def read_python_file(
     return script
 
 
-def find_modules_beside(folder: Path, shown: Callable[[Path], str], read: Callable[[Path], str]) -> Find:
+def find_modules_beside(
+    folder: Path, shown: Callable[[Path], str], read: Callable[[Path], str], others: Collection[str] = ()
+) -> Find:
     """Return a function that finds ``a.b`` as ``a/b.py`` in a folder and in the four above it.
 
     Args:
         folder: The script's folder.
         shown: Returns the name of a file for the report.
         read: Returns the text of a file.
+        others: Packages that are not looked for.
     """
     folders = [folder, *list(real_path(folder).parents)[:4]]
 
     def find(module: str) -> tuple[str, str] | None:
         parts = module.split(".")
-        if not all(part.isidentifier() for part in parts):
+        if parts[0] in others or not all(part.isidentifier() for part in parts):
             return None
         for start in folders:
             for file in (start.joinpath(*parts[:-1], f"{parts[-1]}.py"), start.joinpath(*parts, "__init__.py")):

@@ -29,14 +29,15 @@ def read_python_job(
     """
     text = files.text(path, shown)
     name = files.name(path)
+    frameworks = list(frameworks)
+    packages = frozenset(framework.package for framework in frameworks)
     script = read_python_file(
         text,
         name,
-        find=find_modules_beside(path.parent, files.name, lambda file: files.text(file, files.name(file))),
+        find=find_modules_beside(path.parent, files.name, lambda file: files.text(file, files.name(file)), packages),
         environment=files.given,
         results=NO_SETTINGS,
     )
-    frameworks = list(frameworks)
     for framework in frameworks:
         document = framework.read_python(script) if framework.read_python is not None else None
         if document is not None:

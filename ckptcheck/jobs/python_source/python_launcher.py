@@ -26,9 +26,9 @@ from ckptcheck.jobs.shell.expansion import Script
 from ckptcheck.jobs.shell.word import MARK, Command, Word
 
 EXECUTE = "execute_train"
-NO_SETTINGS: dict[str, Value] = {EXECUTE: None, "get_default_wandb_args": Text()}
-"""Functions of slime and miles that are not followed → their results; the flags of wandb set nothing that a rule
-checks."""
+NO_SETTINGS: dict[str, Value] = {EXECUTE: None, "get_default_wandb_args": Text(), "get_peft_config": None}
+"""Functions that are not followed → their results: slime's and miles' own, whose flags of wandb set nothing that a rule checks, and
+TRL's, which returns an adapter only where its argument has ``use_peft``."""
 LONGEST = 100_000
 """Largest number of characters of a command."""
 

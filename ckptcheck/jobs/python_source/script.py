@@ -41,6 +41,8 @@ class PythonCall:
     """Why it is unknown whether the script makes the call; "" if it surely does."""
     lines: dict[Hashable, int] = field(default_factory=dict)
     """Keyword → the line where it is written."""
+    result: Instance = field(default_factory=Instance)
+    """What the call makes."""
 
     def ends_with(self, *names: str) -> bool:
         """Whether the last part of the dotted name is one of these."""

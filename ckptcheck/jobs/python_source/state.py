@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ckptcheck.jobs.budget import ITEMS, current_budget
-from ckptcheck.jobs.python_source.values import MOST_ITEMS, Slots, Unknown, Value, merge, merge_items, unknown_if
+from ckptcheck.jobs.python_source.values import (
+    MOST_ITEMS,
+    Reference,
+    Slots,
+    Unknown,
+    Value,
+    merge,
+    merge_items,
+    unknown_if,
+)
 
 Outcome = Literal["return", "raise", "break", "continue"] | None
 """How a block of statements ends; None if it continues."""
@@ -81,6 +90,16 @@ class Class:
 
     def __call__(self) -> None:
         """Mark the class as callable."""
+
+    def find_imported_base(self) -> str | None:
+        """Return the dotted name of the first base that the script imports; None without one."""
+        waiting: list[Value] = [self]
+        for _ in range(MOST_ITEMS):
+            cls = waiting.pop(0) if waiting else None
+            if cls is None or isinstance(cls, Reference):
+                return cls.name if cls is not None else None
+            waiting += cls.bases if isinstance(cls, Class) else ()
+        return None
 
     def find(self, name: str) -> Value:
         """Return a constant or method of the class or of its bases; MISSING without one."""

@@ -104,6 +104,8 @@ class Instance(Slots):
     """An object of a class: of the script, or of one that the script imports (`name` is its dotted name then)."""
 
     name: str = ""
+    is_parsed: bool = False
+    """Whether the command line fills it."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from ckptcheck.jobs.job import Job
 from ckptcheck.jobs.live_arguments import (
@@ -24,23 +25,42 @@ SUGGESTIONS = "Then, on the real engine and trainer"
 """Title of the section with the commands."""
 
 
-def suggest_commands(job: Job) -> list[str]:
-    """Return shell lines for this job's refit check and parity check. Comments name the settings that they leave out."""
+def suggest_commands(job: Job, arguments: Sequence[str] = ()) -> list[str]:
+    """Return shell lines for this job's refit check and parity check. Comments name the settings that they leave out.
+
+    arguments: the job as the user named it, where `ckptcheck gate` can read it so, which runs both checks; else each has its line.
+    """
     model = job.text("checkpoint.model")
     if model is None or job.engine not in ENGINES:
         return []
     source, lines = _source(job, model)
-    if job.text("trainer.backend") is not None:
+    has_trainer = job.text("trainer.backend") is not None
+    if job.flag("trainer.lora") and not job.flag("update.merges_lora"):
+        options = _options({"engine": job.engine, **list_dtype(job)})
+        lines += ["# ./adapter: one that the job saved", _line("refit", "lora", source, "./adapter", *options)]
+    if arguments and has_trainer:
+        checkpoint = job.checkpoints.get("checkpoint.model")
+        is_elsewhere = checkpoint is not None and checkpoint.reason and source != model
+        lines.append(_line("gate", *arguments, *(["--model", source] if is_elsewhere else [])))
+    else:
+        lines += _list_each(job, source, has_trainer=has_trainer)
+    if job.flag("dump.on"):
+        lines.append(_line("parity", "localize", source, "--dumps", *DUMPS, *_options(list_dtype(job))))
+    return lines
+
+
+def _list_each(job: Job, source: str, *, has_trainer: bool) -> list[str]:
+    """Return a shell line for each step of the checks. source: the checkpoint's path."""
+    lines = []
+    if has_trainer:
         lines.append(_line("refit", source, *_options(list_refit_arguments(job))))
     if job.number("trainer.cp") and (job.number("trainer.cp") or 1) > 1 and choose_trainer(job) == "megatron":
         lines.append("# context parallelism is left out: it moves no weights")
     lines.append(_line("parity", "record", source, *_options(list_record_arguments(job)), "-o", "rollouts.safetensors"))
-    if job.text("trainer.backend") is not None:
+    if has_trainer:
         options = _options(list_score_arguments(job))
         lines.append(_line("parity", "score", "rollouts.safetensors", source, *options, "-o", "scored.safetensors"))
         lines.append(_line("parity", "judge", "scored.safetensors"))
-    if job.flag("dump.on"):
-        lines.append(_line("parity", "localize", source, "--dumps", *DUMPS, *_options(list_dtype(job))))
     return lines
 
 

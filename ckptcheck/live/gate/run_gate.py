@@ -180,10 +180,8 @@ def _join(job: Job, preflight: Report, request: GateRequest, results: Sequence[S
         (result.name, result.describe(), round(result.seconds, 1), ", ".join(result.notes)) for result in results
     )
     sections = [Section("Stages of the gate", ("stage", "outcome", "seconds", "used again"), rows)]
-    is_whole = not any(result.not_checked or result.left_out for result in results)
-    sections += [
-        section for report in reports for section in report.sections if not (is_whole and section.title == SUGGESTIONS)
-    ]
+    # What they suggest is this gate.
+    sections += [section for report in reports for section in report.sections if section.title != SUGGESTIONS]
     scanned = [report.counts for result in results if result.name == "scan" for report in result.reports]
     counts = {name: sum(each.get(name, 0) for each in scanned) for name in ("files", "tensors", "bytes")}
     return Report(
