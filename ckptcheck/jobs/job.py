@@ -74,6 +74,18 @@ class UnknownKey:
 
 
 @dataclass(frozen=True)
+class UnreadKey:
+    """A key that the framework's configuration takes and its code reads nowhere."""
+
+    leaf: Leaf
+    """The key and its place."""
+    owner: str
+    """The framework, and since when it is so: ``verl since 0.8.0``."""
+    in_examples: bool
+    """Whether the framework's own examples set the key."""
+
+
+@dataclass(frozen=True)
 class NamedCheckpoint:
     """A checkpoint that the job names, and the result of its scan.
 
@@ -133,6 +145,8 @@ class Job(EvidenceDefaults):
     """Name in `FIELDS` → setting."""
     unknown_keys: list[UnknownKey] = field(default_factory=list)
     """Keys that the reader does not know, in the sections whose keys it lists in full; and values of the wrong kind."""
+    unread_keys: Sequence[UnreadKey] = ()
+    """Keys that the framework's code reads nowhere, as far as the job sets them."""
     keys_left: str = ""
     """What is not known of keys that the reader does not list in full; "" where every key is checked."""
     notes: list[str] = field(default_factory=list)

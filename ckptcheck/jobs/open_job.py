@@ -28,6 +28,7 @@ from ckptcheck.jobs.python_source.python_job import require_python_job
 from ckptcheck.jobs.shell.commands import SUGGESTIONS, suggest_commands
 from ckptcheck.jobs.shell.word import Word
 from ckptcheck.jobs.this_machine import Probe, look_at_machine
+from ckptcheck.jobs.unread_keys import list_unread_keys
 from ckptcheck.linter.report import Section
 from ckptcheck.text.file_io import expand_home
 from ckptcheck.text.formatting import join_truncated
@@ -137,6 +138,7 @@ def _read_job(
     _set_defaults(job, document, reader, framework_version, paths[0].parent)
     fill_job(job, document, reader)
     _check_names(job, document, reader)
+    job.unread_keys = list_unread_keys(document, reader, job.defaults)
     _set_versions(job, document, engine_version, te_version, paths[0].parent)
     for name, variable in (("dump.on", "DUMP_ON"), ("dump.prompts_only", "PROMPTS_ONLY")):
         if (setting := environment_flag(document, variable)).status != "unknown":

@@ -25,8 +25,8 @@ package. Then use `--ignore JOB050`.
 
 ## Seen in
 verl's examples at 1dda039b9: four name `actor_rollout_ref.actor.model_engine` for the group `model_engine`, or add with `+` a key
-that the configuration has by now (examples/tuning/lora/run_qwen3_8b_merge_fsdp.sh); fifteen overrides of examples/router_replay/run_qwen3_30b_a3b_megatron.sh need
-`model_engine=megatron`
+that the configuration has by now (examples/tuning/lora/run_qwen3_8b_merge_fsdp.sh); fifteen overrides of
+examples/router_replay/run_qwen3_30b_a3b_megatron.sh need `model_engine=megatron`
 """
 
 from collections.abc import Iterator, Sequence

@@ -28,6 +28,7 @@ from ckptcheck.jobs.framework import (
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, Setting
+from ckptcheck.jobs.unread_keys import is_read
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
@@ -273,8 +274,9 @@ def _finish(job: Job, document: Document) -> None:
     if job.flag("critic.enabled"):
         set_derived(job, "critic.world", job["trainer.world"].value, job["trainer.world"])
     set_default(job, "algorithm.unbounded_lag", False, VERL)
-    use_logprobs = resolve(document, f"{ACTOR}.use_rollout_log_probs") or resolve(
-        document, "async_training.use_rollout_log_probs"
+    keys = (f"{ACTOR}.use_rollout_log_probs", "async_training.use_rollout_log_probs")
+    use_logprobs = next(
+        (found for key in keys if is_read("verl", key, job.defaults) and (found := resolve(document, key))), None
     )
     uses = (
         job.text("algorithm.correction") not in ("none", None)

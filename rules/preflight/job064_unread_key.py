@@ -1,0 +1,41 @@
+"""A setting of the job is read nowhere: it changes nothing.
+
+## What it checks
+No key that the job sets is one that the framework's configuration takes, and that no line of its code reads in the version that the
+job runs with. Such keys are left over from removed features, or were never wired up. Values that are the default, or ask for
+nothing (`false`, `null`), are not reported, and neither are jobs whose program is not the framework's own.
+
+A key that the framework's own examples set is an info.
+
+## Why it matters
+The job starts, and does not do what the file says: `actor_rollout_ref.actor.freeze_vision_tower=True` trains the vision tower.
+
+## How to fix
+Take the key out. If the job needs what it says, look for what replaced it in the framework's release notes.
+
+## When it can be wrong
+A plugin or a patched framework reads the key: `--ignore JOB064`.
+
+## Seen in
+The sources of verl to 1dda039b9 (`over_sample_rate`, which its rollout.yaml explains and nothing has read since 0.7.0), NeMo-RL to
+7ea279abf (`loss_fn.ratio_eps_min`, which became `ratio_clip_min`) and SkyRL to a9564572e, release by release
+(fixtures/learn_unread_keys.py)
+"""
+
+from collections.abc import Iterator
+
+from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.document import clip
+from ckptcheck.jobs.job import Job, shown
+
+
+@rule("JOB064", "unread-key", severity="warning", on="job", when=lambda job: bool(job.unread_keys))
+def check(job: Job) -> Iterator[Problem]:
+    for key in job.unread_keys:
+        value = (key.leaf.reason and "a value") or shown(key.leaf.value)
+        yield job.problem_at(
+            key.leaf,
+            f"{clip(key.leaf.key)} is {value}, and {key.owner} reads it nowhere",
+            "take it out, or set what replaced it",
+            "info" if key.in_examples else None,
+        )
