@@ -181,10 +181,13 @@ class JobFiles:
                 return None
         return None
 
-    def script(self, path: Path, shown: str, *, decide: bool = True) -> tuple[Script, list[str], dict[str, Leaf]]:
+    def script(
+        self, path: Path, shown: str, *, decide: bool = True, caller: Script | None = None
+    ) -> tuple[Script, list[str], dict[str, Leaf]]:
         """Read a shell script and the scripts that it sources.
 
         decide: whether conditions on the script's own variables are decided.
+        caller: The arguments and exported variables with which another script runs it; None where the user does.
 
         Returns the script, a note for each sourced file that could not be read, and the versions that the files pin.
         """
@@ -222,6 +225,9 @@ class JobFiles:
             )
 
         script = Script(given=self.given, program=str(real_path(path)))
+        if caller is not None:
+            script.arguments, script.exports = list(caller.arguments), dict(caller.exports)
+            script.variables = {name: [word] for name, word in caller.exports.items()}
         read_script(path, shown, script, 0)
         return script, notes, versions
 

@@ -20,14 +20,24 @@ from ckptcheck.jobs.shell.word import MARK, Command, Word
 
 LONGEST_WORD, LONGEST_COMMAND = 400, 100_000
 """Most characters of a word, and of a command, to search for a launch: the patterns start again at every character."""
+DEEPEST = 4
+"""Largest depth of scripts that run each other."""
+RUNNERS = ("exec", "env", "nohup", "time", "command")
+"""Commands before another command."""
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+"""A variable that a command gets: ``N=8 bash run.sh``."""
 LONG_WORD = re.compile(rf"(\S{{{LONGEST_WORD}}})\S++")
 SHELLS = re.compile(r"(\S*/)?(bash|sh|zsh|ssh|sbatch|srun|docker|podman|kubectl|sudo|eval|cat|tee)$")
 """Programs that run, or write for another shell, the text of a here-document."""
 
 
+class NoLaunch(CkptcheckError):
+    """A script starts no job that ckptcheck knows."""
+
+
 def read_launch_script(
     files: JobFiles, path: Path, name: str, frameworks: Mapping[str, Framework], reader: Framework | None,
-    given: Sequence[Path],
+    given: Sequence[Path], caller: Script | None = None, depth: int = 0,
 ) -> tuple[Document, Framework]:  # fmt: skip
     """Find the last command of a script that starts a job, and read its settings and the script's exports.
 
@@ -38,6 +48,8 @@ def read_launch_script(
         frameworks: Those to look for.
         reader: The one framework to look for; None looks for all.
         given: The files that the user names.
+        caller: The arguments and exported variables with which another script runs it; None where the user does.
+        depth: How many scripts run each other above it.
 
     Raises:
         CkptcheckError: No command starts a job, or the script cannot be read.
@@ -45,14 +57,24 @@ def read_launch_script(
     wanted = [reader] if reader else list(frameworks.values())
     for decide in (True, False):
         # The launch may stand under a condition that only the user's own call makes true.
-        script, notes, versions = files.script(path, name, decide=decide)
+        script, notes, versions = files.script(path, name, decide=decide, caller=caller)
         commands = [command for command in _list_commands(script, wanted, path.parent) if not command.is_dead]
-        found = _find_and_read(commands, wanted, files, path, given)
+        inner = _find_inner_script(commands, script, files, path) if depth < DEEPEST else None
+        # The overrides that a wrapper passes on look like a launch.
+        launches = [command for command in commands if inner is None or command is not inner[0]]
+        found = _find_and_read(launches, wanted, files, path, given)
+        if found is None and inner is not None:
+            try:
+                return read_launch_script(
+                    files, inner[1], files.name(inner[1]), frameworks, reader, given, inner[2], depth + 1
+                )
+            except NoLaunch:
+                found = _find_and_read(commands, wanted, files, path, given)
         if found is not None:
             break
     else:
         what = f"nothing of {reader.title}" if reader else "no training job and no engine that ckptcheck knows"
-        raise CkptcheckError(f"{name} starts {what}", hint=f"known are {', '.join(frameworks)}")
+        raise NoLaunch(f"{name} starts {what}", hint=f"known are {', '.join(frameworks)}")
     words, document, framework = found
     read_engine_command(commands, framework, document, files.name(path))
     exports = {
@@ -65,6 +87,27 @@ def read_launch_script(
     document.defaulted |= script.defaulted
     document.versions = versions | document.versions
     return document, framework
+
+
+def _find_inner_script(
+    commands: Sequence[Command], script: Script, files: JobFiles, path: Path
+) -> tuple[Command, Path, Script] | None:
+    """Return (the last command that runs a shell script, that script, what it is given): ``N=8 bash base.sh a=1``."""
+    for command in reversed(commands):
+        exports = dict(script.exports)
+        for index, word in enumerate(command):
+            if match := ASSIGNMENT.fullmatch(word.text):
+                exports[match[1]] = replace(word, text=match[2], marked="")
+            elif word.text.endswith((".sh", ".bash")):
+                target = files.beside(word.text, path.parent) if not word.reason else None
+                if target is not None and not target.samefile(path):
+                    return command, target, Script(arguments=list(command[index + 1 :]), exports=exports)
+                break
+            elif index == 0 and not (SHELLS.match(word.text) or word.text in RUNNERS):
+                break
+            elif word.text.endswith(".py") or word.text in ("-c", "-m"):
+                break
+    return None
 
 
 def _find_and_read(

@@ -414,3 +414,33 @@ def test_a_configuration_is_read_beside_the_source_of_its_class(text: str, n: in
     job = opened(tmp_path, {"train.py": text})
     assert (job.framework, job.number("rollout.n")) == ("TRL", n)
     assert job.files == ("train.py",)
+
+
+BASE = """N=${N:-4}
+python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=${MODEL:-org/model} actor_rollout_ref.rollout.name=vllm \\
+    actor_rollout_ref.rollout.n=$N "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'bash sub/base.sh actor_rollout_ref.rollout.top_p=0.9 "$@"',
+        'exec "$(dirname "$0")/sub/base.sh" actor_rollout_ref.rollout.top_p=0.9',
+        'ARGS=(actor_rollout_ref.rollout.top_p=0.9)\nsrun -N 1 bash sub/base.sh "${ARGS[@]}"',
+    ],
+)
+def test_a_script_that_runs_another_is_read_with_what_it_gives_it(line: str, tmp_path: Path) -> None:
+    text = f"export MODEL=org/other\n{line.replace('bash', 'N=16 bash') if line.startswith('bash') else line}\n"
+    job = opened(tmp_path, {"run.sh": text, "sub/base.sh": BASE})
+    n = 16 if line.startswith("bash") else 4
+    assert (job.number("rollout.top_p"), job.number("rollout.n"), job.engine) == (0.9, n, "vllm")
+    assert (job.text("checkpoint.model"), job.files) == ("org/other", ("run.sh", "sub/base.sh"))
+
+
+def test_a_script_beside_a_launch_is_not_taken_for_it(tmp_path: Path) -> None:
+    text = "bash prepare.sh data.x=1\npython3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=8\n"
+    job = opened(
+        tmp_path, {"run.sh": text, "prepare.sh": "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=2\n"}
+    )
+    assert job.number("rollout.n") == 8
