@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -52,12 +52,17 @@ class RunComparison(EvidenceDefaults):
         return first, second
 
     def find_unlike_settings(self) -> list[str]:
-        """Return what was recorded about both runs and is not the same, though it changes what a logprob is."""
-        unlike = []
-        for name, one, other in zip(SETTINGS, _read_settings(self.run), _read_settings(self.reference), strict=True):
-            if one and other and one.isdisjoint(other):
-                unlike.append(f"{name} {join_truncated(sorted(one))} ({join_truncated(sorted(other))})")
-        return unlike
+        """Return what was recorded about both runs and is not the same, what changes a logprob first.
+
+        The engine's own name and version are what such a comparison is for: they come last, and not alone.
+        """
+        ours, theirs = _read_settings(self.run), _read_settings(self.reference)
+        unlike = [
+            f"{name} {join_truncated(sorted(values))} ({join_truncated(sorted(theirs[name]))})"
+            for name, values in sorted(ours.items(), key=_rank_setting)
+            if name in theirs and values.isdisjoint(theirs[name])
+        ]
+        return [] if len(unlike) == 1 and unlike[0].startswith(f"{ENGINE} ") else unlike
 
     @property
     def target(self) -> str:
@@ -132,25 +137,58 @@ def describe_verdict(comparison: CurveComparison) -> str:
     return "parts, worse" if comparison.is_worse else "parts, no worse"
 
 
-SETTINGS = (
-    "model", "logprobs", "temperature", "top-p", "top-k", "the trainer's temperature", "the engine's dtype", "the trainer's dtype",
+ENGINE = "the engine"
+CHANGE_LOGPROBS = (
+    "model", "logprobs", "temperature", "top-p", "top-k", "penalty", "trainer's temperature", "dtype", "fp32", "prefix", "radix",
+    "cascade", "chunked", "attention", "batch_invariant", "eager", "graph", "compil", "async", "overlap", "parallel", "tp_size",
+    "layout", "the trainer",
 )  # fmt: skip
-"""What two runs have to share besides the engine's version, if a difference between them is to show what that changed."""
+"""What changes a logprob, parts of the names of settings, in the order of the layers: semantics, how it is computed, objective."""
+OF_THE_MACHINE = frozenset({
+    "gpus", "sees", "session", "weight_transfer", "sleep", "follows", "images", "stock_logprobs", "nccl", "backend", "ranks",
+})  # fmt: skip
+"""Facts of a recorded side that name its machine or its transport, or repeat another setting."""
 
 
-def _read_settings(series: RolloutSeries) -> list[set[str]]:
-    """Return for each of SETTINGS the values that the files of a run record, as texts."""
-    values: list[set[str]] = [set() for _ in SETTINGS]
+def _rank_setting(setting: tuple[str, set[str]]) -> tuple[int, str]:
+    name = setting[0]
+    last = len(CHANGE_LOGPROBS)
+    if name == ENGINE:
+        return last + 1, name
+    return next((place for place, part in enumerate(CHANGE_LOGPROBS) if part in name), last), name
+
+
+def _read_settings(series: RolloutSeries) -> dict[str, set[str]]:
+    """Return setting → the values that the files of a run record, as texts; without the ones that none records."""
+    found: dict[str, set[str]] = {}
     for member in series.members:
-        for known, value in zip(values, _list_settings(member.metadata), strict=True):
-            if value not in (None, "", "unknown"):
-                known.add(f"{value:g}" if isinstance(value, (int, float)) else str(value))
-    return values
+        for name, value in _list_settings(member.metadata):
+            if value not in (None, "", "unknown", "None"):
+                known = found.setdefault(name, set())
+                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+                known.add(f"{value:g}" if is_number else str(value))
+    return found
 
 
-def _list_settings(metadata: Metadata) -> tuple[object, ...]:
-    sampling, engine, trainer = metadata.sampling, metadata.engine, metadata.trainer
-    return (
-        metadata.model, metadata.logprobs, sampling.temperature, sampling.top_p, sampling.top_k,
-        trainer and trainer.temperature, engine and engine.dtype, trainer and trainer.dtype,
-    )  # fmt: skip
+def _list_settings(metadata: Metadata) -> Iterator[tuple[str, object]]:
+    sampling = metadata.sampling
+    yield from (("model", metadata.model), ("logprobs", metadata.logprobs))
+    for name in SAMPLING:
+        yield (
+            name.replace("_p", "-p").replace("_k", "-k") if name in ("top_p", "top_k") else name,
+            getattr(sampling, name),
+        )
+    yield from (("clip_low", metadata.clip_low), ("clip_high", metadata.clip_high))
+    for side, scorer in ((ENGINE, metadata.engine), ("the trainer", metadata.trainer)):
+        if scorer is not None:
+            yield side, " ".join(filter(None, (scorer.name, scorer.version)))
+            yield from ((f"{side}'s {name}", getattr(scorer, name)) for name in ("temperature", "dtype", "layout"))
+            yield from (
+                (f"{side}'s {name}", value) for name, value in scorer.facts.items() if name not in OF_THE_MACHINE
+            )
+
+
+SAMPLING = (
+    "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty", "max_tokens", "ignore_eos",
+)  # fmt: skip
+"""The fields of `SamplingInfo` that two runs share; each has its own seeds."""
