@@ -73,6 +73,8 @@ class RuleRun:
             self.crashed = _describe_crash(error)
 
 
+NOTHING_LOOKED = "no selected rule looked at this target"
+"""The error of a report whose rules all were skipped, or did not apply."""
 VALUES = "values"
 """The kind of rules that run last, because other processes may still be reading the values."""
 
@@ -118,7 +120,7 @@ def _build_report(
     passed = [run.rule.code for run in runs if run.passed]
     skipped = [(run.rule.code, run.skipped) for run in runs if run.skipped is not None]
     crashed = [(run.rule.code, run.crashed) for run in runs if run.crashed is not None]
-    error = None if passed or findings or crashed else "no selected rule looked at this target"
+    error = None if passed or findings or crashed else NOTHING_LOOKED
     if error is None and not _tells_damage(runs, ignored or {}):
         error = next((run.skipped for run in runs if run.skipped_for_damage), None)
     if interrupted:

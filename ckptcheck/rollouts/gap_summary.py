@@ -19,6 +19,10 @@ TIGHT, LOOSE = 1e-3, 1.05
 diagnostics 4 and 2 have these numbers; the first allows 1e-3 of the logprob itself on top, which a logprob of -10 makes 11
 times as much."""
 
+FLOORS = {"float32": 1e-4}
+COARSE_FLOOR = 5e-3
+"""Mean |Δ| in nats that two ways to compute in such a dtype usually have at most; `parity calibrate` measures the floor of a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class GapSummary:

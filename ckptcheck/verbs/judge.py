@@ -124,6 +124,7 @@ def judge(
     from ckptcheck import rollouts
     from ckptcheck.linter.report import Reports
     from ckptcheck.linter.rule_loader import load_rules
+    from ckptcheck.linter.runner import NOTHING_LOOKED
     from ckptcheck.rollouts.files import list_rollout_files
     from ckptcheck.rollouts.job_settings import complete_from_job, find_allowed_lag
     from ckptcheck.rollouts.labelled_weights import read_labelled_weights
@@ -188,7 +189,10 @@ def judge(
         labels = [f"step {step}" for step in steps] if None not in steps else [str(path) for path in paths]
         # two files of one step are called by their names
         labels = labels if len(set(labels)) == len(paths) else [str(path) for path in paths]
-        reports.append(replace(build_report(series, loaded, pictures=pictures), parts=tuple(labels)))
+        summary = build_report(series, loaded, pictures=pictures)
+        # each file has a verdict of its own: rules between files that had nothing to compare take none away
+        error = None if summary.skipped and summary.error == NOTHING_LOOKED else summary.error
+        reports.append(replace(summary, parts=tuple(labels), error=error))
     if against:
         reference = [
             SeriesMember.of(RolloutEvidence(str(path), rollouts.read_rollouts(path), thresholds))

@@ -106,6 +106,15 @@ def test_several_files_are_a_series(here: Path) -> None:
     assert reports[2]["passed"] == ["PAR041"]
 
 
+def test_two_clean_files_without_weight_versions_are_clean(here: Path) -> None:
+    names = [f"{number}.safetensors" for number in range(2)]
+    for number, name in enumerate(names):
+        write_rollouts(draw_rollouts(seed=number), here / name)
+    found = judge(*names, cwd=here)
+    assert found.returncode == 0
+    assert "skipped PAR041" in found.stdout
+
+
 def test_both_forms_give_the_same_numbers(here: Path) -> None:
     reports = [
         json.loads(judge(name, "--format", "json", cwd=here).stdout) for name in ("step0.safetensors", "step0.jsonl")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.experiments.live_session import LiveSession, with_batch_size
+from ckptcheck.rollouts.gap_summary import COARSE_FLOOR, FLOORS
 
 if TYPE_CHECKING:
     from ckptcheck.live.experiments.attribution import engine_side, trainer_side
@@ -23,9 +24,6 @@ NO_ENGINE = "none"
 """The name of an engine that stands for none: only the trainer runs."""
 COMPUTE_DTYPES = ("float32", "bfloat16")
 """The dtypes that a side can be started in."""
-FLOORS = {"float32": 1e-4}
-COARSE_FLOOR = 5e-3
-"""Mean |Δ| in nats that two sides in such dtypes usually have at most; `parity calibrate` measures the floor of a model."""
 MIN_FLOOR = 1e-7
 """A floor of 0 would make every gap infinitely many times the floor."""
 

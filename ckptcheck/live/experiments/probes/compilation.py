@@ -16,7 +16,7 @@ from ckptcheck.linter.report import Cell, Section
 from ckptcheck.live.experiments.probes.environment import ProbeEnvironment, ProbeRun
 from ckptcheck.live.experiments.probes.setups import TOKENS, describe_switches
 from ckptcheck.live.runtime.engines.base import Engine
-from ckptcheck.rollouts.gap_summary import TIGHT, GapSummary, exceeds_rounding, summarize_gap
+from ckptcheck.rollouts.gap_summary import COARSE_FLOOR, FLOORS, TIGHT, GapSummary, exceeds_rounding, summarize_gap
 from ckptcheck.rollouts.metrics.elementwise import TOLERANCE, ElementwiseGap, compare_elements
 from ckptcheck.rollouts.thresholds import Thresholds
 
@@ -64,7 +64,8 @@ class CompilationResult:
         """Whether rounding does not explain the gap of prefill or of decoding.
 
         It does not in float32 from TOLERANCE on, in narrower dtypes from a mult_prob_error of 1.05 on, and where the mean |Δ| of
-        elements beyond the tolerance is more than five times that of the floor.
+        elements beyond the tolerance is more than five times that of the floor. A mode that repeats itself exactly has no floor:
+        then, and where it is smaller, the rounding of the dtype stands for it.
         """
         return self._exceeds_rounding(self.prefill) or self._exceeds_rounding(self.decode)
 
@@ -83,7 +84,9 @@ class CompilationResult:
 
     def _exceeds_rounding(self, side: ModeComparison) -> bool:
         return exceeds_rounding(side.gap, self.dtype) or (
-            side.elements.beyond > 0 and not side.gap.mean <= Thresholds.floor * self.floor.gap.mean
+            side.elements.beyond > 0
+            and not side.gap.mean
+            <= Thresholds.floor * max(self.floor.gap.mean, FLOORS.get(self.dtype, COARSE_FLOOR))
         )
 
     @property
