@@ -218,12 +218,12 @@ def _distinct_decisions(evaluation: Evaluation) -> list[tuple[Module, Decision]]
     return list({id(pair): pair for pair in evaluation.decisions.values()}.values())
 
 
-def find_sync_mismatches(ckpt: Checkpoint) -> list[tuple[Mismatch, Mismatch]]:
+def find_sync_mismatches(ckpt: Checkpoint, consumers: tuple[str, ...] | None = None) -> list[tuple[Mismatch, Mismatch]]:
     """Return the modules that a trainer packs when it syncs weights and an engine builds unquantized, or the reverse.
 
-    Each as (the trainer's side, the engine's side).
+    Each as (the trainer's side, the engine's side). consumers: see `evaluate_checkpoint`.
     """
-    evaluations, is_quantized = evaluate_checkpoint(ckpt).values(), map_stored_modules(ckpt)
+    evaluations, is_quantized = evaluate_checkpoint(ckpt, consumers).values(), map_stored_modules(ckpt)
     return [
         (
             Mismatch(sender.consumer, name, *sender.decisions[name], is_quantized[name]),
@@ -302,19 +302,13 @@ def find_unused_entries(ckpt: Checkpoint) -> list[UnusedEntry]:
     """Return the entries of the ignore lists that match no module for any consumer that reads them.
 
     It leaves out entries that match nothing without being a mistake: a module without a matrix, a parent of modules, and the
-    head of a model that has no head of its own mean something to the tool that wrote them.
+    head of a model that has no head of its own mean something to the tool that wrote them; a trainer that sends weights reads
+    the names of parameters (`find_trainer_entries`); and the module may be in a shard that is missing.
     """
     assert ckpt.quantization is not None
-    readers = [
-        evaluation
-        for evaluation in evaluate_checkpoint(ckpt).values()
-        if evaluation.lists and not evaluation.is_unknown
-    ]
-    if not readers:
-        return []
-    unused = set.intersection(
-        *({text for key in evaluation.lists for text in evaluation.unused_entries(key)} for evaluation in readers)
-    )
+    readers = _list_readers(ckpt)
+    unused = _intersect_unused(readers) - set(find_trainer_entries(ckpt))
+    unused -= _match_missing_tensors(ckpt, unused)
     if not any(entry.text in unused for entry in ckpt.quantization.ignore):
         return []
     names = set(map_stored_modules(ckpt))
@@ -329,6 +323,51 @@ def find_unused_entries(ckpt: Checkpoint) -> list[UnusedEntry]:
         packed = [name for name, quantized in map_stored_modules(ckpt).items() if quantized]
         return [entry for entry in entries if entry.suggestion is not None and _matches_any(entry.suggestion, packed)]
     return entries
+
+
+def find_trainer_entries(ckpt: Checkpoint) -> list[str]:
+    """Return the entries that match no module of an engine, and a parameter of a trainer that sends weights: it wrote the list.
+
+    Plain entries count only where they are a parameter's whole name: a prefix may be a slip.
+    """
+    unused = _intersect_unused([reader for reader in _list_readers(ckpt) if not reader.consumer.sends_weights])
+    senders = tuple(name for name, consumer in CONSUMERS.items() if consumer.sends_weights)
+    if not unused or not senders:
+        return []
+    read = {
+        text
+        for sender in evaluate_checkpoint(ckpt, senders).values()
+        for key in sender.lists
+        for text in unused - set(sender.unused_entries(key))
+    }
+    return sorted(
+        text for text in read if text.startswith("re:") or text.removesuffix(".weight") in map_stored_modules(ckpt)
+    )
+
+
+def _list_readers(ckpt: Checkpoint) -> list[Evaluation]:
+    return [each for each in evaluate_checkpoint(ckpt).values() if each.lists and not each.is_unknown]
+
+
+def _intersect_unused(readers: Iterable[Evaluation]) -> set[str]:
+    """Return the entries that no reader uses; none without a reader."""
+    unused = [{text for key in reader.lists for text in reader.unused_entries(key)} for reader in readers]
+    return set.intersection(*unused) if unused else set()
+
+
+def _match_missing_tensors(ckpt: Checkpoint, texts: Iterable[str]) -> set[str]:
+    """Return the entries that match a tensor, a module or a parent that the index places in a file that is not there."""
+    places = ckpt.index.weight_map if ckpt.index is not None and not ckpt.index_agrees else {}
+    missing = places.keys() - ckpt.tensors.keys()
+    names = {name[:at] for name in missing for at in (*range(len(name)), len(name)) if name[at : at + 1] in (".", "")}
+    entries = EntryList(sorted(texts), parse_exact_or_regex)
+    found: set[int] = set()
+    try:
+        for name in names if len(entries) else ():
+            found.update(entries.match_all(name))
+    except (ConsumerError, UnknownBehavior):
+        return set(texts)
+    return {entries.original(number) or "" for number in found}
 
 
 MOST_COMPARED = 3_000_000

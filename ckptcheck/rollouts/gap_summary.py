@@ -21,7 +21,7 @@ times as much."""
 
 FLOORS = {"float32": 1e-4}
 COARSE_FLOOR = 5e-3
-"""Mean |Δ| in nats that two ways to compute in such a dtype usually have at most; `parity calibrate` measures the floor of a model."""
+"""Mean |Δ| in nats that two ways to compute in such a dtype usually have at most; `parity calibrate` measures a model's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,9 @@ if it would match with one of these changes:
 - without the prefix of a wrapper (`language_model.`), or without its ending (`.linear`);
 - one letter changed.
 
+An entry that matches a parameter as slime reads the list, such as `re:.*mlp.gate.weight`, is no dead one, nor is one for a module
+that the index places in a missing file.
+
 Where the modules of an architecture are guessed, it reports only an entry whose corrected form matches a module that is packed.
 
 The tests of this project compare how each consumer matches with its real code.
@@ -17,7 +20,8 @@ quantized, it is quantized although somebody wanted to prevent that. Other dead 
 model to model, and unused entries hide missing ones.
 
 ## How to fix
-Write the entry as the hint says, or remove it. `ckptcheck scan --fix` writes a list that all chosen consumers read in the same
+Write the entry as the hint says, or remove it, unless a trainer reads the list too: `ckptcheck scan --consumers sglang,slime` shows
+what it would pack without the entry. `ckptcheck scan --fix` writes a list that all chosen consumers read in the same
 way.
 
 ## When it can be wrong

@@ -85,8 +85,7 @@ class CompilationResult:
     def _exceeds_rounding(self, side: ModeComparison) -> bool:
         return exceeds_rounding(side.gap, self.dtype) or (
             side.elements.beyond > 0
-            and not side.gap.mean
-            <= Thresholds.floor * max(self.floor.gap.mean, FLOORS.get(self.dtype, COARSE_FLOOR))
+            and not side.gap.mean <= Thresholds.floor * max(self.floor.gap.mean, FLOORS.get(self.dtype, COARSE_FLOOR))
         )
 
     @property
