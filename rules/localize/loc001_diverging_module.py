@@ -41,13 +41,21 @@ LOOK = {
     "post_attention_layernorm": "its epsilon, its weight, and whether that counts from 0 or from 1",
     "self_attn.q_norm": "its epsilon and weight, and whether it comes before or after the heads are cut",
     "self_attn.k_norm": "its epsilon and weight, and whether it comes before or after the heads are cut",
-    "self_attn.core": "the rotary embedding (base, scaling, interleave), the softmax scale and the mask; q, k and v agree",
-    "self_attn.o_proj": "its weight; what goes in agrees",
+    "self_attn.core": "the rotary embedding (base, scaling, interleave), the softmax scale and the mask",
+    "self_attn.o_proj": "its weight",
     "mlp.gate": "the router's weight and the dtype that it computes in",
     "mlp.act": "the activation, and which of gate and up it is applied to",
-    "mlp.down_proj": "its weight; what goes in agrees",
+    "mlp.down_proj": "its weight",
     "mlp": "the experts' weights, their order, and how the router's weights are normalised and scaled",
 }
+
+INPUTS = {
+    "self_attn.core": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.o_proj": ("self_attn.core",),
+    "mlp.act": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down_proj": ("mlp.act",),
+}
+"""Point → the points that go into it."""
 
 
 @rule(
@@ -71,10 +79,22 @@ def check(evidence: Localization) -> Iterator[Problem]:
             _describe(parts[0]) + _name_ranks(parts, evidence),
             key=name,
             hint="look at "
-            + LOOK.get(match[2] if match else "", "its weight, and how it is mapped from one side to the other"),
+            + LOOK.get(match[2] if match else "", "its weight, and how it is mapped from one side to the other")
+            + (_judge_inputs(parts[0], match[1], match[2]) if match else ""),
         )
     if not differing and (missing := evidence.not_compared):
         raise Skip(f"what was compared agrees, but not everything was compared: {join_truncated(missing)}")
+
+
+def _judge_inputs(part: Localization, layer: str, point: str) -> str:
+    """Say whether what goes into a point agrees or was not compared; "" where its inputs have no points."""
+    if not (inputs := INPUTS.get(point)):
+        return ""
+    compared = {other.name for other in part.points}
+    missing = [name for name in inputs if f"model.layers.{layer}.{name}" not in compared]
+    if missing:
+        return f"; and at {join_truncated(missing, 3)}, which {'were' if missing[1:] else 'was'} not compared"
+    return "; what goes in agrees"
 
 
 def _describe(part: Localization) -> str:

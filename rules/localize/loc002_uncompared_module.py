@@ -32,6 +32,11 @@ from ckptcheck.text.formatting import count
 
 @rule("LOC002", "uncompared-module", severity="info", on="localization")
 def check(evidence: Localization) -> Iterator[Problem]:
+    if evidence.layout and evidence.layout.is_fused:
+        yield Problem(
+            "q, k and v were not compared: both sides have them as one projection, and no config says how to split it",
+            hint="name the checkpoint as well",
+        )
     if evidence.points:
         yield from _find_unmatched(evidence)
     elif not (evidence.layout and evidence.layout.different):

@@ -17,9 +17,10 @@ The first three agree within 1e-3 nats in float32, and within a mult_prob_error 
   are beyond it, the largest absolute and relative difference, where it is, and which are NaN in one mode alone.
 - Beside them stands the floor: eager mode against itself, decoding against prefill and a prefill against its repetition; and the
   seconds of both modes.
-- It is a warning where rounding does not explain it: in float32 from 1e-3 nats on (stricter than diagnostic 4, whose rtol allows a
-  logprob of -10 eleven times as much), in narrower dtypes from a mult_prob_error of 1.05 or five times the floor's mean |Δ| on,
-  where the floor is at least the dtype's rounding (0.005 nats): eager mode on a CPU repeats itself exactly, and rounds. Else it is info, as diagnostic 4 is no strict test: narrow dtypes fail it often.
+- It is a warning where rounding does not explain it: in float32 from 1e-3 nats on (stricter than diagnostic 4, whose rtol allows
+  a logprob of -10 eleven times as much), in narrower dtypes from a mult_prob_error of 1.05 or five times the floor's mean |Δ| on,
+  where the floor is at least the dtype's rounding (0.005 nats): eager mode on a CPU repeats itself exactly, and rounds. Else it
+  is info, as diagnostic 4 is no strict test: narrow dtypes fail it often.
 
 ## Why it matters
 - With a prefix cache, identical prompts of one group get different logprobs, depending on the order in which they came.

@@ -67,6 +67,8 @@ class DumpedRank(StrictTable, kw_only=True):
     """Which of how many shares of the columns it has."""
     scale: dict[str, float] = {}
     """Point → factor of its output on this rank."""
+    fused: bool = False
+    """q, k and v are one projection, as engines have them."""
     summand: list[str] = []
     """Outputs of which the rank has its share only, because the engine adds them up later."""
 
@@ -148,6 +150,9 @@ def _dump_rank(rank: DumpedRank, index: int) -> RankDump:
             shares = np.random.default_rng(1).standard_normal((ranks, *matrix.shape)).astype(np.float32)
             matrix = shares[which] + (matrix - shares.sum(0)) / ranks
         tensors[name] = matrix * np.float32(rank.scale.get(name, 1.0))
+    if rank.fused:
+        for name in [name for name in tensors if name.endswith("q_proj")]:
+            tensors[name.replace("q_proj", "qkv_proj")] = tensors.pop(name)
     if rank.ids:
         tensors["model.embed_tokens:in"] = np.array([token for sequence in rank.tokens for token in sequence])[None]
     if rank.positions:

@@ -29,6 +29,8 @@ class RankLayout:
     """The first of each tensor-parallel group."""
     not_compared: tuple[str, ...] = ()
     """Ranks and calls of modules that are not compared, and why: clauses for a reader."""
+    is_fused: bool = False
+    """Whether q, k and v are one projection on both sides, and no config says how to split it."""
     moves: tuple[str, ...] = ()
     """Tokens that stand elsewhere on the other side, or are padding: clauses for a reader."""
     different: str | None = None

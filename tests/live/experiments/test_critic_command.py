@@ -71,7 +71,19 @@ def test_a_critic_and_a_language_model(tmp_path: Path) -> None:
     assert [row[:2] for row in rows] == [
         ("transformers", "[2, 16, 1]"), ("Megatron tp2", "[2, 16, 1]"), ("Megatron pp3", "[2, 16, 1]")
     ]  # fmt: skip
-    report = ckptcheck.critic(CHECKPOINTS / "tiny-llama", layouts="tp1")
+    # the norms of queries and keys are shared by the ranks, each of which sees its own heads only
+    norms = {
+        f"model.layers.{layer}.self_attn.{of}_norm.weight": {"dtype": "F32", "shape": [2]}
+        for layer in range(3)
+        for of in "qk"
+    }
+    normed: dict[str, Any] = {
+        "base": "tiny-llama",
+        "json": {"config.json": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 2}},
+        "tensors": {"model.safetensors": norms},
+    }
+    write_checkpoint(normed, tmp_path / "normed")
+    report = ckptcheck.critic(tmp_path / "normed", layouts="tp2")
     assert report.verdict == "clean", report.findings
     assert "language model → critic: only score.bias, score.weight are new" in report.sections[1].lines
     assert "not loaded: lm_head.weight" in report.sections[1].lines

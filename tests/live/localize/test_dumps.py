@@ -20,6 +20,7 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.localize.dumps import compare_dumps
+from tests.factories.localize_cases import build_localization
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -273,3 +274,18 @@ def test_a_dump_of_no_tokens_is_compared_with_nothing(model: Any, tmp_path: Path
         report = judged(msprobe(here, place / "here"), msprobe(there, place / "there"), folder)
         assert "LOC002" in {finding.code for finding in report.findings}
         assert not report.crashed
+
+
+@pytest.mark.parametrize(
+    ("missing", "end"),
+    [
+        ((), "; what goes in agrees"),
+        (("q", "k", "v"), "self_attn.v_proj, which were not compared"),
+        (("v",), "self_attn.v_proj, which was not compared"),
+    ],
+)
+def test_a_hint_says_of_its_inputs_only_what_was_compared(missing: tuple[str, ...], end: str) -> None:
+    absent = [{"point": f"model.layers.1.self_attn.{name}_proj", "how": "absent"} for name in missing]
+    evidence = build_localization({"do": [*absent, {"point": "model.layers.1.self_attn.core", "how": "later"}]})
+    (found,) = [finding for finding in run_rules(evidence, RULES).findings if finding.code == "LOC001"]
+    assert str(found.hint).endswith(end)

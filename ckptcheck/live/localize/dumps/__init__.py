@@ -21,7 +21,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.localize.dumps import msprobe, sglang
 from ckptcheck.live.localize.dumps.alignment import Alignment, align_replicas
 from ckptcheck.live.localize.dumps.distributed import resolve_distributed
-from ckptcheck.live.localize.dumps.names import AttentionShape, read_points
+from ckptcheck.live.localize.dumps.names import AttentionShape, holds_fused_projection, read_points
 from ckptcheck.live.localize.dumps.pairing import find_unequal_copy, pair_points
 from ckptcheck.live.localize.dumps.positions import describe_positions
 from ckptcheck.live.localize.dumps.rank import RankDump, Replica
@@ -84,6 +84,10 @@ def compare_ranks(
             for dump in side
             if dump.later_calls
         ]
+    # where one side alone fuses them, the other's are reported as points without a partner
+    is_fused = not shape.is_known and all(any(map(holds_fused_projection, side)) for side in dumps)
+    if is_fused:
+        not_compared.append("q, k and v, which are one projection")
     reference, other = sides
     alignment = align_replicas(reference, other, names)
     not_compared += _list_unmatched(alignment, sides, names)
@@ -96,7 +100,7 @@ def compare_ranks(
         copies.append(find_unequal_copy(ours, points[1], match, (0, names[0]), dtype))
         copies.append(find_unequal_copy(theirs, points[0], match, (1, names[1]), dtype))
     layout = RankLayout(
-        _drop_repeated(copies), tuple(not_compared), tuple(alignment.moves), alignment.different,
+        _drop_repeated(copies), tuple(not_compared), is_fused, tuple(alignment.moves), alignment.different,
         describe_positions(reference, other, alignment.matches, names),
     )  # fmt: skip
     label, points = parts[0] if parts else ("", ({}, {}))

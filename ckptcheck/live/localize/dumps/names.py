@@ -42,6 +42,8 @@ OUTSIDE = {
     "logits_processor": "lm_head",
 }
 INTO = {"self_attn.o_proj": "self_attn.core", "mlp.down_proj": "mlp.act"}
+FUSED = ("self_attn.qkv_proj", "self_attention.linear_qkv")
+"""Projections of q, k and v as engines and Megatron fuse them."""
 ENTRANCES = (None, "input_layernorm", "self_attention.linear_qkv")
 """Modules of a layer whose input is the layer's own, from the best on; None is the layer."""
 
@@ -57,6 +59,11 @@ class AttentionShape:
     size: int | None = None
     """Width of a head."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a fused projection can be split."""
+        return bool(self.heads and self.groups and self.size)
+
     @classmethod
     def of(cls, geometry: ModelDimensions) -> AttentionShape:
         """Take the sizes from the dimensions of a model."""
@@ -69,6 +76,11 @@ class AttentionShape:
             return None
         count, remainder = divmod(self.heads * self.size, widths.pop() or 1)
         return count if count and not remainder else None
+
+
+def holds_fused_projection(dump: RankDump) -> bool:
+    """Whether a dump has the output of a fused projection of q, k and v."""
+    return any(match[2] in FUSED and not match[3] for match in map(LAYER.fullmatch, dump.tensors) if match)
 
 
 def read_points(dump: RankDump, shape: AttentionShape) -> list[RankPoints]:
@@ -185,7 +197,7 @@ def _yield_points(name: str, matrix: Any, shape: AttentionShape) -> Iterator[tup
         half = matrix.shape[1] // 2
         yield f"{layer}.mlp.gate_proj", matrix[:, :half]
         yield f"{layer}.mlp.up_proj", matrix[:, half:]
-    elif part in ("self_attn.qkv_proj", "self_attention.linear_qkv") and shape.heads and shape.groups and shape.size:
+    elif part in FUSED and shape.is_known:
         yield from _split_qkv(layer, matrix, shape, part.endswith("linear_qkv"))
 
 

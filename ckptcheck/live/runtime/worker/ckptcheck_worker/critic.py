@@ -216,8 +216,21 @@ class CriticRank(Rank):
             micro_batch_size=SIZE,
             forward_only=False,
         )
+        self._share_gradients()
         heads = [name for name in self.parameters if name.startswith("value_head")]
         return {"shapes": shapes, "values": values, "losses": [part["loss"] for part in results], "heads": heads}
+
+    def _share_gradients(self) -> None:
+        """Sum the gradients of what tensor-parallel ranks share, such as norms of keys: each rank has seen its own heads only.
+
+        Megatron does it in `finalize_model_grads`, of which the rest needs its DistributedDataParallel.
+        """
+        from megatron.core.distributed import DistributedDataParallelConfig
+        from megatron.core.distributed.finalize_model_grads import _allreduce_non_tensor_model_parallel_grads
+
+        for chunk in self.chunks:
+            chunk.ddp_config = DistributedDataParallelConfig()
+        _allreduce_non_tensor_model_parallel_grads(self.chunks, self.chunks[0].config)
 
     def compare_gradients(self, file: str) -> dict[str, list[float]]:
         """Return parameter of this rank → distance of its gradient from the reference's, the largest there and here."""
