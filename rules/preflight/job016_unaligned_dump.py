@@ -33,6 +33,14 @@ from ckptcheck.jobs.job import Job
 @rule("JOB016", "unaligned-dump", severity="error", on="job", when=lambda job: bool(job.flag("dump.on")))
 def check(job: Job) -> Iterator[Problem]:
     train, mini, micro = job.number("batch.train"), job.number("batch.mini"), job.number("batch.micro")
+    tp, pp, cp = (job.number(f"trainer.{name}") or 1 for name in ("tp", "pp", "cp"))
+    world, n = job.number("trainer.world"), job.number("rollout.n")
+    # both sizes are changed at once, so each hint names what the other makes of it
+    wanted = train or mini
+    fitting = wanted * n / (world / (tp * pp * cp)) if wanted and n and world else None
+    set_micro = (
+        f"set ppo_micro_batch_size_per_gpu to {fitting:g}" if fitting is not None and fitting.is_integer() else None
+    )
     if not job.flag("dump.prompts_only"):
         yield job.problem(
             "the script asks for a dump and does not export PROMPTS_ONLY: the training input holds the responses too",
@@ -44,10 +52,9 @@ def check(job: Job) -> Iterator[Problem]:
             f"mini_batch_num is {train / mini:g}: train_batch_size {job.describe('batch.train')} / ppo_mini_batch_size"
             f" {job.describe('batch.mini')}",
             at="batch.mini",
-            hint=f"set ppo_mini_batch_size to {train:g}",
+            hint=f"set ppo_mini_batch_size to {train:g}"
+            + (f", and {set_micro}" if set_micro and micro != fitting else ""),
         )
-    tp, pp, cp = (job.number(f"trainer.{name}") or 1 for name in ("tp", "pp", "cp"))
-    world, n = job.number("trainer.world"), job.number("rollout.n")
     dynamic = next((name for name in ("batch.dynamic", "batch.log_prob_dynamic") if job.flag(name)), None)
     if dynamic:
         key = "use_dynamic_bsz" if dynamic == "batch.dynamic" else "log_prob_use_dynamic_bsz"
@@ -64,8 +71,8 @@ def check(job: Job) -> Iterator[Problem]:
                 f"gradient accumulation is {steps:g}: ppo_mini_batch_size {mini:g} × n {n:g} / ppo_micro_batch_size_per_gpu"
                 f" {micro:g} / DP {replicas:g}",
                 at="batch.micro",
-                hint=f"set ppo_micro_batch_size_per_gpu to {micro_for_one_step:g}"
-                if (micro_for_one_step := mini * n / replicas).is_integer()
+                hint=set_micro + (f", and ppo_mini_batch_size to {wanted:g}" if wanted != mini else "")
+                if set_micro
                 else None,
             )
     elif micro is None:

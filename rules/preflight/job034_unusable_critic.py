@@ -51,8 +51,8 @@ def check(job: Job) -> Iterator[Problem]:
             at="critic.model_type" if job["critic.model_type"].leaf else "critic.backend",
             hint="set critic.model_args.model_type to auto_token_classification or trl",
         )
-    if labels is None or labels == 1:
-        return
+    if labels is None or labels == 1 or (job.framework == "ROLL" and not in_megatron and kind not in LOADED):
+        return  # what nothing loads has no outputs to count
     if job.framework == "ROLL" and kind == "auto_token_classification" and not in_megatron:
         yield job.problem(
             f"the critic's head has {job.describe('critic.num_labels')} outputs: the values stay [B, S−1, {labels:g}] and do not"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ckptcheck.frameworks.slime.flags import find_meant_flag
+from ckptcheck.frameworks.slime.flags import OWN, find_meant_flag
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.engine_flags import apply_engine_arguments
 from ckptcheck.jobs.framework import (
@@ -121,7 +121,10 @@ def _finish(job: Job, document: Document) -> None:
         job, "sglang", engine, beside=frozenset(("router_ip", "router_port", "server_concurrency", "router_policy"))
     )
     for name, leaf in document.leaves.items():
-        if not name.startswith("sglang_") and (meant := find_meant_flag(name)):
+        # argparse knows each flag in one spelling, with dashes
+        is_other_spelling = name in OWN and leaf.key.startswith("--") and "_" in leaf.key
+        meant = name if is_other_spelling else find_meant_flag(name)
+        if not name.startswith("sglang_") and meant:
             job.unknown_keys.append(UnknownKey(leaf, near=f"--{meant.replace('_', '-')}", dropped_by=SLIME))
     raw = environment_flag(document, "SGLANG_RETURN_ORIGINAL_LOGPROB")
     if raw.is_known and raw.value is True:
