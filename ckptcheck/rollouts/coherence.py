@@ -1,12 +1,16 @@
-"""Measures whether responses are coherent by their tokens alone: loops, one token repeated, how likely the text is.
+"""Measures whether responses are coherent: loops, one token repeated, punctuation without words, how likely the text is.
 
 Broken weights in an engine show as one token over and over (NaN makes it the first of the vocabulary), as short loops, or as text
-whose tokens are hardly likelier than a guess.
+whose tokens are hardly likelier than a guess. Wrong layers show as punctuation with hardly a word between, which the broken model
+itself finds likely.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import log
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +25,12 @@ LONGEST_LOOP = 64
 """Most tokens of one round of a loop."""
 ROUNDS = 4
 """Fewest rounds that make a loop."""
+MARK = re.compile(r"([,.;:!?])\1*")
+"""A mark of a sentence; the same one several times, as in an ellipsis, is one."""
+LEAST_MARKS = 8
+"""Fewest marks of a text that is judged by them."""
+JUDGED_TOKENS = 512
+"""Most tokens of a response whose text is read."""
 SMALLEST_VOCABULARY = 32_000
 """Models with fewer tokens are toys, often never trained, and a guess of theirs is not far from a good answer."""
 
@@ -87,6 +97,34 @@ def _find_loop(response: NDArray[Any]) -> tuple[int, int]:
         if equal >= (ROUNDS - 1) * period and length > best[1]:
             best = (period, length)
     return best
+
+
+def measure_wordless_marks(rollouts: Rollouts, decode: Callable[[Sequence[int]], str]) -> dict[int, float]:
+    """Return sequence → share of the marks in its response that follow another mark, with nothing but spaces between.
+
+    Only for responses of at least `LEAST` tokens. The share of a text with fewer than LEAST_MARKS marks is 0.
+    """
+    shares = {}
+    for sequence in range(rollouts.sequence_count):
+        response = rollouts.tokens[rollouts.sequence(sequence)][int(rollouts.prompt_lengths[sequence]) :]
+        if len(response) >= LEAST:
+            shares[sequence] = find_wordless_marks(
+                decode([token for token in response[:JUDGED_TOKENS].tolist() if token >= 0])
+            )
+    return shares
+
+
+def find_wordless_marks(text: str) -> float:
+    """Return the share of a text's marks that follow another mark, with nothing but spaces between; 0 with too few marks.
+
+    >>> find_wordless_marks(" division,  .,  , and ..,  ,  and..,"), find_wordless_marks("2, 3, 5, 7, 11, 13, 17, 19, 23.")
+    (0.6666666666666666, 0.0)
+    """
+    marks = list(MARK.finditer(text))
+    if len(marks) < LEAST_MARKS:
+        return 0.0
+    following = sum(not text[one.end() : other.start()].strip() for one, other in pairwise(marks))
+    return following / len(marks)
 
 
 def guess_logprob(vocabulary: int | None) -> float | None:

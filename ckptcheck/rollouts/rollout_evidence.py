@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Reading, Section
 from ckptcheck.linter.rule import SEVERITIES, Finding, Problem, Severity, Skip
-from ckptcheck.rollouts.coherence import ResponseShape, measure_responses
+from ckptcheck.rollouts.coherence import ResponseShape, measure_responses, measure_wordless_marks
 from ckptcheck.rollouts.expert_layout import ExpertLayout
 from ckptcheck.rollouts.gap_causes import GapCauses
 from ckptcheck.rollouts.labelled_weights import LabelledWeights
@@ -189,6 +189,11 @@ class RolloutEvidence(EvidenceDefaults):
     def learning_signal(self) -> LearningSignal | None:
         """What a training step can learn from these; None without rewards and advantages, or without trained tokens."""
         return measure_signal(self.rollouts) if self.is_well_formed else None
+
+    @cached_property
+    def wordless_marks(self) -> Mapping[int, float]:
+        """Sequence → how much of its text is marks without words; {} without a tokenizer."""
+        return {} if self.decode_text is None else measure_wordless_marks(self.rollouts, self.decode_text)
 
     @cached_property
     def response_shapes(self) -> tuple[ResponseShape, ...]:

@@ -151,8 +151,10 @@ def _log_responses(rollouts: "Rollouts", source: Path, observer: Observer) -> No
         mean = "" if text.logprob is None else f" (mean logprob {text.logprob:.3g})"
         observer.log(f"{text.prompt} → {text.response}{mean}")
     rules = [rule for rule in load_rules() if rule.code in COHERENCE_RULES]
-    report = build_report(RolloutEvidence(os.fspath(source), rollouts), rules)
+    report = build_report(RolloutEvidence(os.fspath(source), rollouts, decode_text=decode_text), rules)
     for finding in report.findings:
         observer.log(f"{finding.code} {finding.severity}: {finding.message}")
     if not report.findings and report.passed:
-        observer.log("the responses look coherent: none of their tokens loop, and the engine finds them likely")
+        observer.log(
+            "no sign of broken weights: no loop, and words between the marks; whether the texts make sense, read above"
+        )

@@ -1,15 +1,20 @@
-"""Responses consist of one token, repeated, or end in a loop.
+"""Responses consist of one token, repeated, end in a loop, or are marks without words.
 
 ## What it checks
 Of the responses of 16 tokens or more, at least half
 
 - consist of one token: nine of ten tokens are the same one, and at least half of these responses repeat the same token;
 - or end in a loop: the same up to 64 tokens, at least four times, over half of the response. That is a warning.
+- or have hardly a word between their marks: of eight or more of `, . ; : ! ?` at least 40 % follow another one, with nothing but
+  spaces between (an ellipsis is one mark). That is a warning, and needs the texts (`--tokenizer`, `parity record`).
 
 ## Why it matters
 - An engine that answers different prompts with one token over and over computes with broken weights: NaN makes it the first token
   of the vocabulary ("!!!!"), a buffer that was released or a tensor that was not loaded makes it some other. Logprobs may look
   well, for each repetition is likely once it has begun.
+- Copied or exchanged layers, as wrong layer ids of a pipeline stage give them, make a model that writes commas and full stops, and
+  finds that likely: SmolLM2-135M-Instruct with layers 0-14 in the place of 15-29 writes " division,  .,  , and ..,  ,  and.." at a
+  mean logprob of -1.26.
 - A sound model that samples at temperature 1 leaves a loop soon. When most responses of different prompts loop, weights were not
   loaded or mapped rightly, a stop token is not known, or the chat template is another one than the model was trained on.
 
@@ -41,6 +46,8 @@ from ckptcheck.text.formatting import count
 
 ONE_TOKEN, LOOP = 0.9, 0.5
 """The share of a response that one token has, and that is a loop."""
+WORDLESS = 0.4
+"""The share of marks that follow another one. Prose, code, tables and lists of numbers have less than a tenth."""
 COOL = 0.5
 """Below this temperature sound models loop."""
 
@@ -61,6 +68,17 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
             hint="compare the engine's weights with the checkpoint: ckptcheck attach",
         )
         return
+    if wordless := {sequence: share for sequence, share in evidence.wordless_marks.items() if share >= WORDLESS}:
+        worst_sequence = max(wordless, key=lambda sequence: wordless[sequence])
+        if 2 * len(wordless) >= len(evidence.wordless_marks):
+            yield Problem(
+                f"{len(wordless):,} of {count(len(evidence.wordless_marks), 'response')} are marks without words: of those of"
+                f" sequence {worst_sequence} {wordless[worst_sequence]:.0%} follow another mark",
+                key=f"sequence {worst_sequence}",
+                severity="warning",
+                hint="compare the engine's weights with the checkpoint, layer by layer: ckptcheck attach",
+            )
+            return
     if temperature is not None and temperature < COOL:
         raise Skip(f"at temperature {temperature:g} sound models may loop")
     loops = [shape for shape in shapes if shape.loop_share >= LOOP]

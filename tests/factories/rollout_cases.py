@@ -88,7 +88,7 @@ class RolloutCase(CaseTable, kw_only=True):
     floor_of: dict[str, Any] = {}
     """What it was measured with, see `NoiseFloor`."""
     chat: dict[str, Any] | None = None
-    """`texts`, each a sequence that `chat_template` of a checkpoint (`template`) may have written; in place of `rollouts`.
+    """`texts`, each a sequence that `chat_template` of a checkpoint (`template`, if any) may have written; in place of `rollouts`.
 
     Where a text has "~", which is no part of it, the tokens before and behind it are apart.
     """
@@ -341,8 +341,10 @@ def build_rollout_evidence(table: Mapping[str, Any], folder: Path | None = None)
     job = read_job({"job": case.job, "told": case.told}, folder) if case.job and folder is not None else None
     found = complete_from_job(found, job)
     floor = None if case.floor is None else NoiseFloor(case.floor, **case.floor_of)
-    drawn_by = None
+    drawn_by, decode_text = None, None
     if case.chat is not None:
+        decode_text = build_tokenizer().decode
+    if case.chat is not None and "template" in case.chat:
         drawn_by = FakeCheckpoint(None, PromptTokenizer(build_tokenizer(), case.chat["template"], {}))
     if case.experts is not None:
         drawn_by = FakeCheckpoint(msgspec.convert(case.experts, ExpertLayout))
@@ -351,6 +353,7 @@ def build_rollout_evidence(table: Mapping[str, Any], folder: Path | None = None)
         found,
         Thresholds(**case.gates),
         floor,
+        decode_text=decode_text,
         drawn_by=drawn_by,
         job=job,
         is_replay=case.replay,
