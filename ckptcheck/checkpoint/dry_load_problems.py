@@ -19,7 +19,7 @@ ENGINES = ("vLLM", "SGLang")
 def dry_load(ckpt: Checkpoint, name: str) -> DryLoad:
     """Load a checkpoint with a consumer's own loader. Raises Skip if that is impossible for this checkpoint."""
     if ckpt.is_adapter or ckpt.is_single_shard:
-        raise Skip("a whole model is needed for a dry load")
+        raise Skip("a dry load needs a whole model: name its folder")
     loader = next(loader for loader in ckpt.options.dry_loaders if loader.name == name)
     return loader.load(ckpt)
 
@@ -38,33 +38,20 @@ def find_answer(ckpt: Checkpoint, name: str) -> DryLoad | None:
 def find_load_problems(ckpt: Checkpoint) -> Iterator[Problem]:
     """Yield what is wrong with a checkpoint for each requested consumer.
 
-    A consumer that cannot run does not hide the answers of the others: if they find nothing, the rule is skipped; if they find
-    problems, the rule reports both. One whose process breaks off makes the report incomplete.
+    A consumer that cannot be asked does not hide the answers of the others, and makes the report incomplete: the user named it.
     """
-    failed: EvidenceError | None = None
-    unasked: list[str] = []
-    is_found = False
+    failed: list[str] = []
     for loader in ckpt.options.dry_loaders:
         try:
             load = dry_load(ckpt, loader.name)
         except EvidenceError as error:
-            failed = failed or error
+            failed.append(error.message)
             continue
         if load.unasked:
-            reason = f"{load.consumer} could not be asked: {load.unasked}"
-            if load.broke_off:
-                failed = failed or EvidenceError(reason)
-                continue
-            unasked.append(reason)
-        for problem in describe_load(ckpt, loader.name, load):
-            is_found = True
-            yield problem
-    if failed is not None:
-        raise failed
-    if unasked and not is_found:
-        raise Skip("; ".join(unasked))
-    for reason in unasked:
-        yield Problem(reason, severity="info")
+            failed.append(f"{load.consumer} could not be asked: {load.unasked}")
+        yield from describe_load(ckpt, loader.name, load)
+    if failed:
+        raise EvidenceError("; ".join(failed))
 
 
 def describe_load(ckpt: Checkpoint, name: str, load: DryLoad) -> Iterator[Problem]:

@@ -48,6 +48,15 @@ def tabulate_consumers(ckpt: Checkpoint) -> list[dict[str, str | int | None]]:
     return rows
 
 
+def explain_unknown(ckpt: Checkpoint) -> str | None:
+    """Return why a chosen consumer has no answer in the table; None if each has one, or nothing is quantized."""
+    evaluations = evaluate_checkpoint(ckpt)
+    if not evaluations and ckpt.quantization is not None:
+        return "--consumers: the config names no quantization method"
+    unknown = [f"{name}: {each.reason}" for name, each in evaluations.items() if each.reason and not each.error]
+    return f"--consumers could not tell about {'; '.join(unknown)}" if unknown else None
+
+
 def _compare_with_storage(ckpt: Checkpoint, consumer: Consumer) -> str:
     """Return "yes", or how many modules the consumer refuses or builds in another way than stored."""
     refused = sum(refusal.number for refusal in find_refusals(ckpt) if refusal.consumer is consumer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -39,6 +39,13 @@ class RuleRun:
     def check(self, severity: Severity | None) -> None:
         """Run the rule's check and collect its findings."""
         self._attempt(partial(self._collect_findings, severity))
+
+    def answer_for_asked(self) -> None:
+        """Let a rule that the user named never be silent: what it could not check makes the report incomplete."""
+        if self.skipped is not None:
+            self.skipped, self.crashed = None, self.skipped
+        elif not self.applies and self.crashed is None:
+            self.skipped = "it does not apply to this target"
 
     def _ask_rule(self) -> None:
         self.view = self.evidence.view_for(self.rule.on)
@@ -85,6 +92,7 @@ def run_rules(
     *,
     ignored: Mapping[str, str] | None = None,
     severities: Mapping[str, Severity] | None = None,
+    asked: Collection[str] = (),
     note_partial: Callable[[Report], None] | None = None,
 ) -> Report:
     """Run every rule that applies to the evidence; a rule that fails is reported and the others still run.
@@ -94,6 +102,7 @@ def run_rules(
         rules: the rules to run; a rule for which the evidence has no view does not apply.
         ignored: code → reason, for rules that the user ignores.
         severities: code → severity, if it differs from the rule's own.
+        asked: codes of rules that the user asked for by name; one that applies and cannot check makes the report incomplete.
         note_partial: called with the report so far before the rules that wait for values; it is incomplete.
     """
     runs = [RuleRun(rule, evidence) for rule in rules]
@@ -109,6 +118,8 @@ def run_rules(
             run.skipped = ignored[run.rule.code]
         elif run.applies:
             run.check((severities or {}).get(run.rule.code))
+        if run.rule.code in asked and run.rule.code not in (ignored or {}):
+            run.answer_for_asked()
     return _build_report(evidence, runs, ignored)
 
 

@@ -61,6 +61,16 @@ def select_rules(rules: Sequence[Rule], patterns: Iterable[str]) -> list[Rule]:
     return [rule for rule in rules if rule.code in codes]
 
 
+def find_asked(rules: Sequence[Rule], patterns: Iterable[str]) -> frozenset[str]:
+    """Return the codes of rules that patterns name by their whole code or name; a family of rules asks for none of them."""
+    return frozenset(
+        rule.code
+        for pattern in patterns
+        for rule in match_rules(rules, pattern)
+        if pattern.strip().upper() == rule.code or pattern.strip().lower() == rule.name
+    )
+
+
 def _normalize_name(words: str) -> str:
     """Return a name as rules have it.
 

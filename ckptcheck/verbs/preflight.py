@@ -93,7 +93,7 @@ def open_job_report(
     from ckptcheck.jobs.open_job import open_job, split_variables
     from ckptcheck.jobs.this_machine import Probe
     from ckptcheck.linter.rule_loader import load_rules
-    from ckptcheck.linter.selection import match_rules, select_rules
+    from ckptcheck.linter.selection import find_asked, match_rules, select_rules
     from ckptcheck.verbs.reports import build_report
 
     loaded = load_rules()
@@ -107,4 +107,5 @@ def open_job_report(
     opened.lists_settings = show_settings
     if show_settings:
         opened.sections = (build_settings_section(opened), *opened.sections)
-    return opened, build_report(opened, loaded, selected=selected, ignored=ignored, pictures=pictures)
+    asked = find_asked(loaded, select)
+    return opened, build_report(opened, loaded, selected=selected, ignored=ignored, asked=asked, pictures=pictures)

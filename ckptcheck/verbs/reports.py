@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,17 +26,19 @@ def build_report(
     *,
     selected: Sequence[Rule] | None = None,
     ignored: Mapping[str, str] | None = None,
+    asked: Collection[str] = (),
     pictures: bool = False,
 ) -> Report:
     """Run rules over evidence, and draw it if pictures are wanted.
 
     loaded: all rules; None: the built-in ones. selected: those that run; None: all loaded ones.
+    asked: codes of rules that must not be skipped.
     """
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.linter.runner import run_rules
 
     rules = load_rules() if loaded is None else loaded
-    report = run_rules(evidence, rules if selected is None else selected, ignored=ignored)
+    report = run_rules(evidence, rules if selected is None else selected, ignored=ignored, asked=asked)
     drawn: tuple[Picture, ...] = ()
     if pictures:
         from ckptcheck.reporters.evidence_pictures import draw_pictures

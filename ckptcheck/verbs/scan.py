@@ -41,6 +41,8 @@ REPAIRS = "Repairs"
 KNOWN = "Known findings and settings"
 VALUE_OPTIONS = ("no_mmap", "device", "near_zero_threshold", "identical_threshold")
 """How values are read and judged."""
+ASKED = {"dry_load": ("DRY001",), "base": ("ADP005", "ADP009")}
+"""Option → the rules that it asks for: they run whatever --select names, and must not be skipped."""
 
 
 def reject_unused(given: Given) -> None:
@@ -186,6 +188,10 @@ def scan(
         _check_consumers(several(consumers)), follow_links=follow_links,
     )  # fmt: skip
     request, loaded_rules, fail_on = _build_request(names, config, rules, select, ignore, options, observer)
+    if options.base is not None:
+        request = _ask_for("base", request, loaded_rules)
+    if dry_load:
+        request = _ask_for("dry_load", request, loaded_rules)
     # what else would a runner run
     values = values or (runner is not None and not headers_only and any(map(is_remote_address, names)))
     request = replace(
@@ -253,7 +259,7 @@ def _build_request(
 ) -> "tuple[ScanRequest, list[Rule], FailOn]":
     """Return the request, all loaded rules, and the severity that the settings fail on."""
     from ckptcheck.linter import rule_loader
-    from ckptcheck.linter.selection import match_rules, select_rules
+    from ckptcheck.linter.selection import find_asked, match_rules, select_rules
     from ckptcheck.verbs.scanning import ScanRequest
     from ckptcheck.verbs.settings import read_project_settings, refuse_code
 
@@ -268,10 +274,21 @@ def _build_request(
         rules=select_rules(loaded, list(several(select)) or project.select),
         ignored=ignored,
         severities=project.severity_codes(loaded),
+        asked=find_asked(loaded, several(select)),
         options=options,
         observer=observer,
     )
     return request, list(loaded), project.fail_on
+
+
+def _ask_for(option: str, request: "ScanRequest", loaded: "Sequence[Rule]") -> "ScanRequest":
+    """Return the request with the rules of an option among those that run."""
+    codes = {rule.code for rule in request.rules} | {*ASKED[option]}
+    return replace(
+        request,
+        rules=[rule for rule in loaded if rule.code in codes],
+        asked=request.asked | {*ASKED[option]},
+    )
 
 
 def _check_consumers(names: Sequence[str]) -> tuple[str, ...]:

@@ -41,6 +41,8 @@ class ScanRequest:
     """Code of a rule that does not run → the reason."""
     severities: Mapping[str, Severity]
     """Code of a rule → the severity that replaces its own."""
+    asked: frozenset[str] = frozenset()
+    """Codes of rules that the user asked for by name, which must not be skipped."""
     jobs: int | None = None
     """Files read at a time; None: as many as there are cores."""
     fix: bool = False
@@ -77,7 +79,7 @@ def scan_targets(targets: Sequence[str], request: ScanRequest) -> list[Report]:
             with _paused_garbage_collection():
                 reports.append(add_cluster_notes(_scan_target(target, request, rows), notes[known:]))
             request.observer.note_report(reports[-1])
-            if request.options.consumers and not reports[-1].consumers:
+            if request.options.consumers and not reports[-1].consumers and not reports[-1].error:
                 request.observer.log(f"{target}: nothing in it is quantized, so --consumers were not asked")
         except CkptcheckError as error:
             if len(targets) == 1:
@@ -134,7 +136,9 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
         from ckptcheck.checkpoint.deltas.open import open_lone_deltas
 
         if (deltas := open_lone_deltas(target)) is not None:
-            return run_rules(deltas, request.rules, ignored=request.ignored, severities=request.severities)
+            return run_rules(
+                deltas, request.rules, ignored=request.ignored, severities=request.severities, asked=request.asked
+            )
     ckpt = open_target(
         target, runner=request.runner, jobs=request.jobs, options=request.options, value_reader=value_reader
     )
@@ -154,9 +158,10 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
         report = _run_rules(ckpt, request)
         report = _add_vocabulary(report, ckpt)
         if request.options.consumers:
-            from ckptcheck.consumers.table import tabulate_consumers
+            from ckptcheck.consumers.table import explain_unknown, tabulate_consumers
 
-            report = replace(report, consumers=tuple(tabulate_consumers(ckpt)))
+            error = report.error or explain_unknown(ckpt)
+            report = replace(report, consumers=tuple(tabulate_consumers(ckpt)), error=error)
         if request.stats is not None:
             rows += _list_tensor_records(ckpt)
         return _add_pictures(report, ckpt, request)
@@ -171,6 +176,7 @@ def _run_rules(evidence: Checkpoint | Megatron, request: ScanRequest) -> Report:
         request.rules,
         ignored=request.ignored,
         severities=request.severities,
+        asked=request.asked,
         note_partial=request.observer.note_report,
     )
 

@@ -21,10 +21,10 @@ Export again under the names and shapes that the message asks for, or correct co
 
 ## When it can be wrong
 The answer is that of one version and of its build: a newer version may know what this one refuses, and on a CPU some quantized
-models have no kernel. The report names a consumer that ckptcheck cannot start, with the reason, and a model that brings its own
-code, which ckptcheck does not run. A base model without the head of its next task is incomplete: use `--ignore DRY001`. SGLang
-builds some models with biases that they do not have (Whisper, Llama 3.2 Vision): zeros are right there. Scales of attention have
-defaults, so the rule accepts a checkpoint without them. It does not see values, nor ranks of tensor parallelism.
+models have no kernel. A consumer that cannot be asked, and a model that brings its own code, which ckptcheck does not run, make
+the report incomplete, with the reason. A base model without the head of its next task is incomplete: use `--ignore DRY001`.
+SGLang builds some models with biases that they do not have (Whisper, Llama 3.2 Vision): zeros are right there. Scales of
+attention have defaults, so the rule accepts a checkpoint without them. It does not see values, nor ranks of tensor parallelism.
 
 ## Seen in
 huggingface/transformers#6193, OpenGVLab/InternVL#666, vllm-project/vllm#15536, vllm-project/vllm#44788,
@@ -38,6 +38,11 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.dry_load_problems import find_load_problems
 
 
-@rule("DRY001", "failed-dry-load", severity="error", when=lambda ckpt: bool(ckpt.options.dry_loaders))
+@rule(
+    "DRY001",
+    "failed-dry-load",
+    severity="error",
+    when=lambda ckpt: bool(ckpt.options.dry_loaders) and not ckpt.is_adapter,
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     yield from find_load_problems(ckpt)

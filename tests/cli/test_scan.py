@@ -157,3 +157,26 @@ def test_fix_refuses_where_a_new_index_would_hide_a_loss(here: Path) -> None:
         == "broken: the index was not repaired: model-00002-of-00003.safetensors is missing or unreadable\n"
     )
     assert not list((here / "broken").glob("*.orig"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "reason"),
+    [
+        (["--select", "VAL001,CFG002", "--headers-only"], 2, "--headers-only"),
+        (["--select", "VAL,CFG002", "--headers-only"], 0, "--headers-only"),
+        (["--select", "ADP001,CFG002"], 0, "it does not apply to this target"),
+        (["--base", "sound"], 0, "it does not apply to this target"),
+    ],
+)
+def test_what_was_named_and_could_not_run_is_not_clean(here: Path, flags: list[str], code: int, reason: str) -> None:
+    """A family leaves room for rules that cannot run; a rule by its name does not."""
+    result = run(here, "scan", "sound", *flags)
+    assert result.returncode == code, result.stdout
+    assert reason in result.stdout
+
+
+def test_a_base_that_cannot_be_read_is_not_passed_over(here: Path) -> None:
+    adapter = Path(__file__).parents[2] / "fixtures/checkpoints/tiny-lora"
+    result = run(here, "scan", str(adapter), "--base", "nowhere", "--select", "ADP001")
+    assert result.returncode == 2
+    assert "could not check ADP005, ADP009: the base model cannot be read: nowhere does not exist" in result.stdout

@@ -45,7 +45,8 @@ def ignore(folder: Path, key: str = "ignore") -> Any:
 def test_the_table(tmp_path: Path) -> None:
     folder = copy("tiny-fp8", tmp_path / "ckpt", modules_to_not_convert=["lm_head"])
     result = scan(str(folder), "--consumers", "vllm,sglang,slime")
-    assert result.returncode == 1
+    assert result.returncode == 2
+    assert "✗ incomplete: --consumers could not tell about slime: what slime makes of fp8 is not known" in result.stdout
     assert (
         "  consumer       files  quantized  plain  as stored?\n"
         "  vllm 0.32.0        1         41      2  builds 2 plain modules quantized\n"

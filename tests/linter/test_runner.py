@@ -157,3 +157,22 @@ def test_rules_that_damage_kept_from_looking_have_not_passed(tmp_path: Path) -> 
     assert report.error == "needs every tensor, but model-00002-of-00003.safetensors could not be read"
     assert ckptcheck.scan(folder).verdict == "findings"
     assert ckptcheck.scan(folder, ignore=["IDX001"]).verdict == "clean"
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "verdict", "outcome"),
+    [
+        ((), {"outcome": Skip("no kernel")}, "clean", ("skipped", "no kernel")),
+        (("ABC001",), {"outcome": Skip("no kernel")}, "incomplete", ("crashed", "no kernel")),
+        (("ABC001",), {"when": lambda _: False}, "clean", ("skipped", "it does not apply to this target")),
+        (("ABC001",), {"on": "absent"}, "clean", ("skipped", "it does not apply to this target")),
+    ],
+)
+def test_a_rule_that_was_asked_for_is_never_silent(
+    asked: tuple[str, ...], options: dict[str, Any], verdict: str, outcome: tuple[str, str]
+) -> None:
+    report = run_rules(Played(), [made("ABC001", **options), made("ABC002")], asked=asked)
+    assert (report.verdict, report.passed) == (verdict, ("ABC002",))
+    assert getattr(report, outcome[0]) == (("ABC001", outcome[1]),)
+    ignored = run_rules(Played(), [made("ABC001", **options), made("ABC002")], asked=asked, ignored={"ABC001": "ours"})
+    assert ignored.verdict == "clean"
