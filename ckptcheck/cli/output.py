@@ -45,17 +45,23 @@ def shows_pictures(format: str) -> bool:
 
 
 def write_reports(
-    reports: Sequence[Report], rules: Sequence[Rule], format: str, output: Path | None, *, verbose: bool = False
+    reports: Sequence[Report],
+    rules: Sequence[Rule],
+    format: str,
+    output: Path | None,
+    *,
+    verbose: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Write the reports in a format to stdout, or to a file: whole or not at all."""
     if format == "text":
         from ckptcheck.reporters import text
 
         if output is None:
-            text.write(reports, rules, sys.stdout, verbose=verbose)
+            text.write(reports, rules, sys.stdout, verbose=verbose, quiet=quiet)
             return
         buffer = io.StringIO()
-        text.write(reports, rules, buffer, verbose=verbose)
+        text.write(reports, rules, buffer, verbose=verbose, quiet=quiet)
         content = buffer.getvalue()
     else:
         from ckptcheck.reporters import render
@@ -79,6 +85,7 @@ def finish(
     fail_on: FailOn | None = None,
     *,
     verbose: bool = False,
+    quiet: bool = False,
     record_error: CkptcheckError | None = None,
     was_interrupted: bool = False,
 ) -> NoReturn:
@@ -93,6 +100,7 @@ def finish(
         output: the file to write; None: stdout.
         fail_on: the lightest severity that makes the exit code 1; None: the one that the settings name.
         verbose: list the rules that passed, too.
+        quiet: print the verdict only.
         record_error: why the record of the syncs could not be written, which makes the exit code 2.
         was_interrupted: Ctrl-C ended the work, and this is what was known by then.
 
@@ -100,19 +108,19 @@ def finish(
     reports = _list_reports(result)
     messages = [record_error.message] if record_error is not None else []
     try:
-        write_reports(reports, reports[0].rules, format, output, verbose=verbose)
+        write_reports(reports, reports[0].rules, format, output, verbose=verbose, quiet=quiet)
     except (CkptcheckError, OSError) as error:
         if output is None:
             raise
         messages.append(
             error.message if isinstance(error, CkptcheckError) else f"cannot write {output}: {error.strerror}"
         )
-        write_reports(reports, reports[0].rules, format, None, verbose=verbose)
+        write_reports(reports, reports[0].rules, format, None, verbose=verbose, quiet=quiet)
     sys.stdout.flush()
     for message in messages:
         log(f"ckptcheck: {message}")
-    if output is not None and not messages and sys.stderr.isatty():
-        log(_say_where(reports, output))
+    if output is not None and not messages:
+        _say_what(reports, output, has_findings=format != "text" and not quiet)
     code = 2 if messages else result.exit_code(fail_on)
     raise typer.Exit(INTERRUPTED if code == 2 and (was_interrupted or SignalGuard.was_interrupted) else code)
 
@@ -121,13 +129,15 @@ def _list_reports(result: Report | Reports) -> Sequence[Report]:
     return [result] if isinstance(result, Report) else result.reports
 
 
-def _say_where(reports: Sequence[Report], output: Path) -> str:
-    """Return the line for a person whose report went to a file: the verdict, and the file."""
-    from ckptcheck.reporters.text import describe_verdict, summarize
+def _say_what(reports: Sequence[Report], output: Path, *, has_findings: bool) -> None:
+    """Log for a person whose report went to a file: the findings, if the file is for programs, the verdict, and the file."""
+    from ckptcheck.reporters.text import describe_verdicts, write_findings
 
-    if len(reports) == 1:
-        return f"{describe_verdict(reports[0])} · the report is {output}"
-    return f"{summarize(reports)} · they are in {output}"
+    for report in reports if has_findings else ():
+        if report.findings:
+            log(report.target)
+            write_findings(report, sys.stderr)
+    log(f"{describe_verdicts(reports)} · the report is {output}")
 
 
 BAR_DELAY = 0.5

@@ -18,6 +18,9 @@ from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.verbs.parameter import Parameter
 from ckptcheck.verbs.verb import Verb
 
+FORMAT_OF_ENDING = {".json": "json", ".sarif": "sarif", ".html": "html", ".htm": "html", ".xml": "junit"}
+"""Ending of the file of -o → the format of the report, where --format names none."""
+
 
 class ReportCommand(typer.core.TyperCommand):
     """Runs a command. If it cannot check, writes a report that says so, and passes the error on to the terminal.
@@ -81,6 +84,8 @@ class ReportCommand(typer.core.TyperCommand):
         if not {"format", "output"} <= ctx.params.keys() or ctx.params.get("part") is not None:  # a part is no report
             return super().invoke(ctx)
         written = str(ctx.params["output"] or "")
+        if ctx.get_parameter_source("format").name != "COMMANDLINE":
+            ctx.params["format"] = FORMAT_OF_ENDING.get(Path(written).suffix.lower(), ctx.params["format"])
         output = Path(written) if written and not is_remote_address(written) else None
         try:
             _refuse_output(self, output, ctx)

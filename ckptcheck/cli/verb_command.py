@@ -26,7 +26,8 @@ from ckptcheck.verbs.verb import Verb, find_verb
 
 MACHINES = "Several machines"
 FORMATS_HELP = (
-    "Format of the report; html is a page with pictures, for a browser, json-with-pictures is for ckptcheck report."
+    "Format of the report; html is a page with pictures, for a browser, json-with-pictures is for ckptcheck report. With -o, the "
+    "ending of the file says it too: .json, .sarif, .html, .xml."
 )
 Declaration = tuple[Any, Option, object]
 """The type of an option, its declaration, and its default."""
@@ -37,6 +38,7 @@ OF_REPORTS: Mapping[str, Declaration] = {
         FailOn | None, Option("Exit with 1 on findings of this severity or a worse one.", shown="error"), None,
     ),
     "verbose": (bool, Option("Also list the rules that passed, and long tables whole.", "-v --verbose"), False),
+    "quiet": (bool, Option("Print the verdict only.", "-q --quiet", without=("verbose",)), False),
 }  # fmt: skip
 """Options of every command that writes a report."""
 OF_IDENTITIES: Mapping[str, Declaration] = {
@@ -282,6 +284,7 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
             require_file(values["output"]),
             values["fail_on"],
             verbose=values["verbose"],
+            quiet=values["quiet"],
             record_error=record_error,
             was_interrupted=was_interrupted,
         )

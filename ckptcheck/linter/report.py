@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ckptcheck.linter.pictures import Picture
 
 SCHEMA = "ckptcheck-report/1"
+SCHEMA_OF_SEVERAL = "ckptcheck-reports/1"
 NOTEBOOK = "ckptcheck.reporters.html.page:render_fragment"
 """The function that shows reports in a notebook, named as text because a report must not import a reporter."""
 Reading = Mapping[str, str | int | list[str]]
@@ -39,6 +40,8 @@ class Section:
     """Printed in place of a table that is too long to read, unless -v is given; the JSON form has the table."""
     shorter: Section | None = None
     """A table that is printed in place of this one, unless -v is given; the JSON form has this one."""
+    is_idle: bool = False
+    """Whether it only confirms that there is nothing to see: text shows it with -v alone, a page not; the JSON form has it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the documented JSON form."""
@@ -81,6 +84,8 @@ class Report:
     """Label → identity of a set of weights (64 hexadecimal digits), if it was computed."""
     headline: str = field(default="", compare=False)
     """One sentence that says what a clean verdict means; "" for none. Not part of the JSON form; saved with pictures."""
+    next_step: str = field(default="", compare=False)
+    """A command that fits after this verdict, and what it does; "" for none. Not part of the JSON form."""
     parts: tuple[str, ...] = field(default=(), compare=False)
     """Labels of the reports before this one, if it sums them up: a text shows it first, and of them what was found. Not part of
     the JSON form."""
@@ -216,14 +221,36 @@ class Reports:
         reason = next(filter(None, (report._incomplete_reason() for report in self.reports)), "")
         _raise_for_findings(self, self.findings, reason, fail_on)
 
-    def to_dict(self) -> dict[str, Any] | list[dict[str, Any]]:
-        """Return the documented JSON form: an object for one report, a list for several."""
-        dicts = [report.to_dict() for report in self.reports]
-        return dicts[0] if len(dicts) == 1 else dicts
+    def to_dict(self) -> dict[str, Any]:
+        """Return the documented JSON form: the one report, or for several the same keys for all of them, and ``reports``."""
+        return reports_to_dict(self.reports)
 
     def _repr_html_(self) -> str:
         """Return the reports as a notebook shows them."""
         return _show_in_notebook(self.reports)
+
+
+def reports_to_dict(reports: Sequence[Report]) -> dict[str, Any]:
+    """Return the documented JSON form of one report, or of several: they share the keys that decide about a job."""
+    dicts = [report.to_dict() for report in reports]
+    if len(dicts) == 1:
+        return dicts[0]
+    verdicts = [form["verdict"] for form in dicts]
+    not_passed = {row["code"] for form in dicts for key in ("findings", "skipped", "crashed") for row in form[key]}
+    passed = dict.fromkeys(code for report in reports for code in report.passed if code not in not_passed)
+    numbers = dict.fromkeys(name for form in dicts for name in form["counts"])
+    return {
+        "schema": SCHEMA_OF_SEVERAL,
+        "verdict": next((each for each in ("incomplete", "findings") if each in verdicts), "clean"),
+        **{
+            key: [row | {"target": form["target"]} for form in dicts for row in form[key]]
+            for key in ("findings", "skipped", "crashed")
+        },
+        "passed": list(passed),
+        "counts": {name: sum(form["counts"].get(name, 0) for form in dicts) for name in numbers},
+        "known": sum(report.known for report in reports),
+        "reports": dicts,
+    }
 
 
 class FindingsError(Exception):

@@ -11,7 +11,7 @@ from ckptcheck.errors import EvidenceError, describe_shortage
 from ckptcheck.linter.evidence import Evidence
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import SEVERITIES, Finding, Problem, Rule, Severity, Skip, SkipForDamage
-from ckptcheck.text.formatting import join_truncated
+from ckptcheck.text.formatting import find_listed, join_truncated, remember_lists
 
 
 @dataclass
@@ -20,6 +20,8 @@ class RuleRun:
 
     rule: Rule
     evidence: Evidence
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Text of a list in a message → all of its names."""
     view: object | None = None
     """The evidence as the rule sees it; None if it has nothing for the rule."""
     applies: bool = False
@@ -59,7 +61,7 @@ class RuleRun:
         self.evidence.require(self.rule.on)
         # Collect one by one, to keep the findings from before a crash.
         for problem in self.rule.check(self.view):
-            self.findings.append(_finding(self.rule, severity, problem))
+            self.findings.append(_finding(self.rule, severity, problem, self.lists))
         if not self.findings:
             self.skipped = self.evidence.explain_unread(self.view) or None
         self.passed = not self.findings and self.skipped is None
@@ -105,7 +107,21 @@ def run_rules(
         asked: codes of rules that the user asked for by name; one that applies and cannot check makes the report incomplete.
         note_partial: called with the report so far before the rules that wait for values; it is incomplete.
     """
-    runs = [RuleRun(rule, evidence) for rule in rules]
+    with remember_lists() as lists:
+        return _run_each(evidence, rules, ignored, severities, asked, note_partial, lists)
+
+
+def _run_each(
+    evidence: Evidence,
+    rules: Iterable[Rule],
+    ignored: Mapping[str, str] | None,
+    severities: Mapping[str, Severity] | None,
+    asked: Collection[str],
+    note_partial: Callable[[Report], None] | None,
+    lists: Mapping[str, tuple[str, ...]],
+) -> Report:
+    """Run the rules. lists: those that messages name the beginning of."""
+    runs = [RuleRun(rule, evidence, lists) for rule in rules]
     # Ask all rules first, so that what this computes is there before any rule waits for values.
     for run in runs:
         run.decide_applies()
@@ -178,7 +194,7 @@ def _unify(reason: str, files: Iterable[str], error: str) -> str:
     return error if any(file in reason for file in files) else reason
 
 
-def _finding(rule: Rule, chosen: Severity | None, problem: Problem) -> Finding:
+def _finding(rule: Rule, chosen: Severity | None, problem: Problem, lists: Mapping[str, tuple[str, ...]]) -> Finding:
     severity = chosen or problem.severity or rule.severity
     return Finding(
         rule.code,
@@ -189,7 +205,7 @@ def _finding(rule: Rule, chosen: Severity | None, problem: Problem) -> Finding:
         problem.key,
         problem.hint,
         problem.line,
-        tuple(problem.names),
+        tuple(problem.names) or find_listed(problem.message, lists),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.linter.report import SCHEMA, Report, Section
+from ckptcheck.linter.report import SCHEMA, SCHEMA_OF_SEVERAL, Report, Section
 from ckptcheck.linter.rule import SEVERITIES, Finding
 from ckptcheck.text.file_io import read_json_file
 
@@ -75,13 +75,15 @@ class StoredReport(msgspec.Struct):
 
 
 def read_reports(path: Path) -> list[Report]:
-    """Return the reports of a file that ``--format json`` wrote: one, or a list. Raises CkptcheckError for anything else."""
+    """Return the reports of a file that ``--format json`` wrote: one or several. Raises CkptcheckError for anything else."""
     try:
         value = read_json_file(path)
     except OSError as error:
         raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise CkptcheckError(f"{path} is no report of ckptcheck: {error}", hint=HINT) from error
+    if isinstance(value, dict) and value.get("schema") == SCHEMA_OF_SEVERAL:
+        value = value.get("reports")
     forms = value if isinstance(value, list) else [value]
     if not forms or not all(isinstance(form, dict) for form in forms):
         raise CkptcheckError(f"{path} is no report of ckptcheck: it holds no object with a report", hint=HINT)

@@ -1,4 +1,4 @@
-"""The report as JSON: the documented form, ``report.schema.json``. One target gives an object, several a list."""
+"""The report as JSON, the documented form (``report.schema.json``). Several targets: the keys of one for all, and ``reports``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from ckptcheck.linter.report import Report
+from ckptcheck.linter.report import Report, reports_to_dict
 from ckptcheck.linter.rule import Rule
 from ckptcheck.reporters.runner_commands import HASHES
 
@@ -18,8 +18,7 @@ ESCAPED = re.compile(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\u
 
 def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
     """Write the reports as JSON, readable as it stands: it escapes only characters that cannot be shown or encoded."""
-    forms = [report.to_dict() for report in reports]
-    text = json.dumps(forms[0] if len(forms) == 1 else forms, indent=2, ensure_ascii=False)
+    text = json.dumps(reports_to_dict(reports), indent=2, ensure_ascii=False)
     return escape_deceptive(text) + "\n"
 
 

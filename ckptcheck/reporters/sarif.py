@@ -1,8 +1,8 @@
 """SARIF 2.1.0, which GitHub code scanning and editors read: one run, whatever the number of targets.
 
 A file's path is relative to the repository; a file on the Hub has its path there, relative to the Hub's address,
-because code scanning refuses a whole upload for one location with another scheme. Only a location in a file that people
-write has a line: a tensor has none, and a line would make the upload action read whole shards to fingerprint it.
+because code scanning refuses a whole upload for one location with another scheme. A location in a text has a line, the first
+where the finding names none; a shard has none, because a line would make the upload action read it whole to fingerprint it.
 
 The reason why a rule could not look is a notification. A run with a crashed rule, or a target that could not be
 checked, is marked as unsuccessful; code scanning then keeps the alerts it has instead of closing those it no longer
@@ -16,7 +16,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 from ckptcheck import __version__
@@ -34,6 +33,8 @@ ROOT = "%SRCROOT%"
 WEB = "HUB"
 PAGES = "https://ckptcheck.github.io/ckptcheck/rules/"
 """Where the pages of the built-in rules are published (`make docs`)."""
+TEXTS = (".json", ".jsonl", ".yaml", ".yml", ".toml", ".sh", ".py", ".jinja", ".txt", ".md")
+"""Endings of files with lines."""
 MOST = 1024
 """Characters of a description that code scanning takes."""
 
@@ -48,7 +49,7 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
         "invocations": [
             {
                 "executionSuccessful": all(report.verdict != "incomplete" for report in reports),
-                "toolExecutionNotifications": [note for report in reports for note in _notifications(report, index)],
+                "toolExecutionNotifications": [note for report in reports for note in _notifications(report)],
             }
         ],
         "originalUriBaseIds": _bases(reports),
@@ -59,13 +60,11 @@ def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
 
 
 def _descriptors(reports: Sequence[Report], rules: Sequence[Rule]) -> list[dict[str, Any]]:
-    """Describe the rules that applied to any target."""
+    """Describe the rules that found something."""
     names = {finding.code: finding.name for report in reports for finding in report.findings}
-    fates = ((report.passed, dict(report.skipped), dict(report.crashed)) for report in reports)
-    applied = set(chain(names, *chain.from_iterable(fates)))
-    described = [_descriptor(rule) for rule in rules if rule.code in applied]
-    unknown = sorted(applied - {rule.code for rule in rules})
-    return described + [{"id": code, "shortDescription": {"text": names.get(code, code)}} for code in unknown]
+    described = [_descriptor(rule) for rule in rules if rule.code in names]
+    unknown = sorted(names.keys() - {rule.code for rule in rules})
+    return described + [{"id": code, "shortDescription": {"text": names[code]}} for code in unknown]
 
 
 def _descriptor(rule: Rule) -> dict[str, Any]:
@@ -115,6 +114,7 @@ def _results(report: Report, index: dict[str, int], occurrences: Counter[str]) -
             "level": LEVELS[finding.severity],
             "message": {"text": _sentences(finding)},
             "locations": [location],
+            **({"properties": {"names": [printable(name) for name in finding.names]}} if finding.names else {}),
             "partialFingerprints": {"primaryLocationLineHash": f"{digest}:{occurrences[place]}"},
         }
 
@@ -140,8 +140,8 @@ def _location(target: str, file: str | None, key: str | None = None, line: int |
         if "://" not in artifact["uri"]:
             artifact["uriBaseId"] = ROOT
     location: dict[str, Any] = {"physicalLocation": {"artifactLocation": artifact}}
-    if line:
-        location["physicalLocation"]["region"] = {"startLine": line}
+    if line or (file or "").endswith(TEXTS):
+        location["physicalLocation"]["region"] = {"startLine": line or 1}
     if key:
         location["logicalLocations"] = [{"fullyQualifiedName": printable(key)}]
     return location
@@ -156,7 +156,7 @@ def _bases(reports: Sequence[Report]) -> dict[str, Any]:
     return bases
 
 
-def _notifications(report: Report, index: dict[str, int]) -> Iterator[dict[str, Any]]:
+def _notifications(report: Report) -> Iterator[dict[str, Any]]:
     where = {"locations": [_location(report.target, None)]}
     if reading := describe_reading(report):
         text = "; ".join(f"{label}: {value}" for label, value in reading)
@@ -167,5 +167,5 @@ def _notifications(report: Report, index: dict[str, int]) -> Iterator[dict[str, 
     for level, fate, pairs in (("error", "could not check", report.crashed), ("note", "skipped", report.skipped)):
         for code, reason in report.other_reasons(pairs):
             text = _plain(f"{code} {fate} {report.target}: {reason}")
-            rule = {"id": code, "index": index[code]}
+            rule = {"id": code}
             yield {"level": level, "message": {"text": text}, "associatedRule": rule, **where}

@@ -20,33 +20,50 @@ MOST_PER_RULE = 5
 MOST_GROUPS, MOST_REASONS = 3, 2
 """Kinds of findings in the parts of a whole that are shown in full, and reasons why rules did not run there, so that a page holds
 them."""
+MOST_NAMED = 5
+"""Targets that the last line on several names."""
 MOST_CODES = 5
 """Rules that the line on several reports names."""
 
 
-def write(reports: Sequence[Report], rules: Sequence[Rule], stream: IO[str], *, verbose: bool = False) -> None:
-    """Write the reports to a stream, in colour if it is a terminal. `verbose` lists what passed as well."""
+def write(
+    reports: Sequence[Report], rules: Sequence[Rule], stream: IO[str], *, verbose: bool = False, quiet: bool = False
+) -> None:
+    """Write the reports to a stream, in colour if it is a terminal.
+
+    verbose: list what passed as well. quiet: write the verdicts only.
+    """
     lines = LinePrinter(stream)
-    names = {rule.code: rule.name for rule in rules}
+    if quiet:
+        _verdicts(lines, reports)
+        return
     place = next((place for place, report in enumerate(reports) if report.parts), None)
     if place is not None:
-        _run(lines, reports[place:], reports[:place], names, verbose)
+        _run(lines, reports[place:], reports[:place], verbose)
         if not verbose:
             return
         lines.print()
         reports = reports[:place]
+    if len(reports) == 1:
+        _one(lines, reports[0], verbose)
+        return
+    short, was_long = [], False
     for number, report in enumerate(reports):
-        if number:
+        is_long = verbose or report.verdict != "clean" or bool(report.consumers)
+        if number and (is_long or was_long):
             lines.print()
-        _one(lines, report, names, verbose)
-    if len(reports) > 1:
-        lines.print()
-        lines.print((summarize(reports), "bold"))
+        was_long = is_long
+        if is_long:
+            _one(lines, report, verbose)
+        else:
+            short.append(report)
+            lines.print((printable(report.target), "bold"), "  ", *_verdict(report))
+    _outcomes(lines, short, _count_targets(reports))
+    lines.print()
+    lines.print(*_verdict_of_several(reports))
 
 
-def _run(
-    lines: LinePrinter, wholes: Sequence[Report], parts: Sequence[Report], names: dict[str, str], verbose: bool
-) -> None:
+def _run(lines: LinePrinter, wholes: Sequence[Report], parts: Sequence[Report], verbose: bool) -> None:
     """Print the reports on a whole, and what was found in its parts: each kind once, with the parts that it is about."""
     reports, labels = (*wholes, *parts), wholes[0].parts
     number = count(len(parts), "file")
@@ -71,6 +88,23 @@ def _run(
     for place, (finding, places) in enumerate(groups):
         where = f"in {len(places):,} of {number}: {join_labels(places, labels)}"
         _finding(lines, finding, where, is_short=place >= MOST_GROUPS and not verbose)
+    _outcomes(lines, parts, number)
+    for whole in wholes:
+        _not_run(lines, whole, verbose)
+        for section in whole.sections:
+            # what is compared with another whole has its own table there
+            if verbose or not (section.is_idle or section.brief or (section.shorter and len(wholes) > 1)):
+                tables.write(lines, section, verbose=verbose)
+    lines.print()
+    firsts = [whole.findings[0] for whole in told] or [finding for finding, _ in groups]
+    if firsts:
+        lines.print((f"  ckptcheck rule {firsts[0].code} explains the first one", "dim"))
+    if not verbose:
+        lines.print(("  -v prints every file; --format html -o FILE draws the curves", "dim"))
+
+
+def _outcomes(lines: LinePrinter, parts: Sequence[Report], number: str) -> None:
+    """Print why rules could not check some of several reports, each reason once. number: of all reports, with their noun."""
     for label, style, outcomes in (
         ("could not check", "bold red", group_outcomes(parts, "crashed")),
         ("skipped", "dim", group_outcomes(parts, "skipped")),
@@ -81,18 +115,6 @@ def _run(
             lines.print((label, style), f"{listed} in {files:,} of {number}: {printable(reason)}", indent=2)
         if len(outcomes) > MOST_REASONS:
             lines.print((f"{label} for {count(len(outcomes) - MOST_REASONS, 'more reason')}", "dim"), indent=2)
-    for whole in wholes:
-        _not_run(lines, whole, names, verbose)
-        for section in whole.sections:
-            # what is compared with another whole has its own table there
-            if verbose or not (section.brief or (section.shorter and len(wholes) > 1)):
-                tables.write(lines, section, verbose=verbose)
-    lines.print()
-    firsts = [whole.findings[0] for whole in told] or [finding for finding, _ in groups]
-    if firsts:
-        lines.print((f"  ckptcheck rule {firsts[0].code} explains the first one", "dim"))
-    if not verbose:
-        lines.print(("  -v prints every file; --format html -o FILE draws the curves", "dim"))
 
 
 def write_findings(report: Report, stream: IO[str]) -> None:
@@ -113,23 +135,62 @@ def summarize(reports: Sequence[Report]) -> str:
     return f"{count(len(reports), 'report')}: {outcome}" + (f" · {found}{more}" if found else "")
 
 
-def _one(lines: LinePrinter, report: Report, names: dict[str, str], verbose: bool) -> None:
+def _verdicts(lines: LinePrinter, reports: Sequence[Report]) -> None:
+    """Print a line for each report, and for several the last one."""
+    for report in reports:
+        name = ((printable(report.target), "bold"), "  ") if len(reports) > 1 else ()
+        lines.print(*name, *_verdict(report))
+    if len(reports) > 1:
+        lines.print(*_verdict_of_several(reports))
+
+
+def _verdict_of_several(reports: Sequence[Report]) -> list[Piece]:
+    """Return the last line on several reports: how many are how, the gravest first, and which these are."""
+    kinds: tuple[tuple[Piece, str, list[Report]], ...] = (
+        (("✗ ", "bold red"), "could not be checked", [each for each in reports if each.verdict == "incomplete"]),
+        (("✗ ", "bold red"), "has errors", [each for each in reports if each.count("error")]),
+        (("! ", "yellow"), "has findings", [each for each in reports if each.findings and not each.count("error")]),
+    )
+    told = [(sign, what, kind) for sign, what, kind in kinds if kind]
+    if not told:
+        return [("✓ ", "bold green"), (f"all {_count_targets(reports)} are clean", "bold")]
+    parts = []
+    for _, what, kind in told:
+        verb = what if len(kind) == 1 else what.replace("has ", "have ", 1)
+        named = ", ".join(printable(each.target) for each in kind[:MOST_NAMED])
+        more = f" and {len(kind) - MOST_NAMED:,} more" if len(kind) > MOST_NAMED else ""
+        parts.append(f"{len(kind):,} of {_count_targets(reports)} {verb}: {named}{more}")
+    return [told[0][0], (" · ".join(parts), "bold")]
+
+
+def _count_targets(reports: Sequence[Report]) -> str:
+    """Return the number of targets with their noun."""
+    return count(len(reports), "checkpoint" if any(report.counts.get("tensors") for report in reports) else "target")
+
+
+def describe_verdicts(reports: Sequence[Report]) -> str:
+    """Return the last line on one report or several."""
+    return describe_verdict(reports[0]) if len(reports) == 1 else join_pieces(_verdict_of_several(reports))
+
+
+def _one(lines: LinePrinter, report: Report, verbose: bool) -> None:
     lines.print((printable(report.target), "bold"))
     if report.subject:
         lines.print((printable(report.subject), "dim"))
     _reading(lines, report)
     _findings(lines, report)
-    _not_run(lines, report, names, verbose)
+    _not_run(lines, report, verbose)
     _consumers(lines, report)
     for section in report.sections:
-        tables.write(lines, section, verbose=verbose)
+        if verbose or not section.is_idle:
+            tables.write(lines, section, verbose=verbose)
     lines.print()
     lines.print(*_verdict(report))
     if report.other_reasons(report.crashed) != report.crashed:
-        lines.print(("  no rule passes until that is mended", "dim"))
-    if report.findings:
-        first = report.findings[0].code
-        lines.print((f"  ckptcheck rule {first} explains the first one", "dim"))
+        lines.print(("  fix this first: no rule can pass before", "dim"))
+    explained = f"ckptcheck rule {report.findings[0].code} explains the first one" if report.findings else ""
+    if steps := [step for step in (explained, printable(report.next_step)) if step]:
+        lines.print(("  " + "; ".join(steps), "dim"))
 
 
 def _findings(lines: LinePrinter, report: Report) -> None:
@@ -190,14 +251,12 @@ def _consumers(lines: LinePrinter, report: Report) -> None:
         lines.print(f"  {'  '.join(columns)}  ", (printable(verdict), style))
 
 
-def _not_run(lines: LinePrinter, report: Report, names: dict[str, str], verbose: bool) -> None:
-    """Say which rules could not say anything, reasons together; passed ones only when asked."""
+def _not_run(lines: LinePrinter, report: Report, verbose: bool) -> None:
+    """Say which rules could not say anything, reasons together; passed ones by family, only when asked."""
     groups = [
         ("could not check", "bold red", report.other_reasons(report.crashed)),
         ("skipped", "dim", report.other_reasons(report.skipped)),
     ]
-    if verbose:
-        groups.append(("passed", "green", tuple((code, names.get(code, "")) for code in report.passed)))
     for label, style, entries in groups:
         reasons: dict[str, list[str]] = {}
         for code, reason in entries:
@@ -206,6 +265,11 @@ def _not_run(lines: LinePrinter, report: Report, names: dict[str, str], verbose:
             lines.print()
             listed = ", ".join(codes[:4]) + (f" and {len(codes) - 4} more" if len(codes) > 4 else "")
             lines.print((label, style), f" {listed}: {printable(reason)}", indent=2)
+    if verbose and report.passed:
+        families = Counter(code.rstrip("0123456789") for code in report.passed)
+        listed = " · ".join(f"{family} {number}" for family, number in families.items())
+        lines.print()
+        lines.print(("passed", "green"), f" {listed}; ckptcheck rules lists them", indent=2)
 
 
 def describe_verdict(report: Report) -> str:

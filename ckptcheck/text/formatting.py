@@ -1,7 +1,12 @@
 """Formats numbers, shapes and lists of names for messages."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_lists: ContextVar[dict[str, tuple[str, ...]] | None] = ContextVar("_lists", default=None)
+"""Text of each list that `join_truncated` made → all of its names, while somebody remembers them."""
 
 
 def format_ranges(numbers: Iterable[int], most: int = 12) -> str:
@@ -43,7 +48,36 @@ def join_truncated(names: Collection[str], most: int = 3) -> str:
     """
     listed = [name or '""' for name in sorted(names)]
     text = ", ".join(listed[:most])
-    return f"{text} and {len(listed) - most} more" if len(listed) > most else text
+    if len(listed) > most:
+        text = f"{text} and {len(listed) - most} more"
+    if len(listed) > 1 and (lists := _lists.get()) is not None:
+        lists[text] = tuple(listed)
+    return text
+
+
+@contextmanager
+def remember_lists() -> Iterator[Mapping[str, tuple[str, ...]]]:
+    """Give the lists that `join_truncated` makes while the block runs: a message has the first few names, a program wants all."""
+    lists: dict[str, tuple[str, ...]] = {}
+    token = _lists.set(lists)
+    try:
+        yield lists
+    finally:
+        _lists.reset(token)
+
+
+def find_listed(message: str, lists: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return all names of the lists in a message, in their order.
+
+    >>> find_listed("lost: a, b and 1 more", {"a, b": ("a", "b"), "a, b and 1 more": ("a", "b", "c")})
+    ('a', 'b', 'c')
+    """
+    found: dict[int, tuple[str, ...]] = {}
+    for text in sorted((text for text in lists if text in message), key=len, reverse=True):
+        if text in message:
+            found[message.index(text)] = lists[text]
+            message = message.replace(text, "\0" * len(text))
+    return tuple(dict.fromkeys(name for place in sorted(found) for name in found[place]))
 
 
 def list_unless_single(names: Collection[str]) -> str:

@@ -1,6 +1,7 @@
 """``ckptcheck parity judge``: judges the logprobs of engine and trainer in rollouts, of one step or of a run."""
 
 import os
+import shlex
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -179,7 +180,10 @@ def judge(
             decode_text=decode_text, drawn_by=drawn_by, weights=weights, job=opened, is_replay=replay,
             is_alone=len(paths) == 1,
         )  # fmt: skip
-        reports.append(build_report(evidence, loaded, pictures=pictures))
+        report = build_report(evidence, loaded, pictures=pictures)
+        if any(finding.code == "PAR020" for finding in report.findings):  # the gap, whose cause is not known yet
+            report = replace(report, next_step=f"ckptcheck parity why {shlex.quote(str(path))} looks for the cause")
+        reports.append(report)
         # of a file alone nothing is compared with another
         if len(paths) > 1 or against:
             members.append(SeriesMember.of(evidence))

@@ -156,7 +156,7 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
         value_reader.start(ckpt)
         _read_headers(ckpt, target, request.observer)
         report = _run_rules(ckpt, request)
-        report = _add_vocabulary(report, ckpt)
+        report = replace(_add_vocabulary(report, ckpt), next_step=_propose(report, ckpt, request))
         if request.options.consumers:
             from ckptcheck.consumers.table import explain_unknown, tabulate_consumers
 
@@ -167,6 +167,19 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
         return _add_pictures(report, ckpt, request)
     finally:
         value_reader.close()
+
+
+def _propose(report: Report, ckpt: Checkpoint, request: ScanRequest) -> str:
+    """Return what a user may ask next about a checkpoint without findings; "" where there is nothing to add."""
+    if report.verdict != "clean" or ckpt.is_single_shard:
+        return ""
+    if ckpt.source.local is None and not request.remote_values and not request.headers_only:
+        return "--values reads its values too"
+    if ckpt.is_adapter:
+        return "" if request.options.base else "--base FOLDER compares it with its base model"
+    if not request.options.dry_loaders:
+        return "--dry-load vllm asks the engine's own loader; ckptcheck diff compares two copies of the model"
+    return "ckptcheck diff compares two copies of the model"
 
 
 def _run_rules(evidence: Checkpoint | Megatron, request: ScanRequest) -> Report:

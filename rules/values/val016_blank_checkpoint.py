@@ -46,6 +46,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=first.shard if len({stats.shard for stats in blank.matrices}) == 1 else None,
             key=blank.prefix,
             hint="save again from a process that holds the weights, or fetch the files again and compare their hashes",
+            names=tuple(stats.name for stats in blank.matrices),
         )
     ckpt.require_values()
 

@@ -75,7 +75,7 @@ def test_every_format_says_it(here: Path, form: str) -> None:
 
 def test_a_report_for_each_target_where_nothing_could_begin(here: Path) -> None:
     run(here, "scan", "sound", "broken", "--rules", "nowhere", "-o", "report", "--format", "json")
-    assert [report["target"] for report in json.loads((here / "report").read_text())] == ["sound", "broken"]
+    assert [report["target"] for report in json.loads((here / "report").read_text())["reports"]] == ["sound", "broken"]
 
 
 def test_a_bug_of_ours_is_a_report_too(here: Path) -> None:

@@ -15,8 +15,10 @@ def test_a_broken_target_does_not_stop_the_others(here: Path) -> None:
     result = run(here, "scan", "nowhere", "sound", "broken", "--format", "json")
     assert result.returncode == 2
     reports = json.loads(result.stdout)
-    assert [report["verdict"] for report in reports] == ["incomplete", "clean", "findings"]
-    assert reports[0]["error"].startswith("nowhere does not exist (name a folder")
+    assert (reports["verdict"], len(reports["findings"])) == ("incomplete", 1)
+    assert reports["findings"][0]["target"] == "broken"
+    assert [report["verdict"] for report in reports["reports"]] == ["incomplete", "clean", "findings"]
+    assert reports["reports"][0]["error"].startswith("nowhere does not exist (name a folder")
     jsonschema.validate(reports, SCHEMA)
 
 

@@ -23,7 +23,7 @@ SHARDED = CHECKPOINTS / "tiny-llama-sharded"
 
 def targets_of(result: str) -> list[str]:
     reports = json.loads(result)
-    return [report["target"] for report in (reports if isinstance(reports, list) else [reports])]
+    return [report["target"] for report in reports.get("reports", [reports])]
 
 
 @pytest.mark.parametrize(

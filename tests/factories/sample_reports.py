@@ -89,7 +89,7 @@ def sarif_run(reports: list[Report]) -> dict[str, Any]:
     assert len(set(identities)) == len(identities)
     for note in run["invocations"][0]["toolExecutionNotifications"]:
         if "associatedRule" in note:
-            assert rules[note["associatedRule"]["index"]]["id"] == note["associatedRule"]["id"]
+            assert note["associatedRule"].keys() == {"id"}
     return dict(run)
 
 

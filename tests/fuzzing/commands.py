@@ -183,7 +183,7 @@ def find_wrong(answer: Answer, words: tuple[str, ...]) -> str:
 def read_reports(answer: Answer) -> list[dict[str, Any]]:
     """Return the reports of an answer in JSON. Raises ValueError where it holds none."""
     read = json.loads(answer.said)
-    return read if isinstance(read, list) else [read]
+    return read.get("reports", [read]) if isinstance(read, dict) else read
 
 
 def summarize(answer: Answer) -> set[str]:

@@ -103,7 +103,8 @@ def test_nothing_breaks_json(reports: list[Report]) -> None:
     text = render("json", reports, RULES)
     assert not re.search(r"[\x7f-\x9f\u2028\u2029]", text)
     form = json.loads(text.encode())
-    assert form == (reports[0].to_dict() if len(reports) == 1 else [report.to_dict() for report in reports])
+    dicts = [report.to_dict() for report in reports]
+    assert (form.get("reports") or [form]) == dicts
     FORM.validate(form)
 
 

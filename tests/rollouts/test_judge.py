@@ -100,7 +100,7 @@ def test_limits_are_flags(here: Path) -> None:
 
 def test_several_files_are_a_series(here: Path) -> None:
     found = judge("step1.safetensors", "step0.safetensors", "--format", "json", cwd=here)
-    reports = json.loads(found.stdout)
+    reports = json.loads(found.stdout)["reports"]
     assert [report["target"] for report in reports[:2]] == ["step1.safetensors", "step0.safetensors"]
     assert reports[2]["target"] == "step0.safetensors … step1.safetensors"
     assert reports[2]["passed"] == ["PAR041"]
@@ -211,8 +211,8 @@ def test_a_run_against_another(here: Path) -> None:
     write_run(here / "fixed", 200)
     found = judge("v1", "--against", "v0", "--no-limits", "--format", "json", cwd=here)
     assert found.returncode == 1
-    reports = json.loads(found.stdout)
-    assert reports == ckptcheck.judge("v1", against="v0", no_limits=True).to_dict()
+    reports = json.loads(found.stdout)["reports"]
+    assert reports == ckptcheck.judge("v1", against="v0", no_limits=True).to_dict()["reports"]
     # steps 10 and 11 come after step 9
     assert [report["target"] for report in reports[9:12]] == [f"v1/step{step}.safetensors" for step in (9, 10, 11)]
     series, last = reports[-2:]

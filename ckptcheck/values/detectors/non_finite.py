@@ -51,4 +51,5 @@ def report_non_finite(
             file=shard,
             key=first.name,
             hint=hint,
+            names=tuple(stats.name for stats in (first, *rest)),
         )

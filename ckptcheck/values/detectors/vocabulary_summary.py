@@ -44,7 +44,14 @@ def summarize_vocabulary(ckpt: Checkpoint) -> tuple[Section, ...]:
         brief.append(f"{name} {shape} {first.dtype}{', tied' if tied == 'yes' else ''}: {', '.join(counts)}")
     options = ckpt.options
     title = f"Rows near zero (every |element| < {options.near_zero:g}) and identical (std < {options.identical:g})"
-    section = Section(title, COLUMNS if rows else (), tuple(rows), tuple(lines), tuple(brief))
+    section = Section(
+        title,
+        COLUMNS if rows else (),
+        tuple(rows),
+        tuple(lines),
+        tuple(brief),
+        is_idle=not lines and not any(row[3] or row[5] for row in rows),
+    )
     return (section,)
 
 
