@@ -553,3 +553,17 @@ def test_quantization_that_an_engine_cannot_take_is_refused() -> None:
         ckptcheck.refit("tiny", quantize="w4a16")
     with pytest.raises(CkptcheckError, match="--quantize-ignore has no effect without --quantize"):
         ckptcheck.refit("tiny", quantize_ignore=["lm_head"])
+
+
+def test_a_report_is_short_in_a_session_and_whole_in_print() -> None:
+    tiny, adapter = (CHECKPOINTS / name for name in ("tiny-llama", "tiny-lora"))
+    one, two = ckptcheck.scan(tiny), ckptcheck.diff(tiny, tiny)
+    assert repr(one) == f"<Report {tiny}: clean, {len(one.passed)} passed>"
+    assert str(one).startswith(f"{tiny}\nLlamaForCausalLM")
+    assert str(one).splitlines()[-2].startswith("✓ clean · ")
+    assert one.to_html().startswith("<!doctype html>")
+    assert two.to_html().startswith("<!doctype html>")
+    assert [*two] == [*two.findings] == []
+    several = ckptcheck.scan([tiny, adapter])
+    assert repr(several).startswith("<Reports <Report ")
+    assert "✓ all 2 checkpoints are clean" in str(several)

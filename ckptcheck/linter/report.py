@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.late_import import load_function
 from ckptcheck.linter.rule import SEVERITIES, Finding, Rule, Severity
+from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
     from ckptcheck.linter.pictures import Picture
@@ -18,6 +19,8 @@ SCHEMA = "ckptcheck-report/1"
 SCHEMA_OF_SEVERAL = "ckptcheck-reports/1"
 NOTEBOOK = "ckptcheck.reporters.html.page:render_fragment"
 """The function that shows reports in a notebook, named as text because a report must not import a reporter."""
+PAGE, TEXT = "ckptcheck.reporters.html.page:render", "ckptcheck.reporters.text:render"
+"""The functions that write reports as a page and as text."""
 Reading = Mapping[str, str | int | list[str]]
 """What ckptcheck read of a target: label → a text, a number, or a list of texts. A report begins with it."""
 Cell = str | int | float | None
@@ -53,7 +56,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """Findings and the outcome of every rule that applied."""
+    """Findings and the outcome of every rule that applied. Iterates over its findings.
+
+    ``print`` writes it as the command does. A report is always true, also one with errors: ask its `verdict` or `exit_code()`.
+    """
 
     target: str
     """The target as the user wrote it."""
@@ -95,6 +101,20 @@ class Report:
     """All rules that were loaded, for reporters that describe them; not part of the JSON form."""
     fail_on: FailOn = field(default="error", compare=False, repr=False)
     """The lightest severity that counts as failure, as the settings say; not part of the JSON form."""
+
+    def __repr__(self) -> str:
+        numbers = [count(number, severity) for severity in SEVERITIES if (number := self.count(severity))]
+        return f"<Report {self.target}: {', '.join([self.verdict, *numbers, f'{len(self.passed)} passed'])}>"
+
+    def __str__(self) -> str:
+        return _write(TEXT, [self])
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def to_html(self) -> str:
+        """Return the page that ``--format html`` writes; with pictures where the verb was called with ``pictures=True``."""
+        return _write(PAGE, [self])
 
     @property
     def verdict(self) -> Verdict:
@@ -174,7 +194,7 @@ class Report:
 class Reports:
     """The reports of one target or several, in their order. Behaves as one report, and as a sequence of reports.
 
-    If there is exactly one report, it has all of that report's attributes.
+    If there is exactly one report, it has all of that report's attributes. It is true whatever the verdict.
     """
 
     reports: tuple[Report, ...]
@@ -186,6 +206,16 @@ class Reports:
                 return getattr(self.reports[0], name)
             raise AttributeError(f"{len(self.reports)} reports have a {name} each: take one of them")
         raise AttributeError(f"reports have no {name}")
+
+    def __repr__(self) -> str:
+        return repr(self.reports[0]) if len(self.reports) == 1 else f"<Reports {', '.join(map(repr, self.reports))}>"
+
+    def __str__(self) -> str:
+        return _write(TEXT, self.reports)
+
+    def to_html(self) -> str:
+        """Return the page that ``--format html`` writes."""
+        return _write(PAGE, self.reports)
 
     def __iter__(self) -> Iterator[Report]:
         return iter(self.reports)
@@ -272,6 +302,11 @@ def _raise_for_findings(
         more = f" and {len(findings) - 1:,} more" if len(findings) > 1 else ""
         place = f"{first.place}: " if first.place else ""
         raise FindingsError(f"{first.severity} {first.code} {first.name}: {place}{first.message}{more}", report)
+
+
+def _write(function: str, reports: Sequence[Report]) -> str:
+    write: Callable[[Sequence[Report], Sequence[Rule]], str] = load_function(function)
+    return write(reports, reports[0].rules if reports else ())
 
 
 def _show_in_notebook(reports: Sequence[Report]) -> str:

@@ -76,6 +76,8 @@ class StoredReport(msgspec.Struct):
 
 def read_reports(path: Path) -> list[Report]:
     """Return the reports of a file that ``--format json`` wrote: one or several. Raises CkptcheckError for anything else."""
+    if path.is_dir():
+        raise CkptcheckError(f"{path} is a folder; report takes JSON files", hint=HINT)
     try:
         value = read_json_file(path)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Sequence
 from typing import IO
@@ -133,6 +134,13 @@ def summarize(reports: Sequence[Report]) -> str:
     found = ", ".join(f"{code} in {number}" for code, number in codes.most_common(MOST_CODES))
     more = f" and {count(len(codes) - MOST_CODES, 'more rule')}" if len(codes) > MOST_CODES else ""
     return f"{count(len(reports), 'report')}: {outcome}" + (f" · {found}{more}" if found else "")
+
+
+def render(reports: Sequence[Report], rules: Sequence[Rule]) -> str:
+    """Return the reports as a text without colours."""
+    stream = io.StringIO()
+    write(reports, rules, stream)
+    return stream.getvalue().rstrip("\n")
 
 
 def _verdicts(lines: LinePrinter, reports: Sequence[Report]) -> None:

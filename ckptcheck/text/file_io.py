@@ -63,10 +63,12 @@ def open_regular_file(path: str | Path) -> int:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it has become a link since it was listed") from error
         raise
-    if stat.S_ISREG(os.fstat(file).st_mode):
+    mode = os.fstat(file).st_mode
+    if stat.S_ISREG(mode):
         return file
     os.close(file)
-    raise OSError(errno.EINVAL, "it has become a pipe, a device or a folder since it was listed")
+    what = "a folder" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or a socket"
+    raise OSError(errno.EINVAL, f"it is {what}, not a file")
 
 
 def open_regular_file_to_append(path: str | Path) -> int:

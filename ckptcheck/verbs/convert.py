@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @verb()
 def convert_rollouts(
-    sources: Annotated[Paths, Argument("Files of one framework, or a folder of .jsonl files.", metavar="IN…")],
+    sources: Annotated[Paths, Argument("Files of one framework, or a folder of .jsonl files.", metavar="IN...")],
     output: RolloutOutput = None,
     *,
     source: Annotated[

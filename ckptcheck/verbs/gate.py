@@ -37,7 +37,7 @@ def gate(
             has_commas=True,
         ),
     ] = (),
-    go_on: Annotated[bool | None, Option("Run the dearer stages although a cheaper one has findings.")] = None,
+    go_on: Annotated[bool | None, Option("Run the later stages although an earlier one has findings.")] = None,
     folder: Annotated[
         StrPath | None,
         Option(
@@ -61,7 +61,7 @@ def gate(
 ) -> "Report":
     """Check a job before it starts: its configuration, its checkpoints, a trial weight sync, and the first step's parity.
 
-    Exit codes: 0 every stage passed, 1 findings (dearer stages are then left out), 2 a stage could not check, or did not fit into
+    Exit codes: 0 every stage passed, 1 findings (later stages are then left out), 2 a stage could not check, or did not fit into
     the deadline.
 
     A gate file runs the rules, transports and Pythons that it names: read one that is not yours before you use it.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @verb()
 def identity(
-    target: Annotated[StrPath, Argument(TARGET_FORMS, metavar="TARGET", is_repeated=True)],
+    target: Annotated[StrPath, Argument(TARGET_FORMS, metavar="TARGET...", is_repeated=True)],
     *,
     like: Like = None,
     follow_links: FollowLinks = False,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def judge(
     files: Annotated[
         Paths,
-        Argument("Rollouts that both sides scored; several, or a folder: one run.", metavar="FILE…"),
+        Argument("Rollouts that both sides scored; several, or a folder: one run.", metavar="FILE..."),
     ],
     *,
     against: Annotated[

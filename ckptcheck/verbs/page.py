@@ -14,7 +14,7 @@ from ckptcheck.verbs.verb import verb
 def write_page(
     files: Annotated[
         Paths,
-        Argument("Reports of --format json-with-pictures, or json, in the order of the page.", metavar="FILE"),
+        Argument("Reports of --format json-with-pictures, or json, in the order of the page.", metavar="FILE..."),
     ],
     output: Annotated[StrPath, Option("The page to write.", "-o --output", metavar="FILE")],
     *,

@@ -63,7 +63,7 @@ def preflight(
 ) -> "Report":
     """Read the configuration of an RL job and say what will go wrong, then how to check it on the real engine and trainer.
 
-    Nothing is executed. Exit codes: 0 nothing graver than --fail-on, 1 findings, 2 the configuration cannot be read.
+    Nothing is executed. Exit codes: 0 nothing at or above --fail-on, 1 findings, 2 the configuration cannot be read.
     """
     return open_job_report(
         job, framework, engine_version, te_version, framework_version, scan_checkpoints=scan_checkpoints,

@@ -183,6 +183,11 @@ def plan_ignore_repair(ckpt: Checkpoint) -> tuple[Repair | None, str | None]:
     place[key] = entries
     removed = len([entry for entry in old if entry not in entries])
     added = len([entry for entry in entries if entry not in old])
-    done = f"took {removed} out of and put {added} into {quantization.main_declaration.key_path(key)} of {path.name}"
+    changes = [
+        f"{verb} {count(number, 'pattern')} {where}"
+        for verb, number, where in (("removed", removed, "from"), ("added", added, "to"))
+        if number
+    ]
+    done = f"{' and '.join(changes) or 'sorted'} {quantization.main_declaration.key_path(key)} of {path.name}"
     ending = "\n" if before.endswith(b"\n") else ""
     return Repair(path, done, before, json.dumps(whole, indent=2, ensure_ascii=False) + ending), None

@@ -67,7 +67,10 @@ def markdown_table(rules: "Sequence[Rule]") -> str:
 
 @verb()
 def rule(
-    code: Annotated[Words, Argument("A rule's code or name: CFG003, missing-parameter.", metavar="RULE")],
+    code: Annotated[
+        Words,
+        Argument("A rule's code or name: CFG003, missing-parameter; without it, all are listed.", metavar="[RULE...]"),
+    ] = (),
     *,
     folders: RuleFolders = (),
 ) -> None:
@@ -75,8 +78,11 @@ def rule(
     from ckptcheck.linter import rule_loader
     from ckptcheck.linter.selection import find_rules
 
-    rules = rule_loader.load_rules([*map(Path, several(folders))])
-    for number, rule in enumerate(find_rules(rules, " ".join(several(code)))):
+    if not several(code):
+        rules(folders=folders)
+        return
+    loaded = rule_loader.load_rules([*map(Path, several(folders))])
+    for number, rule in enumerate(find_rules(loaded, " ".join(several(code)))):
         page = f"# {rule.code} {rule.name} ({rule.severity})\n\n{rule.explanation.strip()}\n"
         if sys.stdout.isatty():
             from rich.console import Console

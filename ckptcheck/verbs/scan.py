@@ -65,7 +65,7 @@ def reject_unused(given: Given) -> None:
 
 @verb(reject_unused)
 def scan(
-    targets: Annotated[Paths, Argument(TARGET_FORMS, metavar="TARGET")],
+    targets: Annotated[Paths, Argument(TARGET_FORMS, metavar="TARGET...")],
     *,
     recursive: Annotated[bool, Option("Check every checkpoint in a folder and below it: all steps of a run.")] = False,
     headers_only: Annotated[

@@ -251,7 +251,7 @@ def _repair(ckpt: Checkpoint, target: str, request: ScanRequest) -> Checkpoint:
         repair, reason = plan_repair(ckpt)
         if repair is not None:
             backup = repair.apply()
-            request.observer.log(f"{target}: {repair.done}" + (f"; the old one is {backup.name}" if backup else ""))
+            request.observer.log(f"{target}: {repair.done}" + (f"; the old file is {backup.name}" if backup else ""))
             ckpt = open_checkpoint(target, jobs=request.jobs, options=request.options, value_reader=ckpt.value_reader)
         elif reason:
             request.observer.log(f"{target}: {part} was not repaired: {reason}")

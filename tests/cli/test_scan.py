@@ -133,7 +133,7 @@ def test_fix_and_diff(here: Path) -> None:
     assert fixed.returncode == 0
     assert "✓ clean" in fixed.stdout
     assert fixed.stderr == (
-        "sound: corrected metadata.total_size in model.safetensors.index.json; the old one is model.safetensors.index.json.orig\n"
+        "sound: corrected metadata.total_size in model.safetensors.index.json; the old file is model.safetensors.index.json.orig\n"
     )
     assert json.loads(index.read_text(encoding="utf-8")) == json.loads(before)
     assert '"total_size": 1\n' in Path(f"{index}.orig").read_text(encoding="utf-8")

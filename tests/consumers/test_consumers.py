@@ -79,7 +79,8 @@ def test_the_list_is_repaired_and_the_old_config_kept(tmp_path: Path) -> None:
     result = scan(str(folder), "--fix")
     assert (
         result.returncode,
-        "took 2 out of and put 0 into quantization_config.ignore of config.json" in result.stderr,
+        "removed 2 patterns from quantization_config.ignore of config.json; the old file is config.json.orig"
+        in result.stderr,
     ) == (0, True)
     assert ignore(folder) == ["lm_head", "model.norm"]
     assert (folder / "config.json.orig").read_text(encoding="utf-8") == before

@@ -28,7 +28,7 @@ from ckptcheck.live.runtime.trainers.base import Trainer
 def score_cold_load(trial: TrialState, engine: Engine, trainer: Trainer) -> None:
     """Score the first cold load, and measure by how much both sides differ from themselves."""
     observed, inputs = trial.observed, trial.inputs
-    with trial.phases.run("score", "score the cold load"):
+    with trial.phases.run("score", "scores of the cold load"):
         observed.scorings.append(inputs.score_both_sides(engine, trainer, 0, inputs.score_engine(engine)))
         trial.cold_acceptance = _note_acceptance(trial, engine, 0)
     with trial.phases.run("score", "measure the noise of both sides"):

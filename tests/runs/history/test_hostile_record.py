@@ -28,9 +28,9 @@ def put_sparse_file(path: Path) -> None:
 
 
 IN_PLACE: list[tuple[Callable[[Path], None], str]] = [
-    (put_pipe, "it has become a pipe, a device or a folder"),
-    (put_endless_device, "it has become a pipe, a device or a folder"),
-    (Path.mkdir, "it has become a pipe, a device or a folder"),
+    (put_pipe, "it is a pipe, not a file"),
+    (put_endless_device, "it is a device or a socket, not a file"),
+    (Path.mkdir, "it is a folder, not a file"),
     (put_sparse_file, "line 1 has more than 65,536 bytes"),
 ]
 

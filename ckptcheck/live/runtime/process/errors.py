@@ -10,6 +10,8 @@ ERROR_LINE = re.compile(r"\b[A-Z]\w*(Error|Exception): \S|Fatal Python error")
 
 PYDANTIC_COUNT = re.compile(r"\d+ validation errors? for ")
 """The first line of a pydantic ValidationError; its reasons follow, each with a trailing ``[type=…]``."""
+NO_CPU_KERNEL = re.compile(r"Unsupported CPU attention configuration: head_dim=(\d+)")
+"""What vLLM's kernels for CPUs say of heads of a size that they were not built for (csrc/cpu/cpu_attn.cpp)."""
 FRAME = re.compile(r'File "([^"]*)", line (\d+) in (.*)')
 """A frame as faulthandler prints it."""
 
@@ -36,8 +38,12 @@ def _first_reason(message: str) -> str:
     'it is too long.'
     >>> _first_reason("2 validation errors for Config\ndtype\n  Input should be 'auto' [type=literal_error]\nranks\n  no [type=x]")
     "dtype: Input should be 'auto'"
+    >>> _first_reason("Unsupported CPU attention configuration: head_dim=16 isa=2 kv_cache_idx=0")
+    "vLLM's CPU kernels do not take heads of 16; a GPU, or --engine sglang, does"
     """
     first, *rest = message.strip().splitlines() or ["it did not say why"]
+    if found := NO_CPU_KERNEL.search(first):
+        return f"vLLM's CPU kernels do not take heads of {found[1]}; a GPU, or --engine sglang, does"
     if not PYDANTIC_COUNT.match(first) or not rest:
         return first
     place = f"{rest.pop(0).strip()}: " if not rest[0].startswith(" ") and len(rest) > 1 else ""
