@@ -5,6 +5,8 @@
   equals the same NaN only.
 - With `--rtol` and `--atol`, numbers are also equal where |a - b| ≤ atol + rtol · |a|.
 - The finding names the cause where a known cause reproduces the difference.
+- A norm that was divided by scales (AWQ, SmoothQuant) is no difference where every matrix that reads it was multiplied by
+  them. Where only some were, the finding names the others.
 - A tensor of more than 134 MB is examined in slabs: the finding names a cause that every slab shows, or says that the tensor
   was too large.
 
@@ -38,6 +40,18 @@ from ckptcheck.text.formatting import count, natural_sort_key
 @rule("CMP005", "different-values", severity="error", on="comparison")
 def check(comparison: Comparison) -> Iterator[Problem]:
     unexplained = {pair.name: (pair, result) for pair, _, result in comparison.value_differences.different}
+    if not unexplained:
+        return
+    half = {name: unexplained[name] for name in comparison.value_differences.half_smoothed if name in unexplained}
+    if half:
+        kept = [name for norm in half for name in comparison.value_differences.half_smoothed[norm]]
+        for name in (*half, *kept):
+            unexplained.pop(name, None)
+        sentence = (
+            f"{count(len(half), 'norm was scaled', 'norms were scaled')} ({group_names(half)}), and of the matrices that read "
+            f"{count(len(half), 'it', 'them').split(' ')[-1]}, {group_names(kept)} {'does' if len(kept) == 1 else 'do'} not undo it"
+        )
+        yield _problem(comparison, half, sentence, "multiply the columns by the scales that the norm was divided by")
     if not unexplained:
         return
     for verdict in diagnose_differences(comparison):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ckptcheck.compare.bridge.mbridge_check import MbridgeMapping
     from ckptcheck.compare.matching.merged_adapter import Adapter, ModuleMerge
     from ckptcheck.compare.matching.quantized.distance import QuantizedDistance
+    from ckptcheck.compare.matching.smoothing import SmoothedNorm
+    from ckptcheck.compare.matching.tensor_files import TensorFiles
     from ckptcheck.linter.report import Section
 
 ALWAYS_WIDE = ("e_score_correction_bias", "expert_bias")
@@ -54,6 +56,10 @@ class ValueDifferences:
     quantized: list[tuple[TensorPair, QuantizedDistance, bool]] = field(default_factory=list)
     # Tensor or file → why it could not be read or compared.
     unread: dict[str, str] = field(default_factory=dict)
+    # Norm whose weight was scaled → the readers whose columns were not, though those of others were.
+    half_smoothed: dict[str, list[str]] = field(default_factory=dict)
+    # Norms whose weight was scaled, and whose readers all undo it.
+    smoothed: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -280,7 +286,13 @@ class Comparison(EvidenceDefaults):
                 if result.elements != elements and number not in outcome.unread:
                     differences.unread[pair.name] = f"the files hold {result.elements:,} of its {elements:,} elements"
             done = sum(pair.first.nbytes for pair, _ in plain)
-            work = QuantizedComparison(packed, (ours, theirs))
+            norms = self._find_smoothed_norms((ours, theirs), differences)
+            factors = {reader.name: norm.scales for norm in norms for reader in norm.readers}
+            work = QuantizedComparison(
+                packed,
+                (ours, theirs),
+                {number: factors[pair.name] for number, pair in enumerate(packed) if pair.name in factors},
+            )
             for number, measured in runner.run(work, range(len(packed))):
                 pair = packed[number]
                 if measured.distance is None:
@@ -289,9 +301,52 @@ class Comparison(EvidenceDefaults):
                     differences.quantized.append((pair, measured.distance, isinstance(pair.first, QuantizedWeight)))
                 done += pair.first.nbytes
                 advance(done, total)
+            self._judge_norms(norms, (ours, theirs), differences)
             for file in (*ours.list_changed(), *theirs.list_changed()):
                 differences.unread[file] = "it was written to while ckptcheck read it"
         return differences
+
+    def _find_smoothed_norms(
+        self, files: tuple[TensorFiles, TensorFiles], differences: ValueDifferences
+    ) -> list[SmoothedNorm]:
+        """Return the norms that smoothing may have changed; notes a file that cannot be read."""
+        from ckptcheck.compare.matching.smoothing import find_smoothed_norms
+        from ckptcheck.compare.matching.tensor_files import UnreadableFile
+        from ckptcheck.values.detectors.norm_convention import is_zero_centred
+
+        if not (differences.different or self._classified.quantized) or self.tolerance.rtol or self.tolerance.atol:
+            return []
+        config = self.first.config or self.second.config
+        pairs = [pair for pair, _ in self._classified.plain] + self._classified.quantized
+        try:
+            return find_smoothed_norms(
+                pairs,
+                files,
+                head=self.first.head,
+                is_tied=self.first.tied is not False,
+                is_centred=config is not None and is_zero_centred(config.value),
+            )
+        except UnreadableFile as error:
+            differences.unread[error.file] = error.reason
+            return []
+
+    def _judge_norms(
+        self, norms: list[SmoothedNorm], files: tuple[TensorFiles, TensorFiles], differences: ValueDifferences
+    ) -> None:
+        """Take out the differences that smoothing explains."""
+        from ckptcheck.compare.matching.smoothing import Smoothing, judge_norm
+        from ckptcheck.compare.matching.tensor_files import UnreadableFile
+
+        result = Smoothing()
+        smoothed = {pair.name: distance.is_smoothed for pair, distance, _ in differences.quantized}
+        plain = {pair.name: pair for pair, _ in self._classified.plain}
+        try:
+            for norm in norms:
+                judge_norm(norm, smoothed, plain, files, result)
+        except UnreadableFile as error:
+            differences.unread[error.file] = error.reason
+        differences.smoothed, differences.half_smoothed = result.consistent, result.broken
+        differences.different = [one for one in differences.different if one[0].name not in result.explained]
 
     @cached_property
     def merges(self) -> dict[str, ModuleMerge | str]:
@@ -332,6 +387,11 @@ class Comparison(EvidenceDefaults):
         ):
             return ""
         plain, quantized = self._classified.plain, self._classified.quantized
+        if differences.smoothed:
+            return (
+                f"{count(len(differences.smoothed), 'norm is', 'norms are')} smoothed, every matrix that reads them undoes it, "
+                "and the rest is equal or as near as rounding allows"
+            )
         parts = []
         if plain:
             is_cast = any(not how.first == how.second == how.target for _, how in plain)
@@ -379,6 +439,10 @@ class Comparison(EvidenceDefaults):
         )
         if casts:
             lines.append("cast " + ", ".join(casts))
+        norms = self.value_differences.smoothed if "value_differences" in self.__dict__ else []
+        if norms:
+            total = len(norms) + len(self.value_differences.half_smoothed)
+            lines.append(f"smoothed, consistent in {len(norms):,} of {count(total, 'norm')}")
         return [*lines, self.tolerance.text]
 
     def _describe_critic_start(self) -> str:

@@ -19,9 +19,12 @@ def has_zero_centred_norms(ckpt: Checkpoint) -> bool:
     """Whether norms multiply by 1 + weight, so that a zero means one, by a model_type of the config or Megatron's arguments."""
     if ckpt.arguments is not None:
         return any(ckpt.arguments.get(name) for name in ("apply_layernorm_1p", "layernorm_zero_centered_gamma"))
-    return ckpt.config is not None and any(
-        CENTRED_AT_ZERO.search(name) for name in _iter_model_types(ckpt.config.value)
-    )
+    return ckpt.config is not None and is_zero_centred(ckpt.config.value)
+
+
+def is_zero_centred(settings: dict[str, Any]) -> bool:
+    """Whether a model_type of a config is of a family that multiplies by 1 + weight."""
+    return any(CENTRED_AT_ZERO.search(name) for name in _iter_model_types(settings))
 
 
 def _iter_model_types(settings: dict[str, Any], depth: int = 4) -> Iterator[str]:

@@ -8,8 +8,8 @@ compressors stay within this bound in every scheme (tests/compare/matching/quant
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import sqrt
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,11 @@ OTHER_WEIGHT_RMS = 1.0
 OTHER_WEIGHT_COSINE = 0.7
 """The same for the cosine, for grids so coarse that nothing is a step away: rounding to 2 bits leaves 0.9."""
 ARITHMETIC = 2.0**-8
-"""Relative error of bf16 arithmetic."""
+"""Relative error of one rounding to bf16. Smoothing, which divides a norm and multiplies a column, rounds twice more."""
+OVERDONE_ERROR, OVERDONE_RATIO = 0.35, 2.0
+"""Relative error of a smoothed weight once the smoothing is undone, and that error divided by the one before, from which the
+smoothing is overdone. AWQ's search on SmolLM2-135M (4 bits, groups of 64; scales that span up to 38) leaves at most 0.18, which is
+1.7 times what rounding without smoothing costs; scales that span 25 without a reason leave 0.51, four times as much."""
 
 
 @dataclass
@@ -57,6 +61,26 @@ class QuantizedDistance:
     squares: float = 0.0
     # Scalar products: dense with quantized, dense with itself, quantized with itself.
     products: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    # The same once smoothing is undone; zeros if the weight is not smoothed.
+    undone: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    # The smallest and the largest factor that smoothing multiplies a column by.
+    span: tuple[float, float] = (1.0, 1.0)
+
+    @property
+    def is_smoothed(self) -> bool:
+        """Whether the quantized weight holds the dense columns times the factors that its norm was divided by."""
+        return self.undone[1] > 0
+
+    @property
+    def undone_error(self) -> float:
+        """Relative error once smoothing is undone."""
+        return _relative_error(self.undone)
+
+    @property
+    def is_overdone(self) -> bool:
+        """Whether smoothing left the small columns too few steps of the grid."""
+        error = self.undone_error
+        return error >= max(OVERDONE_ERROR, OVERDONE_RATIO * _relative_error(self.products))
 
     @property
     def rms(self) -> float:
@@ -72,8 +96,10 @@ class QuantizedDistance:
     @property
     def is_different_weight(self) -> bool:
         """Whether the sides are different weights: no quantization method moves a weight so far."""
-        return bool(self.not_finite) or (
-            bool(self.beyond) and (self.rms >= OTHER_WEIGHT_RMS or self.cosine < OTHER_WEIGHT_COSINE)
+        return (
+            bool(self.not_finite)
+            or self.is_overdone
+            or (bool(self.beyond) and (self.rms >= OTHER_WEIGHT_RMS or self.cosine < OTHER_WEIGHT_COSINE))
         )
 
     def is_mismatch(self, *, came_first: bool) -> bool:
@@ -81,18 +107,35 @@ class QuantizedDistance:
         return self.is_different_weight or (came_first and bool(self.beyond))
 
 
+def _relative_error(products: tuple[float, float, float]) -> float:
+    """Return the length of the difference of two vectors, relative to the first, from their scalar products."""
+    dot, ours, theirs = products
+    return sqrt(max(0.0, ours + theirs - 2 * dot) / ours) if ours else 0.0
+
+
 def measure_distance(
-    dense: TensorLayout, packed: QuantizedWeight, files: tuple[TensorFiles, TensorFiles], *, came_first: bool
+    dense: TensorLayout,
+    packed: QuantizedWeight,
+    files: tuple[TensorFiles, TensorFiles],
+    *,
+    came_first: bool,
+    factors: NDArray[np.float64] | None = None,
 ) -> QuantizedDistance:
     """Compare a dense and a quantized weight row by row. Raises UnreadableFile.
+
+    With factors, the dense weight is compared as it is and smoothed; the smaller distance is returned.
 
     Args:
         dense: the dense weight.
         packed: the quantized weight.
         files: of the dense side, then of the quantized side.
         came_first: the quantized side is the reference, so the dense numbers must equal the dequantized ones, rounded once.
+        factors: what smoothing multiplies each column of the dense weight by.
     """
-    distance = QuantizedDistance()
+    distance, smoothed = QuantizedDistance(), QuantizedDistance()
+    columns = None if factors is None else factors.astype(np.float32)
+    if factors is not None:
+        smoothed.span = float(factors.min()), float(factors.max())
     step = max(1, CHUNK_ELEMENTS // max(packed.shape[1], 1))
     for first, last in _row_ranges(dense):
         raw = files[0].read_tensor(dense.cut(0, first, last))
@@ -101,8 +144,12 @@ def measure_distance(
             weights = decode(dense.dtype, raw[begin - first : end - first]).astype(np.float32)
             # Scales may be any number.
             with np.errstate(all="ignore"):
-                _add_rows(distance, weights, packed.dequantize_rows(files[1], begin, end), came_first)
-    return distance
+                rows = packed.dequantize_rows(files[1], begin, end)
+                _add_rows(distance, weights, rows, came_first)
+                if columns is not None:
+                    _add_rows(smoothed, weights * columns, rows, came_first, roundings=3)
+                    smoothed.undone = _add_products(smoothed.undone, weights, rows.values / columns)
+    return smoothed if factors is not None and smoothed.rms < distance.rms else distance
 
 
 def _row_ranges(dense: TensorLayout) -> list[tuple[int, int]]:
@@ -113,17 +160,23 @@ def _row_ranges(dense: TensorLayout) -> list[tuple[int, int]]:
 
 
 def _add_rows(
-    distance: QuantizedDistance, weights: NDArray[np.float32], packed: DequantizedRows, came_first: bool
+    distance: QuantizedDistance,
+    weights: NDArray[np.float32],
+    packed: DequantizedRows,
+    came_first: bool,
+    roundings: int = 1,
 ) -> None:
-    """Add the distances of some rows."""
+    """Add the distances of some rows. roundings: how often 16-bit arithmetic rounded."""
     numbers = packed.values
     grid = packed.above if packed.above is packed.below else np.where(weights < numbers, packed.below, packed.above)
     error = np.abs(weights - numbers)
     if came_first:
-        allowed = ARITHMETIC * np.abs(numbers)
+        allowed = roundings * ARITHMETIC * np.abs(numbers)
     else:
         span = packed.span if packed.span is not None else np.abs(numbers)
-        allowed = HALF * grid + ARITHMETIC * span
+        if roundings > 1:  # what rounds to zero was rounded before, too
+            span = np.maximum(span, np.abs(weights))
+        allowed = HALF * grid + roundings * ARITHMETIC * span
     is_beyond = ~(error <= allowed)
     relative = np.where(error == 0, 0, error / grid)
     distance.elements += error.size
@@ -136,8 +189,15 @@ def _add_rows(
     distance.steps = max(distance.steps, float(relative.max(initial=0)))
     distance.largest = max(distance.largest, float(error.max(initial=0)))
     distance.squares += _product(relative, relative)
-    sums = _product(weights, numbers), _product(weights, weights), _product(numbers, numbers)
-    distance.products = tuple(map(sum, zip(distance.products, sums, strict=True)))  # type: ignore[assignment]
+    distance.products = _add_products(distance.products, weights, numbers)
+
+
+def _add_products(
+    total: tuple[float, float, float], ours: NDArray[np.float32], theirs: NDArray[np.float32]
+) -> tuple[float, float, float]:
+    """Add the scalar products of two arrays: first with second, first with itself, second with itself."""
+    sums = _product(ours, theirs), _product(ours, ours), _product(theirs, theirs)
+    return total[0] + sums[0], total[1] + sums[1], total[2] + sums[2]
 
 
 def _product(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
@@ -159,6 +219,8 @@ class QuantizedComparison:
     pairs: Sequence[TensorPair]
     # Of the first and of the second side.
     files: tuple[TensorFiles, TensorFiles]
+    # Pair → what its norm was divided by.
+    factors: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
     result_type = DistanceResult
 
     @property
@@ -173,7 +235,7 @@ class QuantizedComparison:
 
     def compute(self, unit: int) -> DistanceResult:
         """Compare a pair."""
-        distance = compare_quantized_pair(self.pairs[unit], *self.files)
+        distance = compare_quantized_pair(self.pairs[unit], *self.files, self.factors.get(unit))
         return DistanceResult(reason=distance) if isinstance(distance, str) else DistanceResult(distance)
 
     def describe(self, unit: int) -> str:
@@ -206,14 +268,20 @@ class QuantizedComparison:
         return not result.reason
 
 
-def compare_quantized_pair(pair: TensorPair, ours: TensorFiles, theirs: TensorFiles) -> QuantizedDistance | str:
-    """Compare a quantized weight with a dense one. Returns the reason as text if that is impossible."""
+def compare_quantized_pair(
+    pair: TensorPair, ours: TensorFiles, theirs: TensorFiles, factors: NDArray[np.float64] | None = None
+) -> QuantizedDistance | str:
+    """Compare a quantized weight with a dense one. Returns the reason as text if that is impossible.
+
+    factors: what smoothing multiplies each column of the first side's weight by.
+    """
     try:
         if isinstance(pair.second, QuantizedWeight):
             assert isinstance(pair.first, TensorLayout)
-            return measure_distance(pair.first, pair.second, (ours, theirs), came_first=False)
+            return measure_distance(pair.first, pair.second, (ours, theirs), came_first=False, factors=factors)
         assert isinstance(pair.first, QuantizedWeight)
-        return measure_distance(pair.second, pair.first, (theirs, ours), came_first=True)
+        inverse = None if factors is None else 1 / factors
+        return measure_distance(pair.second, pair.first, (theirs, ours), came_first=True, factors=inverse)
     except UnreadableFile as error:
         return f"{error.file}: {error.reason}"
     # Scales, zero points or groups have a shape that no format has.

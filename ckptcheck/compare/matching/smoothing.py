@@ -1,0 +1,195 @@
+"""Verifies smoothing: a norm's weight is divided by scales, and the columns of the matrices that read it are multiplied by them.
+
+AWQ and SmoothQuant do so before they quantize (llmcompressor modifiers/awq and modifiers/smoothquant; AutoAWQ
+quantize/scale.py). The model stays the same, since norm × column does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckptcheck.compare.bridge.tensor_layout import TensorLayout
+from ckptcheck.compare.matching.cast import can_cast
+from ckptcheck.compare.matching.pairing import TensorPair
+from ckptcheck.compare.matching.quantized.distance import CHUNK_ELEMENTS
+from ckptcheck.compare.matching.tensor_files import TensorFiles
+from ckptcheck.values.dtypes import decode
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ATTENTION = ("self_attn", "attn", "attention", "linear_attn")
+FEED_FORWARD = ("mlp", "block_sparse_moe", "feed_forward", "ffn", "fc1")
+READING_BLOCKS = {
+    "input_layernorm": ATTENTION, "ln_1": ATTENTION, "attention_norm": ATTENTION, "self_attn_layer_norm": ATTENTION,
+    "post_attention_layernorm": FEED_FORWARD, "pre_feedforward_layernorm": FEED_FORWARD, "ln_2": FEED_FORWARD,
+    "ffn_norm": FEED_FORWARD, "final_layer_norm": FEED_FORWARD,
+    "q_a_layernorm": ("q_b_proj",), "kv_a_layernorm": ("kv_b_proj",),
+}  # fmt: skip
+"""Norm → modules beside it that read it, in transformers' names. If the first norm of a layer is its only one, both blocks read it."""
+OTHER_INPUT = re.compile(
+    r"\.(o_proj|out_proj|dense|down_proj|w2|fc2|c_proj|wo|dense_4h_to_h|q_b_proj|kv_b_proj)(\.weight)?$"
+)
+"""Matrices of the blocks that read something else than the norm before the block."""
+ROUNDING = {"F64": 2.0**-21, "F32": 2.0**-21, "F16": 2.0**-9, "BF16": 2.0**-6}
+"""Relative difference of norm × column that four roundings explain: of both numbers of the product on both sides."""
+
+
+@dataclass(frozen=True)
+class SmoothedNorm:
+    """A norm whose weight changed, and the matrices that read it."""
+
+    pair: TensorPair
+    # The first side's weight divided by the second's: the factor of the columns.
+    scales: NDArray[np.float64]
+    readers: tuple[TensorPair, ...]
+
+
+@dataclass
+class Smoothing:
+    """How the norms that changed are undone."""
+
+    # Norms whose readers all undo the change.
+    consistent: list[str] = field(default_factory=list)
+    # Norm → the readers that do not undo it, though others do.
+    broken: dict[str, list[str]] = field(default_factory=dict)
+    # Plain pairs that differ only by the smoothing: norms, their biases, and matrices.
+    explained: set[str] = field(default_factory=set)
+
+
+def find_smoothed_norms(
+    pairs: Sequence[TensorPair], files: tuple[TensorFiles, TensorFiles], *, head: str, is_tied: bool, is_centred: bool
+) -> list[SmoothedNorm]:
+    """Return the norms with another weight on the second side. Raises UnreadableFile.
+
+    Args:
+        pairs: all pairs that are compared.
+        files: of the first and of the second side.
+        head: plain name of the LM head, which reads the last norm.
+        is_tied: the head is the embedding, so nothing can undo a change of the last norm.
+        is_centred: norms multiply by 1 + weight.
+    """
+    by_parent: dict[str, list[TensorPair]] = {}
+    for pair in pairs:
+        words = pair.name.split(".")
+        for end in range(1, len(words)):
+            by_parent.setdefault(".".join(words[:end]), []).append(pair)
+    found = []
+    for pair in pairs:
+        parent, _, leaf = pair.name.removesuffix(".weight").rpartition(".")
+        if not pair.name.endswith(".weight") or len(pair.first.shape) != 1:
+            continue
+        size = pair.first.shape[0]
+        if leaf in READING_BLOCKS:
+            readers = tuple(_iter_readers(parent, leaf, size, by_parent.get(parent, [])))
+        elif leaf in ("norm", "final_layernorm", "ln_f") and not is_tied:
+            readers = tuple(other for other in pairs if other.name == head and other.first.shape[-1:] == (size,))
+        else:
+            continue
+        if readers and (scales := _read_scales(pair, files, float(is_centred))) is not None:
+            found.append(SmoothedNorm(pair, scales, readers))
+    return found
+
+
+def _iter_readers(parent: str, leaf: str, size: int, beside: Iterable[TensorPair]) -> Iterator[TensorPair]:
+    """Yield the matrices beside a norm that read it."""
+    names = {pair.name.removeprefix(f"{parent}.").split(".")[0] for pair in beside}
+    if leaf == "post_attention_layernorm" and "pre_feedforward_layernorm" in names:
+        return  # Gemma: it norms what the attention wrote
+    blocks = READING_BLOCKS[leaf]
+    if leaf in ("input_layernorm", "ln_1") and len(names & READING_BLOCKS.keys()) == 1:
+        blocks = ATTENTION + FEED_FORWARD
+    for pair in beside:
+        inside = pair.name.removeprefix(f"{parent}.").split(".")[0] in blocks
+        own = blocks[0] in ("q_b_proj", "kv_b_proj")
+        reads = inside and (own or not OTHER_INPUT.search(pair.name)) and len(pair.first.shape) > 1
+        if reads and size in pair.first.shape[-2:]:
+            yield pair
+
+
+def _read_scales(pair: TensorPair, files: tuple[TensorFiles, TensorFiles], offset: float) -> NDArray[np.float64] | None:
+    """Return the factor of each channel; None if nothing changed, or a channel became zero, another sign or no number."""
+    ours, theirs = (
+        decode(side.dtype, file.read_tensor(side)).astype(np.float64) + offset
+        for side, file in zip((pair.first, pair.second), files, strict=True)
+        if isinstance(side, TensorLayout) and can_cast(side.dtype, "F64")
+    )
+    with np.errstate(all="ignore"):
+        scales = np.where((ours == 0) & (theirs == 0), 1.0, ours / theirs)
+    return scales if (scales != 1).any() and np.isfinite(scales).all() and (scales > 0).all() else None
+
+
+def judge_norm(
+    norm: SmoothedNorm,
+    smoothed_weights: Mapping[str, bool],
+    biases: Mapping[str, TensorPair],
+    files: tuple[TensorFiles, TensorFiles],
+    result: Smoothing,
+) -> None:
+    """Add to `result` whether the readers of a norm undo its change. Raises UnreadableFile.
+
+    smoothed_weights: quantized weight → whether it holds the dense numbers times the scales.
+    biases: plain pairs by name.
+    """
+    undone: list[str] = []
+    kept: list[str] = []
+    for reader in norm.readers:
+        if (is_undone := smoothed_weights.get(reader.name)) is None:
+            is_undone = undoes(reader, norm, files)
+        (undone if is_undone else kept).append(reader.name)
+    if not undone:
+        return
+    result.explained.update(name for name in undone if name not in smoothed_weights)
+    if kept:
+        result.broken[norm.pair.name] = kept
+        return
+    result.consistent.append(norm.pair.name)
+    result.explained.add(norm.pair.name)
+    bias = biases.get(norm.pair.name.removesuffix("weight") + "bias")
+    if bias is not None and _matches(bias, 1 / norm.scales, -1, files, _tolerance(bias, norm.pair)):
+        result.explained.add(bias.name)
+
+
+def undoes(reader: TensorPair, norm: SmoothedNorm, files: tuple[TensorFiles, TensorFiles]) -> bool:
+    """Whether a matrix that is not quantized holds the first side's numbers times the scales. Raises UnreadableFile."""
+    if not isinstance(reader.first, TensorLayout) or not isinstance(reader.second, TensorLayout):
+        return False
+    axis = -1 if reader.first.shape[-1] == norm.scales.size else -2
+    return _matches(reader, norm.scales, axis, files, _tolerance(reader, norm.pair))
+
+
+def _tolerance(*pairs: TensorPair) -> float:
+    """Return the relative difference that rounding of these pairs explains; below zero for dtypes without rounding."""
+    dtypes = [side.dtype for pair in pairs for side in (pair.first, pair.second) if isinstance(side, TensorLayout)]
+    return max((ROUNDING.get(dtype, -1.0) for dtype in dtypes), default=-1.0)
+
+
+def _matches(
+    pair: TensorPair, scales: NDArray[np.float64], axis: int, files: tuple[TensorFiles, TensorFiles], tolerance: float
+) -> bool:
+    """Whether second = first × scales along an axis, but for rounding. Reads some rows at a time."""
+    first, second = pair.first, pair.second
+    if not isinstance(first, TensorLayout) or not isinstance(second, TensorLayout) or first.shape != second.shape:
+        return False
+    if not (can_cast(first.dtype, "F64") and can_cast(second.dtype, "F64")) or first.shape[axis] != scales.size:
+        return False
+    factor = scales.reshape([-1 if at == len(first.shape) + axis else 1 for at in range(len(first.shape))])
+    step = max(1, CHUNK_ELEMENTS * first.shape[0] * first.itemsize // max(first.nbytes, 1))
+    for begin in range(0, first.shape[0], step):
+        end = min(first.shape[0], begin + step)
+        ours, theirs = (
+            decode(side.dtype, file.read_tensor(side.cut(0, begin, end))).astype(np.float64)
+            for side, file in zip((first, second), files, strict=True)
+        )
+        with np.errstate(all="ignore"):
+            expected = ours * (factor[begin:end] if factor.shape[0] > 1 else factor)
+            # subnormal numbers have fixed steps
+            allowed = tolerance * np.abs(expected) + (2.0**-23 if "F16" in (first.dtype, second.dtype) else 0)
+            if not (np.abs(expected - theirs) <= allowed).all():
+                return False
+    return True

@@ -1,0 +1,151 @@
+"""Smoothing (AWQ, SmoothQuant): norms that were divided, and the matrices that must undo it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from ckptcheck.linter.report import Report
+from ckptcheck.verbs.diff import diff
+
+Tensors = dict[str, Any]
+LAYER = "model.layers.0."
+ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj")
+NORMS = {"input_layernorm": ATTENTION, "post_attention_layernorm": FEED_FORWARD}
+HIDDEN, INNER = 64, 128
+
+
+def write(path: Path, tensors: Tensors, settings: dict[str, Any] | None = None) -> Path:
+    path.mkdir()
+    save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, path / "model.safetensors")
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float16"} | (settings or {})
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def dense() -> Tensors:
+    random = np.random.default_rng(0)
+    shapes = {f"{LAYER}{name}.weight": (HIDDEN, HIDDEN) for name in (*ATTENTION, "self_attn.o_proj")}
+    shapes |= {f"{LAYER}{name}.weight": (INNER, HIDDEN) for name in FEED_FORWARD}
+    shapes[f"{LAYER}mlp.down_proj.weight"] = (HIDDEN, INNER)
+    weights = {name: random.normal(0, 0.05, shape).astype(np.float16) for name, shape in shapes.items()}
+    norms = {f"{LAYER}{name}.weight": random.uniform(0.5, 1.5, HIDDEN).astype(np.float16) for name in NORMS}
+    return weights | norms
+
+
+def smooth(tensors: Tensors, spread: float = 3.0, *, offset: float = 0.0, keep: str = "") -> Tensors:
+    """Divide norms by scales that span `spread`, and multiply their readers; `keep` is left alone."""
+    random = np.random.default_rng(1)
+    result = dict(tensors)
+    for norm, readers in NORMS.items():
+        scales = spread ** (random.random(HIDDEN) - 0.5)
+        name = f"{LAYER}{norm}.weight"
+        result[name] = ((tensors[name].astype(np.float64) + offset) / scales - offset).astype(np.float16)
+        for reader in (f"{LAYER}{one}.weight" for one in readers):
+            if reader != f"{LAYER}{keep}.weight":
+                result[reader] = (tensors[reader].astype(np.float64) * scales).astype(np.float16)
+    return result
+
+
+def quantize(tensors: Tensors, group: int = 32) -> tuple[Tensors, dict[str, Any]]:
+    """Round matrices to 4 bits, one scale for each group, stored as int8 of compressed-tensors."""
+    result: Tensors = {}
+    for name, value in tensors.items():
+        if value.ndim == 1:
+            result[name] = value
+            continue
+        blocks = value.astype(np.float64).reshape(len(value), -1, group)
+        scales = (np.abs(blocks).max(-1) / 7).astype(np.float16)
+        numbers = np.clip(np.round(blocks / scales[..., None].astype(np.float64)), -8, 7).astype(np.int8)
+        result |= {name: numbers.reshape(value.shape), f"{name}_scale": scales}
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group, "symmetric": True}
+    form = {"format": "int-quantized", "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}
+    return result, {"quantization_config": {"quant_method": "compressed-tensors", **form}}
+
+
+def found(report: Report) -> list[tuple[str, str]]:
+    assert not report.crashed
+    return [(finding.code, finding.message) for finding in report.findings]
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+def test_smoothing_that_is_undone_is_no_difference(tmp_path: Path, quantized: bool) -> None:
+    first, smoothed = write(tmp_path / "dense", dense()), smooth(dense())
+    second = write(tmp_path / "smoothed", *(quantize(smoothed) if quantized else (smoothed,)))
+    for report in (diff(first, second), *([] if quantized else [diff(second, first)])):
+        assert found(report) == []
+        assert report.verdict == "clean"
+        assert "smoothed, consistent in 2 of 2 norms" in report.subject
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+def test_a_reader_that_does_not_undo_it_is_named(tmp_path: Path, quantized: bool) -> None:
+    first, smoothed = write(tmp_path / "dense", dense()), smooth(dense(), keep="self_attn.k_proj")
+    second = write(tmp_path / "smoothed", *(quantize(smoothed) if quantized else (smoothed,)))
+    [(code, message)] = found(diff(first, second))
+    assert code == "CMP005"
+    assert message.startswith(
+        "1 norm was scaled (model.layers.0.input_layernorm.weight), and of the matrices that read it, "
+        "model.layers.0.self_attn.k_proj.weight does not undo it"
+    )
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+def test_a_norm_that_no_reader_undoes_stays_a_difference(tmp_path: Path, quantized: bool) -> None:
+    first, other = write(tmp_path / "dense", dense()), dense()
+    name = f"{LAYER}input_layernorm.weight"
+    other[name] = smooth(dense())[name]
+    second = write(tmp_path / "other", *(quantize(other) if quantized else (other,)))
+    [(code, message)] = found(diff(first, second))
+    assert code == "CMP005"
+    assert name in message
+    assert "undo" not in message
+
+
+def test_overdone_smoothing_is_named(tmp_path: Path) -> None:
+    first = write(tmp_path / "dense", dense())
+    second = write(tmp_path / "smoothed", *quantize(smooth(dense(), 25.0)))
+    [(code, message)] = found(diff(first, second))
+    assert code == "CMP007"
+    assert message.startswith(
+        "smoothing leaves too few steps of the grid to 5 weights: model.layers.0.mlp.gate_proj.weight"
+    )
+
+
+def spoil_column(tensors: Tensors) -> None:
+    tensors[f"{LAYER}self_attn.q_proj.weight"][:, 5] *= np.float16(1.1)
+
+
+def spoil_output(tensors: Tensors) -> None:
+    tensors[f"{LAYER}self_attn.o_proj.weight"][3, 4] *= np.float16(1.1)
+
+
+@pytest.mark.parametrize("spoil", [spoil_column, spoil_output])
+def test_another_change_beside_smoothing_is_seen(tmp_path: Path, spoil: Callable[[Tensors], None]) -> None:
+    first, smoothed = write(tmp_path / "dense", dense()), smooth(dense())
+    spoil(smoothed)
+    findings = found(diff(first, write(tmp_path / "other", smoothed)))
+    assert [code for code, _ in findings] == ["CMP005"] * len(findings) != []
+
+
+@pytest.mark.parametrize(
+    ("family", "offset", "is_clean"), [("gemma", 1.0, True), ("gemma", 0.0, False), ("llama", 1.0, False)]
+)
+def test_families_that_multiply_by_one_plus_weight(tmp_path: Path, family: str, offset: float, is_clean: bool) -> None:
+    first = write(tmp_path / "dense", dense(), {"model_type": family})
+    second = write(tmp_path / "smoothed", smooth(dense(), offset=offset), {"model_type": family})
+    assert (found(diff(first, second)) == []) is is_clean
+
+
+def test_without_smoothing_nothing_is_said_of_it(tmp_path: Path) -> None:
+    first = write(tmp_path / "dense", dense())
+    assert "smoothed" not in diff(first, write(tmp_path / "packed", *quantize(dense()))).subject
+    assert "smoothed" not in diff(first, Path(shutil.copytree(first, tmp_path / "copy"))).subject
