@@ -22,6 +22,9 @@ from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.formatting import count, join_truncated, natural_sort_key
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from ckptcheck.checkpoint.deltas.chain import DeltaChain
     from ckptcheck.compare.bridge.mbridge_check import MbridgeMapping
     from ckptcheck.compare.matching.merged_adapter import Adapter, ModuleMerge
@@ -60,6 +63,8 @@ class ValueDifferences:
     half_smoothed: dict[str, list[str]] = field(default_factory=dict)
     # Norms whose weight was scaled, and whose readers all undo it.
     smoothed: list[str] = field(default_factory=list)
+    # Matrices whose rows were scaled, which the columns of the matrix that reads their outputs undo.
+    scaled_outputs: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -257,7 +262,8 @@ class Comparison(EvidenceDefaults):
     def value_differences(self) -> ValueDifferences:
         """The differences between the two sides. Reads both."""
         from ckptcheck.compare.matching.compare_pass import compare_pairs
-        from ckptcheck.compare.matching.quantized.distance import QuantizedComparison
+        from ckptcheck.compare.matching.quantized.distance import QuantizedComparison, Scaling
+        from ckptcheck.compare.matching.smoothing import ESTIMATE_SLACK
         from ckptcheck.compare.matching.tensor_files import TensorFiles
 
         plain, packed = self._classified.plain, self._classified.quantized
@@ -288,11 +294,13 @@ class Comparison(EvidenceDefaults):
             done = sum(pair.first.nbytes for pair, _ in plain)
             norms = self._find_smoothed_norms((ours, theirs), differences)
             factors = {reader.name: norm.scales for norm in norms for reader in norm.readers}
-            work = QuantizedComparison(
-                packed,
-                (ours, theirs),
-                {number: factors[pair.name] for number, pair in enumerate(packed) if pair.name in factors},
-            )
+            row_scales = self._find_row_scales((ours, theirs), differences, factors)
+            scalings = {name: Scaling(columns) for name, columns in factors.items()}
+            for name, (follower, rows) in row_scales.items():
+                scalings[name] = Scaling(factors.get(name), rows, ESTIMATE_SLACK)
+                scalings[follower] = Scaling(1 / rows, slack=ESTIMATE_SLACK)
+            own = {number: scalings[pair.name] for number, pair in enumerate(packed) if pair.name in scalings}
+            work = QuantizedComparison(packed, (ours, theirs), own)
             for number, measured in runner.run(work, range(len(packed))):
                 pair = packed[number]
                 if measured.distance is None:
@@ -301,7 +309,7 @@ class Comparison(EvidenceDefaults):
                     differences.quantized.append((pair, measured.distance, isinstance(pair.first, QuantizedWeight)))
                 done += pair.first.nbytes
                 advance(done, total)
-            self._judge_norms(norms, (ours, theirs), differences)
+            self._judge_norms(norms, row_scales, (ours, theirs), differences)
             for file in (*ours.list_changed(), *theirs.list_changed()):
                 differences.unread[file] = "it was written to while ckptcheck read it"
         return differences
@@ -330,22 +338,64 @@ class Comparison(EvidenceDefaults):
             differences.unread[error.file] = error.reason
             return []
 
+    def _find_row_scales(
+        self,
+        files: tuple[TensorFiles, TensorFiles],
+        differences: ValueDifferences,
+        factors: Mapping[str, NDArray[np.float64]],
+    ) -> dict[str, tuple[str, NDArray[np.float64]]]:
+        """Return matrix → the one that reads its outputs, and the factors of its rows."""
+        from ckptcheck.compare.bridge.tensor_layout import LayoutError
+        from ckptcheck.compare.matching.smoothing import find_row_scales
+        from ckptcheck.compare.matching.tensor_files import UnreadableFile
+
+        pairs = [pair for pair, _, _ in differences.different] + self._classified.quantized
+        try:
+            return find_row_scales(pairs, factors, files)
+        # The comparison itself reports it.
+        except (UnreadableFile, IndexError, ValueError, LayoutError):
+            return {}
+
     def _judge_norms(
-        self, norms: list[SmoothedNorm], files: tuple[TensorFiles, TensorFiles], differences: ValueDifferences
+        self,
+        norms: list[SmoothedNorm],
+        row_scales: Mapping[str, tuple[str, NDArray[np.float64]]],
+        files: tuple[TensorFiles, TensorFiles],
+        differences: ValueDifferences,
     ) -> None:
         """Take out the differences that smoothing explains."""
-        from ckptcheck.compare.matching.smoothing import Smoothing, judge_norm
+        from ckptcheck.compare.matching.quantized.distance import QuantizedDistance, Scaling, compare_quantized_pair
+        from ckptcheck.compare.matching.smoothing import Smoothing, is_scaled_by_rows, judge_norm
         from ckptcheck.compare.matching.tensor_files import UnreadableFile
 
         result = Smoothing()
         smoothed = {pair.name: distance.is_smoothed for pair, distance, _ in differences.quantized}
         plain = {pair.name: pair for pair, _ in self._classified.plain}
+        columns = {reader.name: norm.scales for norm in norms for reader in norm.readers}
+        rows: dict[str, NDArray[np.float64]] = {}
         try:
+            for name, (follower, scales) in row_scales.items():
+                both = [name, follower]
+                if all(smoothed.get(one, False) for one in both):
+                    rows[name] = scales
+                elif all(one in plain for one in both) and is_scaled_by_rows(
+                    plain[name], plain[follower], scales, columns.get(name), files
+                ):
+                    rows[name] = scales
+                    result.explained.update(both)
+                for at, (pair, distance, came_first) in enumerate(differences.quantized):
+                    if pair.name in both and name not in rows and distance.is_smoothed:
+                        own = Scaling(columns[pair.name]) if pair.name in columns else None
+                        again = compare_quantized_pair(pair, *files, own)
+                        if isinstance(again, QuantizedDistance):
+                            differences.quantized[at] = pair, again, came_first
+                            smoothed[pair.name] = again.is_smoothed
             for norm in norms:
-                judge_norm(norm, smoothed, plain, files, result)
+                judge_norm(norm, smoothed, plain, rows, files, result)
         except UnreadableFile as error:
             differences.unread[error.file] = error.reason
         differences.smoothed, differences.half_smoothed = result.consistent, result.broken
+        differences.scaled_outputs = list(rows)
         differences.different = [one for one in differences.different if one[0].name not in result.explained]
 
     @cached_property
@@ -387,11 +437,8 @@ class Comparison(EvidenceDefaults):
         ):
             return ""
         plain, quantized = self._classified.plain, self._classified.quantized
-        if differences.smoothed:
-            return (
-                f"{count(len(differences.smoothed), 'norm is', 'norms are')} smoothed, every matrix that reads them undoes it, "
-                "and the rest is equal or as near as rounding allows"
-            )
+        if differences.smoothed or differences.scaled_outputs:
+            return "what smoothing scaled is undone by the matrices that follow, and the rest is equal or rounded to the grid"
         parts = []
         if plain:
             is_cast = any(not how.first == how.second == how.target for _, how in plain)
@@ -439,10 +486,11 @@ class Comparison(EvidenceDefaults):
         )
         if casts:
             lines.append("cast " + ", ".join(casts))
-        norms = self.value_differences.smoothed if "value_differences" in self.__dict__ else []
-        if norms:
-            total = len(norms) + len(self.value_differences.half_smoothed)
-            lines.append(f"smoothed, consistent in {len(norms):,} of {count(total, 'norm')}")
+        if "value_differences" in self.__dict__ and (norms := len(self.value_differences.smoothed)):
+            total = norms + len(self.value_differences.half_smoothed)
+            lines.append(f"smoothed, consistent in {norms:,} of {count(total, 'norm')}")
+        if "value_differences" in self.__dict__ and (outputs := len(self.value_differences.scaled_outputs)):
+            lines.append(f"outputs of {count(outputs, 'matrix', 'matrices')} scaled, and undone")
         return [*lines, self.tolerance.text]
 
     def _describe_critic_start(self) -> str:

@@ -17,6 +17,7 @@ from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.compare.matching.cast import can_cast
 from ckptcheck.compare.matching.pairing import TensorPair
 from ckptcheck.compare.matching.quantized.distance import CHUNK_ELEMENTS
+from ckptcheck.compare.matching.quantized.weight import QuantizedWeight
 from ckptcheck.compare.matching.tensor_files import TensorFiles
 from ckptcheck.values.dtypes import decode
 
@@ -31,11 +32,19 @@ READING_BLOCKS = {
     "ffn_norm": FEED_FORWARD, "final_layer_norm": FEED_FORWARD,
     "q_a_layernorm": ("q_b_proj",), "kv_a_layernorm": ("kv_b_proj",),
 }  # fmt: skip
-"""Norm → modules beside it that read it, in transformers' names. If the first norm of a layer is its only one, both blocks read it."""
+"""Norm → modules beside it that read it, in transformers' names. Both blocks of a layer read its first norm if it has no other."""
 OTHER_INPUT = re.compile(
     r"\.(o_proj|out_proj|dense|down_proj|w2|fc2|c_proj|wo|dense_4h_to_h|q_b_proj|kv_b_proj)(\.weight)?$"
 )
 """Matrices of the blocks that read something else than the norm before the block."""
+FOLLOWERS = {".up_proj.": ".down_proj.", ".w3.": ".w2.", ".v_proj.": ".o_proj."}
+"""Matrix whose outputs AWQ may divide → the matrix that reads them. It leaves v and o alone where heads share keys and values."""
+FIRST_ROWS = 64
+"""Rows that are read first: most matrices that do not belong together differ in them already."""
+NOISE = 0.05
+"""Factor of a row, less one, that rounding to few bits cannot make: 4 bits and 64 columns leave a hundredth."""
+ESTIMATE_SLACK = 1 / 16
+"""Relative error of a number where the factors are estimated from numbers of 4 bits: four deviations with 64 columns."""
 ROUNDING = {"F64": 2.0**-21, "F32": 2.0**-21, "F16": 2.0**-9, "BF16": 2.0**-6}
 """Relative difference of norm × column that four roundings explain: of both numbers of the product on both sides."""
 
@@ -124,10 +133,67 @@ def _read_scales(pair: TensorPair, files: tuple[TensorFiles, TensorFiles], offse
     return scales if (scales != 1).any() and np.isfinite(scales).all() and (scales > 0).all() else None
 
 
+def find_row_scales(
+    pairs: Sequence[TensorPair], columns: Mapping[str, NDArray[np.float64]], files: tuple[TensorFiles, TensorFiles]
+) -> dict[str, tuple[str, NDArray[np.float64]]]:
+    """Return matrix → the matrix that reads its outputs, and the factor of each row of the second side.
+
+    columns: matrix → factor of each column, from its norm. Raises as `QuantizedWeight.dequantize_rows`.
+    """
+    by_name = {pair.name: pair for pair in pairs}
+    found = {}
+    for pair in pairs:
+        ending = next((ending for ending in FOLLOWERS if ending in pair.name), "")
+        follower = by_name.get(pair.name.replace(ending, FOLLOWERS[ending])) if ending else None
+        if follower is None or len(pair.first.shape) != 2 or follower.first.shape[1:] != pair.first.shape[:1]:
+            continue
+        scales = _estimate_rows(pair, columns.get(pair.name), files)
+        if scales is not None:
+            found[pair.name] = follower.name, scales
+    return found
+
+
+def _estimate_rows(
+    pair: TensorPair, columns: NDArray[np.float64] | None, files: tuple[TensorFiles, TensorFiles]
+) -> NDArray[np.float64] | None:
+    """Return the factor of each row, by least squares; None if the first rows have none, or one is not above zero."""
+    factors: list[NDArray[np.float64]] = []
+    begin = 0
+    while begin < pair.first.shape[0]:
+        end = begin + (max(1, CHUNK_ELEMENTS // pair.first.shape[1]) if begin else FIRST_ROWS)
+        end = min(end, pair.first.shape[0])
+        ours, theirs = (
+            _read_rows(side, file, begin, end) for side, file in zip((pair.first, pair.second), files, strict=True)
+        )
+        if ours is None or theirs is None:
+            return None
+        ours = ours if columns is None else ours * columns
+        with np.errstate(all="ignore"):
+            squares = (ours * ours).sum(1)
+            factors.append(np.where(squares == 0, 1.0, (ours * theirs).sum(1) / squares))
+        if not begin and not (np.abs(factors[0] - 1) > NOISE).mean() > NOISE:
+            return None
+        begin = end
+    scales = np.concatenate(factors)
+    return scales if np.isfinite(scales).all() and (scales > 0).all() else None
+
+
+def _read_rows(
+    side: TensorLayout | QuantizedWeight, file: TensorFiles, begin: int, end: int
+) -> NDArray[np.float64] | None:
+    if isinstance(side, TensorLayout):
+        if not can_cast(side.dtype, "F64"):
+            return None
+        return decode(side.dtype, file.read_tensor(side.cut(0, begin, end))).astype(np.float64)
+    with np.errstate(all="ignore"):
+        return side.dequantize_rows(file, begin, end).values.astype(np.float64)
+
+
 def judge_norm(
     norm: SmoothedNorm,
     smoothed_weights: Mapping[str, bool],
     biases: Mapping[str, TensorPair],
+    rows: Mapping[str, NDArray[np.float64]],
     files: tuple[TensorFiles, TensorFiles],
     result: Smoothing,
 ) -> None:
@@ -135,12 +201,13 @@ def judge_norm(
 
     smoothed_weights: quantized weight → whether it holds the dense numbers times the scales.
     biases: plain pairs by name.
+    rows: matrix → factor of each row, undone by the matrix that reads its outputs.
     """
     undone: list[str] = []
     kept: list[str] = []
     for reader in norm.readers:
         if (is_undone := smoothed_weights.get(reader.name)) is None:
-            is_undone = undoes(reader, norm, files)
+            is_undone = undoes(reader, norm, files, rows.get(reader.name))
         (undone if is_undone else kept).append(reader.name)
     if not undone:
         return
@@ -155,12 +222,31 @@ def judge_norm(
         result.explained.add(bias.name)
 
 
-def undoes(reader: TensorPair, norm: SmoothedNorm, files: tuple[TensorFiles, TensorFiles]) -> bool:
+def undoes(
+    reader: TensorPair,
+    norm: SmoothedNorm,
+    files: tuple[TensorFiles, TensorFiles],
+    rows: NDArray[np.float64] | None = None,
+) -> bool:
     """Whether a matrix that is not quantized holds the first side's numbers times the scales. Raises UnreadableFile."""
     if not isinstance(reader.first, TensorLayout) or not isinstance(reader.second, TensorLayout):
         return False
     axis = -1 if reader.first.shape[-1] == norm.scales.size else -2
-    return _matches(reader, norm.scales, axis, files, _tolerance(reader, norm.pair))
+    return _matches(reader, norm.scales, axis, files, _tolerance(reader, norm.pair), rows)
+
+
+def is_scaled_by_rows(
+    pair: TensorPair,
+    follower: TensorPair,
+    scales: NDArray[np.float64],
+    columns: NDArray[np.float64] | None,
+    files: tuple[TensorFiles, TensorFiles],
+) -> bool:
+    """Whether the rows of a matrix that is not quantized are scaled, and the columns of its reader undo it."""
+    own = np.ones(pair.first.shape[1]) if columns is None else columns
+    return _matches(pair, own, -1, files, _tolerance(pair), scales) and _matches(
+        follower, 1 / scales, -1, files, _tolerance(pair, follower)
+    )
 
 
 def _tolerance(*pairs: TensorPair) -> float:
@@ -170,9 +256,14 @@ def _tolerance(*pairs: TensorPair) -> float:
 
 
 def _matches(
-    pair: TensorPair, scales: NDArray[np.float64], axis: int, files: tuple[TensorFiles, TensorFiles], tolerance: float
+    pair: TensorPair,
+    scales: NDArray[np.float64],
+    axis: int,
+    files: tuple[TensorFiles, TensorFiles],
+    tolerance: float,
+    rows: NDArray[np.float64] | None = None,
 ) -> bool:
-    """Whether second = first × scales along an axis, but for rounding. Reads some rows at a time."""
+    """Whether second = first × scales along an axis (× rows), but for rounding. Reads some rows at a time."""
     first, second = pair.first, pair.second
     if not isinstance(first, TensorLayout) or not isinstance(second, TensorLayout) or first.shape != second.shape:
         return False
@@ -180,14 +271,17 @@ def _matches(
         return False
     factor = scales.reshape([-1 if at == len(first.shape) + axis else 1 for at in range(len(first.shape))])
     step = max(1, CHUNK_ELEMENTS * first.shape[0] * first.itemsize // max(first.nbytes, 1))
-    for begin in range(0, first.shape[0], step):
-        end = min(first.shape[0], begin + step)
+    begin = end = 0
+    while end < first.shape[0]:
+        begin, end = end, min(first.shape[0], end + (step if end else min(step, FIRST_ROWS)))
         ours, theirs = (
             decode(side.dtype, file.read_tensor(side.cut(0, begin, end))).astype(np.float64)
             for side, file in zip((first, second), files, strict=True)
         )
         with np.errstate(all="ignore"):
             expected = ours * (factor[begin:end] if factor.shape[0] > 1 else factor)
+            if rows is not None:
+                expected *= rows[begin:end, None]
             # subnormal numbers have fixed steps
             allowed = tolerance * np.abs(expected) + (2.0**-23 if "F16" in (first.dtype, second.dtype) else 0)
             if not (np.abs(expected - theirs) <= allowed).all():

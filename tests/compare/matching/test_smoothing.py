@@ -120,6 +120,37 @@ def test_overdone_smoothing_is_named(tmp_path: Path) -> None:
     )
 
 
+def scale_outputs(tensors: Tensors, *, undo: bool = True) -> Tensors:
+    """Divide the outputs of up and v, and multiply the columns of down and o, as AWQ does."""
+    random = np.random.default_rng(2)
+    result = dict(tensors)
+    for source, reader in (("mlp.up_proj", "mlp.down_proj"), ("self_attn.v_proj", "self_attn.o_proj")):
+        names = [f"{LAYER}{name}.weight" for name in (source, reader)]
+        scales = 4.0 ** (random.random(len(tensors[names[0]])) - 0.5)
+        result[names[0]] = (tensors[names[0]].astype(np.float64) / scales[:, None]).astype(np.float16)
+        if undo:
+            result[names[1]] = (tensors[names[1]].astype(np.float64) * scales).astype(np.float16)
+    return result
+
+
+@pytest.mark.parametrize("with_norms", [True, False])
+@pytest.mark.parametrize("quantized", [True, False])
+def test_scaled_outputs_that_the_next_matrix_undoes(tmp_path: Path, quantized: bool, with_norms: bool) -> None:
+    first = write(tmp_path / "dense", dense())
+    scaled = scale_outputs(smooth(dense()) if with_norms else dense())
+    report = diff(first, write(tmp_path / "scaled", *(quantize(scaled) if quantized else (scaled,))))
+    assert found(report) == []
+    assert "outputs of 2 matrices scaled, and undone" in report.subject
+
+
+@pytest.mark.parametrize(("quantized", "expected"), [(True, "CMP007"), (False, "CMP005")])
+def test_scaled_outputs_that_nothing_undoes(tmp_path: Path, quantized: bool, expected: str) -> None:
+    first, scaled = write(tmp_path / "dense", dense()), scale_outputs(dense(), undo=False)
+    findings = found(diff(first, write(tmp_path / "scaled", *(quantize(scaled) if quantized else (scaled,)))))
+    assert expected in [code for code, _ in findings]
+    assert "up_proj" in " ".join(message for _, message in findings)
+
+
 def spoil_column(tensors: Tensors) -> None:
     tensors[f"{LAYER}self_attn.q_proj.weight"][:, 5] *= np.float16(1.1)
 

@@ -44,6 +44,27 @@ smoothing is overdone. AWQ's search on SmolLM2-135M (4 bits, groups of 64; scale
 1.7 times what rounding without smoothing costs; scales that span 25 without a reason leave 0.51, four times as much."""
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """What smoothing multiplies a dense weight by."""
+
+    # Factor of each column, float64 [inputs], and of each row, float64 [outputs]; None for 1.
+    columns: NDArray[np.float64] | None = None
+    rows: NDArray[np.float64] | None = None
+    # Relative error of a number that rounding, or the estimate of the factors, explains.
+    slack: float = 3 * ARITHMETIC
+
+    def invert(self) -> Scaling:
+        """Return what undoes it."""
+        columns, rows = (None if one is None else 1 / one for one in (self.columns, self.rows))
+        return Scaling(columns, rows, self.slack)
+
+    def take_rows(self, begin: int, end: int) -> NDArray[np.float32]:
+        """Return the factors of some rows, in a shape that broadcasts to them."""
+        own = np.ones((1, 1)) if self.rows is None else self.rows[begin:end, None]
+        return (own if self.columns is None else own * self.columns).astype(np.float32)
+
+
 @dataclass
 class QuantizedDistance:
     """How far a quantized weight is from the dense one."""
@@ -119,23 +140,22 @@ def measure_distance(
     files: tuple[TensorFiles, TensorFiles],
     *,
     came_first: bool,
-    factors: NDArray[np.float64] | None = None,
+    scaling: Scaling | None = None,
 ) -> QuantizedDistance:
     """Compare a dense and a quantized weight row by row. Raises UnreadableFile.
 
-    With factors, the dense weight is compared as it is and smoothed; the smaller distance is returned.
+    With a scaling, the dense weight is compared as it is and smoothed; the smaller distance is returned.
 
     Args:
         dense: the dense weight.
         packed: the quantized weight.
         files: of the dense side, then of the quantized side.
         came_first: the quantized side is the reference, so the dense numbers must equal the dequantized ones, rounded once.
-        factors: what smoothing multiplies each column of the dense weight by.
+        scaling: what smoothing may have multiplied the dense weight by.
     """
     distance, smoothed = QuantizedDistance(), QuantizedDistance()
-    columns = None if factors is None else factors.astype(np.float32)
-    if factors is not None:
-        smoothed.span = float(factors.min()), float(factors.max())
+    if scaling is not None and scaling.columns is not None:
+        smoothed.span = float(scaling.columns.min()), float(scaling.columns.max())
     step = max(1, CHUNK_ELEMENTS // max(packed.shape[1], 1))
     for first, last in _row_ranges(dense):
         raw = files[0].read_tensor(dense.cut(0, first, last))
@@ -146,10 +166,11 @@ def measure_distance(
             with np.errstate(all="ignore"):
                 rows = packed.dequantize_rows(files[1], begin, end)
                 _add_rows(distance, weights, rows, came_first)
-                if columns is not None:
-                    _add_rows(smoothed, weights * columns, rows, came_first, roundings=3)
-                    smoothed.undone = _add_products(smoothed.undone, weights, rows.values / columns)
-    return smoothed if factors is not None and smoothed.rms < distance.rms else distance
+                if scaling is not None:
+                    factors = scaling.take_rows(begin, end)
+                    _add_rows(smoothed, weights * factors, rows, came_first, scaling.slack)
+                    smoothed.undone = _add_products(smoothed.undone, weights, rows.values / factors)
+    return smoothed if scaling is not None and smoothed.rms < distance.rms else distance
 
 
 def _row_ranges(dense: TensorLayout) -> list[tuple[int, int]]:
@@ -164,19 +185,19 @@ def _add_rows(
     weights: NDArray[np.float32],
     packed: DequantizedRows,
     came_first: bool,
-    roundings: int = 1,
+    slack: float = ARITHMETIC,
 ) -> None:
-    """Add the distances of some rows. roundings: how often 16-bit arithmetic rounded."""
+    """Add the distances of some rows. slack: relative error of a number."""
     numbers = packed.values
     grid = packed.above if packed.above is packed.below else np.where(weights < numbers, packed.below, packed.above)
     error = np.abs(weights - numbers)
     if came_first:
-        allowed = roundings * ARITHMETIC * np.abs(numbers)
+        allowed = slack * np.abs(numbers)
     else:
         span = packed.span if packed.span is not None else np.abs(numbers)
-        if roundings > 1:  # what rounds to zero was rounded before, too
+        if slack > ARITHMETIC:  # what rounds to zero was rounded before, too
             span = np.maximum(span, np.abs(weights))
-        allowed = HALF * grid + roundings * ARITHMETIC * span
+        allowed = HALF * grid + slack * span
     is_beyond = ~(error <= allowed)
     relative = np.where(error == 0, 0, error / grid)
     distance.elements += error.size
@@ -219,8 +240,8 @@ class QuantizedComparison:
     pairs: Sequence[TensorPair]
     # Of the first and of the second side.
     files: tuple[TensorFiles, TensorFiles]
-    # Pair → what its norm was divided by.
-    factors: Mapping[int, NDArray[np.float64]] = field(default_factory=dict)
+    # Pair → what smoothing multiplies the first side's weight by.
+    scalings: Mapping[int, Scaling] = field(default_factory=dict)
     result_type = DistanceResult
 
     @property
@@ -235,7 +256,7 @@ class QuantizedComparison:
 
     def compute(self, unit: int) -> DistanceResult:
         """Compare a pair."""
-        distance = compare_quantized_pair(self.pairs[unit], *self.files, self.factors.get(unit))
+        distance = compare_quantized_pair(self.pairs[unit], *self.files, self.scalings.get(unit))
         return DistanceResult(reason=distance) if isinstance(distance, str) else DistanceResult(distance)
 
     def describe(self, unit: int) -> str:
@@ -269,19 +290,19 @@ class QuantizedComparison:
 
 
 def compare_quantized_pair(
-    pair: TensorPair, ours: TensorFiles, theirs: TensorFiles, factors: NDArray[np.float64] | None = None
+    pair: TensorPair, ours: TensorFiles, theirs: TensorFiles, scaling: Scaling | None = None
 ) -> QuantizedDistance | str:
     """Compare a quantized weight with a dense one. Returns the reason as text if that is impossible.
 
-    factors: what smoothing multiplies each column of the first side's weight by.
+    scaling: what smoothing may have multiplied the first side's weight by.
     """
     try:
         if isinstance(pair.second, QuantizedWeight):
             assert isinstance(pair.first, TensorLayout)
-            return measure_distance(pair.first, pair.second, (ours, theirs), came_first=False, factors=factors)
+            return measure_distance(pair.first, pair.second, (ours, theirs), came_first=False, scaling=scaling)
         assert isinstance(pair.first, QuantizedWeight)
-        inverse = None if factors is None else 1 / factors
-        return measure_distance(pair.second, pair.first, (theirs, ours), came_first=True, factors=inverse)
+        inverse = scaling.invert() if scaling is not None else None
+        return measure_distance(pair.second, pair.first, (theirs, ours), came_first=True, scaling=inverse)
     except UnreadableFile as error:
         return f"{error.file}: {error.reason}"
     # Scales, zero points or groups have a shape that no format has.
