@@ -265,7 +265,10 @@ def templates(job: dict[str, Any], _: bytes, library: tuple[Any, type[Exception]
 
 
 def tokenizer(job: dict[str, Any], raw: bytes, tokenizers: Any) -> None:
-    """Load a tokenizer.json as transformers does; encode the texts `try` and `encode` of the job, decode its ids `decode`."""
+    """Load a tokenizer.json as transformers does; encode the texts `try` and `encode` of the job, decode its ids `decode`.
+
+    For each of the job's `steps`, put them in place of the file's and encode the texts `cut`.
+    """
     try:
         loaded = tokenizers.Tokenizer.from_buffer(raw)
         if "try" in job:
@@ -277,6 +280,15 @@ def tokenizer(job: dict[str, Any], raw: bytes, tokenizers: Any) -> None:
             say(ids=loaded.encode(job["encode"], add_special_tokens=False).ids)
         for ids in job.get("decode", ()):
             say(text=loaded.decode(ids, skip_special_tokens=False)[:MOST_TEXT])
+        for steps in job.get("steps", ()):
+            empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+            parts = {"normalizer": steps["normalizer"], "pre_tokenizer": steps["pre_tokenizer"]}
+            built = tokenizers.Tokenizer.from_str(json.dumps({**empty, **parts}))
+            for name in parts:
+                setattr(loaded, name, getattr(built, name))
+            for flag, value in steps["model"].items():
+                setattr(loaded.model, flag, value)
+            say(cut=[loaded.encode(text, add_special_tokens=False).tokens for text in job["cut"]])
     except MemoryError:
         say(bound="memory")
     except BaseException as error:  # a panic of the Rust code is no Exception

@@ -72,6 +72,18 @@ def find_implicit_added_tokens(
         parts: role (``eos_token``) → token.
         settings: tokenizer_config.json.
     """
+    candidates = list_named_tokens(parts, settings)
+    extended = vocabulary.with_tokens((token, True) for token in candidates if token not in vocabulary.ids)
+    return {token.content: token.id for token in extended.added if token.content not in vocabulary.ids}
+
+
+def list_named_tokens(parts: Mapping[str, str], settings: Mapping[str, Any]) -> list[str]:
+    """Return the tokens to which tokenizer_config.json gives a role or which it lists as further special tokens.
+
+    Args:
+        parts: role (``eos_token``) → token.
+        settings: tokenizer_config.json. transformers 5 reads `additional_special_tokens` where `extra_special_tokens` is empty.
+    """
     candidates: list[str | None] = [parts[name] for name in ATTRIBUTES if name in parts]
     candidates += [
         value
@@ -82,5 +94,4 @@ def find_implicit_added_tokens(
     if isinstance(listed, dict):
         listed = list(listed.values())
     candidates += [token_content(token) for token in listed] if isinstance(listed, list) else []
-    extended = vocabulary.with_tokens((token, True) for token in candidates if token and token not in vocabulary.ids)
-    return {token.content: token.id for token in extended.added if token.content not in vocabulary.ids}
+    return [token for token in candidates if token]

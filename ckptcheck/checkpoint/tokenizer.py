@@ -14,7 +14,13 @@ from ckptcheck.checkpoint.chat_template import ChatTemplate, Turns
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.document import Defect
 from ckptcheck.checkpoint.source import Source
-from ckptcheck.checkpoint.special_tokens import TokenRole, find_implicit_added_tokens, read_id_roles, read_token_roles
+from ckptcheck.checkpoint.special_tokens import (
+    TokenRole,
+    find_implicit_added_tokens,
+    list_named_tokens,
+    read_id_roles,
+    read_token_roles,
+)
 from ckptcheck.checkpoint.template_files import Templates, read_templates
 from ckptcheck.checkpoint.token_file import TokenFile, read_token_files
 from ckptcheck.checkpoint.token_search import LONGEST_TOKEN, TokenSearch
@@ -165,8 +171,26 @@ class Tokenizer:
         vocabulary, settings = self.vocabulary, self.tokenizer_config
         if vocabulary is None or vocabulary.file != "tokenizer.json" or settings is None:
             return {}
-        parts = {role.name: role.token for role in self.roles if role.token is not None}
-        return find_implicit_added_tokens(vocabulary, parts, settings.value)
+        return find_implicit_added_tokens(vocabulary, self._tokens_of_roles, settings.value)
+
+    @property
+    def _tokens_of_roles(self) -> dict[str, str]:
+        return {role.name: role.token for role in self.roles if role.token is not None}
+
+    @property
+    def lost_added_tokens(self) -> list[str]:
+        """The added tokens of tokenizer.json that a class that builds its tokenizer itself does not add, in transformers 5.
+
+        `_from_pretrained` of transformers 5.24 (tokenization_utils_base.py): it takes those of the file only where
+        tokenizer_config.json has no `added_tokens_decoder`.
+        """
+        if not self.is_declared or self.vocabulary is None or self.tokenizer_config is None:
+            return []
+        named = {
+            *list_named_tokens(self._tokens_of_roles, self.tokenizer_config.value),
+            *(each.content for each in self.declared),
+        }
+        return [token.content for token in self.vocabulary.added if token.content not in named]
 
     def require_vocabulary(self) -> Vocabulary:
         """Return the vocabulary. Raises Skip where the ids of its tokens are unknown."""

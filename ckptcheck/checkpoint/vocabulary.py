@@ -75,6 +75,8 @@ class Vocabulary:
     """The strings of the decoder."""
     framing: tuple[FramingToken, ...] = ()
     """The tokens that the post-processor adds around texts."""
+    steps: dict[str, Any] = field(default_factory=dict, repr=False)
+    """The `normalizer` and the `pre_tokenizer` of tokenizer.json, and the settings of its model (`model`)."""
 
     @cached_property
     def ids(self) -> dict[str, int]:
@@ -156,6 +158,11 @@ def _from_fast(value: dict[str, Any]) -> Vocabulary:
         encoding_words=frozenset(_strings([value.get("normalizer"), value.get("pre_tokenizer")])),
         decoding_words=frozenset(_strings(value.get("decoder"))),
         framing=tuple(list_framing_tokens(value.get("post_processor"))),
+        steps={
+            "normalizer": value.get("normalizer"),
+            "pre_tokenizer": value.get("pre_tokenizer"),
+            "model": {name: each for name, each in model.items() if name not in ("vocab", "merges")},
+        },
     )
     return vocabulary.with_tokens(tokens)
 
@@ -303,6 +310,23 @@ def encode_text(source: Source, text: str) -> frozenset[int] | None:
     raw = read_document(source, "tokenizer.json", MOST_BYTES)
     answer = run_sandboxed("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY, encode=text)
     return next((frozenset(line["ids"]) for line in answer.lines if "ids" in line), None)
+
+
+def cut_texts(source: Source, steps: Sequence[dict[str, Any]], texts: Sequence[str]) -> list[list[list[str]]]:
+    """Return, for each of the steps, the tokens of each text; fewer where the library `tokenizers` refuses some.
+
+    Args:
+        source: of tokenizer.json, whose model and added tokens stay.
+        steps: each the `normalizer` and the `pre_tokenizer` in the form of tokenizer.json, and settings of the BPE (`model`).
+        texts: what to encode.
+
+    Raises Skip where the library is not installed or its child process cannot run.
+    """
+    raw = read_document(source, "tokenizer.json", MOST_BYTES)
+    answer = run_sandboxed(
+        "tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY, steps=list(steps), cut=list(texts)
+    )
+    return [line["cut"] for line in answer.lines if "cut" in line]
 
 
 @dataclass(frozen=True)
