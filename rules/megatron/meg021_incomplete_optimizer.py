@@ -7,6 +7,7 @@ Where the states are stored per weight (`optimizer.state.exp_avg.…`):
 - The chunks of each state cover it without a gap, and it has the shape of the weight.
 - Adam's second moment does not exist without the first. In a plain torch.distributed.checkpoint folder, a state has both
   moments if most states have both.
+- Each weight with a state was saved too, where most of them were. MEG018 and MEG036 report the weights that a layer lacks.
 
 Where the distributed optimizer stores buckets instead of weights (`dp_reshardable`):
 - Every bucket of a buffer exists, from the first to the last one found, with every kind that most buckets have, all of equal
@@ -14,7 +15,8 @@ Where the distributed optimizer stores buckets instead of weights (`dp_reshardab
 - Every data-parallel group that has an entry has buckets.
 
 ## Why it matters
-Training resumes with uninitialized moments, or stops while it loads. The weights may be sound.
+Training resumes with uninitialized moments, or stops while it loads. The weights may be sound. A weight that was not saved, but
+trained, resumes from its initialization, with moments that belong to another value.
 
 ## How to fix
 Resume from an earlier iteration, or without the optimizer (`--no-load-optim`).
@@ -24,7 +26,8 @@ Formats that flatten the states in another way are left out. Only `ckptcheck ver
 buffer, or of a whole data-parallel group with its entries. `--ignore MEG021` silences it.
 
 ## Seen in
-Faults injected into real checkpoints of megatron-core 0.16.1
+- Faults injected into real checkpoints of megatron-core 0.16.1
+- NVIDIA-NeMo/Automodel#2096: keys of other ranks dropped while weights were saved
 """
 
 import re
@@ -33,6 +36,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.checkpoint.megatron.required_weights import lacking
+from ckptcheck.checkpoint.megatron.structure import EMBEDDING, FINAL_NORM, OUTPUT
 from ckptcheck.text.formatting import count, format_ranges, format_shape, join_truncated
 
 STATE = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(exp_avg|exp_avg_sq|fp32_param|param|momentum_buffer)\.(.+)$")
@@ -42,6 +47,9 @@ BUCKET = re.compile(
     r"^((?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+)\.(gbuf_idx_\d+\.dtype_.+)\.bucket_idx_([0-9]{1,9})\.(\w+)$"
 )
 GROUP = re.compile(r"^((?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+)\.per_bucket_numel/")
+LAYER = re.compile(r"\.\d+\.")
+SAMPLE = 5
+"""Weights that show under which name the trainer puts all of them."""
 MOST_SHOWN = 1 << 10
 """Buckets among which the missing ones are named."""
 HINT = "resume from an earlier iteration, or without the optimizer"
@@ -60,6 +68,7 @@ HINT = "resume from an earlier iteration, or without the optimizer"
 def check(run: Megatron) -> Iterator[Problem]:
     yield from _weights(run)
     yield from _moments(run)
+    yield from _unsaved(run)
     yield from _buckets(run)
 
 
@@ -120,6 +129,41 @@ def _moments(run: Megatron) -> Iterator[Problem]:
             file=run.file(".metadata"),
             key=incomplete[0],
             hint=HINT,
+        )
+
+
+def _unsaved(run: Megatron) -> Iterator[Problem]:
+    """Check that the weights with a state were saved."""
+    plain = {match[2] for key in _keys(run) if (match := PLAIN.match(key)) and not STATE.match(key)}
+    weights = {match[2] for key in _keys(run) if (match := STATE.match(key))} or plain
+    saved = run.tensors.keys() - set(_keys(run))
+    # torch's own format puts the weights under a name of the trainer's, such as "model."
+    prefixes = Counter(
+        name.removesuffix(weight) for weight in sorted(weights)[:SAMPLE] for name in saved if name.endswith(weight)
+    )
+    prefix = max(prefixes, key=lambda each: (prefixes[each], -len(each)), default="")
+    lost = sorted(weight for weight in weights if prefix + weight not in saved)
+    if not lost or 2 * len(lost) > len(weights):
+        return
+    kinds = {LAYER.sub(".*.", name) for name in saved}
+    needed = (
+        {
+            EMBEDDING,
+            FINAL_NORM,
+            OUTPUT,
+            *(name for names in lacking(run.args, run.structure).values() for name in names),
+        }
+        if run.args
+        else set[str]()
+    )
+    lost = [name for name in lost if LAYER.sub(".*.", prefix + name) not in kinds and not name.endswith(tuple(needed))]
+    if lost:
+        yield Problem(
+            f"the optimizer has moments of {count(len(lost), 'weight')} that {'was' if len(lost) == 1 else 'were'} not saved: "
+            f"{join_truncated(lost)}",
+            file=run.file(".metadata"),
+            key=prefix + lost[0],
+            hint="save again with all weights that are trained, or resume from an earlier iteration",
         )
 
 
