@@ -103,11 +103,7 @@ def _find_inner_script(
                 if target is not None and not target.samefile(path):
                     return command, target, Script(arguments=list(command[index + 1 :]), exports=exports)
                 break
-            elif (
-                (index == 0 and not (SHELLS.match(word.text) or word.text in RUNNERS))
-                or word.text.endswith(".py")
-                or word.text in ("-c", "-m")
-            ):
+            elif word.text.endswith(".py") or (index == 0 and not (SHELLS.match(word.text) or word.text in RUNNERS)):
                 break
     return None
 

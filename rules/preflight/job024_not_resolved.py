@@ -18,12 +18,15 @@ It is not a fault of the job.
 NeMo-RL's `${mul:…}`, slime's sourced model scripts
 """
 
+import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.jobs.job import Job
 
+DATE = re.compile(r"\$\(date\b|\$\{now:|[\w.]*strftime\(")
+"""A value that is only the time at which the job starts, as the names of its folders have: no rule needs it."""
 MOST = 6
 """Largest number of settings in the message."""
 
@@ -33,7 +36,7 @@ def check(job: Job) -> Iterator[Problem]:
     unresolved = {
         setting.leaf.key: (setting, setting.leaf)
         for setting in job.settings.values()
-        if setting.status == "unresolved" and setting.leaf
+        if setting.status == "unresolved" and setting.leaf and not DATE.match(setting.source)
     }
     parts = [f"{clip(key)}: {setting.source}" for key, (setting, _) in unresolved.items()] + job.notes
     if parts:
