@@ -27,7 +27,7 @@ ROUNDS = 4
 """Fewest rounds that make a loop."""
 MARK = re.compile(r"([,.;:!?])\1*")
 """A mark of a sentence; the same one several times, as in an ellipsis, is one."""
-LEAST_MARKS = 8
+LEAST_MARKS = 6
 """Fewest marks of a text that is judged by them."""
 JUDGED_TOKENS = 512
 """Most tokens of a response whose text is read."""

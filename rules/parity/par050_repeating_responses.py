@@ -5,7 +5,7 @@ Of the responses of 16 tokens or more, at least half
 
 - consist of one token: nine of ten tokens are the same one, and at least half of these responses repeat the same token;
 - or end in a loop: the same up to 64 tokens, at least four times, over half of the response. That is a warning.
-- or have hardly a word between their marks: of eight or more of `, . ; : ! ?` at least 40 % follow another one, with nothing but
+- or have hardly a word between their marks: of six or more of `, . ; : ! ?` at least 40 % follow another one, with nothing but
   spaces between (an ellipsis is one mark). That is a warning, and needs the texts (`--tokenizer`, `parity record`).
 
 ## Why it matters
