@@ -47,7 +47,7 @@ from ckptcheck.text.formatting import count
 ONE_TOKEN, LOOP = 0.9, 0.5
 """The share of a response that one token has, and that is a loop."""
 WORDLESS = 0.4
-"""The share of marks that follow another one; 6 of 24,000 windows of 300 characters of real prose, translations and code have it."""
+"""The share of marks that follow another one; 6 of 24,000 pieces of 300 characters of real prose and code have it."""
 COOL = 0.5
 """Below this temperature sound models loop."""
 
