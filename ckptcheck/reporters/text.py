@@ -13,7 +13,7 @@ from ckptcheck.reporters import tables
 from ckptcheck.reporters.grouped_findings import group_findings, group_outcomes, join_labels
 from ckptcheck.reporters.line_printer import LinePrinter, Piece, join_pieces
 from ckptcheck.reporters.printable import printable
-from ckptcheck.text.formatting import count
+from ckptcheck.text.formatting import count, join_truncated
 
 STYLE = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 MOST_PER_RULE = 5
@@ -298,7 +298,7 @@ def _verdict(report: Report) -> list[Piece]:
         parts.append(f"{count(report.known, 'known finding')} in the baseline")
     rest = " · ".join(parts)
     if report.verdict == "incomplete":
-        why = report.error or f"{count(len(report.crashed), 'rule')} could not be checked"
+        why = report.error or f"{join_truncated([code for code, _ in report.crashed])} could not be checked"
         found = f", {', '.join(numbers)}" if numbers else ""
         return [("✗ incomplete: ", "bold red"), printable(why), found + (f" · {rest}" if rest else "")]
     if report.verdict == "clean":

@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_report_that_a_person_reads(folder: Path) -> None:
     found = call("job.yaml", "--select", "JOB002,JOB017", folder=folder)
-    assert (found.returncode, found.stderr) == (1, "")
+    assert (found.returncode, found.stderr) == (2, "")
     head, _, commands = hide_numbers(found.stdout).partition("\n  # org")
     assert (
         head
@@ -78,7 +78,7 @@ PipelineRL · deepspeed → vllm TP2
           the trainer computes logprobs at temperature 1 (job.yaml:7), and rollouts are sampled at 0.7 (job.yaml:2)
           → let one setting refer to the other
 
-  skipped JOB017: org/a model's name is not on this machine
+  could not check JOB017: org/a model's name is not on this machine
 
   Then, on the real engine and trainer"""
     )
@@ -129,7 +129,7 @@ def test_a_job_whose_engine_loads_adapters_is_offered_their_check(
 def test_every_format_says_first_what_was_read(format: str, beginning: str, folder: Path) -> None:
     found = call("job.yaml", "--format", format, folder=folder).stdout
     assert beginning in found
-    assert found.index(beginning) < found.index("JOB002" if format != "sarif" else "JOB017 skipped")
+    assert found.index(beginning) < found.index("JOB002" if format != "sarif" else "JOB017")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,8 @@ def test_a_value_that_is_none_is_said_once(tmp_path: Path) -> None:
 
 def test_a_path_that_begins_with_a_dot_is_not_on_the_hub(folder: Path) -> None:
     found = call("job.yaml", "model_path=./mine", "--select", "JOB017", folder=folder)
-    assert "skipped JOB017: ./mine is not on this machine\n" in found.stdout
+    assert "could not check JOB017: ./mine is not on this machine\n" in found.stdout
+    assert found.returncode == 2
     assert "hf download" not in found.stdout
 
 
