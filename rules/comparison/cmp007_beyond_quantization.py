@@ -8,8 +8,8 @@
 - Supported formats: integers and fp8 of compressed-tensors, packed or not, its MXFP4 and NVFP4, those of gpt-oss and
   ModelOpt, GPTQ, AWQ, DeepSeek's blocks and bitsandbytes. Other formats are reported as not compared (exit 2).
 - Smoothing (AWQ, SmoothQuant) divides a norm, or the outputs of `up_proj` or `v_proj`, and multiplies the columns of the
-  matrices that read them: the dense weight is scaled likewise before it is compared. Once that is undone, a smoothed weight may be at most
-  35 % off the dense one; AWQ's search stays below 18 % with 4 bits.
+  matrices that read them: the dense weight is scaled likewise before it is compared. Once that is undone, a smoothed weight
+  may be at most 35 % off the dense one; AWQ's search stays below 18 % with 4 bits.
 - Where a weight holds another tensor of the checkpoint (gate for up, one expert for another), the message says which.
 
 ## Why it matters
@@ -21,8 +21,8 @@ of a step.
 
 ## When it can be wrong
 GPTQ corrects later columns for the errors of earlier ones, so its numbers are not the nearest ones: a mean distance below one
-step is the warning CMP009. Rotated weights (QuaRot, SpinQuant) are other weights
-on purpose, and ckptcheck does not undo rotations.
+step is the warning CMP009. Rotated weights (QuaRot, SpinQuant) are other weights on purpose, and ckptcheck does not undo
+rotations.
 
 ## Seen in
 vllm-project/vllm#5915, NVIDIA/Model-Optimizer#1807, unslothai/unsloth#6200, vllm-project/llm-compressor#2630

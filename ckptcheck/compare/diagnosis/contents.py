@@ -161,4 +161,6 @@ def _find_bit_flip(pair: MatrixPair, extent: DifferenceExtent) -> Cause | None:
     if flipped.bit_count() != 1:
         return None
     place = f"[{row}]" if pair.is_vector else f"[{row}, {column}]"
-    return Cause("bit-flip", f"one bit differs: bit {flipped.bit_length() - 1} of element {place}", group="one")
+    # two casts, or two orders of a sum, differ by the lowest bit as well
+    text = ", one unit in the last place, as another rounding makes it" if flipped == 1 else ""
+    return Cause("bit-flip", f"one bit differs: bit {flipped.bit_length() - 1} of element {place}{text}", group="one")

@@ -29,6 +29,19 @@ def changed(tensor: TensorBits, change: Callable[[np.ndarray], np.ndarray]) -> T
     return TensorBits(tensor.dtype, np.ascontiguousarray(change(tensor.patterns)))
 
 
+@pytest.mark.parametrize(
+    ("bit", "ending"), [(0, ", one unit in the last place, as another rounding makes it"), (1, "")]
+)
+def test_the_lowest_bit_may_be_another_rounding(bit: int, ending: str) -> None:
+    def change(patterns: np.ndarray) -> np.ndarray:
+        found = patterns.copy()
+        found[2, 3] ^= 1 << bit
+        return found
+
+    (verdict,) = one(bits(8, 8), changed(bits(8, 8), change))
+    assert verdict.sentence.endswith(f"one bit differs: bit {bit} of element [2, 3]{ending}")
+
+
 def test_gate_and_up_swapped_under_both_names() -> None:
     sync = sync_of(TWO)
     sides = sides_of(sync.new, sync.export(fc1="swapped"), TWO)
