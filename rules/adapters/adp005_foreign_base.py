@@ -3,6 +3,8 @@
 ## What it checks
 With the base model at hand (`--base FOLDER`, or a folder beside the adapter that adapter_config.json names):
 - Each layer that the adapter changes exists (with `layer_replication` the one that it repeats), and has a module of that name.
+- The pairs of experts fit: their number, and the ranks and shape of a parameter that holds all experts of a layer
+  (`target_parameters`, laid out as PEFT does before 0.19 or since).
 - lora_A and lora_B fit the shape of the base model's weight, and tensors that the adapter holds as a whole have its
   shape. Trained tokens have its width.
 
@@ -17,8 +19,8 @@ refuse the request that names the adapter. The adapter was trained on another mo
 Name the model that the adapter was trained on, in `base_model_name_or_path`.
 
 ## When it can be wrong
-A quantized or fused weight has no shape to compare, so the rule only looks for its module. It leaves out experts, since
-transformers fuses them when it loads. If several modules have the same place in a layer (text and vision), one that fits is enough.
+A quantized or fused weight has no shape to compare, so the rule only looks for its module. Of experts it checks their number and
+the pairs of `target_parameters`. If several modules have the same place in a layer (text and vision), one that fits is enough.
 
 ## Seen in
 huggingface/autotrain-advanced#487 (an adapter of 18,944 numbers, loaded into a model of 14,336)
@@ -36,19 +38,23 @@ from ckptcheck.checkpoint.adapter import (
     PREFIX,
     SAVED,
     VOCABULARY,
+    LoraPair,
     index_by_tail,
     list_lora_pairs,
     list_replicated_layers,
+    lora_rank,
     tail_of,
 )
 from ckptcheck.checkpoint.base_model import open_base_model
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.compare.matching.merged_adapter import PARTS, find_expert_updates
 from ckptcheck.text.formatting import count, format_shape, join_truncated
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.tensor import Tensor
 
 LAYER = re.compile(r"\.(\d{1,9})\.")
+EXPERT_NUMBER = re.compile(r"\.experts\.(\d{1,9})\.")
 TOKENS = ".token_adapter.trainable_tokens_delta"
 HINT = "name the base model that the adapter was trained on"
 
@@ -66,11 +72,14 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     replicated = list_replicated_layers(ckpt.adapter) if ckpt.adapter is not None else []
     lacking: list[str] = []
     shapes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
+    experts: dict[str, list[str]] = {}
     for pair in list_lora_pairs(ckpt.tensors):
         module = _in_base(pair.module, replicated)
         weights = _plain_weights(base, by_tail.get(tail_of(f"{module}.weight"), []))
         expected = pair.base_shapes(ckpt.tensors)
         if ".experts" in pair.module:
+            if reason := _judge_experts(ckpt, base, by_tail, pair):
+                experts.setdefault(reason, []).append(pair.module)
             continue
         if _place(module) not in places:
             if not _is_tied(base, module, expected):
@@ -94,12 +103,62 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         yield _problem(
             ckpt, f"the base model lacks {count(len(lacking), 'module')} that the adapter changes: {_list(lacking)}"
         )
+    for reason, modules in experts.items():
+        yield _problem(
+            ckpt,
+            f"{count(len(modules), 'pair', 'pairs')} of matrices for experts {'does' if len(modules) == 1 else 'do'} not fit "
+            f"the base model: {reason}: {_list(modules)}",
+        )
     for (own, theirs), modules in shapes.items():
         yield _problem(
             ckpt,
             f"{count(len(modules), 'module of the adapter fits', 'modules of the adapter fit')} a weight of shape "
             f"{format_shape(own)}, and the base model's is {format_shape(theirs)}: {_list(modules)}",
         )
+
+
+def _judge_experts(ckpt: Checkpoint, base: Checkpoint, by_tail: dict[str, list[str]], pair: LoraPair) -> str:
+    """Return why a pair does not fit the experts of the base model; "" if it does, or if that is unknown."""
+    module = pair.module
+    while module.endswith(".base_layer"):
+        module = module.removesuffix(".base_layer")
+    start = f"{tail_of(f'{module}.weight').partition('.experts')[0]}.experts."
+    numbers = {
+        number
+        for name, tensor in base.tensors.items()
+        if tail_of(name).startswith(start)
+        for number in _count_experts(tail_of(name), tensor)
+    }
+    if found := EXPERT_NUMBER.search(module):
+        total = max(numbers, default=0)
+        return f"it has {count(total, 'expert')} in that layer" if total and int(found[1]) >= total else ""
+    listed = ckpt.adapter.value.get("target_parameters") if ckpt.adapter is not None else None
+    parameters = [one for one in listed if isinstance(one, str)] if isinstance(listed, list) else []
+    own = [one for one in parameters if f".{module}".endswith(f".{one.rpartition('.')[0]}")]
+    lasts = [one.rpartition(".")[2] for one in own]
+    stored = [f"{module}.{last}" for last in lasts]
+    stored += [f"{module}.0.{name}.weight" for last in lasts for names in PARTS.get(last, ()) for name in names]
+    weights = [weight for name in stored for weight in _plain_weights(base, by_tail.get(tail_of(name), []))]
+    if not weights or ckpt.adapter is None or ckpt.adapter.value.get("rank_pattern"):
+        return ""
+    ranks, outputs, total = ckpt.tensors[pair.down].shape[0], ckpt.tensors[pair.up].shape[0], max(numbers, default=0)
+    rank = lora_rank(ckpt.adapter, module)
+    if not rank or ranks % rank:
+        return ""  # ADP004
+    if ranks != rank * total:
+        return f"they are for {count(ranks // rank, 'expert')}, and it has {total:,}"
+    if find_expert_updates(pair, ckpt, base.tensors, by_tail, own, 1.0):
+        return ""
+    theirs = join_truncated([format_shape(weight.shape) for weight in weights])
+    return f"they make {outputs:,} × {ckpt.tensors[pair.down].shape[1]:,}, and its experts are {theirs}"
+
+
+def _count_experts(tail: str, tensor: Tensor) -> Iterator[int]:
+    """Yield the number of experts that a tensor of theirs shows."""
+    if found := EXPERT_NUMBER.search(tail):
+        yield int(found[1]) + 1
+    elif len(tensor.shape) == 3:
+        yield tensor.shape[0]
 
 
 def _in_base(module: str, replicated: list[int]) -> str:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     Matrix = NDArray[np.float32]
 
+    from ckptcheck.checkpoint.tensor import Tensor
     from ckptcheck.compare.matching.pairing import TensorPair
     from ckptcheck.compare.matching.tensor_files import TensorFiles
 
@@ -222,7 +223,7 @@ def open_adapter(target: str, base: ComparisonSide, *, follow_links: bool = Fals
 def find_expert_updates(
     pair: LoraPair,
     adapter: Checkpoint,
-    stored_in: Mapping[str, TensorLayout],
+    stored_in: Mapping[str, TensorLayout] | Mapping[str, Tensor],
     by_tail: Mapping[str, Sequence[str]],
     parameters: Sequence[str],
     scale: float,
