@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ckptcheck.compare.bridge.family_table import NAME_NUMBER
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.compare.matching.cast import can_cast
 from ckptcheck.compare.matching.pairing import TensorPair
@@ -96,7 +97,7 @@ def find_smoothed_norms(
         size = pair.first.shape[0]
         if leaf in READING_BLOCKS:
             readers = tuple(_iter_readers(parent, leaf, size, by_parent.get(parent, [])))
-        elif leaf in ("norm", "final_layernorm", "ln_f") and not is_tied:
+        elif leaf in ("norm", "final_layernorm", "ln_f") and not is_tied and not NAME_NUMBER.search(pair.name):
             readers = tuple(other for other in pairs if other.name == head and other.first.shape[-1:] == (size,))
         else:
             continue
@@ -116,7 +117,12 @@ def _iter_readers(parent: str, leaf: str, size: int, beside: Iterable[TensorPair
     for pair in beside:
         inside = pair.name.removeprefix(f"{parent}.").split(".")[0] in blocks
         own = blocks[0] in ("q_b_proj", "kv_b_proj")
-        reads = inside and (own or not OTHER_INPUT.search(pair.name)) and len(pair.first.shape) > 1
+        reads = (
+            inside
+            and (own or not OTHER_INPUT.search(pair.name))
+            and not pair.name.endswith("bias")
+            and len(pair.first.shape) > 1
+        )
         if reads and size in pair.first.shape[-2:]:
             yield pair
 

@@ -180,3 +180,17 @@ def test_without_smoothing_nothing_is_said_of_it(tmp_path: Path) -> None:
     first = write(tmp_path / "dense", dense())
     assert "smoothed" not in diff(first, write(tmp_path / "packed", *quantize(dense()))).subject
     assert "smoothed" not in diff(first, Path(shutil.copytree(first, tmp_path / "copy"))).subject
+
+
+def test_experts_in_one_parameter_with_biases(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    experts = f"{LAYER}mlp.experts"
+    shapes = {"gate_up_proj": (4, 2 * INNER, HIDDEN), "down_proj": (4, HIDDEN, INNER), "down_proj_bias": (4, HIDDEN)}
+    weights = {f"{experts}.{name}": random.normal(0, 0.05, shape).astype(np.float16) for name, shape in shapes.items()}
+    norm = f"{LAYER}post_attention_layernorm.weight"
+    weights |= {norm: np.ones(HIDDEN, np.float16), norm.replace("weight", "bias"): np.ones(HIDDEN, np.float16)}
+    scales = 2.0 ** random.integers(-2, 3, HIDDEN)
+    smoothed = {**weights, f"{experts}.gate_up_proj": (weights[f"{experts}.gate_up_proj"] * scales).astype(np.float16)}
+    for name in (norm, norm.replace("weight", "bias")):
+        smoothed[name] = (weights[name] / scales).astype(np.float16)
+    assert found(diff(write(tmp_path / "dense", weights), write(tmp_path / "smoothed", smoothed))) == []
