@@ -6,25 +6,33 @@ In a config whose `model_type` transformers knows:
 - the base of the language model's rotary embeddings is at least 100 (most released models have 10,000 to 100 million)
 - the base of every part is at most 1e15
 - where both `rope_theta` and `rope_parameters` are there, they have the same base
+- in a config that transformers 5 did not write, `rope_parameters` does not stand alone with another base or type than the default
+  of its class, if transformers 4.57 knows the class too (an info)
 
 ## Why it matters
 transformers, vLLM and SGLang compute with any base, without a word. Of two, transformers 5 takes the one in `rope_parameters`, and
-whatever is built on transformers 4 takes `rope_theta`: answers get worse, the more so the longer the text.
+whatever is built on transformers 4 takes `rope_theta`: answers get worse, the more so the longer the text. Where `rope_parameters`
+stands alone, transformers 4.57 takes the default of the class, and so does vLLM where it runs on it. All configs that transformers 5
+writes are so, and are left out.
 
 ## How to fix
-Copy the base from the config of the model this one was trained or converted from.
+Copy the base from the config of the model this one was trained or converted from. For readers of both generations write
+`rope_theta`, and `rope_scaling` for another type than `default`, beside `rope_parameters`.
 
 ## When it can be wrong
 Research on other position encodings may use a small base on purpose: use `--ignore CFG028`. A base that some other model has
 passes, however wrong it is for this one.
 
 ## Seen in
-Open-Athena/MarinFold#184 and THUDM/slime#1720 (two readers of one config take two bases)
+Open-Athena/MarinFold#184 and THUDM/slime#1720 (two readers of one config take two bases); `patch_rope_parameters` of vLLM
 """
 
+import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.architecture import list_written_keys
+from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.resolved_config import ResolvedPart
 from ckptcheck.checkpoint.rope_settings import iter_rope
 from ckptcheck.checkpoint.setting_text import Fault, is_number
@@ -32,6 +40,8 @@ from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 
 LEAST_BASE, LARGEST_BASE = 100.0, 1e15
 """Released language models have 10,000 to 1e11; only a slip of the pen lies beyond these by four digits."""
+OLDER = (4, 57, 1)
+"""The last generation of transformers that reads `rope_theta` and `rope_scaling` alone."""
 
 
 @rule(
@@ -44,8 +54,13 @@ LEAST_BASE, LARGEST_BASE = 100.0, 1e15
 def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     resolved = ckpt.config.resolved
     for part in resolved.parts if resolved is not None else ():
-        for path, fault in _iter_odd_bases(part, is_text=resolved is not None and part is resolved.text):
+        is_text = resolved is not None and part is resolved.text
+        for path, fault in _iter_odd_bases(part, is_text=is_text):
             yield Problem(fault, file=ckpt.config.file, key=path, hint="copy it from the model's own config")
+        by_five = re.match(r"(?:[5-9]|\d\d)\.", str(ckpt.config.value.get("transformers_version")))
+        if is_text and not by_five and (unread := _find_unread_by_older(part)) is not None:
+            hint = "for readers of both generations write rope_theta, and rope_scaling for another type, beside it"
+            yield Problem(unread, file=ckpt.config.file, key=f"{part.path}rope_parameters", severity="info", hint=hint)
 
 
 def _iter_odd_bases(part: ResolvedPart, *, is_text: bool) -> Iterator[Fault]:
@@ -68,3 +83,23 @@ def _iter_odd_bases(part: ResolvedPart, *, is_text: bool) -> Iterator[Fault]:
             f"{place} is {older:,}, and {path} {base:,}: transformers 5 takes the second, and what is built on transformers 4 the "
             "first",
         )
+
+
+def _find_unread_by_older(part: ResolvedPart) -> str | None:
+    """Return what transformers 4.57 takes where only `rope_parameters` says otherwise; None where it takes the same."""
+    rope, default = part.settings.get("rope_parameters"), part.config_class.rope.get("default") or {}
+    if any(part.settings.get(key) for key in ("rope_theta", "rope_scaling")) or not isinstance(rope, dict):
+        return None
+    if not list_written_keys(part.config_class.model_type, OLDER):  # an older version refuses the type
+        return None
+    base, kind = rope.get("rope_theta"), rope.get("rope_type", "default")
+    usual = default.get("rope_theta")
+    if not is_number(base) or not is_number(usual) or not isinstance(kind, str):
+        return None
+    # Classes that turn by default in another way than "default" do so in both generations.
+    is_scaled = kind != "default" and default.get("rope_type") == "default"
+    if (base == usual and not is_scaled) or not LEAST_BASE <= base <= LARGEST_BASE:
+        return None
+    stated = f"the base {base:,}" + (f" and the type {clip(kind, 20)}" if is_scaled else "")
+    taken = f"a base of {usual:,}" + (" without scaling" if is_scaled else "")
+    return f"only rope_parameters gives {stated}: transformers 4.57, and vLLM on it, take {taken}"
