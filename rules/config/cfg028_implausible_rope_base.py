@@ -12,8 +12,8 @@ In a config whose `model_type` transformers knows:
 ## Why it matters
 transformers, vLLM and SGLang compute with any base, without a word. Of two, transformers 5 takes the one in `rope_parameters`, and
 whatever is built on transformers 4 takes `rope_theta`: answers get worse, the more so the longer the text. Where `rope_parameters`
-stands alone, transformers 4.57 takes the default of the class, and so does vLLM where it runs on it. All configs that transformers 5
-writes are so, and are left out.
+stands alone, transformers 4.57 takes the default of the class, and so does vLLM where it runs on it. transformers 5 writes every
+config so; these are left out.
 
 ## How to fix
 Copy the base from the config of the model this one was trained or converted from. For readers of both generations write
