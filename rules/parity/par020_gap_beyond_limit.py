@@ -28,8 +28,8 @@ logprobs (PAR028), and outliers with a trait in common (PAR086).
 
 ## How to fix
 - First mend what other rules name: they list causes, and this is the size of what is left.
-- Then run what the hint names: `ckptcheck parity why` as a rule, `ckptcheck refit` where the engine is nearer to the reference
-  than to the trainer, `ckptcheck preflight` where the file leaves open what its logprobs mean.
+- Then run what the hint names: `ckptcheck parity why` as a rule, `ckptcheck preflight` where the file leaves open what its logprobs
+  mean.
 - Then look at precision: kernels, the output head, the cache. Arithmetic does not explain many times the floor.
 - A KL that is large from the first step on comes from weights or semantics; one that grows comes from syncs.
 

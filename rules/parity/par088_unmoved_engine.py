@@ -59,13 +59,15 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     if evidence.causes.shifts.shifts:
         return  # The trainer's column is shifted, which is PAR028's.
     job = evidence.job
-    trains_adapter = job is not None and job.flag("trainer.lora") is True
+    trainer = evidence.rollouts.metadata.trainer
+    facts = " ".join(f"{key} {value}" for key, value in (trainer.facts if trainer else {}).items()).lower()
+    trains_adapter = (job is not None and job.flag("trainer.lora") is True) or "lora" in facts or "adapter" in facts
     clause = ", without the adapter that the job trains" if trains_adapter else ""
     yield evidence.problem(
         f"the engine differs from the reference model by {to_reference:.3g} nats on average, and from the trainer by"
         f" {to_trainer:.3g}: it has the weights of the reference model{clause}, or the trainer's logprobs are not of its weights",
         "trainer.lora" if trains_adapter else "update.transport",
-        hint="look whether an update reaches the engine (ckptcheck refit), and an adapter the requests",
+        hint=f"ckptcheck {'refit lora' if trains_adapter else 'refit'} shows what reaches the engine",
     )
 
 

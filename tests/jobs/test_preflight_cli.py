@@ -90,7 +90,7 @@ PipelineRL · deepspeed → vllm TP2
         "/a model's name is not on this machine",
         "  ckptcheck gate job.yaml",
         "",
-        "✗ 1 error · 0 rules passed · 1 skipped",
+        "✗ incomplete: JOB017 could not be checked, 1 error · 0 rules passed",
         "  ckptcheck rule JOB002 explains the first one",
     ]
     steps = call("job.yaml", "--select", "JOB002", "--settings", folder=folder).stdout.splitlines()
