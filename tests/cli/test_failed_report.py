@@ -104,5 +104,8 @@ def test_no_report_takes_the_place_of_an_input_or_of_another_output(here: Path, 
 
 def test_a_baseline_written_to_stdout_does_not_wait(here: Path) -> None:
     result = run_from_scratch(here, "scan", "broken", "--write-baseline", "/dev/stdout", "-o", "report")
-    assert (result.returncode, result.stderr) == (0, "1 finding written to /dev/stdout\n")
+    first, verdict = result.stderr.splitlines()
+    assert (result.returncode, first) == (0, "1 finding written to /dev/stdout")
+    assert verdict.startswith("✓ clean")
+    assert verdict.endswith("the report is report")
     assert json.loads(result.stdout)["schema"] == "ckptcheck-baseline/1"

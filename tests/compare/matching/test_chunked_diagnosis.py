@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from ckptcheck.compare.matching import chunked_diagnosis, difference_causes
+from ckptcheck.compare.matching import chunked_diagnosis, difference_causes, smoothing
 from ckptcheck.compare.matching.comparison import Comparison
 from ckptcheck.compare.matching.open_side import open_side
 from ckptcheck.linter import rule_loader
@@ -105,6 +105,8 @@ def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(difference_causes, "LARGE_BYTES", 8000)
     monkeypatch.setattr(chunked_diagnosis, "SLAB_BYTES", 4096)
     monkeypatch.setattr(chunked_diagnosis, "READ_BYTES", 3000)
+    monkeypatch.setattr(smoothing, "FIRST_ROWS", 8)
+    monkeypatch.setattr(smoothing, "CHUNK_ELEMENTS", 1000)
 
 
 @pytest.mark.parametrize("cause", FAULTS)
