@@ -129,11 +129,14 @@ def _iter_readers(parent: str, leaf: str, size: int, beside: Iterable[TensorPair
 
 def _read_scales(pair: TensorPair, files: tuple[TensorFiles, TensorFiles], offset: float) -> NDArray[np.float64] | None:
     """Return the factor of each channel; None if nothing changed, or a channel became zero, another sign or no number."""
-    ours, theirs = (
+    numbers = [
         _decode(side.dtype, file.read_tensor(side)) + offset
         for side, file in zip((pair.first, pair.second), files, strict=True)
         if isinstance(side, TensorLayout) and can_cast(side.dtype, "F64")
-    )
+    ]
+    if len(numbers) < 2:  # quantized, or complex
+        return None
+    ours, theirs = numbers
     with np.errstate(all="ignore"):
         scales = np.where((ours == 0) & (theirs == 0), 1.0, ours / theirs)
     return scales if (scales != 1).any() and np.isfinite(scales).all() and (scales > 0).all() else None
