@@ -38,7 +38,7 @@ OF_REPORTS: Mapping[str, Declaration] = {
         FailOn | None, Option("Exit with 1 on findings of this severity or a worse one.", shown="error"), None,
     ),
     "verbose": (bool, Option("Also list the rules that passed, and long tables whole.", "-v --verbose"), False),
-    "quiet": (bool, Option("Print the verdict only.", "-q --quiet", without=("verbose",)), False),
+    "quiet": (bool, Option("Print the verdict only.", "-q --quiet", without=("verbose",), panel="What is printed"), False),
 }  # fmt: skip
 """Options of every command that writes a report."""
 OF_IDENTITIES: Mapping[str, Declaration] = {

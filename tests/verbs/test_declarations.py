@@ -27,7 +27,7 @@ from tests.test_public_interface import _commands
 
 MOST_OPTIONS = 27
 """Options of one command, with those that every command has or every one with settings."""
-MOST_COMMON = 9
+MOST_COMMON = 8
 """Options that the help lists first, below no heading."""
 DECLARE = ("Option", "Argument", "Setting")
 LOADED = {words: load_verb(words) for words in VERBS}
