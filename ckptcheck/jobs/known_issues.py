@@ -28,7 +28,7 @@ from ckptcheck.jobs.job import Job, Setting, shown
 
 UNWRITTEN = "unwritten"
 """The value that stands for a key which the job does not write."""
-COMPARISON = re.compile(r"(<=|>=|<|>|!=)\s*(.+)")
+COMPARISON = re.compile(r"(<=|>=|<|>|!=)\s*(\S.*)")
 COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
