@@ -77,7 +77,7 @@ def measure_signal(rollouts: Rollouts) -> LearningSignal | None:
     import numpy as np
 
     rewards = rollouts.columns.get("rewards")
-    # a NaN in a file stands for a reward that nobody knows
+    # a NaN in a file stands for an unknown reward
     rewards = None if rewards is None or np.isnan(rewards).all() else rewards
     has_advantages = "advantages" in rollouts
     if rewards is None and not has_advantages:

@@ -1,4 +1,4 @@
-"""Finds matrices that hold the codes of a quantization as plain numbers: nobody multiplied them by their scales.
+"""Finds matrices that hold the codes of a quantization as plain numbers, not multiplied by their scales.
 
 The codes of a quantized matrix reach the largest number of their format, because its scales are chosen so: 448 in E4M3, 127 in
 INT8. The value pass knows the largest magnitude of every tensor, which clears all matrices of a sound model. Of the few others a
