@@ -53,7 +53,6 @@ PURE_TEXT: Mapping[str, Callable[..., str]] = {
 TAKES_NUMBERS: Mapping[str, Callable[..., object]] = {"min": min, "max": max, "sum": sum, "round": round, "abs": abs}
 CLASS_PARSERS = ("HfArgumentParser", "TrlParser")
 """Parsers of transformers and TRL that make an object of each of their classes from the command line."""
-CONVERSIONS = ("int", "float", "str", "bool", "shlex.quote", "shlex.join", "shlex.split", "json.dumps")
 
 
 def apply_operator(kind: ast.operator, left: Value, right: Value) -> Value:
