@@ -23,8 +23,8 @@ import pytest
 
 from tests.paths import ROOT
 
-LENGTH = 10_000
-SLOW = 0.2
+LENGTH = 20_000
+SLOW = 0.3
 """Seconds of processor time."""
 METHODS = {"match", "fullmatch", "search", "finditer", "findall", "sub", "subn", "split"}
 BOUNDED = {

@@ -10,7 +10,7 @@ from ckptcheck.consumers.engine_tensors import find_source_tensors
 
 MEGATRON_ADAPTER = re.compile(r"(?P<module>.+)\.adapter\.linear_(in|out)\.weight")
 """A LoRA matrix of Megatron-Bridge: bridge/peft/lora_layers.py wraps a linear layer as `to_wrap` and `adapter`."""
-SESSION = re.compile(r"[\w.-]+:")
+SESSION = re.compile(r"^[\w.-]+:")
 """The name of an adapter before that of its tensor, as miles streams it: ``{lora_name}:{hf_key}`` (miles#2756)."""
 WRAPPED = re.compile(r"\.(base_layer|to_wrap)(?=\.weight$)")
 """What PEFT and Megatron-Bridge put into the name of a weight that has an adapter."""
