@@ -12,6 +12,7 @@ from typing import Any
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.consumers.regex_set import Automaton
+from ckptcheck.text.formatting import join_truncated
 
 KINDS: dict[str, tuple[type, ...]] = {
     "a number": (int, float),
@@ -50,6 +51,17 @@ SETTINGS = {
     ),
 }  # fmt: skip
 """Setting of `LoraConfig` → the kind of value, for settings that PEFT computes with when it loads an adapter."""
+UNSERVED = {
+    "use_dora": "DoRA",
+    "lora_bias": "biases of LoRA",
+    "alora_invocation_tokens": "activated LoRA",
+    "layer_replication": "replicated layers",
+    "use_bdlora": "block-diagonal LoRA",
+    "use_qalora": "QALoRA",
+}
+"""Setting that PEFT takes and vLLM 0.32 refuses → what it asks for."""
+SERVED_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
+"""The words of `init_lora_weights` that leave the base model as it is; PiSSA, OLoRA, CorDA and LoftQ change it."""
 SWITCHES = ("use_dora", "use_rslora", "lora_bias", "use_qalora", "fan_in_fan_out", "ensure_weight_tying")
 VARIANTS = {
     "lora_magnitude_vector": ("use_dora", "DoRA", "from the base model's weight"),
@@ -76,6 +88,23 @@ LAYER = re.compile(r"\.[^.]*+\.(\d{1,9})\.")
 def is_lora(config: Config | None) -> bool:
     """Whether a config declares LoRA by its `peft_type`."""
     return config is not None and config.value.get("peft_type") == "LORA"
+
+
+def list_unserved(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the key of each setting of LoRA that PEFT takes and vLLM refuses, and what it asks for.
+
+    Source: `PEFTHelper._validate_features` in vllm/lora/peft_helper.py of vLLM 0.32.
+    """
+    saved = settings.get("modules_to_save")
+    whole = [name for name in saved if name not in ("classifier", "score")] if isinstance(saved, list) else []
+    if whole:
+        yield "modules_to_save", f"whole modules ({join_truncated(list(map(str, whole)))})"
+    for key, what in UNSERVED.items():
+        if settings.get(key) and not isinstance(settings[key], str):
+            yield key, what
+    start = settings.get("init_lora_weights")
+    if isinstance(start, str) and start.lower() not in SERVED_STARTS:
+        yield "init_lora_weights", f"a base model that {start[:20]} changes"
 
 
 def list_refusals(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:

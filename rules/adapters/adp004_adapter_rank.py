@@ -2,7 +2,7 @@
 
 ## What it checks
 `lora_A` has `r` rows and `lora_B` has `r` columns, as `adapter_config.json` gives `r` (or `rank_pattern` for a module).
-Both have as many dimensions.
+Both have as many dimensions, and two at least.
 
 ## Why it matters
 PEFT stops with a size mismatch. vLLM and SGLang scale by `lora_alpha / r`, so a wrong `r` changes the strength of the update.
@@ -18,7 +18,7 @@ and v of an adapter store three times the rank: use `--ignore ADP004` if only th
 
 ## Seen in
 ymcui/Chinese-LLaMA-Alpaca#302 (a config with `r` 64 beside matrices of rank 8: PEFT stops), ymcui/Chinese-LLaMA-Alpaca#431 (the
-adapter_config.json of another adapter, copied)
+adapter_config.json of another adapter, copied), huggingface/peft#3251 (flat shares of ZeRO-3 and FSDP)
 """
 
 import re
@@ -43,12 +43,15 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         return
     odd: dict[tuple[int, int], list[str]] = {}
     shapes: list[str] = []
+    flat: list[str] = []
     for name, tensor in ckpt.tensors.items():
         match = HALF.search(name)
         if match is None or 0 in tensor.shape:
             continue
         other = ckpt.tensors.get(f"{name[: match.start(1)]}{'B' if match[1] == 'A' else 'A'}{name[match.end(1) :]}")
-        if other is not None and len(other.shape) != len(tensor.shape) and len(tensor.shape) != 2:
+        if len(tensor.shape) < 2:
+            flat.append(name)
+        elif other is not None and len(other.shape) > 1 and len(other.shape) != len(tensor.shape) != 2:
             shapes.append(name)
         if len(tensor.shape) != 2:
             continue
@@ -73,4 +76,12 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=ckpt.tensor_to_file[shapes[0]],
             key=shapes[0],
             hint="save the adapter again; lora_A and lora_B of a linear layer have two dimensions",
+        )
+    if flat:
+        yield Problem(
+            f"{count(len(flat), 'matrix is', 'matrices are')} flat, as one rank's share is: {join_truncated(flat)}; PEFT stops with "
+            "a size mismatch",
+            file=ckpt.tensor_to_file[flat[0]],
+            key=flat[0],
+            hint="gather the parameters before saving, as ZeRO-3 and FSDP need it",
         )

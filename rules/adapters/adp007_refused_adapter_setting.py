@@ -3,20 +3,21 @@
 ## What it checks
 In an adapter_config.json of LoRA, the settings that PEFT computes with have the types and values that it takes: `r` is a whole
 number above 0, `rank_pattern` an object of numbers, `bias` one of three words, and so on. `r`, `lora_alpha` and `target_modules`
-are there. A `target_modules` of null is allowed where the adapter changes what PEFT takes then.
+are there. A `target_modules` of null is allowed where the adapter changes what PEFT takes then. Settings that PEFT takes and vLLM
+0.32 refuses (`_validate_features` of vllm/lora/peft_helper.py) are an info: DoRA, `modules_to_save`, PiSSA and others.
 
 ## Why it matters
 PEFT 0.21 stops while it loads the adapter, mostly with an AttributeError that names no setting. Without `r` or `lora_alpha` vLLM
 refuses the adapter, and PEFT takes 8: it stops at the first matrix of another rank, or applies a wrong scale.
 
 ## How to fix
-Use the config of the training run.
+Use the config of the training run. Merge an adapter that vLLM does not take (`merge_and_unload`), and serve the merged model.
 
 ## When it can be wrong
 The rule knows LoRA only. If your only consumer reads the setting as it is, use `--ignore ADP007`.
 
 ## Seen in
-No public report: the refusals were observed.
+vllm-project/vllm#9280 (`modules_to_save`), vllm-project/vllm#10849 (DoRA); other refusals were observed.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.adapter import list_lora_pairs
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import Config
-from ckptcheck.consumers.peft import FAMILY_TARGETS, Targets, is_lora, list_refusals
+from ckptcheck.consumers.peft import FAMILY_TARGETS, Targets, is_lora, list_refusals, list_unserved
 from ckptcheck.consumers.regex_nfa import UnsupportedRegex
 from ckptcheck.text.formatting import join_truncated
 
@@ -64,6 +65,14 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         for key, reason in list_refusals(config.value):
             yield Problem(
                 f"{key} {reason}", file="adapter_config.json", key=key, hint="use the config of the training run"
+            )
+        for key, what in list_unserved(config.value):
+            yield Problem(
+                f"{key} asks for {what}, which vLLM 0.32 refuses to serve; PEFT takes it",
+                file="adapter_config.json",
+                key=key,
+                severity="info",
+                hint="for vLLM merge the adapter into its base model",
             )
 
 

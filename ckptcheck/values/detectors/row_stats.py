@@ -58,7 +58,7 @@ class RowStats:
         sizes = self.finite.mean_abs
         if not sizes.size:
             raise Skip("every row holds NaN or Inf")
-        return float(np.median(sizes))
+        return float(np.median(sizes.astype("f8")))  # of two middles it takes the mean
 
     def near_zero(self, threshold: float) -> NDArray[np.bool_]:
         """Return a mask of the rows whose every element is below the threshold in magnitude; NeMo-RL's default is 1e-10."""
@@ -80,7 +80,7 @@ class RowStats:
         import numpy as np
 
         low = self.below_median_share(share) & ~known
-        sizes = self.mean_abs[low]
+        sizes = self.mean_abs[low].astype("f8")  # in F32 the square of a size may be too large
         if len(sizes) < MIN_CLUSTER_ROWS:
             return np.zeros_like(low)
         above = np.fmin.reduce(self.mean_abs[~low & ~known], initial=np.inf)

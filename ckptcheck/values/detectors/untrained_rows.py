@@ -165,7 +165,7 @@ class UntrainedRows:
         tied = {True: "tied", False: "not tied", None: "tied or not: unknown"}[self.ckpt.components.is_tied]
         low, high = float(stats.std.min()), float(stats.std.max())
         return (
-            f"of {len(self.stats.std):,} rows; mean_abs={float(stats.mean_abs.mean()):.6f}, "
+            f"of {len(self.stats.std):,} rows; mean_abs={float(stats.mean_abs.mean(dtype='f8')):.6f}, "
             f"max_abs={float(stats.max_abs.max()):.6f}, std_range=[{low:.6f}, {high:.6f}], {tied}"
         )
 

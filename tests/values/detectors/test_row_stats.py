@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.values.detectors import row_stats as rows_module
-from ckptcheck.values.detectors.row_stats import compute_row_stats
+from ckptcheck.values.detectors.row_stats import RowStats, compute_row_stats
 from tests.conftest import needs
 
 
@@ -37,3 +38,11 @@ def test_statistics_are_those_of_torch(tmp_path: Path, monkeypatch: pytest.Monke
     # NeMo-RL, tools/model_diagnostics/3.check_hf_model_embeddings_untrained.py
     assert stats.near_zero(1e-10).nonzero()[0].tolist() == [3]
     assert stats.identical(1e-8).nonzero()[0].tolist() == [3, 7]
+
+
+def test_rows_near_the_largest_number_of_f32_are_judged_without_an_overflow() -> None:
+    sizes = np.full(400, 3e38, np.float32)
+    sizes[:40] = 2e37
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert RowStats(sizes, sizes, sizes / 2).low_cluster(0.5, np.zeros(400, bool), width=64).sum() == 40
