@@ -83,18 +83,15 @@ class Identity:
         }
 
 
-def hash_leaf(name: str, tensor: TensorIdentity) -> bytes:
-    """Return the leaf of the Merkle tree that stands for a tensor."""
-    fields = [name, tensor.dtype, tensor.shape, tensor.digest]
-    return hashlib.sha256(b"\0" + msgspec.json.encode(fields)).digest()
-
-
 def compute_root(tensors: Mapping[str, TensorIdentity]) -> str:
     """Return the root of the Merkle tree over tensors, in hexadecimal digits.
 
     The first byte distinguishes leaves from nodes, and a node without a partner moves up, as in RFC 6962.
     """
-    level = [hash_leaf(name, each) for name, each in sorted(tensors.items())]
+    level = [
+        hashlib.sha256(b"\0" + msgspec.json.encode([name, each.dtype, each.shape, each.digest])).digest()
+        for name, each in sorted(tensors.items())
+    ]
     if not level:
         return hashlib.sha256(b"").hexdigest()
     while len(level) > 1:

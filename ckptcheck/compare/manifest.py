@@ -74,8 +74,6 @@ class Manifest(msgspec.Struct, omit_defaults=True):
     names: str | None = None
     # Plain name → the tensor as the identity counts it.
     weights: dict[str, TensorIdentity] = {}
-    # The origin of the weights, a statement of in-toto (`compare.lineage`); None if the manifest states none.
-    made_from: dict[str, Any] | None = None
 
     def list_parts(self, name: str) -> tuple[str, ...]:
         """Return the plain tensors whose elements a listed tensor holds; () for the state of an optimizer."""
@@ -155,8 +153,6 @@ def write_manifest(manifest: Manifest, output: Path | StoredOutput) -> None:
     head: dict[str, Any] = {"schema": SCHEMA, "target": manifest.target}
     if manifest.identity is not None:
         head |= {"identity": manifest.identity, "names": str(manifest.names)}
-    if manifest.made_from is not None:
-        head["made_from"] = manifest.made_from
     tables: dict[str, Mapping[str, msgspec.Struct]] = {"tensors": manifest.tensors}
     if manifest.weights:
         tables["weights"] = manifest.weights

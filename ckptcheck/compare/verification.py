@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
@@ -20,9 +19,6 @@ from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.formatting import count, natural_sort_key
 from ckptcheck.values.digest import digest_tensors, digest_zeros
-
-if TYPE_CHECKING:
-    from ckptcheck.compare.lineage import Lineage
 
 FEWEST_TELLING = 8
 """With fewer tensors no manifest counts as another model's: the report lists each tensor."""
@@ -60,8 +56,6 @@ class Verification(EvidenceDefaults):
     unreadable: Mapping[str, str] = field(default_factory=dict, repr=False)
     # The set of weights as it is now; None if it has no identity, or if the manifest lists none.
     identity: Identity | None = None
-    # The manifests of the weights' inputs; None if the user gave none.
-    lineage: Lineage | None = None
     # A signature that lies beside the weights and that this run does not verify; "" without one.
     unverified: str = ""
     kind: str = "manifest"
@@ -145,16 +139,11 @@ class Verification(EvidenceDefaults):
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The chain of manifests, and a signature that this run does not verify."""
-        chain = self.lineage.list_sections() if self.lineage is not None else ()
+        """A signature that this run does not verify."""
         advice = (
             f"{self.unverified} was not verified; --public-key, --certificate-chain or --signer says whose it has to be"
         )
-        return (*chain, Section("Signature", lines=(advice,))) if self.unverified else chain
-
-    def view_for(self, kind: str) -> object | None:
-        """Return this evidence; to rules on a chain of manifests that chain."""
-        return self.lineage if kind == "lineage" else super().view_for(kind)
+        return (Section("Signature", lines=(advice,)),) if self.unverified else ()
 
     @property
     def headline(self) -> str:

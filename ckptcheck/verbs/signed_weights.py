@@ -1,12 +1,12 @@
-"""Opens the signature and the origin of weights, which `verify` checks and `manifest` states."""
+"""Opens the signature of weights, which `verify` checks."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.text.observer import Observer
@@ -15,7 +15,6 @@ from ckptcheck.verbs.parameter import to_path
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.scan_options import ScanOptions
-    from ckptcheck.compare.manifest import Manifest
     from ckptcheck.compare.signatures.keys import TrustedSigner
     from ckptcheck.compare.signatures.signature_check import SignatureCheck
     from ckptcheck.compare.verification import Verification
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
     from ckptcheck.live.runtime.trainers.base import Trainer
     from ckptcheck.runners.runner import Runner
     from ckptcheck.text.observer import Advance
-
-    E = TypeVar("E", Verification, SignatureCheck)
-else:
-    E = TypeVar("E")
 
 
 def choose_signer(
@@ -115,47 +110,6 @@ def open_signature_check(
         named=named, ignore_unsigned=ignore_unsigned, follow_links=options.follow_links,
         jobs=jobs, runner=runner, progress=progress,
     )  # fmt: skip
-
-
-def read_inputs(
-    sources: Sequence[StrPath], options: ScanOptions, *, jobs: int | None, runner: Runner | None
-) -> dict[str, Manifest]:
-    """Return name → manifest of what weights were made from: a manifest's file, or a checkpoint that is read now.
-
-    The manifest of a checkpoint that is read keeps what a manifest in its folder states about its own origin.
-    """
-    from ckptcheck.checkpoint.open import open_target
-    from ckptcheck.compare.manifest import build_manifest, read_manifest
-    from ckptcheck.compare.signatures.sign import MANIFEST_NAME
-    from ckptcheck.text.file_io import expand_home
-
-    manifests = {}
-    for source in sources:
-        name = os.fspath(source)
-        if name.endswith(".json") and not name.endswith(".index.json"):
-            manifests[name] = read_manifest(name)
-            continue
-        built = build_manifest(open_target(name, runner=runner, jobs=jobs, options=options), jobs=jobs, runner=runner)
-        beside = Path(expand_home(name)) / MANIFEST_NAME
-        if beside.is_file():
-            built.made_from = read_manifest(beside).made_from
-        manifests[name] = built
-    return manifests
-
-
-def add_lineage(evidence: E, sources: Mapping[str, Manifest]) -> E:
-    """Add the chain of manifests that were given to the evidence about weights; without any, the evidence stays as it is."""
-    from ckptcheck.compare.lineage import trace_lineage
-
-    manifest = evidence.manifest
-    if not sources:
-        return evidence
-    if manifest is None:
-        raise CkptcheckError(
-            f"{evidence.target} has no signed manifest that states what it was made from",
-            "name a manifest, or have ckptcheck sign the model",
-        )
-    return replace(evidence, lineage=trace_lineage(evidence.target, manifest, sources))
 
 
 def find_signature(target: str) -> str:

@@ -17,7 +17,6 @@ from ckptcheck.verbs.options import (
     Jobs,
     Like,
     Option,
-    Paths,
     StrPath,
     Target,
     TrustConfig,
@@ -50,13 +49,6 @@ def verify(
     ] = None,
     *,
     like: Like = None,
-    made_from: Annotated[
-        Paths,
-        Option(
-            "The manifest of what the weights were made from, and of what that was made from; repeatable, in any order.",
-            metavar="FILE",
-        ),
-    ] = (),
     signature: Annotated[
         StrPath | None,
         Option("The signature to verify.", metavar="FILE", shown="model.sig in TARGET", panel=TRUST),
@@ -102,15 +94,13 @@ def verify(
     from ckptcheck.verbs.reports import add_notes, build_report
     from ckptcheck.verbs.runners import check_runner
     from ckptcheck.verbs.signed_weights import (
-        add_lineage,
         ask_servers,
         choose_signer,
         find_signature,
         open_signature_check,
-        read_inputs,
     )
 
-    servers, origins = several(attach), several(made_from)
+    servers = several(attach)
     trusted = choose_signer(
         manifest is None, signature, public_key, several(certificate_chain), signer, oidc_issuer, trust_config,
         allow_expired=allow_expired, ignore_unsigned_files=ignore_unsigned_files,
@@ -129,16 +119,14 @@ def verify(
             ckpt = open_target(name, runner=runner, jobs=jobs, options=options)
             reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
             verification = verify_manifest(ckpt, expected, reference, jobs=jobs, runner=runner, progress=progress)
-        sources = read_inputs(origins, options, jobs=jobs, runner=runner)
         if trusted is None:
             assert verification is not None
             noted = replace(verification, unverified=find_signature(name))
-            return add_notes(build_report(add_lineage(noted, sources), pictures=pictures), runner)
+            return add_notes(build_report(noted, pictures=pictures), runner)
         check = open_signature_check(
             name, to_path(signature), trusted, verification, options,
             ignore_unsigned=ignore_unsigned_files, jobs=jobs, runner=runner, progress=progress,
         )  # fmt: skip
-        check = add_lineage(check, sources)
     if servers:
         check = ask_servers(check, servers, allow_remote=allow_remote, engine_python=engine_python, observer=observer)
     return add_notes(build_report(check, pictures=pictures), runner)

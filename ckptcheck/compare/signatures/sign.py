@@ -19,7 +19,7 @@ from ckptcheck.text.file_io import real_path, replace_file, require_writable
 from ckptcheck.text.formatting import join_truncated
 
 MANIFEST_NAME = "ckptcheck.manifest.json"
-"""The file in the folder that lists the tensors and their origin. The signature covers it like any other."""
+"""The file in the folder that lists the tensors. The signature covers it like any other."""
 LEFT_OUT = (".cache",)
 """The folder in which `hf download` keeps its own notes; model_signing itself leaves out git's files."""
 
@@ -36,8 +36,8 @@ def sign_folder(
 ) -> Path:
     """Write the manifest of a model into its folder, sign all files there, and return the file of the signature.
 
-    A manifest that lies there already keeps its statement of origin. Raises CkptcheckError if it describes other
-    weights than the folder holds, or if a tensor, the key or a file cannot be read.
+    A manifest that lies there already keeps its identity. Raises CkptcheckError if it describes other weights than the
+    folder holds, or if a tensor, the key or a file cannot be read.
     """
     require_packages()
     from model_signing import hashing, signing
@@ -50,7 +50,7 @@ def sign_folder(
     manifest = build_manifest(ckpt, jobs=jobs, progress=progress)
     path = folder / MANIFEST_NAME
     if path.exists():
-        manifest = _keep_lineage(manifest, read_manifest(path), path)
+        manifest = _keep_identity(manifest, read_manifest(path), path)
     write_manifest(_add_offsets(manifest, ckpt), path)
     ignored = [*LEFT_OUT, *([inside] if (inside := find_inside(signature, folder)) is not None else [])]
     hashes = hashing.Config().set_ignored_paths(paths=ignored).set_allow_symlinks(follow_links)
@@ -92,8 +92,8 @@ def describe_hash_failure(error: Exception) -> EvidenceError:
     return EvidenceError(f"the files cannot be read for the signature: {error}")
 
 
-def _keep_lineage(current: Manifest, recorded: Manifest, path: Path) -> Manifest:
-    """Return the manifest of the present weights, with the origin from an earlier manifest. Raises CkptcheckError."""
+def _keep_identity(current: Manifest, recorded: Manifest, path: Path) -> Manifest:
+    """Return the manifest of the present weights, with the identity from an earlier manifest. Raises CkptcheckError."""
     names = current.tensors.keys() | recorded.tensors.keys()
     others = sorted(
         name
@@ -108,7 +108,7 @@ def _keep_lineage(current: Manifest, recorded: Manifest, path: Path) -> Manifest
             f"ckptcheck manifest {path.parent} -o {path} writes it again",
         )
     if recorded.identity is None:
-        return msgspec.structs.replace(current, made_from=recorded.made_from)
+        return current
     # an identity under Hugging Face's names (--like) says more than one under Megatron's
     tensors = {
         name: msgspec.structs.replace(entry, file=current.tensors[name].file)

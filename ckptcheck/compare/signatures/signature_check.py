@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
-from ckptcheck.compare.lineage import Lineage
 from ckptcheck.compare.manifest import Manifest, read_manifest
 from ckptcheck.compare.signatures.bundle import Bundle, MalformedSignature, read_bundle
 from ckptcheck.compare.signatures.check_bundle import BundleCheck, SignedFiles, check_bundle
@@ -23,7 +22,7 @@ from ckptcheck.linter.evidence import Evidence, EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Runner
-from ckptcheck.text.formatting import count, natural_sort_key
+from ckptcheck.text.formatting import count
 
 LOADED_SUFFIXES = (".json", ".py", ".jinja", ".model", ".txt", ".tiktoken", ".so")
 """Suffixes of the other files that loaders read."""
@@ -65,8 +64,6 @@ class SignatureCheck(EvidenceDefaults):
     left_out: tuple[str, ...] = ()
     """Files that loaders read and that the signer left out on purpose."""
     allow_expired: bool = False
-    lineage: Lineage | None = None
-    """The manifests of the weights' inputs; None if the user gave none."""
     is_attached: bool = False
     """Whether the user wants servers compared with the signed weights."""
     served: Evidence | None = field(default=None, repr=False)
@@ -100,23 +97,6 @@ class SignatureCheck(EvidenceDefaults):
             "that it covers, none is here as it was signed"
         )
 
-    @cached_property
-    def differing_tensors(self) -> list[str]:
-        """The tensors in which the manifest that the user named differs from the signed one."""
-        if self.named is None or self.manifest is None:
-            return []
-        named, signed = self.named.manifest.tensors, self.manifest.tensors
-        both = named.keys() & signed.keys()
-        differing = {name for name in both if named[name].content != signed[name].content}
-        return sorted(differing | (named.keys() ^ signed.keys()), key=natural_sort_key)
-
-    @property
-    def has_other_origin(self) -> bool:
-        """Whether the manifest that the user named states another origin of the weights than the signed one."""
-        if self.named is None or self.manifest is None:
-            return False
-        return self.named.manifest.made_from != self.manifest.made_from
-
     def require_signer(self) -> None:
         """Skip a rule if no trusted signer vouches for the signature's statement. Raises Skip."""
         if self.check.refusal:
@@ -124,15 +104,13 @@ class SignatureCheck(EvidenceDefaults):
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The chain of manifests, and the measurements of servers."""
-        chain = self.lineage.list_sections() if self.lineage is not None else ()
-        return (*chain, *(self.served.sections if self.served is not None else ()))
+        """The measurements of servers."""
+        return self.served.sections if self.served is not None else ()
 
     def view_for(self, kind: str) -> object | None:
-        """Return this evidence; for rules on a manifest the comparison with it, for rules on lineage the chain."""
-        views = {"manifest": self.named, "lineage": self.lineage}
-        if kind in views:
-            return views[kind]
+        """Return this evidence; for rules on a manifest the comparison with it."""
+        if kind == "manifest":
+            return self.named
         of_servers = self.served.view_for(kind) if self.served is not None else None
         return of_servers if of_servers is not None else super().view_for(kind)
 
