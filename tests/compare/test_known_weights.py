@@ -67,7 +67,7 @@ def test_the_command_says_that_no_values_were_compared(known: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("rtol", 0.1), ("atol", 0.1), ("cast", "bf16"), ("previous", LLAMA), ("critic", True), ("bridge", "mbridge")],
+    [("rtol", 0.1), ("atol", 0.1), ("cast", "bf16"), ("previous", LLAMA), ("critic", True)],
 )
 def test_options_about_values_are_refused(option: str, value: object, known: Path) -> None:
     with pytest.raises(UsageError, match=f"--{option} has no effect with a manifest or an identity file"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,7 @@ from ckptcheck.compare.matching.equality import CompareResult, CompareSpec, Tole
 from ckptcheck.compare.matching.pairing import MEGATRON_HEAD, MatchResult, TensorPair, is_value_head, match_tensors
 from ckptcheck.compare.matching.quantized.weight import QuantizedWeight
 from ckptcheck.compare.matching.side import ComparisonSide
-from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.evidence import EvidenceDefaults
-from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.formatting import count, join_truncated, natural_sort_key
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckptcheck.checkpoint.deltas.chain import DeltaChain
-    from ckptcheck.compare.bridge.mbridge_check import MbridgeMapping
     from ckptcheck.compare.matching.merged_adapter import Adapter, ModuleMerge
     from ckptcheck.compare.matching.quantized.distance import QuantizedDistance
     from ckptcheck.compare.matching.smoothing import SmoothedNorm
@@ -93,11 +90,6 @@ class Comparison(EvidenceDefaults):
     tolerance: Tolerance = field(default_factory=Tolerance)
     # One side is a critic, so LM heads and value heads may be on one side only.
     critic: bool = False
-    # Which mapping pairs Megatron's tensors with Hugging Face's: "builtin", "mbridge", or "both", which maps with the built-in
-    # tables and compares them with mbridge's mapping.
-    bridge: str = "builtin"
-    # An interpreter that has mbridge; None to search for one.
-    python: str | None = None
     # The version before the first side's: a tensor of the second side that equals it was never updated.
     previous: ComparisonSide | None = None
     # The adapter that was merged into the first side to make the second.
@@ -141,45 +133,7 @@ class Comparison(EvidenceDefaults):
     def match_result(self) -> MatchResult:
         """The pairs of tensors, and the tensors without a counterpart."""
         table = self.first.table or self.second.table
-        if self.bridge == "mbridge" and self.mbridge_mapping is not None:
-            from ckptcheck.compare.bridge.mbridge_check import build_family_table
-
-            copies = table.copies if table is not None else {}
-            table = replace(build_family_table(self.mbridge_mapping), copies=copies)
         return match_tensors(self.first, self.second, table, critic=self.critic)
-
-    @cached_property
-    def mbridge_mapping(self) -> MbridgeMapping | None:
-        """Mapping of mbridge; None if the user did not ask for it or there is nothing to map. Raises CkptcheckError."""
-        sides = sorted((self.first, self.second), key=lambda side: side.is_megatron)
-        if self.bridge == "builtin" or not sides[1].is_megatron or sides[0].is_megatron:
-            return None
-        from ckptcheck.compare.bridge.mbridge_check import find_mbridge_python, query_mbridge
-
-        python, folder = self.python or find_mbridge_python(), sides[0].source.local
-        if python is None:
-            raise CkptcheckError(
-                "mbridge is installed neither beside ckptcheck nor in the megatron environment",
-                hint="run ckptcheck engine install megatron, or leave --bridge out",
-            )
-        if folder is None or sides[0].config is None:
-            raise CkptcheckError(
-                "mbridge needs the config.json of the Hugging Face side on disk", hint="download the checkpoint first"
-            )
-        return query_mbridge(python, folder, sides[1].stored, self.dimensions.layers or sides[0].dimensions.layers)
-
-    @property
-    def mbridge_disagreements(self) -> tuple[dict[str, str], list[str]]:
-        """Name → how mbridge and the built-in table disagree; names that mbridge does not know. Raises Skip without a mapping."""
-        from ckptcheck.compare.bridge.mbridge_check import find_disagreements
-
-        table = self.first.table or self.second.table
-        if self.mbridge_mapping is None:
-            raise Skip("nothing is mapped: both checkpoints have the same form")
-        if table is None:
-            raise Skip("there is no built-in table for this family")
-        stored = self.first.stored if self.first.is_megatron else self.second.stored
-        return find_disagreements(self.mbridge_mapping, table, stored, self.dimensions)
 
     @cached_property
     def _classified(self) -> _ClassifiedPairs:

@@ -125,7 +125,7 @@ def _open_previous(comparison: Comparison, stack: ExitStack) -> PreviousVersion 
     """Return the files of the previous version, and its tensor for each name."""
     if comparison.previous is None:
         return None
-    own = replace(comparison, second=comparison.previous, previous=None, bridge="builtin", progress=None)
+    own = replace(comparison, second=comparison.previous, previous=None, progress=None)
     layouts: dict[str, TensorLayout] = {}
     for pair, how in own.comparable_pairs:
         if how.target in (how.second, how.first):
