@@ -47,8 +47,6 @@ class ManifestEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     file: str
     # The plain tensors of the identity whose elements it holds; None: its own name, if the manifest lists that.
     parts: tuple[str, ...] | None = None
-    # Offset of its bytes in the data of that shard; a signed manifest has it.
-    offset: int | None = None
 
     @property
     def content(self) -> tuple[str, tuple[int, ...], str]:

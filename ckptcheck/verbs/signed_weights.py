@@ -87,7 +87,7 @@ def open_signature_check(
 ) -> SignatureCheck:
     """Verify the signature of a model. named: its tensors against the manifest that the user named."""
     from ckptcheck.checkpoint.open import open_target
-    from ckptcheck.compare.signatures.bundle import DEFAULT_NAME
+    from ckptcheck.compare.signatures.sign import DEFAULT_NAME
     from ckptcheck.compare.signatures.signature_check import check_signature
     from ckptcheck.errors import EvidenceError
     from ckptcheck.text.file_io import expand_home
@@ -114,7 +114,7 @@ def open_signature_check(
 
 def find_signature(target: str) -> str:
     """Return the signature that lies in the folder of a model, "" for none."""
-    from ckptcheck.compare.signatures.bundle import DEFAULT_NAME
+    from ckptcheck.compare.signatures.sign import DEFAULT_NAME
     from ckptcheck.text.addresses import is_remote_address
     from ckptcheck.text.file_io import expand_home
 

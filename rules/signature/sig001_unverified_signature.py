@@ -38,9 +38,9 @@ RENEW = "sign again with a valid certificate, or add --allow-expired if you know
 @rule("SIG001", "unverified-signature", severity="error", on="signature")
 def check(signature: SignatureCheck) -> Iterator[Problem]:
     file = signature.signature.name
-    if signature.check.refusal:
-        yield Problem(f"no trusted signature: {signature.check.refusal}", file=file, hint=FETCH)
+    if signature.refusal:
+        yield Problem(f"no trusted signature: {signature.refusal}", file=file, hint=FETCH)
         return
-    if signature.check.expired and not signature.allow_expired:
-        why = f"{signature.check.expired}, and nothing shows that the signature was made while it was valid"
+    if signature.expired:
+        why = f"{signature.expired}, and nothing shows that the signature was made while it was valid"
         yield Problem(why, file=file, hint=RENEW)

@@ -12,12 +12,13 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.source import list_rewritten
 from ckptcheck.compare.manifest import Manifest, build_manifest, read_manifest, write_manifest
-from ckptcheck.compare.signatures.bundle import DEFAULT_NAME
 from ckptcheck.compare.signatures.keys import SigningKey, describe_sigstore_failure, quiet, require_packages
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.text.file_io import real_path, replace_file, require_writable
 from ckptcheck.text.formatting import join_truncated
 
+DEFAULT_NAME = "model.sig"
+"""The file name that model_signing gives a signature by default."""
 MANIFEST_NAME = "ckptcheck.manifest.json"
 """The file in the folder that lists the tensors. The signature covers it like any other."""
 LEFT_OUT = (".cache",)
@@ -51,7 +52,7 @@ def sign_folder(
     path = folder / MANIFEST_NAME
     if path.exists():
         manifest = _keep_identity(manifest, read_manifest(path), path)
-    write_manifest(_add_offsets(manifest, ckpt), path)
+    write_manifest(manifest, path)
     ignored = [*LEFT_OUT, *([inside] if (inside := find_inside(signature, folder)) is not None else [])]
     hashes = hashing.Config().set_ignored_paths(paths=ignored).set_allow_symlinks(follow_links)
     with quiet(), tempfile.TemporaryDirectory() as scratch:
@@ -115,14 +116,3 @@ def _keep_identity(current: Manifest, recorded: Manifest, path: Path) -> Manifes
         for name, entry in recorded.tensors.items()
     }
     return msgspec.structs.replace(recorded, target=current.target, tensors=tensors)
-
-
-def _add_offsets(manifest: Manifest, ckpt: Checkpoint | Megatron) -> Manifest:
-    """Record the offset of each tensor in its file, so that a later run can name a change of their order."""
-    if isinstance(ckpt, Megatron):
-        return manifest
-    tensors = {
-        name: msgspec.structs.replace(entry, offset=ckpt.tensors[name].data_offsets[0])
-        for name, entry in manifest.tensors.items()
-    }
-    return msgspec.structs.replace(manifest, tensors=tensors)
