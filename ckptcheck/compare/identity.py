@@ -21,13 +21,12 @@ from ckptcheck.compare.bridge.families import find_family_table
 from ckptcheck.compare.bridge.family_table import find_original, split_tensor
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
 from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout
-from ckptcheck.compare.completeness import describe_absent
 from ckptcheck.compare.layout_sums import Sums, find_unlike_copies, iterate_sums
 from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import ComparisonSide, build_checkpoint_side
 from ckptcheck.compare.matching.tensor_files import UnreadableFile
 from ckptcheck.errors import EvidenceError
-from ckptcheck.text.formatting import join_truncated
+from ckptcheck.text.formatting import join_truncated, natural_sort_key
 
 if TYPE_CHECKING:
     from ckptcheck.compare.bridge.family_table import FamilyTable, TableEntry
@@ -98,6 +97,49 @@ def compute_root(tensors: Mapping[str, TensorIdentity]) -> str:
         pairs = [hashlib.sha256(b"\1" + level[at] + level[at + 1]).digest() for at in range(0, len(level) - 1, 2)]
         level = pairs + level[len(pairs) * 2 :]
     return level[0].hex()
+
+
+@dataclass(frozen=True)
+class SetDifference:
+    """Plain names of the weights in which two sets differ, each list in natural order."""
+
+    changed: list[str]
+    # Those with another dtype or shape.
+    reformed: list[str]
+    missing: list[str]
+    new: list[str]
+
+    @property
+    def found(self) -> bool:
+        """Whether there are any."""
+        return bool(self.changed or self.reformed or self.missing or self.new)
+
+
+def compare_sets(old: Mapping[str, TensorIdentity], new: Mapping[str, TensorIdentity]) -> SetDifference:
+    """Compare two sets of weights tensor by tensor."""
+    differ = sorted((name for name in old.keys() & new.keys() if old[name] != new[name]), key=natural_sort_key)
+    alike = {name for name in differ if (old[name].dtype, old[name].shape) == (new[name].dtype, new[name].shape)}
+    return SetDifference(
+        changed=[name for name in differ if name in alike],
+        reformed=[name for name in differ if name not in alike],
+        missing=sorted(old.keys() - new.keys(), key=natural_sort_key),
+        new=sorted(new.keys() - old.keys(), key=natural_sort_key),
+    )
+
+
+def describe_absent(ckpt: Checkpoint | Megatron) -> str | None:
+    """Describe what a checkpoint lacks, as half a checkpoint has no identity; None if nothing is known to be missing."""
+    if isinstance(ckpt, Megatron):
+        ranks = {rank.folder for rank in ckpt.ranks}
+        absent = [*(folder for folder in ckpt.rank_folders if folder not in ranks), *ckpt.unread]
+        uneven = [key for key, cover in ckpt.tiling_gaps.items() if cover.missing or cover.doubled or cover.beyond]
+        if not absent and uneven:
+            return f"no chunks, or too many, hold parts of {join_truncated(uneven)}"
+    else:
+        absent = ckpt.list_broken()
+    if absent:
+        return f"{join_truncated(absent)} cannot be read"
+    return None if ckpt.tensors else "it holds no tensor"
 
 
 def identify_checkpoint(

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from ckptcheck.compare.identity import SCHEMA, Identity, TensorIdentity, compute_root
+from ckptcheck.compare.identity import SCHEMA, Identity, SetDifference, TensorIdentity, compare_sets, compute_root
 from ckptcheck.compare.manifest import LARGEST, read_manifest
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.text.file_io import expand_home, read_regular_file, read_whole_file, real_path
-from ckptcheck.text.formatting import count, natural_sort_key
+from ckptcheck.text.formatting import count
 
 HEAD = re.compile(rb'\s{0,99}\{\s{0,99}"schema"\s{0,9}:\s{0,9}"ckptcheck-(manifest|identity)/')
 """The first bytes of both kinds of files."""
@@ -58,42 +58,14 @@ class KnownComparison(EvidenceDefaults):
     kind: str = "known-weights"
 
     @cached_property
-    def unequal(self) -> list[str]:
-        """Tensors of one dtype and shape with other contents, in natural order."""
-        return [
-            name for name in self._common if self._form(name, 0) == self._form(name, 1) and not self._is_equal(name)
-        ]
+    def difference(self) -> SetDifference:
+        """The tensors in which the second differs from the first."""
+        return compare_sets(self.first.tensors, self.second.tensors)
 
-    @cached_property
-    def reformed(self) -> list[str]:
-        """Tensors that have another dtype or shape."""
-        return [name for name in self._common if self._form(name, 0) != self._form(name, 1)]
-
-    @cached_property
-    def missing(self) -> list[str]:
-        """Tensors that only the first has."""
-        return sorted(self.first.tensors.keys() - self.second.tensors.keys(), key=natural_sort_key)
-
-    @cached_property
-    def extra(self) -> list[str]:
-        """Tensors that only the second has."""
-        return sorted(self.second.tensors.keys() - self.first.tensors.keys(), key=natural_sort_key)
-
-    @cached_property
+    @property
     def equal(self) -> int:
         """Number of equal tensors."""
-        return sum(map(self._is_equal, self._common))
-
-    @cached_property
-    def _common(self) -> list[str]:
-        return sorted(self.first.tensors.keys() & self.second.tensors.keys(), key=natural_sort_key)
-
-    def _is_equal(self, name: str) -> bool:
-        return self.first.tensors[name] == self.second.tensors[name]
-
-    def _form(self, name: str, side: int) -> tuple[str, tuple[int, ...]]:
-        tensor = (self.first, self.second)[side].tensors[name]
-        return tensor.dtype, tensor.shape
+        return len(self.first.tensors.items() & self.second.tensors.items())
 
     @property
     def target(self) -> str:
@@ -156,7 +128,10 @@ def is_known_weights(target: str) -> bool:
 def read_known_weights(target: str) -> KnownWeights:
     """Read a manifest, or the output of ``ckptcheck identity --format json``. Raises CkptcheckError, EvidenceError."""
     path = Path(expand_home(target))
-    raw = _read(path, target)
+    try:
+        raw = read_whole_file(path, LARGEST)
+    except OSError as error:
+        raise CkptcheckError(f"{target} cannot be read: {error.strerror or error}") from error
     if (found := HEAD.match(raw)) is not None and found[1] == b"manifest":
         manifest = read_manifest(path)
         if manifest.identity is None:
@@ -180,13 +155,6 @@ def read_known_weights(target: str) -> KnownWeights:
             f"{target} is damaged: its identity is not that of the tensors that it lists", hint="write it again"
         )
     return KnownWeights(target, content.tensors, content.names, "an identity file")
-
-
-def _read(path: Path, target: str) -> bytes:
-    try:
-        return read_whole_file(path, LARGEST)
-    except OSError as error:
-        raise CkptcheckError(f"{target} cannot be read: {error.strerror or error}") from error
 
 
 def compare_known_weights(first: KnownWeights, second: KnownWeights) -> KnownComparison:

@@ -17,8 +17,7 @@ import msgspec
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.objects.address import is_object_address
-from ckptcheck.compare.completeness import describe_absent
-from ckptcheck.compare.identity import Identity, TensorIdentity, compute_root
+from ckptcheck.compare.identity import Identity, TensorIdentity, compute_root, describe_absent
 from ckptcheck.compare.stream_identity import StreamPlan, plan_stream_identity
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.runners.runner import Local, Runner

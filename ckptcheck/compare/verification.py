@@ -9,7 +9,7 @@ from functools import cached_property
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
-from ckptcheck.compare.identity import Identity
+from ckptcheck.compare.identity import Identity, SetDifference, compare_sets
 from ckptcheck.compare.manifest import Manifest, ManifestEntry, digest_checkpoint, open_checkpoint_streams
 from ckptcheck.compare.stream_identity import plan_stream_identity
 from ckptcheck.errors import EvidenceError
@@ -26,22 +26,6 @@ SAME_STRUCTURE = 0.9
 """Share of names with the same shape on both sides at which the architecture counts as the same."""
 MOST_KEPT = 0.1
 """Share of tensors that another model may have in common with the manifest's: a frozen embedding, constants."""
-
-
-@dataclass(frozen=True)
-class ChangedWeights:
-    """Plain names of the weights in which two sets differ, each list in natural order."""
-
-    changed: list[str]
-    # Those with another dtype or shape.
-    reformed: list[str]
-    missing: list[str]
-    new: list[str]
-
-    @property
-    def found(self) -> bool:
-        """Whether there are any."""
-        return bool(self.changed or self.reformed or self.missing or self.new)
 
 
 @dataclass(frozen=True)
@@ -88,18 +72,9 @@ class Verification(EvidenceDefaults):
         return any(parts and current.keys() >= {*parts} for parts in map(self.manifest.list_parts, gone))
 
     @cached_property
-    def changed_weights(self) -> ChangedWeights:
+    def changed_weights(self) -> SetDifference:
         """The plain tensors in which the set now differs from the manifest."""
-        old = self.manifest.weights
-        now = self.identity.tensors if self.identity is not None else {}
-        differ = sorted((name for name in old.keys() & now.keys() if old[name] != now[name]), key=natural_sort_key)
-        alike = {name for name in differ if (old[name].dtype, old[name].shape) == (now[name].dtype, now[name].shape)}
-        return ChangedWeights(
-            changed=[name for name in differ if name in alike],
-            reformed=[name for name in differ if name not in alike],
-            missing=sorted(old.keys() - now.keys(), key=natural_sort_key),
-            new=sorted(now.keys() - old.keys(), key=natural_sort_key),
-        )
+        return compare_sets(self.manifest.weights, self.identity.tensors if self.identity is not None else {})
 
     @property
     def identities(self) -> Mapping[str, str]:

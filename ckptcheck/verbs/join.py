@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 WITH_PARTS = ("scan", "manifest", "verify", "diff")
 """Verbs that have parts."""
 UNUSED = {
+    "manifest": (),
     "scan": ("headers_only", "fix", "dry_load"),
     "verify": (
         "signature", "public_key", "certificate_chain", "signer", "oidc_issuer", "trust_config", "allow_expired",

@@ -32,11 +32,12 @@ CAUSE = "digests do not say why; ckptcheck diff of the two checkpoints themselve
 @rule("MAN007", "unequal-sets", severity="error", on="known-weights")
 def check(comparison: KnownComparison) -> Iterator[Problem]:
     first, second = comparison.first.target, comparison.second.target
+    found = comparison.difference
     for names, difference, hint in (
-        (comparison.unequal, f"other contents in {second} than in {first}", CAUSE),
-        (comparison.reformed, f"another dtype or shape in {second} than in {first}", ONE_SET),
-        (comparison.missing, f"no counterpart in {second}", ONE_SET),
-        (comparison.extra, f"no counterpart in {first}", ONE_SET),
+        (found.changed, f"other contents in {second} than in {first}", CAUSE),
+        (found.reformed, f"another dtype or shape in {second} than in {first}", ONE_SET),
+        (found.missing, f"no counterpart in {second}", ONE_SET),
+        (found.new, f"no counterpart in {first}", ONE_SET),
     ):
         if names:
             yield Problem(

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.compare.diagnosis.matrix_view import CHUNK_ELEMENTS, row_ranges
-from ckptcheck.compare.diagnosis.rounding import encode
 from ckptcheck.compare.diagnosis.verdict import Cause
+from ckptcheck.compare.matching.cast import encode
 from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:

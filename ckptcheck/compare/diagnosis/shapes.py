@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptcheck.compare.diagnosis.attention_geometry import AttentionGeometry
-from ckptcheck.compare.diagnosis.inputs import TensorBits
+from ckptcheck.compare.diagnosis.inputs import AttentionGeometry, TensorBits
 from ckptcheck.compare.diagnosis.matrix_view import matrices_equal
-from ckptcheck.compare.diagnosis.rounding import ROUNDED, encode
 from ckptcheck.compare.diagnosis.tensor_name import parse_tensor_name
 from ckptcheck.compare.diagnosis.verdict import Cause
+from ckptcheck.compare.matching.cast import ROUNDED, encode
 from ckptcheck.text.formatting import format_shape
 from ckptcheck.values.dtypes import decode
 

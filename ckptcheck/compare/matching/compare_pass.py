@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
 from ckptcheck.compare.matching.equality import CompareResult, CompareSpec, compare_elements
-from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile, find_common_nodes, list_versions
+from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile, WorkOnPairs
 from ckptcheck.runners.runner import Runner
 
 STEP_BYTES = 1 << 18
@@ -67,13 +67,14 @@ class SliceResult(msgspec.Struct, array_like=True):
 
 
 @dataclass
-class SliceComparison:
+class SliceComparison(WorkOnPairs):
     """Compares some slices of pairs; `runners.runner.Work`."""
 
     pairs: Sequence[tuple[TensorLayout, TensorLayout, CompareSpec]]
-    # Of the first and of the second side.
     files: tuple[TensorFiles, TensorFiles]
     result_type = list[SliceResult]
+    words = "comparison of {} with {}"
+    remote_units = REMOTE_TASKS
 
     def __post_init__(self) -> None:
         self._local = threading.local()
@@ -81,20 +82,10 @@ class SliceComparison:
     def __reduce__(self) -> tuple[Any, ...]:
         return SliceComparison, (self.pairs, self.files)
 
-    @property
-    def name(self) -> str:
-        """The comparison and its targets, in words."""
-        return f"comparison of {self.files[0].target} with {self.files[1].target}"
-
-    @property
-    def remote_jobs(self) -> int:
-        """How many tasks are read at a time if they are not on this machine."""
-        return 0 if not any(side.is_remote for side in self.files) else REMOTE_TASKS
-
     def compute(self, unit: list[PairSlice]) -> list[SliceResult]:
         """Read both sides and compare them."""
         if not hasattr(self._local, "buffers"):
-            step = REMOTE_STEP_BYTES if any(side.is_remote for side in self.files) else STEP_BYTES
+            step = REMOTE_STEP_BYTES if self.is_remote else STEP_BYTES
             self._local.buffers = np.empty(step, np.uint8), np.empty(step, np.uint8)
         results = []
         for part in unit:
@@ -115,11 +106,7 @@ class SliceComparison:
 
     def find_nodes(self, unit: list[PairSlice]) -> frozenset[str]:
         """Return the nodes on whose disks the files lie."""
-        return find_common_nodes(self.files, {one.first.file for one in unit}, {one.second.file for one in unit})
-
-    def list_objects(self) -> dict[str, str]:
-        """Map each file to a state that changes when somebody replaces the file."""
-        return list_versions(self.files)
+        return self.find_common_nodes({one.first.file for one in unit}, {one.second.file for one in unit})
 
     def fits(self, unit: list[PairSlice], result: list[SliceResult]) -> bool:
         """Whether there is one result for each slice, with no more differences than it has elements, and none outside."""

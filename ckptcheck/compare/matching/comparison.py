@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -20,13 +21,10 @@ from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.formatting import count, join_truncated, natural_sort_key
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ckptcheck.checkpoint.deltas.chain import DeltaChain
     from ckptcheck.compare.matching.merged_adapter import Adapter, ModuleMerge
     from ckptcheck.compare.matching.quantized.distance import QuantizedDistance
-    from ckptcheck.compare.matching.smoothing import SmoothedNorm
+    from ckptcheck.compare.matching.smoothing import Smoothing
     from ckptcheck.compare.matching.tensor_files import TensorFiles
     from ckptcheck.linter.report import Section
 
@@ -216,9 +214,8 @@ class Comparison(EvidenceDefaults):
     def value_differences(self) -> ValueDifferences:
         """The differences between the two sides. Reads both."""
         from ckptcheck.compare.matching.compare_pass import compare_pairs
-        from ckptcheck.compare.matching.quantized.distance import QuantizedComparison, Scaling
-        from ckptcheck.compare.matching.smoothing import ESTIMATE_SLACK
-        from ckptcheck.compare.matching.tensor_files import TensorFiles
+        from ckptcheck.compare.matching.quantized.distance import QuantizedComparison
+        from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
 
         plain, packed = self._classified.plain, self._classified.quantized
         differences = ValueDifferences()
@@ -246,13 +243,8 @@ class Comparison(EvidenceDefaults):
                 if result.elements != elements and number not in outcome.unread:
                     differences.unread[pair.name] = f"the files hold {result.elements:,} of its {elements:,} elements"
             done = sum(pair.first.nbytes for pair, _ in plain)
-            norms = self._find_smoothed_norms((ours, theirs), differences)
-            factors = {reader.name: norm.scales for norm in norms for reader in norm.readers}
-            row_scales = self._find_row_scales((ours, theirs), differences, factors)
-            scalings = {name: Scaling(columns) for name, columns in factors.items()}
-            for name, (follower, rows) in row_scales.items():
-                scalings[name] = Scaling(factors.get(name), rows, ESTIMATE_SLACK)
-                scalings[follower] = Scaling(1 / rows, slack=ESTIMATE_SLACK)
+            smoothing = self._find_smoothing((ours, theirs), differences)
+            scalings = smoothing.list_scalings()
             own = {number: scalings[pair.name] for number, pair in enumerate(packed) if pair.name in scalings}
             work = QuantizedComparison(packed, (ours, theirs), own)
             for number, measured in runner.run(work, range(len(packed))):
@@ -263,94 +255,42 @@ class Comparison(EvidenceDefaults):
                     differences.quantized.append((pair, measured.distance, isinstance(pair.first, QuantizedWeight)))
                 done += pair.first.nbytes
                 advance(done, total)
-            self._judge_norms(norms, row_scales, (ours, theirs), differences)
+            try:
+                smoothing.judge(differences.quantized, {pair.name: pair for pair, _ in plain}, (ours, theirs))
+            except UnreadableFile as error:
+                differences.unread[error.file] = error.reason
+            differences.smoothed, differences.half_smoothed = smoothing.consistent, smoothing.broken
+            differences.scaled_outputs = smoothing.scaled_outputs
+            differences.different = [one for one in differences.different if one[0].name not in smoothing.explained]
             for file in (*ours.list_changed(), *theirs.list_changed()):
                 differences.unread[file] = "it was written to while ckptcheck read it"
         return differences
 
-    def _find_smoothed_norms(
-        self, files: tuple[TensorFiles, TensorFiles], differences: ValueDifferences
-    ) -> list[SmoothedNorm]:
-        """Return the norms that smoothing may have changed; notes a file that cannot be read."""
-        from ckptcheck.compare.matching.smoothing import find_smoothed_norms
+    def _find_smoothing(self, files: tuple[TensorFiles, TensorFiles], differences: ValueDifferences) -> Smoothing:
+        """Return what smoothing may have scaled; notes a file that cannot be read."""
+        from ckptcheck.compare.bridge.tensor_layout import LayoutError
+        from ckptcheck.compare.matching.smoothing import Smoothing, find_row_scales, find_smoothed_norms
         from ckptcheck.compare.matching.tensor_files import UnreadableFile
         from ckptcheck.values.detectors.norm_convention import is_zero_centred
 
-        if not (differences.different or self._classified.quantized) or self.tolerance.rtol or self.tolerance.atol:
-            return []
+        smoothing, packed = Smoothing(), self._classified.quantized
         config = self.first.config or self.second.config
-        pairs = [pair for pair, _ in self._classified.plain] + self._classified.quantized
-        try:
-            return find_smoothed_norms(
-                pairs,
-                files,
-                head=self.first.head,
-                is_tied=self.first.tied is not False,
-                is_centred=config is not None and is_zero_centred(config.value),
-            )
-        except UnreadableFile as error:
-            differences.unread[error.file] = error.reason
-            return []
-
-    def _find_row_scales(
-        self,
-        files: tuple[TensorFiles, TensorFiles],
-        differences: ValueDifferences,
-        factors: Mapping[str, NDArray[np.float64]],
-    ) -> dict[str, tuple[str, NDArray[np.float64]]]:
-        """Return matrix → the one that reads its outputs, and the factors of its rows."""
-        from ckptcheck.compare.bridge.tensor_layout import LayoutError
-        from ckptcheck.compare.matching.smoothing import find_row_scales
-        from ckptcheck.compare.matching.tensor_files import UnreadableFile
-
-        pairs = [pair for pair, _, _ in differences.different] + self._classified.quantized
-        try:
-            return find_row_scales(pairs, factors, files)
-        # The comparison itself reports it.
-        except (UnreadableFile, IndexError, ValueError, LayoutError):
-            return {}
-
-    def _judge_norms(
-        self,
-        norms: list[SmoothedNorm],
-        row_scales: Mapping[str, tuple[str, NDArray[np.float64]]],
-        files: tuple[TensorFiles, TensorFiles],
-        differences: ValueDifferences,
-    ) -> None:
-        """Take out the differences that smoothing explains."""
-        from ckptcheck.compare.matching.quantized.distance import QuantizedDistance, Scaling, compare_quantized_pair
-        from ckptcheck.compare.matching.smoothing import Smoothing, is_scaled_by_rows, judge_norm
-        from ckptcheck.compare.matching.tensor_files import UnreadableFile
-
-        result = Smoothing()
-        smoothed = {pair.name: distance.is_smoothed for pair, distance, _ in differences.quantized}
-        plain = {pair.name: pair for pair, _ in self._classified.plain}
-        columns = {reader.name: norm.scales for norm in norms for reader in norm.readers}
-        rows: dict[str, NDArray[np.float64]] = {}
-        try:
-            for name, (follower, scales) in row_scales.items():
-                both = [name, follower]
-                if all(smoothed.get(one, False) for one in both):
-                    rows[name] = scales
-                elif all(one in plain for one in both) and is_scaled_by_rows(
-                    plain[name], plain[follower], scales, columns.get(name), files
-                ):
-                    rows[name] = scales
-                    result.explained.update(both)
-                for at, (pair, distance, came_first) in enumerate(differences.quantized):
-                    if pair.name in both and name not in rows and distance.is_smoothed:
-                        own = Scaling(columns[pair.name]) if pair.name in columns else None
-                        again = compare_quantized_pair(pair, *files, own)
-                        if isinstance(again, QuantizedDistance):
-                            differences.quantized[at] = pair, again, came_first
-                            smoothed[pair.name] = again.is_smoothed
-            for norm in norms:
-                judge_norm(norm, smoothed, plain, rows, files, result)
-        except UnreadableFile as error:
-            differences.unread[error.file] = error.reason
-        differences.smoothed, differences.half_smoothed = result.consistent, result.broken
-        differences.scaled_outputs = list(rows)
-        differences.different = [one for one in differences.different if one[0].name not in result.explained]
+        if (differences.different or packed) and not (self.tolerance.rtol or self.tolerance.atol):
+            try:
+                smoothing.norms = find_smoothed_norms(
+                    [pair for pair, _ in self._classified.plain] + packed,
+                    files,
+                    head=self.first.head,
+                    is_tied=self.first.tied is not False,
+                    is_centred=config is not None and is_zero_centred(config.value),
+                )
+            except UnreadableFile as error:
+                differences.unread[error.file] = error.reason
+        # The comparison itself reports what cannot be read.
+        with suppress(UnreadableFile, IndexError, ValueError, LayoutError):
+            pairs = [pair for pair, _, _ in differences.different] + packed
+            smoothing.rows = find_row_scales(pairs, smoothing.columns, files)
+        return smoothing
 
     @cached_property
     def merges(self) -> dict[str, ModuleMerge | str]:
