@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ckptcheck.errors import CkptcheckError, UsageError
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
     FROM_ZERO,
@@ -15,7 +15,6 @@ from ckptcheck.verbs.options import (
     Option,
     StrPath,
 )
-from ckptcheck.verbs.parameter import Given
 from ckptcheck.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -23,36 +22,8 @@ if TYPE_CHECKING:
     from ckptcheck.linter.report import Report
     from ckptcheck.runners.runner import Runner
 
-LAYOUTS = "Megatron and adapters"
 
-
-def reject_unused(given: Given) -> None:
-    """Reject options about values if a side is a file of digests."""
-    from ckptcheck.compare.known_weights import is_known_weights
-
-    if not any(is_known_weights(os.fspath(given[name])) for name in ("first", "second")):
-        return
-    if given["runner"] is not None:
-        switch = "--part" if given["runner"].__class__.__name__ == "PartWriter" else "--on"
-        raise UsageError(
-            f"{switch} has no effect with a manifest or an identity file", "leave it out: nothing long is read"
-        )
-    useless = [
-        "rtol",
-        "atol",
-        "previous",
-        "base",
-        "critic",
-        *(["cast"] if given["cast"] not in ("auto", "none") else []),
-    ]
-    given.reject(
-        useless,
-        "with a manifest or an identity file",
-        "it has digests, which are equal or not; name both checkpoints to compare values",
-    )
-
-
-@verb(reject_unused)
+@verb()
 def diff(
     first: Annotated[StrPath, Argument(f"The reference. {TARGET_FORMS}", metavar="A")],
     second: Annotated[StrPath, Argument("The checkpoint to compare with it.", metavar="B")],
@@ -88,26 +59,11 @@ def diff(
 
     Exit codes: 0 equal, 1 different, 2 could not compare.
     """
-    from ckptcheck.compare.known_weights import (
-        compare_known_weights,
-        is_known_weights,
-        read_known_weights,
-        take_identity,
-    )
     from ckptcheck.runners.parts import PartWriter
-    from ckptcheck.verbs.identity import identity
     from ckptcheck.verbs.reports import add_notes, build_report
     from ckptcheck.verbs.runners import check_runner
 
     names = [os.fspath(first), os.fspath(second)]
-    if any(map(is_known_weights, names)):
-        sides = [
-            read_known_weights(name)
-            if is_known_weights(name)
-            else take_identity(identity(name, follow_links=follow_links, jobs=jobs, observer=observer))
-            for name in names
-        ]
-        return build_report(compare_known_weights(*sides), pictures=pictures)
     with observer.progress(" ↔ ".join(names)) as progress:
         comparison = _open_comparison(
             names, previous, base, cast, critic=critic, tolerances=(rtol, atol), follow_links=follow_links,
