@@ -17,8 +17,14 @@ import msgspec
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.objects.address import is_object_address
-from ckptcheck.compare.identity import Identity, TensorIdentity, compute_root, describe_absent
-from ckptcheck.compare.stream_identity import StreamPlan, plan_stream_identity
+from ckptcheck.compare.identity import (
+    Identity,
+    StreamPlan,
+    TensorIdentity,
+    compute_root,
+    describe_absent,
+    plan_stream_identity,
+)
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.file_io import read_whole_file, replace_file

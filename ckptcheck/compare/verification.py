@@ -9,9 +9,8 @@ from functools import cached_property
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
-from ckptcheck.compare.identity import Identity, SetDifference, compare_sets
+from ckptcheck.compare.identity import Identity, SetDifference, compare_sets, plan_stream_identity
 from ckptcheck.compare.manifest import Manifest, ManifestEntry, digest_checkpoint, open_checkpoint_streams
-from ckptcheck.compare.stream_identity import plan_stream_identity
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section

@@ -1,7 +1,7 @@
 """The tables of the model families, chosen by `model_type`.
 
-Names in Megatron's form are written as `megatron_names` leaves them; {} stands for a number, {0} and {1} for the first and the
-second number of the stored name.
+Names in Megatron's form are written as `matching.megatron_side` leaves them; {} stands for a number, {0} and {1} for the first
+and the second number of the stored name.
 """
 
 from __future__ import annotations

@@ -87,14 +87,23 @@ class SliceComparison(WorkOnPairs):
         if not hasattr(self._local, "buffers"):
             step = REMOTE_STEP_BYTES if self.is_remote else STEP_BYTES
             self._local.buffers = np.empty(step, np.uint8), np.empty(step, np.uint8)
-        results = []
-        for part in unit:
-            result = _compare(part, self.pairs[part.pair], self.files, self._local.buffers)
-            if isinstance(result, UnreadableFile):
-                results.append(SliceResult(part.pair, None, result.file, result.reason))
-            else:
-                results.append(SliceResult(part.pair, result))
-        return results
+        return [self._compare_slice(part) for part in unit]
+
+    def _compare_slice(self, part: PairSlice) -> SliceResult:
+        first, second, how = self.pairs[part.pair]
+        try:
+            if part.run:
+                result = _compare_run(part, first, second, how, self.files, self._local.buffers)
+                return SliceResult(part.pair, result)
+            arrays = [
+                side.read_rectangle(chunk.file, chunk.offset, part.shape, chunk.strides, area.itemsize)
+                for side, chunk, area in zip(self.files, (part.first, part.second), (first, second), strict=True)
+            ]
+        except UnreadableFile as error:
+            return SliceResult(part.pair, None, error.file, error.reason)
+        if how.is_bitwise and np.array_equal(arrays[0], arrays[1]):
+            return SliceResult(part.pair, CompareResult(prod(part.shape)))
+        return SliceResult(part.pair, compare_elements(arrays[0], arrays[1], how, part.origin))
 
     def describe(self, unit: list[PairSlice]) -> str:
         """Name the slices and their pairs."""
@@ -158,27 +167,6 @@ def compare_pairs(
         if progress is not None:
             progress(done, total)
     return outcome
-
-
-def _compare(
-    part: PairSlice,
-    pair: tuple[TensorLayout, TensorLayout, CompareSpec],
-    files: tuple[TensorFiles, TensorFiles],
-    buffers: tuple[NDArray[np.uint8], NDArray[np.uint8]],
-) -> CompareResult | UnreadableFile:
-    first, second, how = pair
-    try:
-        if part.run:
-            return _compare_run(part, first, second, how, files, buffers)
-        arrays = [
-            side.read_rectangle(chunk.file, chunk.offset, part.shape, chunk.strides, area.itemsize)
-            for side, chunk, area in zip(files, (part.first, part.second), (first, second), strict=True)
-        ]
-    except UnreadableFile as error:
-        return error
-    if how.is_bitwise and np.array_equal(arrays[0], arrays[1]):
-        return CompareResult(prod(part.shape))
-    return compare_elements(arrays[0], arrays[1], how, part.origin)
 
 
 def _compare_run(

@@ -142,19 +142,13 @@ class Comparison(EvidenceDefaults):
             if self.adapter is not None and self.adapter.changes(pair.names[0]):
                 pairs.adapted.append(pair)
                 continue
-            if any(isinstance(side, QuantizedWeight) for side in sides):
-                reason = next(
-                    (
-                        side.unsupported_reason
-                        for side in sides
-                        if isinstance(side, QuantizedWeight) and side.unsupported_reason
-                    ),
-                    None,
-                )
-                if all(isinstance(side, QuantizedWeight) for side in sides):
+            if packed := [side for side in sides if isinstance(side, QuantizedWeight)]:
+                dense = [side for side in sides if isinstance(side, TensorLayout)]
+                reason = next((side.unsupported_reason for side in packed if side.unsupported_reason), None)
+                if not dense:
                     reason = "quantized on both sides, in different ways"
-                elif not all(isinstance(side, QuantizedWeight) or can_cast(side.dtype, "F32") for side in sides):
-                    reason = reason or "quantized on one side, and not a plain float dtype on the other"
+                elif reason is None and not can_cast(dense[0].dtype, "F32"):
+                    reason = "quantized on one side, and not a plain float dtype on the other"
                 if reason is None:
                     pairs.quantized.append(pair)
                 else:
@@ -230,18 +224,16 @@ class Comparison(EvidenceDefaults):
         with TensorFiles(self.first.source) as ours, TensorFiles(self.second.source) as theirs:
             layouts = [(pair.first, pair.second, how) for pair, how in plain]
             outcome = compare_pairs(layouts, (ours, theirs), runner=runner, progress=advance)  # type: ignore[arg-type]
-            differences.different = [
-                (pair, how, result)
-                for number, ((pair, how), result) in enumerate(zip(plain, outcome.results, strict=True))
-                if result.different and number not in outcome.unread
-            ]
-            differences.unread = {
-                f"{file} ({plain[number][0].name})": reason for number, (file, reason) in outcome.unread.items()
-            }
-            for number, ((pair, _), result) in enumerate(zip(plain, outcome.results, strict=True)):
+            for number, ((pair, how), result) in enumerate(zip(plain, outcome.results, strict=True)):
                 elements = prod(pair.first.shape)
-                if result.elements != elements and number not in outcome.unread:
+                if number in outcome.unread:
+                    file, reason = outcome.unread[number]
+                    differences.unread[f"{file} ({pair.name})"] = reason
+                    continue
+                if result.elements != elements:
                     differences.unread[pair.name] = f"the files hold {result.elements:,} of its {elements:,} elements"
+                if result.different:
+                    differences.different.append((pair, how, result))
             done = sum(pair.first.nbytes for pair, _ in plain)
             smoothing = self._find_smoothing((ours, theirs), differences)
             scalings = smoothing.list_scalings()
@@ -370,14 +362,9 @@ class Comparison(EvidenceDefaults):
             lines.append(f"{len(self._classified.adapted):,} that {self.adapter.target} changes")
         if self._classified.quantized:
             lines.append(f"{len(self._classified.quantized):,} quantized, held to half a step")
-        casts = sorted({f"{how.first} → {how.target}" for _, how in self._classified.plain if how.first != how.target})
-        casts += sorted(
-            {
-                f"second side {how.second} → {how.target}"
-                for _, how in self._classified.plain
-                if how.second != how.target
-            }
-        )
+        specs = [how for _, how in self._classified.plain]
+        casts = sorted({f"{how.first} → {how.target}" for how in specs if how.first != how.target})
+        casts += sorted({f"second side {how.second} → {how.target}" for how in specs if how.second != how.target})
         if casts:
             lines.append("cast " + ", ".join(casts))
         if "value_differences" in self.__dict__ and (norms := len(self.value_differences.smoothed)):

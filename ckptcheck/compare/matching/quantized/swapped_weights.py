@@ -109,17 +109,10 @@ def _partner_name(name: str) -> str:
 
 def _rank(name: str, other: str) -> tuple[int, ...]:
     """Sort key: the tensor itself, the other half, one that differs only in numbers, any other; then by distance of the numbers."""
-    kind = (
-        0
-        if name == other
-        else 1
-        if _partner_name(name) == other
-        else 2
-        if name_template(name) == name_template(other)
-        else 3
-    )
     numbers = zip(NAME_NUMBER.findall(name), NAME_NUMBER.findall(other), strict=False)
-    return kind, *(abs(int(of) - int(to)) for of, to in numbers)
+    is_alike = name_template(name) == name_template(other)
+    distances = (abs(int(of) - int(to)) for of, to in numbers)
+    return name != other, _partner_name(name) != other, not is_alike, *distances
 
 
 def _sample(pair: TensorPair, ours: TensorFiles, theirs: TensorFiles, *, quantized: bool) -> NDArray[np.float32]:
