@@ -24,6 +24,11 @@ USUAL_TP = (2, 4, 8, 16, 32, 64)
 USUAL_HEAD_DIM = (128, 64, 256, 96, 80, 32, 192, 16, 8)
 
 
+def tp_sizes(length: int) -> list[int]:
+    """Return the usual numbers of tensor-parallel ranks that divide `length` rows or columns, fewest first."""
+    return [ranks for ranks in USUAL_TP if 1 < ranks <= length and length % ranks == 0]
+
+
 @dataclass(frozen=True)
 class AttentionGeometry:
     """The known dimensions of a model's attention. The diagnosis tries the usual values of a number that is None."""
@@ -31,12 +36,6 @@ class AttentionGeometry:
     heads: int | None = None
     kv_heads: int | None = None
     head_dim: int | None = None
-    # Number of tensor-parallel ranks.
-    tp: int | None = None
-
-    def tp_sizes(self, length: int) -> list[int]:
-        """Return the numbers of tensor-parallel ranks that divide `length` rows or columns, fewest first."""
-        return [ranks for ranks in ((self.tp,) if self.tp else USUAL_TP) if 1 < ranks <= length and length % ranks == 0]
 
     def candidate_head_dims(self, rows: int) -> list[int]:
         """Return the numbers of rows that one attention head may have in a tensor of `rows` rows."""

@@ -104,19 +104,17 @@ class SamplePoints:
     actual: NDArray[Any]
 
     @classmethod
-    def choose(cls, actual: NDArray[Any], expected: NDArray[Any] | None = None, size: int = 192) -> SamplePoints:
+    def choose(cls, actual: NDArray[Any], expected: NDArray[Any], size: int = 192) -> SamplePoints:
         """Choose the positions. The choice is deterministic."""
         number = actual.size
         width = max(actual.shape[1], 1)
         at = np.unique(np.linspace(0, number - 1, min(size, number)).astype(np.int64))
         # Spread them over different columns.
         at = np.unique((at + (at * 40503) % max(width, 1)) % number)
-        if expected is not None and expected.shape == actual.shape:
-            step = max(1, actual.shape[0] // 64)
-            where = np.flatnonzero((actual[::step] != expected[::step]).ravel())[:: max(1, number // step // size)][
-                :size
-            ]
-            at = np.unique(np.concatenate([at, (where // width) * step * width + where % width]))
+        step = max(1, actual.shape[0] // 64)
+        differing = np.flatnonzero((actual[::step] != expected[::step]).ravel())
+        where = differing[:: max(1, number // step // size)][:size]
+        at = np.unique(np.concatenate([at, (where // width) * step * width + where % width]))
         rows, columns = at // width, at % width
         return cls(rows, columns, actual[rows, columns])
 

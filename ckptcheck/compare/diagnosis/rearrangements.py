@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptcheck.compare.diagnosis.inputs import tp_sizes
 from ckptcheck.compare.diagnosis.matrix_view import Change, MatrixView, move_elements, order_by_group
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def iterate_fused_rearrangements(pair: MatrixPair, *, permuted: bool = True) -> 
         groups = pair.input.geometry.candidate_kv_heads(sizes[0], sizes[1])
         for number in groups:
             yield from _order_and_inverse(sizes, number, "qkv-interleave", *_qkv_texts(pair.is_interleaved))
-        for ranks in pair.input.geometry.tp_sizes(sizes[1]):
+        for ranks in tp_sizes(sizes[1]):
             if sizes[0] % ranks == 0 and ranks not in groups:
                 yield from _order_and_inverse(
                     sizes, ranks, "tp-concatenated", *_concatenation_texts("Q, K and V", ranks)
@@ -42,7 +43,7 @@ def iterate_fused_rearrangements(pair: MatrixPair, *, permuted: bool = True) -> 
         half = sizes[0]
         rows = np.concatenate([np.arange(half, 2 * half), np.arange(half)]).astype(np.int64)
         yield move_elements("gate-up-swapped", "gate and up are swapped", rows=rows)
-        for ranks in pair.input.geometry.tp_sizes(half):
+        for ranks in tp_sizes(half):
             yield from _order_and_inverse(sizes, ranks, "tp-concatenated", *_concatenation_texts("gate and up", ranks))
         yield from _order_and_inverse(
             sizes,
@@ -129,7 +130,7 @@ def propose_shard_orders(pair: MatrixPair, view: MatrixView, actual: NDArray[Any
             continue
         sizes = [
             ranks
-            for ranks in pair.input.geometry.tp_sizes(actual.shape[axis])
+            for ranks in tp_sizes(actual.shape[axis])
             if actual.size // ranks >= MIN_ELEMENTS and actual.shape[axis] // ranks >= MIN_WIDTH
         ]
         if not sizes or _match_blocks(view, actual, axis, sizes[-1]) is None:

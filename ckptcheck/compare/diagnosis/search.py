@@ -19,7 +19,7 @@ from ckptcheck.compare.diagnosis.inputs import DiagnosisInput, TensorKey
 from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair, read_matrix_pair
 from ckptcheck.compare.diagnosis.matrix_view import Change, MatrixView, SamplePoints, matrices_equal, view_equals
 from ckptcheck.compare.diagnosis.moved_rows import find_reordering, find_row_shift
-from ckptcheck.compare.diagnosis.quantization_grid import find_different_grid, find_quantization
+from ckptcheck.compare.diagnosis.quantization_grid import find_quantization
 from ckptcheck.compare.diagnosis.rearrangements import propose_shard_orders
 from ckptcheck.compare.diagnosis.scale_factors import find_group_scales, find_scale
 from ckptcheck.compare.diagnosis.shapes import explain_shape
@@ -198,7 +198,6 @@ class CauseSearch:
         cause = (
             find_group_scales(unit)
             or find_quantization(unit)
-            or find_different_grid(unit)
             or find_reordering(unit)
             or contents.find_uninitialized_memory(unit.dtype, unit.expected, unit.actual)
         )
@@ -241,7 +240,7 @@ class CauseSearch:
         expected, actual = self.input.read("expected", key.names[0]), self.input.read("actual", key.names[0])
         if expected is None or actual is None or (expected.shape == actual.shape and not expected.patterns.size):
             return []
-        cause = explain_shape(expected, actual, key.parsed_name.part, self.input.geometry)
+        cause = explain_shape(expected, actual, key.parsed_name.part)
         if cause.code == "shape" and cause.confidence == "unknown":
             return [Explanation(key, (Cause("unknown", "the cause is unknown", "unknown"),), cause.text)]
         return [Explanation(key, (cause,))]

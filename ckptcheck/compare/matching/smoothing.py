@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from ckptcheck.compare.matching.quantized.distance import (
 )
 from ckptcheck.compare.matching.quantized.weight import QuantizedWeight
 from ckptcheck.compare.matching.tensor_files import TensorFiles
-from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -215,7 +214,7 @@ def _iter_readers(parent: str, leaf: str, size: int, beside: Iterable[TensorPair
 def _read_scales(pair: TensorPair, files: tuple[TensorFiles, TensorFiles], offset: float) -> NDArray[np.float64] | None:
     """Return the factor of each channel; None if nothing changed, or a channel became zero, another sign or no number."""
     numbers = [
-        _decode(side.dtype, file.read_tensor(side)) + offset
+        file.read_numbers(side).astype(np.float64) + offset
         for side, file in zip((pair.first, pair.second), files, strict=True)
         if isinstance(side, TensorLayout) and can_cast(side.dtype, "F64")
     ]
@@ -272,19 +271,13 @@ def _estimate_rows(
     return scales if np.isfinite(scales).all() and (scales > 0).all() else None
 
 
-def _decode(dtype: str, patterns: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the numbers as float64. Memory that was never written may hold signalling NaN, of which numpy warns."""
-    with np.errstate(invalid="ignore"):
-        return np.asarray(decode(dtype, patterns), np.float64)
-
-
 def _read_rows(
     side: TensorLayout | QuantizedWeight, file: TensorFiles, begin: int, end: int
 ) -> NDArray[np.float64] | None:
     if isinstance(side, TensorLayout):
         if not can_cast(side.dtype, "F64"):
             return None
-        return _decode(side.dtype, file.read_tensor(side.cut(0, begin, end)))
+        return file.read_numbers(side.cut(0, begin, end)).astype(np.float64)
     with np.errstate(all="ignore"):
         return side.dequantize_rows(file, begin, end).values.astype(np.float64)
 
@@ -329,7 +322,7 @@ def _matches(
     while end < first.shape[0]:
         begin, end = end, min(first.shape[0], end + (step if end else min(step, FIRST_ROWS)))
         ours, theirs = (
-            _decode(side.dtype, file.read_tensor(side.cut(0, begin, end)))
+            file.read_numbers(side.cut(0, begin, end)).astype(np.float64)
             for side, file in zip((first, second), files, strict=True)
         )
         with np.errstate(all="ignore"):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ckptcheck.checkpoint.source import FileState, Source, describe_state, describe_version, find_nodes, is_rewritten
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.text.file_io import open_regular_file
+from ckptcheck.values.dtypes import decode
 
 MAX_OVERREAD = 8
 """A rectangle is read in one piece if that reads at most this many times its own bytes, otherwise line by line."""
@@ -110,6 +111,13 @@ class TensorFiles:
             place = tuple(slice(low, low + length) for low, length in zip(chunk.origin, chunk.shape, strict=True))
             result[place] = self.read_rectangle(chunk.file, chunk.offset, chunk.shape, chunk.strides, layout.itemsize)
         return result
+
+    def read_numbers(self, layout: TensorLayout, dtype: str = "") -> NDArray[Any]:
+        """Return the numbers of a tensor. dtype: what it holds, if the stored dtype does not say. Raises UnreadableFile."""
+        patterns = self.read_tensor(layout)
+        # Memory that was never written may hold signalling NaN, of which numpy warns.
+        with np.errstate(invalid="ignore"):
+            return decode(dtype or layout.dtype, patterns)
 
     def _open(self, file: str) -> int:
         with self._lock:

@@ -95,14 +95,8 @@ def describe_hash_failure(error: Exception) -> EvidenceError:
 
 def _keep_identity(current: Manifest, recorded: Manifest, path: Path) -> Manifest:
     """Return the manifest of the present weights, with the identity from an earlier manifest. Raises CkptcheckError."""
-    names = current.tensors.keys() | recorded.tensors.keys()
-    others = sorted(
-        name
-        for name in names
-        if name not in current.tensors
-        or name not in recorded.tensors
-        or current.tensors[name].content != recorded.tensors[name].content
-    )
+    contents = ({name: entry.content for name, entry in each.tensors.items()}.items() for each in (current, recorded))
+    others = sorted({name for name, _ in next(contents) ^ next(contents)})
     if others:
         raise CkptcheckError(
             f"{path} is of other weights than those beside it: {join_truncated(others)}",

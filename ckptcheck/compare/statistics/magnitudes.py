@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite, log, sqrt
+from math import isfinite, log, prod, sqrt
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -58,10 +58,7 @@ class WeightSize:
     @property
     def largest(self) -> float:
         """The largest number that the weight can have, as far as these tensors say."""
-        product = 1.0
-        for factor in self.factors.values():
-            product *= factor
-        return product
+        return prod(self.factors.values())
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,7 @@ NAMES = ("model.layers.0.self_attn.q_proj.weight", "x", "layers.1.mlp.experts.2.
 def test_malformed_input_is_no_exception(name: str) -> None:
     for expected in MALFORMED:
         for actual in MALFORMED:
-            for verdict in one(expected, actual, name, geometry=AttentionGeometry(3, 2, 7, 5)):
+            for verdict in one(expected, actual, name, geometry=AttentionGeometry(3, 2, 7)):
                 assert verdict.sentence
                 assert verdict.tensors
         assert one(expected, expected, name) == []

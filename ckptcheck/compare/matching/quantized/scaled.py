@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.compare.matching.quantized.weight import DequantizedRows, QuantizedWeight
-from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,7 +69,7 @@ class ScaledWeight(QuantizedWeight):
 
         scale = self._scales(files, begin, end)
         if self.weight.dtype == "F8_E4M3":
-            numbers = decode("F8_E4M3", files.read_tensor(self.weight.cut(0, begin, end)))
+            numbers = files.read_numbers(self.weight.cut(0, begin, end))
             # numbers = m × 2^exponent with m in [0.5, 1)
             _, exponent = np.frexp(numbers)
             finest = np.where(numbers == 0, -9, np.maximum(exponent - 4, -9))
@@ -130,7 +129,7 @@ class ScaledWeight(QuantizedWeight):
 
         layout = next(self.parts[role] for role in SCALES if role in self.parts)
         dtype = "F8_E8M0" if layout.dtype == "U8" else layout.dtype
-        values = decode(dtype, files.read_tensor(layout)).astype(np.float32) / np.float32(self.steps)
+        values = files.read_numbers(layout, dtype).astype(np.float32) / np.float32(self.steps)
         grid = values.reshape(1, 1) if values.size == 1 else values.reshape(values.shape[0], -1)
         if grid.shape[0] > 1:
             grid = grid[np.arange(begin, end) // self.block[0]]
