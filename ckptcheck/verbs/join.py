@@ -26,7 +26,7 @@ UNUSED = {
     "scan": ("headers_only", "fix", "dry_load"),
     "verify": (
         "signature", "public_key", "certificate_chain", "signer", "oidc_issuer", "trust_config", "allow_expired",
-        "ignore_unsigned_files", "attach", "allow_remote", "engine_python",
+        "ignore_unsigned_files",
     ),
     "diff": (),
 }  # fmt: skip

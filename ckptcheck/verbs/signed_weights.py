@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError, UsageError
-from ckptcheck.text.observer import Observer
 from ckptcheck.verbs.options import StrPath
 from ckptcheck.verbs.parameter import to_path
 
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from ckptcheck.compare.signatures.keys import TrustedSigner
     from ckptcheck.compare.signatures.signature_check import SignatureCheck
     from ckptcheck.compare.verification import Verification
-    from ckptcheck.live.runtime.process.exchange import TensorExchange
-    from ckptcheck.live.runtime.trainers.base import Trainer
     from ckptcheck.runners.runner import Runner
     from ckptcheck.text.observer import Advance
 
@@ -120,37 +116,3 @@ def find_signature(target: str) -> str:
 
     path = Path(expand_home(target)) / DEFAULT_NAME
     return str(path) if not is_remote_address(target) and path.is_file() else ""
-
-
-def ask_servers(
-    check: SignatureCheck,
-    servers: Sequence[str],
-    *,
-    allow_remote: bool,
-    engine_python: StrPath | None,
-    observer: Observer,
-) -> SignatureCheck:
-    """Compare servers with the signed weights. Where these are not as they were signed, no server is asked.
-
-    Raises CkptcheckError if no server answers, and for weights that no server loads.
-    """
-    if not check.is_as_signed:
-        return replace(check, is_attached=True)
-    from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.live.refit.running_servers.attach import AttachOptions, attach_to_servers
-    from ckptcheck.live.runtime.process.signal_guard import SignalGuard
-    from ckptcheck.live.runtime.trainers.layout import ParallelLayout
-    from ckptcheck.live.runtime.trainers.registry import start_trainer
-
-    if not isinstance(check.ckpt, Checkpoint):
-        raise CkptcheckError(
-            f"{check.target} is no Hugging Face checkpoint, and a server serves such a one", "verify the export of it"
-        )
-
-    def start(checkpoint: Checkpoint, exchange: TensorExchange, dtype: str) -> Trainer:
-        """Start the trainer that gives the logprobs."""
-        return start_trainer("transformers", checkpoint, exchange, ParallelLayout(), dtype, scratch=(exchange.folder,))
-
-    options = AttachOptions(servers, start, allow_remote=allow_remote, engine_python=to_path(engine_python))
-    with SignalGuard():
-        return replace(check, is_attached=True, served=attach_to_servers(check.ckpt, options, observer.log))

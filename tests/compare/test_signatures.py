@@ -20,16 +20,8 @@ from ckptcheck.compare import verification
 from ckptcheck.compare.signatures import keys
 from ckptcheck.compare.signatures.sign import MANIFEST_NAME
 from ckptcheck.errors import CkptcheckError, EvidenceError, UsageError
-from ckptcheck.live.refit.running_servers import attach as attaching
-from ckptcheck.live.refit.running_servers import probe
-from ckptcheck.live.refit.running_servers.trace import ServerState
-from ckptcheck.live.runtime.trainers import registry
-from tests.compare.test_identity import load_all
-from tests.doubles.junk_server import JunkServer, sglang, vllm
-from tests.factories.attached_servers import INFO, SOUND
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.signatures import NEEDED, restate, sign_with_model_signing, write_certificate, write_key
-from tests.live.refit.running_servers.test_attach import summing, with_extension
 
 model_signing = pytest.importorskip("model_signing", reason=NEEDED)
 SHARD = "model-00002-of-00003.safetensors"
@@ -427,75 +419,3 @@ def test_what_the_signer_left_out_is_looked_for_in_the_folder_alone(folder: Path
     sign_with_model_signing(folder, pair[0], ignored=["config.json", "sub", "../secret.json"])
     (finding,) = ckptcheck.verify(folder, public_key=pair[1]).findings
     assert finding.names == ("config.json", "sub/deep/a.py")
-
-
-# --- a server ---
-
-
-@pytest.fixture
-def signed(folder: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A signed folder, and no engine or trainer to compare a server with."""
-    ckptcheck.sign(folder, private_key=pair[0])
-
-    def start_trainer(*_: object, **__: object) -> None:
-        raise CkptcheckError("no trainer is installed")
-
-    monkeypatch.setattr(registry, "start_trainer", start_trainer)
-    return folder
-
-
-def state(url: str, **differing: str) -> ServerState:
-    return ServerState(url, INFO, SOUND | {f"tp0/{name}": value for name, value in differing.items()})
-
-
-def test_a_server_with_other_weights_is_named_by_tensor(
-    signed: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = {"model.norm.weight": "f" * 16}
-    monkeypatch.setattr(attaching, "_probe_reference", lambda *_: (state("here"), ""))
-    monkeypatch.setattr(probe, "probe_server", lambda server, **_: state(server.url, **answers))
-    with JunkServer(sglang()) as server:
-        report = ckptcheck.verify(signed, public_key=pair[1], attach=server.url)
-        assert [(finding.code, finding.key) for finding in report.findings] == [("REF030", "model.norm.weight")]
-        answers.clear()
-        sound = ckptcheck.verify(signed, public_key=pair[1], attach=[server.url])
-    assert {"SIG001", "SIG002", "SIG004", "REF030"} <= set(sound.passed)
-    assert sound.verdict == "clean"
-
-
-def test_the_identity_of_a_server_proves_its_weights(signed: Path, pair: tuple[Path, Path]) -> None:
-    """No engine and no trainer is here: its workers sum what they hold."""
-    named = with_extension("ckptcheck_worker.vllm_worker.Extension")
-    tensors = load_all(signed)
-    with JunkServer(vllm(server_info=named)) as server:
-        server.answers["/collective_rpc"] = summing(server, tensors)
-        options: dict[str, Any] = {"attach": server.url, "engine_python": "/nowhere/python"}
-        report = ckptcheck.verify(signed, public_key=pair[1], **options)
-        assert (report.verdict, report.findings) == ("clean", ())
-        assert report.identities["signed"] == report.identities[server.url] == ckptcheck.identity(signed).identity
-        tensors["model.norm.weight"] = tensors["model.norm.weight"] + 1
-        server.answers["/collective_rpc"] = summing(server, tensors)
-        report = ckptcheck.verify(signed, public_key=pair[1], **options)
-        assert (report.verdict, report.passed) == ("incomplete", ())
-
-
-def test_nothing_compared_is_no_pass(signed: Path, pair: tuple[Path, Path]) -> None:
-    with JunkServer(sglang()) as server:
-        report = ckptcheck.verify(signed, public_key=pair[1], attach=server.url, engine_python="/nowhere/python")
-    assert (report.verdict, report.passed) == ("incomplete", ())
-    assert str(report.error).startswith(f"could not compare {server.url} with {signed}")
-
-
-def test_a_server_is_asked_for_signed_weights_alone(signed: Path, pair: tuple[Path, Path]) -> None:
-    """Nobody listens at the address, and nobody asks."""
-    flip(signed / SHARD, -5)
-    report = ckptcheck.verify(signed, public_key=pair[1], attach="http://127.0.0.1:1")
-    assert [finding.code for finding in report.findings] == ["MAN001", "SIG002"]
-    assert ("SIG004", "the weights themselves are not as they were signed, so no server was asked") in report.skipped
-
-
-def test_servers_need_a_signature(folder: Path) -> None:
-    with pytest.raises(UsageError, match="--attach has no effect without a signature"):
-        ckptcheck.verify(folder, ckptcheck.manifest(folder), attach="http://127.0.0.1:1")
-    with pytest.raises(UsageError, match="has no effect without --attach"):
-        ckptcheck.verify(folder, public_key="key.pub", allow_remote=True)

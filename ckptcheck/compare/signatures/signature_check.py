@@ -25,8 +25,7 @@ from ckptcheck.compare.signatures.keys import SignerKind, TrustedSigner, quiet, 
 from ckptcheck.compare.signatures.sign import MANIFEST_NAME, describe_hash_failure, find_inside
 from ckptcheck.compare.verification import Verification, verify_files
 from ckptcheck.errors import CkptcheckError, EvidenceError
-from ckptcheck.linter.evidence import Evidence, EvidenceDefaults
-from ckptcheck.linter.report import Section
+from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Runner
 from ckptcheck.text.file_io import read_whole_file
@@ -99,10 +98,6 @@ class SignatureCheck(EvidenceDefaults):
     """The identity of the weights that the signed manifest states; None without one."""
     verification: Verification | None = field(default=None, repr=False)
     """All tensors, compared with the manifest that the user named; else those of changed files, with the signed one."""
-    is_attached: bool = False
-    """Whether the user wants servers compared with the signed weights."""
-    served: Evidence | None = field(default=None, repr=False)
-    """The servers' answers; None if no server was asked."""
     kind: str = "signature"
 
     @property
@@ -115,28 +110,14 @@ class SignatureCheck(EvidenceDefaults):
         if self.refusal:
             raise Skip("the signature is not verified, see SIG001")
 
-    @property
-    def sections(self) -> tuple[Section, ...]:
-        """The measurements of servers."""
-        return self.served.sections if self.served is not None else ()
-
     def view_for(self, kind: str) -> object | None:
-        """Return this evidence; for rules on a manifest the comparison with it, for those on servers their answers."""
-        if kind == "manifest":
-            return self.verification
-        of_servers = self.served.view_for(kind) if self.served is not None else None
-        return of_servers if of_servers is not None else super().view_for(kind)
-
-    @property
-    def failed_to(self) -> str:
-        """The verb for a failure: servers are compared."""
-        return self.served.failed_to if self.served is not None else "read"
+        """Return this evidence; for rules on a manifest the comparison with it."""
+        return self.verification if kind == "manifest" else super().view_for(kind)
 
     @property
     def identities(self) -> Mapping[str, str]:
-        """The identity of the signed weights, and those of the servers."""
-        signed = {"signed": self.identity} if self.identity and self.is_as_signed else {}
-        return signed | dict(self.served.identities if self.served is not None else {})
+        """The identity of the signed weights."""
+        return {"signed": self.identity} if self.identity and self.is_as_signed else {}
 
     @property
     def headline(self) -> str:
@@ -148,14 +129,12 @@ class SignatureCheck(EvidenceDefaults):
         """The sides of the check, in words."""
         files = count(len(self.files.covered), "signed file") if self.files.covered else "no signed file"
         what = self.ckpt.subject if self.ckpt is not None else "files"
-        servers = f" · {self.served.subject}" if self.served is not None else ""
-        return f"{what} · against a signature of {files}{servers}"
+        return f"{what} · against a signature of {files}"
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """Files that could not be read, and servers that could not be compared."""
-        files = self.ckpt.unread if self.ckpt is not None else {}
-        return {**files, **(self.served.unread if self.served is not None else {})}
+        """Files that could not be read."""
+        return self.ckpt.unread if self.ckpt is not None else {}
 
     @property
     def counts(self) -> Mapping[str, int]:
