@@ -343,7 +343,6 @@ def without_times(form: Any) -> Any:
         (("scan", "sound", "--select", "XYZ"), lambda: ckptcheck.scan("sound", select=["XYZ"])),
         (("scan", "sound", "--consumers", "vlm"), lambda: ckptcheck.scan("sound", consumers=["vlm"])),
         (("diff", "sound", "sound", "--cast", "int7"), lambda: ckptcheck.diff("sound", "sound", cast="int7")),
-        (("diff", "sound", "sound", "--bridge", "both"), lambda: ckptcheck.diff("sound", "sound", bridge="both")),
         (("verify", "sound", "job.yaml"), lambda: ckptcheck.verify("sound", "job.yaml")),
         (("preflight", "none.yaml"), lambda: ckptcheck.preflight("none.yaml")),
         (("refit", "history", "none"), lambda: ckptcheck.history("none")),
@@ -402,7 +401,6 @@ def test_a_function_raises_the_error_of_the_command(words: tuple[str, ...], call
     [
         lambda: ckptcheck.scan("sound", near_zero_threshold=float("nan")),
         lambda: ckptcheck.diff("sound", "sound", atol=float("inf")),
-        lambda: ckptcheck.diff("sound", "sound", bridge="other"),  # type: ignore[arg-type]
         lambda: ckptcheck.refit("tiny", dtype="float16"),  # type: ignore[arg-type]
         lambda: ckptcheck.refit("tiny", check_weights=False, check_logprobs=False),
         lambda: ckptcheck.judge([]),

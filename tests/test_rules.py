@@ -29,8 +29,6 @@ from ckptcheck.checkpoint.views import (
     TokenizedCheckpoint,
 )
 from ckptcheck.compare import manifest
-from ckptcheck.compare.known_weights import KnownComparison
-from ckptcheck.compare.lineage import Lineage
 from ckptcheck.compare.matching.comparison import Comparison
 from ckptcheck.compare.signatures.signature_check import SignatureCheck
 from ckptcheck.compare.verification import Verification, verify_manifest
@@ -75,8 +73,6 @@ from tests.factories.critic_cases import build_critic
 from tests.factories.delta_cases import build_delta_case
 from tests.factories.history_cases import build_history
 from tests.factories.job_cases import read_job
-from tests.factories.known_weights_cases import build_known_comparison
-from tests.factories.lineage_cases import build_lineage
 from tests.factories.localize_cases import build_localization
 from tests.factories.lora_cases import run_lora_case
 from tests.factories.parity_matrix_cases import build_matrix
@@ -106,10 +102,8 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any], Path], Evidence]] = {
     "critic": lambda table, _: build_critic(table),
     "conformance": lambda table, _: build_conformance(table),
     "signature": build_signature_check,
-    "lineage": lambda table, _: build_lineage(table),
     "deltas": build_delta_case,
     "saves": lambda table, _: build_series(table),
-    "known-weights": lambda table, _: build_known_comparison(table),
 }
 """What a rule looks at, where that is no checkpoint: how a case's table becomes evidence."""
 SCANNED = {
@@ -143,10 +137,8 @@ EVIDENCE = SCANNED | {
     "critic": CriticComparison,
     "conformance": ConformanceTrace,
     "signature": SignatureCheck,
-    "lineage": Lineage,
     "deltas": Sequence[DeltaChain],
     "saves": SaveSeries,
-    "known-weights": KnownComparison,
 }
 """What a rule looks at → what its check receives."""
 SECTIONS = ["What it checks", "Why it matters", "How to fix", "When it can be wrong", "Seen in"]

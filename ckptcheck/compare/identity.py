@@ -3,13 +3,16 @@
 Each tensor has a digest that shards add up to (`ckptcheck_worker.shard_digest`), under the plain name that Hugging Face gives it:
 fused projections are split, Megatron's names are mapped. The identity is the root of a Merkle tree of SHA-256 over name, dtype,
 shape and digest, sorted by name. So a Megatron run on any grid, its export and a copy in other shards have one identity.
+
+A manifest reads every stored tensor as a stream of bytes: `plan_stream_identity` maps these to their plain tensors, so that the
+identity comes from blocks that are read anyway.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +20,20 @@ import msgspec
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
+from ckptcheck.checkpoint.megatron.tensor import Chunk, GlobalTensor, itemsize
+from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.compare.bridge.families import find_family_table
 from ckptcheck.compare.bridge.family_table import find_original, split_tensor
 from ckptcheck.compare.bridge.hf_names import normalize_hf_name
-from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout
-from ckptcheck.compare.completeness import describe_absent
+from ckptcheck.compare.bridge.tensor_layout import FileChunk, LayoutError, TensorLayout, packed_strides
 from ckptcheck.compare.layout_sums import Sums, find_unlike_copies, iterate_sums
 from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import ComparisonSide, build_checkpoint_side
 from ckptcheck.compare.matching.tensor_files import UnreadableFile
 from ckptcheck.errors import EvidenceError
-from ckptcheck.text.formatting import join_truncated
+from ckptcheck.text.formatting import join_truncated, natural_sort_key
+from ckptcheck.values.tensor_part import TensorPart
+from ckptcheck.values.tensor_stream import list_rank_tensors
 
 if TYPE_CHECKING:
     from ckptcheck.compare.bridge.family_table import FamilyTable, TableEntry
@@ -83,24 +89,64 @@ class Identity:
         }
 
 
-def hash_leaf(name: str, tensor: TensorIdentity) -> bytes:
-    """Return the leaf of the Merkle tree that stands for a tensor."""
-    fields = [name, tensor.dtype, tensor.shape, tensor.digest]
-    return hashlib.sha256(b"\0" + msgspec.json.encode(fields)).digest()
-
-
 def compute_root(tensors: Mapping[str, TensorIdentity]) -> str:
     """Return the root of the Merkle tree over tensors, in hexadecimal digits.
 
     The first byte distinguishes leaves from nodes, and a node without a partner moves up, as in RFC 6962.
     """
-    level = [hash_leaf(name, each) for name, each in sorted(tensors.items())]
+    level = [
+        hashlib.sha256(b"\0" + msgspec.json.encode([name, each.dtype, each.shape, each.digest])).digest()
+        for name, each in sorted(tensors.items())
+    ]
     if not level:
         return hashlib.sha256(b"").hexdigest()
     while len(level) > 1:
         pairs = [hashlib.sha256(b"\1" + level[at] + level[at + 1]).digest() for at in range(0, len(level) - 1, 2)]
         level = pairs + level[len(pairs) * 2 :]
     return level[0].hex()
+
+
+@dataclass(frozen=True)
+class SetDifference:
+    """Plain names of the weights in which two sets differ, each list in natural order."""
+
+    changed: list[str]
+    # Those with another dtype or shape.
+    reformed: list[str]
+    missing: list[str]
+    new: list[str]
+
+    @property
+    def found(self) -> bool:
+        """Whether there are any."""
+        return bool(self.changed or self.reformed or self.missing or self.new)
+
+
+def compare_sets(old: Mapping[str, TensorIdentity], new: Mapping[str, TensorIdentity]) -> SetDifference:
+    """Compare two sets of weights tensor by tensor."""
+    differ = sorted((name for name in old.keys() & new.keys() if old[name] != new[name]), key=natural_sort_key)
+    alike = {name for name in differ if (old[name].dtype, old[name].shape) == (new[name].dtype, new[name].shape)}
+    return SetDifference(
+        changed=[name for name in differ if name in alike],
+        reformed=[name for name in differ if name not in alike],
+        missing=sorted(old.keys() - new.keys(), key=natural_sort_key),
+        new=sorted(new.keys() - old.keys(), key=natural_sort_key),
+    )
+
+
+def describe_absent(ckpt: Checkpoint | Megatron) -> str | None:
+    """Describe what a checkpoint lacks, as half a checkpoint has no identity; None if nothing is known to be missing."""
+    if isinstance(ckpt, Megatron):
+        ranks = {rank.folder for rank in ckpt.ranks}
+        absent = [*(folder for folder in ckpt.rank_folders if folder not in ranks), *ckpt.unread]
+        uneven = [key for key, cover in ckpt.tiling_gaps.items() if cover.missing or cover.doubled or cover.beyond]
+        if not absent and uneven:
+            return f"no chunks, or too many, hold parts of {join_truncated(uneven)}"
+    else:
+        absent = ckpt.list_broken()
+    if absent:
+        return f"{join_truncated(absent)} cannot be read"
+    return None if ckpt.tensors else "it holds no tensor"
 
 
 def identify_checkpoint(
@@ -257,3 +303,72 @@ def _split_tensors(side: ComparisonSide, table: FamilyTable | None) -> dict[str,
                 raise EvidenceError(f"{side.target} has no identity: two of its tensors are both {part}")
             plain[part] = tensor
     return plain
+
+
+# --- in the same pass over the bytes as the digests of a manifest ---
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """The plain tensors of a set, and where their elements lie in the streams of its stored tensors."""
+
+    identity: IdentityPlan
+    # Stream → the parts of it that belong to plain tensors. The streams have the names of `values.tensor_stream`.
+    parts: Mapping[str, list[TensorPart]] = field(repr=False)
+
+
+def plan_stream_identity(ckpt: Checkpoint | Megatron, reference: Checkpoint | Megatron | None = None) -> StreamPlan:
+    """Map the bytes of each stream to their plain tensor. Raises EvidenceError as `plan_identity` does."""
+    if isinstance(ckpt, Megatron):
+        side = build_megatron_side(ckpt, _find_in_ranks(ckpt) if ckpt.form == "legacy" else _find_in_stream)
+    else:
+        side = build_checkpoint_side(ckpt)
+        whole = {
+            name: TensorLayout.contiguous(each.dtype, each.itemsize, each.shape, name, 0)
+            for name, each in side.stored.items()
+        }
+        side = replace(side, stored=whole)
+    plan = plan_identity(side, reference)
+    parts: dict[str, list[TensorPart]] = {}
+    for name, layout in plan.layouts.items():
+        for chunk in layout.chunks:
+            parts.setdefault(chunk.file, []).append(
+                TensorPart(name, layout.shape, layout.itemsize, chunk.origin, chunk.shape, chunk.offset, chunk.strides)
+            )
+    return StreamPlan(plan, parts)
+
+
+def _find_in_stream(run: Megatron, name: str, tensor: GlobalTensor) -> TensorLayout:
+    """Return a weight as the whole of its stream."""
+    return TensorLayout.contiguous(tensor.dtype, itemsize(tensor.dtype), tensor.shape, name, 0)
+
+
+def _find_in_ranks(run: Megatron) -> Callable[[Megatron, str, GlobalTensor], TensorLayout]:
+    """Return a function that finds a weight's chunks in a legacy checkpoint, whose streams are tensors of ranks."""
+    streams: dict[tuple[str, str], list[tuple[str, Chunk]]] = {}
+    for name, tensor in list_rank_tensors(run):
+        (chunk,) = tensor.chunks
+        streams.setdefault(_place(chunk), []).append((name, chunk))
+
+    def find(run: Megatron, name: str, tensor: GlobalTensor) -> TensorLayout:
+        size, chunks = itemsize(tensor.dtype), []
+        for chunk in tensor.chunks:
+            stream, begin = next(
+                (
+                    (stream, chunk.skip - held.skip)
+                    for stream, held in streams.get(_place(chunk), ())
+                    if held.skip <= chunk.skip and chunk.skip + chunk.elements <= held.skip + held.elements
+                ),
+                ("", 0),
+            )
+            if not stream:
+                raise UnreadableArchive("no rank holds it")
+            strides = packed_strides(chunk.sizes, size) if chunk.sizes else ()
+            chunks.append(FileChunk(chunk.offsets, chunk.sizes, stream, begin * size, strides))
+        return TensorLayout(tensor.dtype, size, tensor.shape, tuple(chunks))
+
+    return find
+
+
+def _place(chunk: Chunk) -> tuple[str, str]:
+    return (chunk.item.file if chunk.item is not None else ""), chunk.record

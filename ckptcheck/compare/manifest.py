@@ -17,9 +17,14 @@ import msgspec
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.objects.address import is_object_address
-from ckptcheck.compare.completeness import describe_absent
-from ckptcheck.compare.identity import Identity, TensorIdentity, compute_root
-from ckptcheck.compare.stream_identity import StreamPlan, plan_stream_identity
+from ckptcheck.compare.identity import (
+    Identity,
+    StreamPlan,
+    TensorIdentity,
+    compute_root,
+    describe_absent,
+    plan_stream_identity,
+)
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.file_io import read_whole_file, replace_file
@@ -47,8 +52,6 @@ class ManifestEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     file: str
     # The plain tensors of the identity whose elements it holds; None: its own name, if the manifest lists that.
     parts: tuple[str, ...] | None = None
-    # Offset of its bytes in the data of that shard; a signed manifest has it.
-    offset: int | None = None
 
     @property
     def content(self) -> tuple[str, tuple[int, ...], str]:
@@ -74,8 +77,6 @@ class Manifest(msgspec.Struct, omit_defaults=True):
     names: str | None = None
     # Plain name → the tensor as the identity counts it.
     weights: dict[str, TensorIdentity] = {}
-    # The origin of the weights, a statement of in-toto (`compare.lineage`); None if the manifest states none.
-    made_from: dict[str, Any] | None = None
 
     def list_parts(self, name: str) -> tuple[str, ...]:
         """Return the plain tensors whose elements a listed tensor holds; () for the state of an optimizer."""
@@ -155,8 +156,6 @@ def write_manifest(manifest: Manifest, output: Path | StoredOutput) -> None:
     head: dict[str, Any] = {"schema": SCHEMA, "target": manifest.target}
     if manifest.identity is not None:
         head |= {"identity": manifest.identity, "names": str(manifest.names)}
-    if manifest.made_from is not None:
-        head["made_from"] = manifest.made_from
     tables: dict[str, Mapping[str, msgspec.Struct]] = {"tensors": manifest.tensors}
     if manifest.weights:
         tables["weights"] = manifest.weights

@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
-from ckptcheck.compare.identity import Identity
+from ckptcheck.compare.identity import Identity, SetDifference, compare_sets, plan_stream_identity
 from ckptcheck.compare.manifest import Manifest, ManifestEntry, digest_checkpoint, open_checkpoint_streams
-from ckptcheck.compare.stream_identity import plan_stream_identity
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
@@ -21,31 +19,12 @@ from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.formatting import count, natural_sort_key
 from ckptcheck.values.digest import digest_tensors, digest_zeros
 
-if TYPE_CHECKING:
-    from ckptcheck.compare.lineage import Lineage
-
 FEWEST_TELLING = 8
 """With fewer tensors no manifest counts as another model's: the report lists each tensor."""
 SAME_STRUCTURE = 0.9
 """Share of names with the same shape on both sides at which the architecture counts as the same."""
 MOST_KEPT = 0.1
 """Share of tensors that another model may have in common with the manifest's: a frozen embedding, constants."""
-
-
-@dataclass(frozen=True)
-class ChangedWeights:
-    """Plain names of the weights in which two sets differ, each list in natural order."""
-
-    changed: list[str]
-    # Those with another dtype or shape.
-    reformed: list[str]
-    missing: list[str]
-    new: list[str]
-
-    @property
-    def found(self) -> bool:
-        """Whether there are any."""
-        return bool(self.changed or self.reformed or self.missing or self.new)
 
 
 @dataclass(frozen=True)
@@ -60,8 +39,6 @@ class Verification(EvidenceDefaults):
     unreadable: Mapping[str, str] = field(default_factory=dict, repr=False)
     # The set of weights as it is now; None if it has no identity, or if the manifest lists none.
     identity: Identity | None = None
-    # The manifests of the weights' inputs; None if the user gave none.
-    lineage: Lineage | None = None
     # A signature that lies beside the weights and that this run does not verify; "" without one.
     unverified: str = ""
     kind: str = "manifest"
@@ -94,18 +71,9 @@ class Verification(EvidenceDefaults):
         return any(parts and current.keys() >= {*parts} for parts in map(self.manifest.list_parts, gone))
 
     @cached_property
-    def changed_weights(self) -> ChangedWeights:
+    def changed_weights(self) -> SetDifference:
         """The plain tensors in which the set now differs from the manifest."""
-        old = self.manifest.weights
-        now = self.identity.tensors if self.identity is not None else {}
-        differ = sorted((name for name in old.keys() & now.keys() if old[name] != now[name]), key=natural_sort_key)
-        alike = {name for name in differ if (old[name].dtype, old[name].shape) == (now[name].dtype, now[name].shape)}
-        return ChangedWeights(
-            changed=[name for name in differ if name in alike],
-            reformed=[name for name in differ if name not in alike],
-            missing=sorted(old.keys() - now.keys(), key=natural_sort_key),
-            new=sorted(now.keys() - old.keys(), key=natural_sort_key),
-        )
+        return compare_sets(self.manifest.weights, self.identity.tensors if self.identity is not None else {})
 
     @property
     def identities(self) -> Mapping[str, str]:
@@ -145,16 +113,11 @@ class Verification(EvidenceDefaults):
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The chain of manifests, and a signature that this run does not verify."""
-        chain = self.lineage.list_sections() if self.lineage is not None else ()
+        """A signature that this run does not verify."""
         advice = (
             f"{self.unverified} was not verified; --public-key, --certificate-chain or --signer says whose it has to be"
         )
-        return (*chain, Section("Signature", lines=(advice,))) if self.unverified else chain
-
-    def view_for(self, kind: str) -> object | None:
-        """Return this evidence; to rules on a chain of manifests that chain."""
-        return self.lineage if kind == "lineage" else super().view_for(kind)
+        return (Section("Signature", lines=(advice,)),) if self.unverified else ()
 
     @property
     def headline(self) -> str:

@@ -1,4 +1,4 @@
-"""A worker process: it reads batches from stdin, scans or sums their pieces, and writes the results to stdout.
+"""A worker process: it reads batches from stdin, scans their pieces, and writes the results to stdout.
 
 It maps the files, which is twice as fast as reading them. If a mapped file shrinks or its disk fails, the system kills the
 process that maps it by SIGBUS. So only the worker dies, and its parent lives on and reports the fault.
@@ -28,7 +28,6 @@ from ckptcheck.values.pattern_max import CHUNK, scan_small
 from ckptcheck.values.row_scan import FINGERPRINT_BYTES, max_row_patterns, row_fingerprints
 from ckptcheck.values.sketch import take_sample
 from ckptcheck.values.stats import ChunkStats
-from ckptcheck.values.tensor_part import Sums, TensorPart, sum_part
 
 LENGTH = struct.Struct("<I")
 """The head of every message: the number of bytes that follow."""
@@ -58,27 +57,24 @@ class Piece(msgspec.Struct, array_like=True):
 
 
 class Batch(msgspec.Struct, array_like=True):
-    """Pieces of one file that a worker scans together, or parts of tensors that it sums for their shard digests."""
+    """Pieces of one file that a worker scans together."""
 
     shard: str
     path: str
     size: int
     """Bytes of the file when it was listed."""
     pieces: list[Piece]
-    parts: list[TensorPart] = []
-    """Their offsets are in bytes from the start of the file."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes to scan or to sum."""
-        return sum(piece.nbytes for piece in self.pieces) + sum(part.nbytes for part in self.parts)
+        """Bytes to scan."""
+        return sum(piece.nbytes for piece in self.pieces)
 
 
 class BatchStats(msgspec.Struct, array_like=True):
-    """The results of a batch: one entry for each piece, and one for each part."""
+    """The results of a batch: one entry for each piece."""
 
     chunks: list[ChunkStats]
-    sums: list[Sums]
 
 
 ChunkScanner = Callable[[NDArray[np.uint8], str], ChunkStats]
@@ -245,5 +241,4 @@ def serve_batches(source: IO[bytes], sink: IO[bytes]) -> None:
             os.close(file)
         assert mapped is not None
         chunks = scan_pieces(np.frombuffer(mapped, np.uint8), 0, batch.pieces)
-        sums = [sum_part(part, mapped) for part in batch.parts]
-        write_message(sink, msgspec.msgpack.encode(BatchStats(chunks, sums)))
+        write_message(sink, msgspec.msgpack.encode(BatchStats(chunks)))

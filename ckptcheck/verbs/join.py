@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 WITH_PARTS = ("scan", "manifest", "verify", "diff")
 """Verbs that have parts."""
 UNUSED = {
+    "manifest": (),
     "scan": ("headers_only", "fix", "dry_load"),
-    "manifest": ("made_from", "tool", "tool_version", "command"),
     "verify": (
-        "made_from", "signature", "public_key", "certificate_chain", "signer", "oidc_issuer", "trust_config", "allow_expired",
-        "ignore_unsigned_files", "attach", "allow_remote", "engine_python",
+        "signature", "public_key", "certificate_chain", "signer", "oidc_issuer", "trust_config", "allow_expired",
+        "ignore_unsigned_files",
     ),
     "diff": (),
 }  # fmt: skip

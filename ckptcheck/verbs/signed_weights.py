@@ -1,32 +1,23 @@
-"""Opens the signature and the origin of weights, which `verify` checks and `manifest` states."""
+"""Opens the signature of weights, which `verify` checks."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError, UsageError
-from ckptcheck.text.observer import Observer
 from ckptcheck.verbs.options import StrPath
 from ckptcheck.verbs.parameter import to_path
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.scan_options import ScanOptions
-    from ckptcheck.compare.manifest import Manifest
     from ckptcheck.compare.signatures.keys import TrustedSigner
     from ckptcheck.compare.signatures.signature_check import SignatureCheck
     from ckptcheck.compare.verification import Verification
-    from ckptcheck.live.runtime.process.exchange import TensorExchange
-    from ckptcheck.live.runtime.trainers.base import Trainer
     from ckptcheck.runners.runner import Runner
     from ckptcheck.text.observer import Advance
-
-    E = TypeVar("E", Verification, SignatureCheck)
-else:
-    E = TypeVar("E")
 
 
 def choose_signer(
@@ -92,7 +83,7 @@ def open_signature_check(
 ) -> SignatureCheck:
     """Verify the signature of a model. named: its tensors against the manifest that the user named."""
     from ckptcheck.checkpoint.open import open_target
-    from ckptcheck.compare.signatures.bundle import DEFAULT_NAME
+    from ckptcheck.compare.signatures.sign import DEFAULT_NAME
     from ckptcheck.compare.signatures.signature_check import check_signature
     from ckptcheck.errors import EvidenceError
     from ckptcheck.text.file_io import expand_home
@@ -117,86 +108,11 @@ def open_signature_check(
     )  # fmt: skip
 
 
-def read_inputs(
-    sources: Sequence[StrPath], options: ScanOptions, *, jobs: int | None, runner: Runner | None
-) -> dict[str, Manifest]:
-    """Return name → manifest of what weights were made from: a manifest's file, or a checkpoint that is read now.
-
-    The manifest of a checkpoint that is read keeps what a manifest in its folder states about its own origin.
-    """
-    from ckptcheck.checkpoint.open import open_target
-    from ckptcheck.compare.manifest import build_manifest, read_manifest
-    from ckptcheck.compare.signatures.sign import MANIFEST_NAME
-    from ckptcheck.text.file_io import expand_home
-
-    manifests = {}
-    for source in sources:
-        name = os.fspath(source)
-        if name.endswith(".json") and not name.endswith(".index.json"):
-            manifests[name] = read_manifest(name)
-            continue
-        built = build_manifest(open_target(name, runner=runner, jobs=jobs, options=options), jobs=jobs, runner=runner)
-        beside = Path(expand_home(name)) / MANIFEST_NAME
-        if beside.is_file():
-            built.made_from = read_manifest(beside).made_from
-        manifests[name] = built
-    return manifests
-
-
-def add_lineage(evidence: E, sources: Mapping[str, Manifest]) -> E:
-    """Add the chain of manifests that were given to the evidence about weights; without any, the evidence stays as it is."""
-    from ckptcheck.compare.lineage import trace_lineage
-
-    manifest = evidence.manifest
-    if not sources:
-        return evidence
-    if manifest is None:
-        raise CkptcheckError(
-            f"{evidence.target} has no signed manifest that states what it was made from",
-            "name a manifest, or have ckptcheck sign the model",
-        )
-    return replace(evidence, lineage=trace_lineage(evidence.target, manifest, sources))
-
-
 def find_signature(target: str) -> str:
     """Return the signature that lies in the folder of a model, "" for none."""
-    from ckptcheck.compare.signatures.bundle import DEFAULT_NAME
+    from ckptcheck.compare.signatures.sign import DEFAULT_NAME
     from ckptcheck.text.addresses import is_remote_address
     from ckptcheck.text.file_io import expand_home
 
     path = Path(expand_home(target)) / DEFAULT_NAME
     return str(path) if not is_remote_address(target) and path.is_file() else ""
-
-
-def ask_servers(
-    check: SignatureCheck,
-    servers: Sequence[str],
-    *,
-    allow_remote: bool,
-    engine_python: StrPath | None,
-    observer: Observer,
-) -> SignatureCheck:
-    """Compare servers with the signed weights. Where these are not as they were signed, no server is asked.
-
-    Raises CkptcheckError if no server answers, and for weights that no server loads.
-    """
-    if not check.is_as_signed:
-        return replace(check, is_attached=True)
-    from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.live.refit.running_servers.attach import AttachOptions, attach_to_servers
-    from ckptcheck.live.runtime.process.signal_guard import SignalGuard
-    from ckptcheck.live.runtime.trainers.layout import ParallelLayout
-    from ckptcheck.live.runtime.trainers.registry import start_trainer
-
-    if not isinstance(check.ckpt, Checkpoint):
-        raise CkptcheckError(
-            f"{check.target} is no Hugging Face checkpoint, and a server serves such a one", "verify the export of it"
-        )
-
-    def start(checkpoint: Checkpoint, exchange: TensorExchange, dtype: str) -> Trainer:
-        """Start the trainer that gives the logprobs."""
-        return start_trainer("transformers", checkpoint, exchange, ParallelLayout(), dtype, scratch=(exchange.folder,))
-
-    options = AttachOptions(servers, start, allow_remote=allow_remote, engine_python=to_path(engine_python))
-    with SignalGuard():
-        return replace(check, is_attached=True, served=attach_to_servers(check.ckpt, options, observer.log))

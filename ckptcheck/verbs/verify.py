@@ -4,26 +4,20 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-from ckptcheck.errors import UsageError
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
-    ENGINE,
     TRUST,
-    AllowRemote,
     Argument,
     CertificateChain,
-    EnginePython,
     FollowLinks,
     Jobs,
     Like,
     Option,
-    Paths,
     StrPath,
     Target,
     TrustConfig,
-    Words,
 )
-from ckptcheck.verbs.parameter import Given, several, to_path
+from ckptcheck.verbs.parameter import several, to_path
 from ckptcheck.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -32,13 +26,7 @@ if TYPE_CHECKING:
     from ckptcheck.runners.runner import Runner
 
 
-def reject_unused(given: Given) -> None:
-    """Reject options about servers if the command asks none."""
-    if not given["attach"]:
-        given.reject(["allow_remote", "engine_python"], "without --attach")
-
-
-@verb(reject_unused)
+@verb()
 def verify(
     target: Target,
     manifest: Annotated[
@@ -50,13 +38,6 @@ def verify(
     ] = None,
     *,
     like: Like = None,
-    made_from: Annotated[
-        Paths,
-        Option(
-            "The manifest of what the weights were made from, and of what that was made from; repeatable, in any order.",
-            metavar="FILE",
-        ),
-    ] = (),
     signature: Annotated[
         StrPath | None,
         Option("The signature to verify.", metavar="FILE", shown="model.sig in TARGET", panel=TRUST),
@@ -77,14 +58,6 @@ def verify(
     ignore_unsigned_files: Annotated[
         bool, Option("Accept files that the signature does not cover.", panel=TRUST)
     ] = False,
-    attach: Annotated[
-        Words,
-        Option(
-            "A running SGLang or vLLM: whether it serves the signed weights, repeatable.", metavar="URL", panel=ENGINE
-        ),
-    ] = (),
-    allow_remote: AllowRemote = False,
-    engine_python: EnginePython = None,
     follow_links: FollowLinks = False,
     jobs: Jobs = None,
     runner: "Runner | None" = None,
@@ -102,24 +75,15 @@ def verify(
     from ckptcheck.verbs.reports import add_notes, build_report
     from ckptcheck.verbs.runners import check_runner
     from ckptcheck.verbs.signed_weights import (
-        add_lineage,
-        ask_servers,
         choose_signer,
         find_signature,
         open_signature_check,
-        read_inputs,
     )
 
-    servers, origins = several(attach), several(made_from)
     trusted = choose_signer(
         manifest is None, signature, public_key, several(certificate_chain), signer, oidc_issuer, trust_config,
         allow_expired=allow_expired, ignore_unsigned_files=ignore_unsigned_files,
     )  # fmt: skip
-    if servers and trusted is None:
-        raise UsageError(
-            "--attach has no effect without a signature",
-            f"ckptcheck attach URL --source {os.fspath(target)} compares a server with a checkpoint",
-        )
     name, runner = os.fspath(target), check_runner(runner)
     options = ScanOptions(follow_links=follow_links)
     with observer.progress(name) as progress:
@@ -129,16 +93,12 @@ def verify(
             ckpt = open_target(name, runner=runner, jobs=jobs, options=options)
             reference = open_target(os.fspath(like), jobs=jobs, options=options) if like is not None else None
             verification = verify_manifest(ckpt, expected, reference, jobs=jobs, runner=runner, progress=progress)
-        sources = read_inputs(origins, options, jobs=jobs, runner=runner)
         if trusted is None:
             assert verification is not None
             noted = replace(verification, unverified=find_signature(name))
-            return add_notes(build_report(add_lineage(noted, sources), pictures=pictures), runner)
+            return add_notes(build_report(noted, pictures=pictures), runner)
         check = open_signature_check(
             name, to_path(signature), trusted, verification, options,
             ignore_unsigned=ignore_unsigned_files, jobs=jobs, runner=runner, progress=progress,
         )  # fmt: skip
-        check = add_lineage(check, sources)
-    if servers:
-        check = ask_servers(check, servers, allow_remote=allow_remote, engine_python=engine_python, observer=observer)
     return add_notes(build_report(check, pictures=pictures), runner)

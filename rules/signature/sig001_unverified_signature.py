@@ -6,7 +6,6 @@
   names, over what the bundle states. The package model-signing decides that. If it refuses, ckptcheck believes nothing that the
   bundle states, and skips all other rules on the signature.
 - The signer's certificate, and those in the signature that lead to its root, are valid today.
-- If you give `verify` a manifest, and the signature covers one too, both list the same tensors and state the same origin.
 
 ## Why it matters
 Whoever can exchange weights can also exchange a list of their digests. Only a signature says who vouches for them. A key counts
@@ -15,14 +14,12 @@ The command `model_signing verify` takes the first day of the certificate for th
 
 ## How to fix
 Fetch weights and signature again from whoever released them, and take the key from another place than the weights. If you
-released them yourself: `ckptcheck sign`. Of two manifests, use the signed one, `ckptcheck.manifest.json` in the folder of the
-model.
+released them yourself: `ckptcheck sign`.
 
 ## When it can be wrong
 - The signer announced a new key: verify with that one.
 - You know that the signature is older than the certificate's end: `--allow-expired`. A keyless signature is never reported: its
   certificate lives for minutes, and a log shows when it was used.
-- You wrote a newer manifest on purpose, with `--made-from`: sign the model again.
 
 ## Seen in
 sigstore/model-transparency: `Key mismatch` and `InvalidSignature` of model_signing verify; `sign_certificate.py` sets the time of
@@ -32,28 +29,18 @@ the check to the beginning of the certificate
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.compare.signatures.sign import MANIFEST_NAME
 from ckptcheck.compare.signatures.signature_check import SignatureCheck
-from ckptcheck.text.formatting import count, join_truncated
 
 FETCH = "fetch weights, signature and key again from whoever released them; ckptcheck sign signs weights of your own"
 RENEW = "sign again with a valid certificate, or add --allow-expired if you know that the signature is older"
-USE_SIGNED = f"use the signed one, {MANIFEST_NAME} in the folder of the model"
 
 
 @rule("SIG001", "unverified-signature", severity="error", on="signature")
 def check(signature: SignatureCheck) -> Iterator[Problem]:
     file = signature.signature.name
-    if signature.check.refusal:
-        yield Problem(f"no trusted signature: {signature.check.refusal}", file=file, hint=FETCH)
+    if signature.refusal:
+        yield Problem(f"no trusted signature: {signature.refusal}", file=file, hint=FETCH)
         return
-    if signature.check.expired and not signature.allow_expired:
-        why = f"{signature.check.expired}, and nothing shows that the signature was made while it was valid"
+    if signature.expired:
+        why = f"{signature.expired}, and nothing shows that the signature was made while it was valid"
         yield Problem(why, file=file, hint=RENEW)
-    if names := signature.differing_tensors:
-        number = count(len(names), "tensor differs", "tensors differ")
-        what = f"the manifest that was named is not the signed one: {number}: {join_truncated(names)}"
-        yield Problem(what, MANIFEST_NAME, names[0], USE_SIGNED, names=tuple(names))
-    if signature.has_other_origin:
-        what = "the manifest that was named states another origin of the weights than the signed one"
-        yield Problem(what, file=MANIFEST_NAME, hint=USE_SIGNED)

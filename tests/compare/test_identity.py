@@ -20,7 +20,6 @@ from ckptcheck.compare import layout_sums
 from ckptcheck.compare.identity import Identity, TensorIdentity, compute_root, identify_checkpoint
 from ckptcheck.errors import EvidenceError
 from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import format_sums
-from ckptcheck.values import value_pass
 from ckptcheck.values.shard_digest import sum_bytes
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.identities import list_differences
@@ -50,17 +49,6 @@ def test_the_name_does_not_depend_on_shards(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["checkpoints/tiny-llama-sharded", "checkpoints/tiny-qwen3-moe", "megatron/tp2-pp2"])
-def test_files_that_are_mapped_have_the_name_of_those_that_are_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = identity(ROOT / "fixtures" / name)
-    monkeypatch.setattr(value_pass, "MIN_BYTES_FOR_WORKERS", 0)
-    monkeypatch.setattr(layout_sums, "SLAB", 1 << 10)
-    monkeypatch.setattr(layout_sums, "MAX_PARTS", 3)
-    monkeypatch.setattr(layout_sums, "_sum_read", None)
-    mapped = identity(ROOT / "fixtures" / name, jobs=2)
-    assert (mapped.identity, mapped.tensors) == (read.identity, read.tensors)
-
-
 @pytest.mark.parametrize(
     ("change", "is_early", "reason"),
     [
@@ -73,14 +61,12 @@ def test_files_that_are_mapped_have_the_name_of_those_that_are_read(name: str, m
         (lambda file: os.utime(file, (0, 0)), False, "it changed while it was read"),
     ],
 )
-def test_a_mapped_file_that_changes_has_no_name(
+def test_a_file_that_changes_has_no_name(
     change: Callable[[Path], None], is_early: bool, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system kills the worker that maps it, and no other process."""
     source = CHECKPOINTS / "tiny-llama-sharded"
     big = {**load_all(source), "model.norm.weight": np.ones(1 << 20, np.float32)}
     folder = save_whole(big, source, tmp_path / "big")
-    monkeypatch.setattr(value_pass, "MIN_BYTES_FOR_WORKERS", 0)
     monkeypatch.setattr(layout_sums, "SLAB", 1 << 12)
     ckpt, changed = open_target(str(folder)), []
 

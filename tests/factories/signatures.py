@@ -6,7 +6,6 @@ import json
 import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +19,6 @@ from ckptcheck.compare.signatures.keys import SigningKey, TrustedSigner
 from ckptcheck.compare.signatures.sign import MANIFEST_NAME, sign_folder
 from ckptcheck.compare.signatures.signature_check import SignatureCheck
 from ckptcheck.verbs.signed_weights import open_signature_check
-from tests.factories.attached_servers import build_servers
 from tests.factories.checkpoint_cases import CHECKPOINTS, MEGATRON, CheckpointChanges, write_checkpoint
 
 NEEDED = "the packages of the extra sign are not installed"
@@ -43,8 +41,6 @@ class SignatureCase(CheckpointChanges, kw_only=True):
     """What becomes of the signature: restated, it lists other digests than those that were signed."""
     allow_expired: bool = False
     ignore_unsigned: bool = False
-    attached: dict[str, Any] = {}
-    """The servers that are to serve the weights, as `ServersCase` describes them; {}: none is asked."""
 
 
 def write_key(folder: Path, name: str = "key") -> tuple[Path, Path]:
@@ -159,10 +155,7 @@ def build_signature_check(table: Mapping[str, Any], folder: Path) -> SignatureCh
         "certificate": TrustedSigner(certificate_chain=(root,), allow_expired=case.allow_expired),
         "other certificate": TrustedSigner(certificate_chain=(other_root,)),
     }[case.verified_with]
-    check = open_signature_check(
+    return open_signature_check(
         str(model), signature, trusted, None, ScanOptions(),
         ignore_unsigned=case.ignore_unsigned, jobs=1, runner=None, progress=None,
     )  # fmt: skip
-    if not case.attached:
-        return check
-    return replace(check, is_attached=True, served=build_servers(case.attached) if check.is_as_signed else None)

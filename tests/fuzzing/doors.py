@@ -13,7 +13,6 @@ from tests.fuzzing.headers import check_safetensors, check_weight_map
 from tests.fuzzing.kept_files import PREPARATIONS as KEPT
 from tests.fuzzing.kept_files import (
     check_kept_saves,
-    check_lineage,
     check_parts,
     check_rank_files,
     check_saves,
@@ -44,7 +43,6 @@ DOORS: dict[str, Check] = {
     "hub": check_hub,
     "server": check_engine_server,
     "signature": check_signature,
-    "lineage": check_lineage,
     "parts": check_parts,
     "saves": check_saves,
     "rank-files": check_rank_files,

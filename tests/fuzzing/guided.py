@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,7 +43,7 @@ def list_targets(scratch: Path) -> dict[str, Target]:
     from ckptcheck.checkpoint.megatron.dcp import read_contents
     from ckptcheck.checkpoint.torch_bin import describe_pickles
     from ckptcheck.checkpoint.torch_file import read_torch_file_bytes
-    from ckptcheck.compare.signatures.bundle import MalformedSignature, parse_bundle
+    from ckptcheck.compare.signatures.signature_check import MalformedSignature, parse_bundle
     from ckptcheck.errors import CkptcheckError
     from ckptcheck.runners.parts import _decode_part
     from ckptcheck.runs.saves.open_series import open_kept_saves
@@ -57,11 +56,6 @@ def list_targets(scratch: Path) -> dict[str, Target]:
     def read_signature(raw: bytes) -> None:
         with suppress(MalformedSignature):
             parse_bundle(raw)
-
-    def read_statement(raw: bytes) -> None:
-        envelope = {"payload": b64encode(raw).decode(), "payloadType": "x", "signatures": [{"sig": "x"}]}
-        form = {"mediaType": "x", "verificationMaterial": {"publicKey": {}}, "dsseEnvelope": envelope}
-        read_signature(json.dumps(form).encode())
 
     def read_pickle(raw: bytes) -> None:
         read_contents(raw)
@@ -106,9 +100,6 @@ def list_targets(scratch: Path) -> dict[str, Target]:
         "index": Target(check_index, lambda: [index.read_bytes()]),
         "pickle": Target(refused(read_pickle), pickles),
         "signature": Target(read_signature, bundle),
-        "statement": Target(
-            read_statement, lambda: [b64decode(json.loads(raw)["dsseEnvelope"]["payload"]) for raw in bundle()]
-        ),
         "parts": Target(refused(read_part), lambda: [raw for parts in kept_files._parts() for raw in parts.values()]),
         "kept-saves": Target(refused(through_file("k.json", open_kept_saves)), kept),
         "trainer-state": Target(

@@ -35,13 +35,12 @@ from ckptcheck.reporters.evidence_pictures import draw_pictures
 from ckptcheck.runs.saves.open_series import open_series
 from ckptcheck.verbs.signed_weights import open_signature_check
 from tests.factories import saved_runs
-from tests.factories.lineage_cases import build_manifest
 from tests.factories.signatures import write_key
 from tests.factories.torch_archives import write_archive
 from tests.fuzz import CHECKPOINTS, RULES, damaged
 from tests.fuzzing.batches import copy_flat
 from tests.fuzzing.commands import build_inputs
-from tests.fuzzing.documents import change_json, require_no_crash, rules_of
+from tests.fuzzing.documents import change_json, rules_of
 from tests.fuzzing.megatron import change_archive
 from tests.fuzzing.pickles import random_pickle
 from tests.paths import ROOT
@@ -147,49 +146,6 @@ def _change_statement(raw: bytes, dice: random.Random) -> bytes:
             predicate["resources"] *= dice.choice([2, 30, 30, 30, 3000])
         raw = json.dumps(form).encode()
     return change_form(raw, dice) if dice.random() < 0.5 else raw
-
-
-TENSORS = {"a": "1", "b": "2", "c": "3"}
-
-
-@cache
-def _chain() -> dict[str, bytes]:
-    from ckptcheck.compare.lineage import state_origin
-
-    base, data = (build_manifest(name, TENSORS, "Hugging Face") for name in ("base.json", "other.json"))
-    tuned = build_manifest("tuned.json", {**TENSORS, "c": "4"}, "Hugging Face")
-    tuned.made_from = state_origin(
-        tuned, {"base.json": base, "other.json": data}, tool="train", version="1", command="run"
-    )
-    merged = build_manifest("merged.json", {**TENSORS, "a": "5"}, "")
-    merged.made_from = state_origin(merged, {"tuned.json": tuned, "base.json": base})
-    manifests = {"base.json": base, "other.json": data, "tuned.json": tuned, "merged.json": merged}
-    return {name: msgspec.json.encode(manifest) for name, manifest in manifests.items()}
-
-
-def check_lineage(seed: int, folder: Path) -> None:
-    """Change the manifests of a chain and their statements of origin, and follow them."""
-    from ckptcheck.compare.lineage import trace_lineage
-    from ckptcheck.compare.manifest import read_manifest
-
-    dice = random.Random(seed)
-    sound, chain = _chain(), dict(_chain())
-    for name in dice.sample(sorted(chain), dice.choice([1, 2, 3])):
-        form = json.loads(sound[name])
-        if dice.random() < 0.3 and form.get("made_from"):
-            inputs = form["made_from"]["predicate"]["buildDefinition"]["resolvedDependencies"]
-            inputs += [dice.choice(inputs)] * dice.choice([1, 1, 200])
-        if dice.random() < 0.3:  # a chain that leads back to itself
-            form["made_from"] = json.loads(sound[dice.choice(["tuned.json", "merged.json"])]).get("made_from")
-        chain[name] = change_form(json.dumps(form).encode(), dice) if dice.random() < 0.8 else json.dumps(form).encode()
-    given = {}
-    for name, raw in chain.items():
-        (folder / name).write_bytes(raw)
-        with suppress(CkptcheckError):
-            given[name] = read_manifest(str(folder / name))
-    if given:
-        name = dice.choice(sorted(given))
-        require_no_crash(trace_lineage(name, given.pop(name), given), "lineage")
 
 
 VALUES: list[Any] = [
@@ -390,7 +346,6 @@ def _judge_series(targets: list[str], cache: Path | None) -> None:
 
 PREPARATIONS: dict[str, Callable[[Path], object]] = {
     "signature": build_signed_model,
-    "lineage": lambda _: _chain(),
     "parts": lambda _: _parts(),
     "saves": build_run,
     "kept-saves": build_run,

@@ -67,13 +67,13 @@ ELSEWHERE: dict[str, str] = {
         ckptcheck/live/runtime/environments/recipe.py:load_recipe ckptcheck/live/runtime/environments/store.py:find_environment
         ckptcheck/live/runtime/process/process.py:read_log_tail""",
     "pipes between ckptcheck and its children": f"""
-        ckptcheck/checkpoint/sandbox_child.py:main ckptcheck/compare/bridge/mbridge_child.py:main
+        ckptcheck/checkpoint/sandbox_child.py:main
         ckptcheck/live/gate/call_process.py:_end_with_gate ckptcheck/values/forked_worker.py:__init__
         ckptcheck/values/forked_worker.py:_run_worker {WORKER}sglang_engine.py:call_ranks
         {WORKER}sglang_generate.py:force_decode""",
     "a folder, to see whether a sandbox holds": f"ckptcheck/checkpoint/sandbox_child.py:reach {WORKER}landlock.py:_allow",
     "a child reads, under limits, what `copy_without_values` or `copy_files_beside` bounded, or what its engine reads as well": f"""
-        ckptcheck/compare/bridge/mbridge_child.py:build_response {WORKER}critic.py:__init__ {WORKER}critic.py:set_head
+        {WORKER}critic.py:__init__ {WORKER}critic.py:set_head
         {WORKER}critic.py:compare_gradients {WORKER}dry_load_sglang.py:_find_lost_class
         {WORKER}dry_load_transformers.py:dry_load {WORKER}lora_files.py:read_adapter {WORKER}lora_files.py:write_merged
         {WORKER}megatron_rank.py:read {WORKER}transformers_trainer.py:load {WORKER}vllm_images.py:takes_images

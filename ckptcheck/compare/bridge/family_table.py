@@ -34,7 +34,7 @@ def entry(*targets: str, split: SplitFunction = keep_whole, stacked: bool = Fals
 class FamilyTable:
     """The stored forms of one model family; numbers in names are written {}."""
 
-    # Names in Megatron's normal form (see `megatron_names`).
+    # Names in Megatron's normal form (see `matching.megatron_side`).
     megatron: Mapping[str, TableEntry] = field(repr=False)
     # Other forms in which Hugging Face checkpoints of the family are stored.
     variants: Mapping[str, TableEntry] = field(default_factory=dict, repr=False)

@@ -4,9 +4,8 @@ The diagnosis names a cause only if it reproduces the actual tensor. `diagnose` 
 tensors.
 """
 
-from ckptcheck.compare.diagnosis.attention_geometry import AttentionGeometry
-from ckptcheck.compare.diagnosis.diagnose import diagnose
-from ckptcheck.compare.diagnosis.inputs import DiagnosisInput, TensorBits
+from ckptcheck.compare.diagnosis.inputs import AttentionGeometry, DiagnosisInput, TensorBits
+from ckptcheck.compare.diagnosis.search import diagnose
 from ckptcheck.compare.diagnosis.verdict import Verdict
 
 __all__ = ["AttentionGeometry", "DiagnosisInput", "TensorBits", "Verdict", "diagnose"]

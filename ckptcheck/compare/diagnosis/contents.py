@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ckptcheck.compare.diagnosis.difference import DifferenceExtent, candidate_regions
 from ckptcheck.compare.diagnosis.inputs import TensorBits
 from ckptcheck.compare.diagnosis.matrix_view import CHUNK_ELEMENTS, row_ranges
-from ckptcheck.compare.diagnosis.rounding import ROUNDED, encode
 from ckptcheck.compare.diagnosis.verdict import Cause
+from ckptcheck.compare.matching.cast import ROUNDED, encode
 from ckptcheck.values.detectors.bare_codes import recognise_codes
 from ckptcheck.values.detectors.middle_pieces import PIECE
 from ckptcheck.values.dtypes import FORMATS, decode

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptcheck.compare.diagnosis.inputs import tp_sizes
 from ckptcheck.compare.diagnosis.matrix_view import row_ranges
 from ckptcheck.text.formatting import format_ranges
 from ckptcheck.values.dtypes import decode
@@ -103,7 +104,7 @@ def _count_runs(numbers: NDArray[np.int64]) -> int:
 
 def _describe_rank(pair: MatrixPair, numbers: NDArray[np.int64], length: int) -> str:
     """Return words for the tensor-parallel rank whose shard is exactly these rows or columns; "" if it is no rank's."""
-    for ranks in pair.input.geometry.tp_sizes(length):
+    for ranks in tp_sizes(length):
         rank, rest = divmod(int(numbers[0]), length // ranks)
         if not rest and len(numbers) == length // ranks and _count_runs(numbers) == 1:
             return f" (the shard of rank {rank} of {ranks})"

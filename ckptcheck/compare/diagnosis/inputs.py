@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptcheck.compare.diagnosis.attention_geometry import AttentionGeometry
 from ckptcheck.compare.diagnosis.tensor_name import (
     INTERLEAVED,
     TensorName,
-    find_fused_leader,
-    list_fused_partners,
+    list_fused_members,
     parse_tensor_name,
 )
 
@@ -21,6 +19,41 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ckptcheck.checkpoint.checkpoint import Checkpoint
+
+USUAL_TP = (2, 4, 8, 16, 32, 64)
+USUAL_HEAD_DIM = (128, 64, 256, 96, 80, 32, 192, 16, 8)
+
+
+def tp_sizes(length: int) -> list[int]:
+    """Return the usual numbers of tensor-parallel ranks that divide `length` rows or columns, fewest first."""
+    return [ranks for ranks in USUAL_TP if 1 < ranks <= length and length % ranks == 0]
+
+
+@dataclass(frozen=True)
+class AttentionGeometry:
+    """The known dimensions of a model's attention. The diagnosis tries the usual values of a number that is None."""
+
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+
+    def candidate_head_dims(self, rows: int) -> list[int]:
+        """Return the numbers of rows that one attention head may have in a tensor of `rows` rows."""
+        return [
+            size
+            for size in ((self.head_dim,) if self.head_dim else USUAL_HEAD_DIM)
+            if 2 <= size <= rows and rows % size == 0
+        ]
+
+    def candidate_kv_heads(self, query: int, key: int) -> list[int]:
+        """Return the possible numbers of KV heads, given the rows of the query and of the key."""
+        if self.kv_heads:
+            return [self.kv_heads] if key % self.kv_heads == 0 and query % self.kv_heads == 0 else []
+        return [
+            key // size
+            for size in self.candidate_head_dims(key)
+            if query % (key // size) == 0 and (query // (key // size)) % size == 0
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,13 +195,11 @@ class DiagnosisInput:
         """Group names into keys: q, k and v, or gate and up, where both sides have all of them; every other name by itself."""
         keys: dict[TensorKey, None] = {}
         for name in names:
-            place = parse_tensor_name(name)
-            first = parse_tensor_name(find_fused_leader(place) or name)
-            group = (first.name, *list_fused_partners(first))
-            whole = len(group) > 1 and all(mate in self.expected and mate in self.actual for mate in group)
-            if whole and name in group:
-                keys[TensorKey(group, first, "qkv" if first.part == "q" else "gate_up")] = None
+            group = list_fused_members(name)
+            if group and all(mate in self.expected and mate in self.actual for mate in group):
+                keys[TensorKey(group, parse_tensor_name(group[0]), "qkv" if len(group) == 3 else "gate_up")] = None
             else:
+                place = parse_tensor_name(name)
                 keys[TensorKey((name,), place, place.part)] = None
         return list(keys)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ckptcheck.compare.diagnosis.inputs import DiagnosisInput, SourceName, TensorBits, TensorKey
 from ckptcheck.compare.diagnosis.matrix_view import order_by_group
-from ckptcheck.compare.diagnosis.rounding import ROUNDED, encode
+from ckptcheck.compare.matching.cast import ROUNDED, encode
 from ckptcheck.values.dtypes import decode
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ckptcheck.compare.diagnosis.verdict import Cause, Confidence
 
 Index = NDArray[np.int64]
 CHUNK_ELEMENTS = 1 << 18
@@ -27,90 +29,69 @@ def order_by_group(sizes: tuple[int, ...], groups: int) -> Index:
     return np.concatenate(shares, axis=1).reshape(-1).astype(np.int64)
 
 
-class MatrixView(Protocol):
+@dataclass(frozen=True, eq=False)
+class MatrixView:
     """A matrix of bit patterns whose elements are computed when they are read."""
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows, columns."""
-        ...
+    # Rows, columns.
+    shape: tuple[int, int]
+    # Returns the patterns at rows and columns, which broadcast.
+    pick: Callable[[Index, Index], NDArray[Any]]
 
-    def pick(self, rows: Index, columns: Index) -> NDArray[Any]:
-        """Return the patterns at these rows and columns, which broadcast."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class PlainView:
-    """A view of an unchanged matrix."""
-
-    matrix: NDArray[Any]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows, columns."""
-        return self.matrix.shape[0], self.matrix.shape[1]
-
-    def pick(self, rows: Index, columns: Index) -> NDArray[Any]:
-        """Return the patterns at these rows and columns."""
-        picked: NDArray[Any] = self.matrix[rows, columns]
-        return picked
+    @classmethod
+    def of(cls, matrix: NDArray[Any]) -> MatrixView:
+        """Return a view of an unchanged matrix."""
+        return cls((matrix.shape[0], matrix.shape[1]), lambda rows, columns: matrix[rows, columns])
 
 
 @dataclass(frozen=True, eq=False)
-class Rearrangement:
-    """A cause that moves elements."""
+class Change:
+    """A cause that says what becomes of every element: of its place, or of its value."""
 
     # The cause, and how a sentence says it.
     code: str
     text: str
-    # New index → old index; None if the rows or columns stay.
-    rows: Index | None = None
-    columns: Index | None = None
-    # The elements of the transposed matrix, written in the shape of the matrix itself.
-    transposed: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class RearrangedView:
-    """A view whose elements come from other positions of its source."""
-
-    source: MatrixView
-    rearrangement: Rearrangement
+    apply: Callable[[MatrixView], MatrixView]
+    confidence: Confidence = "exact"
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Rows, columns."""
-        return self.source.shape
-
-    def pick(self, rows: Index, columns: Index) -> NDArray[Any]:
-        """Return the patterns at these rows and columns."""
-        if self.rearrangement.transposed:
-            height, width = self.source.shape
-            at = rows * width + columns
-            rows, columns = at % height, at // height
-        if self.rearrangement.rows is not None:
-            rows = self.rearrangement.rows[rows]
-        if self.rearrangement.columns is not None:
-            columns = self.rearrangement.columns[columns]
-        return self.source.pick(rows, columns)
+    def cause(self) -> Cause:
+        """The cause without what it does."""
+        return Cause(self.code, self.text, self.confidence)
 
 
-@dataclass(frozen=True, eq=False)
-class MappedView:
-    """A view that applies the same function to every element of its source."""
+def move_elements(
+    code: str, text: str, *, rows: Index | None = None, columns: Index | None = None, transposed: bool = False
+) -> Change:
+    """Return a cause that moves elements.
 
-    source: MatrixView
-    change: Callable[[NDArray[Any]], NDArray[Any]]
+    rows, columns: new index → old index; None if they stay. transposed: the elements of the transposed matrix, written in the
+    shape of the matrix itself.
+    """
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows, columns."""
-        return self.source.shape
+    def apply(source: MatrixView) -> MatrixView:
+        def pick(at: Index, across: Index) -> NDArray[Any]:
+            if transposed:
+                height, width = source.shape
+                place = at * width + across
+                at, across = place % height, place // height
+            return source.pick(at if rows is None else rows[at], across if columns is None else columns[across])
 
-    def pick(self, rows: Index, columns: Index) -> NDArray[Any]:
-        """Return the patterns at these rows and columns."""
-        return self.change(self.source.pick(rows, columns))
+        return MatrixView(source.shape, pick)
+
+    return Change(code, text, apply)
+
+
+def map_elements(
+    code: str, text: str, change: Callable[[NDArray[Any]], NDArray[Any]], confidence: Confidence = "exact"
+) -> Change:
+    """Return a cause that changes the bit patterns of all elements in the same way."""
+    return Change(
+        code,
+        text,
+        lambda source: MatrixView(source.shape, lambda rows, columns: change(source.pick(rows, columns))),
+        confidence,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,19 +104,17 @@ class SamplePoints:
     actual: NDArray[Any]
 
     @classmethod
-    def choose(cls, actual: NDArray[Any], expected: NDArray[Any] | None = None, size: int = 192) -> SamplePoints:
+    def choose(cls, actual: NDArray[Any], expected: NDArray[Any], size: int = 192) -> SamplePoints:
         """Choose the positions. The choice is deterministic."""
         number = actual.size
         width = max(actual.shape[1], 1)
         at = np.unique(np.linspace(0, number - 1, min(size, number)).astype(np.int64))
         # Spread them over different columns.
         at = np.unique((at + (at * 40503) % max(width, 1)) % number)
-        if expected is not None and expected.shape == actual.shape:
-            step = max(1, actual.shape[0] // 64)
-            where = np.flatnonzero((actual[::step] != expected[::step]).ravel())[:: max(1, number // step // size)][
-                :size
-            ]
-            at = np.unique(np.concatenate([at, (where // width) * step * width + where % width]))
+        step = max(1, actual.shape[0] // 64)
+        differing = np.flatnonzero((actual[::step] != expected[::step]).ravel())
+        where = differing[:: max(1, number // step // size)][:size]
+        at = np.unique(np.concatenate([at, (where // width) * step * width + where % width]))
         rows, columns = at // width, at % width
         return cls(rows, columns, actual[rows, columns])
 

@@ -1,8 +1,7 @@
 """Detects tensors that were quantized and dequantized: int8, int4 or scaled FP8, per tensor, row, group or block.
 
 The scales follow the usual recipe of compressed-tensors, AutoGPTQ and DeepSeek: the largest magnitude of the group divided by
-the largest number of the format. Scales that a search chose (GPTQ with error feedback, AWQ, MSE) cannot be reproduced; then only
-the grid itself is visible.
+the largest number of the format. Scales that a search chose (GPTQ with error feedback, AWQ, MSE) cannot be reproduced.
 """
 
 from __future__ import annotations
@@ -10,17 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ckptcheck.compare.diagnosis.matrix_view import CHUNK_ELEMENTS, row_ranges
-from ckptcheck.compare.diagnosis.rounding import encode
 from ckptcheck.compare.diagnosis.verdict import Cause
+from ckptcheck.compare.matching.cast import encode
 from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
     from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 
-Floats = NDArray[np.float64]
 SAMPLE_ROWS = 128
 """Rows that are compared before the whole tensor."""
 KINDS: dict[str, float] = {"int8": 127, "int4": 7, "fp8 (e4m3)": 448}
@@ -91,42 +88,3 @@ def _largest(pair: MatrixPair) -> float:
 def _digits(dtype: str) -> int:
     """Return the binary digits of the significand, including the hidden one."""
     return {"F64": 20, "F32": 20, "F16": 11, "BF16": 8, "F8_E4M3": 4, "F8_E5M2": 3}[dtype]
-
-
-def find_different_grid(pair: MatrixPair) -> Cause | None:
-    """Find two sides that lie on different 4-bit grids: other scales, groups or zero points.
-
-    Both must be within half a step of a common number, so they come from the same model.
-    """
-    if not pair.is_float or pair.is_vector:
-        return None
-    rows = slice(0, SAMPLE_ROWS)
-    expected, actual = (decode(pair.dtype, side[rows]).astype(np.float64) for side in (pair.expected, pair.actual))
-    if not (np.isfinite(expected).all() and np.isfinite(actual).all()):
-        return None
-    was, now = _find_grid(expected, pair.dtype), _find_grid(actual, pair.dtype)
-    if was is None or now is None:
-        return None
-    slack = (was[1] + now[1]) / 2 * 1.02
-    if np.count_nonzero(np.abs(expected - actual) > slack) > actual.size // 500:
-        return None
-    text = f"both sides lie on a 4-bit grid, but with different scales (expected {was[0]}, found {now[0]})"
-    return Cause("grid", text, "rounded")
-
-
-def _find_grid(values: Floats, dtype: str) -> tuple[str, Floats] | None:
-    """Find the largest groups whose numbers are multiples -8…8 of one step. Returns words and the step of each element."""
-    rows, columns = values.shape
-    for words, height, width in _groups(rows, columns):
-        if height != 1:
-            continue
-        grouped = values.reshape(rows, -1, width)
-        largest = np.abs(grouped).max(axis=2, keepdims=True)
-        for top in (7, 8):
-            step = np.where(largest == 0, 1, largest / top)
-            ratio = grouped / step
-            if (
-                np.abs(ratio - np.rint(ratio)) <= np.maximum(np.abs(ratio), 1) * 2.0 ** (1 - _digits(dtype))
-            ).mean() > 0.998:
-                return f"one per {words}", np.broadcast_to(step, grouped.shape).reshape(values.shape)
-    return None

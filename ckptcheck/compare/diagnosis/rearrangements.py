@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptcheck.compare.diagnosis.matrix_view import MatrixView, Rearrangement, order_by_group
+from ckptcheck.compare.diagnosis.inputs import tp_sizes
+from ckptcheck.compare.diagnosis.matrix_view import Change, MatrixView, move_elements, order_by_group
 
 if TYPE_CHECKING:
     from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
@@ -22,7 +23,7 @@ MIN_ELEMENTS, MIN_WIDTH = 8, 4
 """Elements, and rows or columns, that a rank's shard has at least."""
 
 
-def iterate_fused_rearrangements(pair: MatrixPair, *, permuted: bool = True) -> Iterator[Rearrangement]:
+def iterate_fused_rearrangements(pair: MatrixPair, *, permuted: bool = True) -> Iterator[Change]:
     """Yield what can be wrong with the order of the members of a fused tensor.
 
     permuted: also Q, K and V in another order. Beside a second cause, the order of ranks often explains the same.
@@ -33,7 +34,7 @@ def iterate_fused_rearrangements(pair: MatrixPair, *, permuted: bool = True) -> 
         groups = pair.input.geometry.candidate_kv_heads(sizes[0], sizes[1])
         for number in groups:
             yield from _order_and_inverse(sizes, number, "qkv-interleave", *_qkv_texts(pair.is_interleaved))
-        for ranks in pair.input.geometry.tp_sizes(sizes[1]):
+        for ranks in tp_sizes(sizes[1]):
             if sizes[0] % ranks == 0 and ranks not in groups:
                 yield from _order_and_inverse(
                     sizes, ranks, "tp-concatenated", *_concatenation_texts("Q, K and V", ranks)
@@ -41,8 +42,8 @@ def iterate_fused_rearrangements(pair: MatrixPair, *, permuted: bool = True) -> 
     if len(sizes) == 2:
         half = sizes[0]
         rows = np.concatenate([np.arange(half, 2 * half), np.arange(half)]).astype(np.int64)
-        yield Rearrangement("gate-up-swapped", "gate and up are swapped", rows=rows)
-        for ranks in pair.input.geometry.tp_sizes(half):
+        yield move_elements("gate-up-swapped", "gate and up are swapped", rows=rows)
+        for ranks in tp_sizes(half):
             yield from _order_and_inverse(sizes, ranks, "tp-concatenated", *_concatenation_texts("gate and up", ranks))
         yield from _order_and_inverse(
             sizes,
@@ -53,14 +54,14 @@ def iterate_fused_rearrangements(pair: MatrixPair, *, permuted: bool = True) -> 
         )
 
 
-def _order_blocks(sizes: tuple[int, ...]) -> Iterator[Rearrangement]:
+def _order_blocks(sizes: tuple[int, ...]) -> Iterator[Change]:
     """Yield Q, K and V stacked in every wrong order."""
     ends = np.cumsum(sizes)
     blocks = [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
     for order in list(permutations(range(3)))[1:]:
         names = ", ".join("QKV"[number] for number in order)
         rows = np.concatenate([blocks[number] for number in order]).astype(np.int64)
-        yield Rearrangement("qkv-permuted", f"Q, K and V are in the order {names}", rows=rows)
+        yield move_elements("qkv-permuted", f"Q, K and V are in the order {names}", rows=rows)
 
 
 def _qkv_texts(interleaved: bool) -> tuple[str, str]:
@@ -83,24 +84,22 @@ def _concatenation_texts(parts: str, ranks: int) -> tuple[str, str]:
     )
 
 
-def _order_and_inverse(
-    sizes: tuple[int, ...], groups: int, code: str, forward: str, back: str
-) -> Iterator[Rearrangement]:
+def _order_and_inverse(sizes: tuple[int, ...], groups: int, code: str, forward: str, back: str) -> Iterator[Change]:
     """Yield an order and its inverse; nothing if the order changes nothing."""
     rows = order_by_group(sizes, groups)
     if np.array_equal(rows, np.arange(len(rows))):
         return
-    yield Rearrangement(code, forward, rows=rows)
+    yield move_elements(code, forward, rows=rows)
     reverse = np.argsort(rows)
     if not np.array_equal(reverse, rows):
-        yield Rearrangement(code, back, rows=reverse)
+        yield move_elements(code, back, rows=reverse)
 
 
-def iterate_matrix_rearrangements(pair: MatrixPair) -> Iterator[Rearrangement]:
+def iterate_matrix_rearrangements(pair: MatrixPair) -> Iterator[Change]:
     """Yield what can be wrong with the layout of one matrix: transposed, or rope's halves and pairs confused in Q and K."""
     rows, columns = pair.actual.shape
     if not pair.is_vector and rows > 1 and columns > 1:
-        yield Rearrangement("transposed", "transposed", transposed=True)
+        yield move_elements("transposed", "transposed", transposed=True)
     if pair.part in ("q", "k"):
         for size in pair.input.geometry.candidate_head_dims(rows):
             for rotary_rows in (size, size // 2, size // 4):
@@ -108,7 +107,7 @@ def iterate_matrix_rearrangements(pair: MatrixPair) -> Iterator[Rearrangement]:
                     yield from _rope(rows, size, rotary_rows)
 
 
-def _rope(rows: int, head_dim: int, rotary: int) -> Iterator[Rearrangement]:
+def _rope(rows: int, head_dim: int, rotary: int) -> Iterator[Change]:
     # 0, half, 1, half + 1, ...
     pairs = np.arange(rotary, dtype=np.int64).reshape(2, -1).T.reshape(-1)
     part = "" if rotary == head_dim else f" (of the first {rotary} of {head_dim} rows of a head)"
@@ -117,21 +116,21 @@ def _rope(rows: int, head_dim: int, rotary: int) -> Iterator[Rearrangement]:
         (np.argsort(pairs), f"rope's interleaved pairs are laid out as halves{part}"),
     ):
         head = np.concatenate([order, np.arange(rotary, head_dim)])
-        yield Rearrangement(
+        yield move_elements(
             "rope-permuted",
             text,
             rows=(np.arange(0, rows, head_dim)[:, None] + head[None]).reshape(-1).astype(np.int64),
         )
 
 
-def propose_shard_orders(pair: MatrixPair, view: MatrixView, actual: NDArray[Any]) -> Iterator[Rearrangement]:
+def propose_shard_orders(pair: MatrixPair, view: MatrixView, actual: NDArray[Any]) -> Iterator[Change]:
     """Yield rearrangements in which each block is some block of the source: permuted ranks, a rank's shard twice."""
     for axis in (0, 1):
         if axis == 1 and actual.shape[1] == 1:
             continue
         sizes = [
             ranks
-            for ranks in pair.input.geometry.tp_sizes(actual.shape[axis])
+            for ranks in tp_sizes(actual.shape[axis])
             if actual.size // ranks >= MIN_ELEMENTS and actual.shape[axis] // ranks >= MIN_WIDTH
         ]
         if not sizes or _match_blocks(view, actual, axis, sizes[-1]) is None:
@@ -149,7 +148,7 @@ def propose_shard_orders(pair: MatrixPair, view: MatrixView, actual: NDArray[Any
             else:
                 code = "tp-duplicated"
                 text = f"shards of {ranks} tensor-parallel ranks are there more than once (ranks {listed})"
-            yield Rearrangement(code, text, rows=None if axis else order, columns=order if axis else None)
+            yield move_elements(code, text, rows=None if axis else order, columns=order if axis else None)
 
 
 def _match_blocks(view: MatrixView, actual: NDArray[Any], axis: int, ranks: int) -> list[int] | None:

@@ -1,39 +1,95 @@
-"""Tries the causes on one difference: first each alone, then two together. A sample is compared before the whole tensor."""
+"""Explains the differences of many tensors: tries the causes on each, first each alone, then two together.
+
+A sample is compared before the whole tensor.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from ckptcheck.compare.diagnosis import contents, rearrangements
 from ckptcheck.compare.diagnosis.contents import find_partial_write
 from ckptcheck.compare.diagnosis.difference import DifferenceExtent, describe_difference, locate_difference
-from ckptcheck.compare.diagnosis.elementwise import ElementwiseChange, elementwise_changes, find_norm_offset
+from ckptcheck.compare.diagnosis.elementwise import elementwise_changes, find_norm_offset
 from ckptcheck.compare.diagnosis.inputs import DiagnosisInput, TensorKey
 from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair, read_matrix_pair
-from ckptcheck.compare.diagnosis.matrix_view import (
-    MappedView,
-    MatrixView,
-    PlainView,
-    RearrangedView,
-    Rearrangement,
-    SamplePoints,
-    matrices_equal,
-    view_equals,
-)
+from ckptcheck.compare.diagnosis.matrix_view import Change, MatrixView, SamplePoints, matrices_equal, view_equals
 from ckptcheck.compare.diagnosis.moved_rows import find_reordering, find_row_shift
-from ckptcheck.compare.diagnosis.quantization_grid import find_different_grid, find_quantization
+from ckptcheck.compare.diagnosis.quantization_grid import find_quantization
 from ckptcheck.compare.diagnosis.rearrangements import propose_shard_orders
 from ckptcheck.compare.diagnosis.scale_factors import find_group_scales, find_scale
 from ckptcheck.compare.diagnosis.shapes import explain_shape
 from ckptcheck.compare.diagnosis.siblings import STALE, SiblingIndex
-from ckptcheck.compare.diagnosis.verdict import Cause, Explanation
+from ckptcheck.compare.diagnosis.summary import summarize
+from ckptcheck.compare.diagnosis.tensor_name import EXPERT
+from ckptcheck.compare.diagnosis.verdict import Cause, Explanation, Verdict
+from ckptcheck.text.formatting import count
 
+MAX_TENSORS = 512
+"""Tensors that are examined by default; a last verdict counts the others."""
 MAX_UNKNOWN = 8
 """After so many unknown differences of one kind, only the cheap causes are tried on its siblings."""
 
 Causes = tuple[Cause, ...]
+
+
+def diagnose(sides: DiagnosisInput, names: Iterable[str] | None = None, *, most: int = MAX_TENSORS) -> list[Verdict]:
+    """Explain why tensors differ. Known causes come first, those of most tensors before others, unknown ones last.
+
+    Args:
+        sides: the expected and the actual tensors.
+        names: the tensors to examine, usually those known to differ; None for all expected ones. Equal tensors give no
+            verdict, so equal sides give an empty list.
+        most: number of tensors to examine, spread over all kinds and layers. A last verdict counts the others.
+
+    Raises what the readers of `sides` raise.
+    """
+    keys = [
+        part
+        for key in sides.group_into_keys(sides.expected if names is None else names)
+        for part in _unstacked(key, sides)
+    ]
+    examined = _spread(keys, most)
+    search = CauseSearch(sides)
+    # NaN, Inf and overflow are among the causes.
+    with np.errstate(all="ignore"):
+        verdicts = summarize([finding for key in examined for finding in search.explain(key)], sides)
+    if len(examined) < len(keys):
+        remaining = len(keys) - len(examined)
+        text = f"{count(remaining, 'further difference')} not examined"
+        evidence = f"{len(examined):,} of {len(keys):,} were examined, spread over all kinds and layers"
+        verdicts.append(Verdict(("unexamined",), text, (), "unknown", evidence))
+    return verdicts
+
+
+def _unstacked(key: TensorKey, sides: DiagnosisInput) -> list[TensorKey]:
+    """Return a key for each expert of a stacked tensor [experts, ...]; any other key unchanged."""
+    if len(key.names) > 1 or key.expert_index is not None or not EXPERT.search(key.label):
+        return [key]
+    expected, actual = sides.read("expected", key.names[0]), sides.read("actual", key.names[0])
+    if expected is None or actual is None or expected.patterns.ndim != 3 or expected.shape != actual.shape:
+        return [key]
+    return [TensorKey(key.names, key.parsed_name, key.part, expert) for expert in range(expected.shape[0])]
+
+
+def _spread(keys: list[TensorKey], most: int) -> list[TensorKey]:
+    """Choose at most `most` keys, spread evenly over the labels and within each label, in their given order."""
+    if len(keys) <= most:
+        return keys
+    labels: dict[str, list[int]] = {}
+    for number, key in enumerate(keys):
+        labels.setdefault(key.label, []).append(number)
+    indices: list[int] = []
+    remaining = most
+    for index, numbers in enumerate(sorted(labels.values(), key=len)):
+        share = min(len(numbers), remaining // (len(labels) - index))
+        indices += [numbers[at * len(numbers) // share] for at in range(share)]
+        remaining -= share
+    return [keys[number] for number in sorted(indices)]
 
 
 @dataclass
@@ -68,9 +124,9 @@ class CauseSearch:
         if not members:
             return [self._explain_whole(unit, extent)]
         sample = SamplePoints.choose(unit.actual, unit.expected)
-        for arrangement in rearrangements.iterate_fused_rearrangements(unit):
-            if view_equals(RearrangedView(PlainView(unit.expected), arrangement), unit.actual, sample):
-                return [_explanation(unit, (_to_cause(arrangement),))]
+        for change in rearrangements.iterate_fused_rearrangements(unit):
+            if view_equals(change.apply(MatrixView.of(unit.expected)), unit.actual, sample):
+                return [_explanation(unit, (change.cause,))]
         alone = [(part, at, self._find_cheap_cause(part, at)) for part, at in members]
         if not all(causes for _, _, causes in alone):
             together = self._find_two_causes(unit, fused=True)
@@ -104,19 +160,13 @@ class CauseSearch:
         previous = unit.read_sibling("previous", unit.key.parsed_name.layer, unit.key.expert_index)
         if previous is not None and matrices_equal(previous, unit.actual):
             return (STALE,)
-        source, sample = PlainView(unit.expected), SamplePoints.choose(unit.actual, unit.expected)
-        for arrangement in rearrangements.iterate_matrix_rearrangements(unit):
-            if view_equals(RearrangedView(source, arrangement), unit.actual, sample):
-                return (_to_cause(arrangement),)
-        for change in elementwise_changes(unit):
-            if view_equals(MappedView(source, change.change), unit.actual, sample):
-                return (_to_cause(change),)
-        if (
-            unit.part == "norm"
-            and unit.is_float
-            and (offset := find_norm_offset(unit.dtype, unit.expected, unit.actual))
-        ):
-            return (_to_cause(offset),)
+        source, sample = MatrixView.of(unit.expected), SamplePoints.choose(unit.actual, unit.expected)
+        for change in (*rearrangements.iterate_matrix_rearrangements(unit), *elementwise_changes(unit)):
+            if view_equals(change.apply(source), unit.actual, sample):
+                return (change.cause,)
+        is_norm = unit.part == "norm" and unit.is_float
+        if is_norm and (offset := find_norm_offset(unit.dtype, unit.expected, unit.actual)):
+            return (offset,)
         if causes := self.siblings.find_source(unit):
             return causes
         cause = (
@@ -136,9 +186,9 @@ class CauseSearch:
         fused: the first cause, if the tensor is fused. Ranks and padding belong to each member, but if the interleave of
         Q, K and V was not undone, the ranks' shards are those of the whole.
         """
-        for arrangement in propose_shard_orders(unit, source, unit.actual) if fused in ("", "qkv-interleave") else ():
-            if view_equals(RearrangedView(source, arrangement), unit.actual, sample):
-                return (_to_cause(arrangement),)
+        for change in propose_shard_orders(unit, source, unit.actual) if fused in ("", "qkv-interleave") else ():
+            if view_equals(change.apply(source), unit.actual, sample):
+                return (change.cause,)
         cause = None if fused else find_row_shift(unit, source)
         cause = cause or find_scale(unit, source, sample)
         return (cause,) if cause else ()
@@ -148,7 +198,6 @@ class CauseSearch:
         cause = (
             find_group_scales(unit)
             or find_quantization(unit)
-            or find_different_grid(unit)
             or find_reordering(unit)
             or contents.find_uninitialized_memory(unit.dtype, unit.expected, unit.actual)
         )
@@ -168,13 +217,9 @@ class CauseSearch:
         for view, first in self._iterate_first_causes(unit, arrangements):
             if sample.fits(view) and view_equals(view, unit.actual, sample) and len(first) > 1:
                 return first
-            for arrangement in arrangements:
-                if view_equals(RearrangedView(view, arrangement), unit.actual, sample):
-                    return (*first, _to_cause(arrangement))
-            if not fused:
-                for change in elementwise_changes(unit):
-                    if view_equals(MappedView(view, change.change), unit.actual, sample):
-                        return (*first, _to_cause(change))
+            for change in (*arrangements, *(() if fused else elementwise_changes(unit))):
+                if view_equals(change.apply(view), unit.actual, sample):
+                    return (*first, change.cause)
             more = self._find_derived_cause(unit, view, sample, fused=first[0].code if fused else "")
             # A factor has a sign of its own.
             if more and (first[0].code, more[0].code) != ("sign", "scaled"):
@@ -182,22 +227,20 @@ class CauseSearch:
         return ()
 
     def _iterate_first_causes(
-        self, unit: MatrixPair, arrangements: list[Rearrangement]
+        self, unit: MatrixPair, arrangements: list[Change]
     ) -> Iterator[tuple[MatrixView, Causes]]:
         """Yield what the first of two causes may have made of the expected tensor."""
         for source, causes in self.siblings.iterate_likely_sources(unit):
-            yield PlainView(source), causes
-        plain = PlainView(unit.expected)
-        for arrangement in arrangements:
-            yield RearrangedView(plain, arrangement), (_to_cause(arrangement),)
-        for change in elementwise_changes(unit):
-            yield MappedView(plain, change.change), (_to_cause(change),)
+            yield MatrixView.of(source), causes
+        plain = MatrixView.of(unit.expected)
+        for change in (*arrangements, *elementwise_changes(unit)):
+            yield change.apply(plain), (change.cause,)
 
     def _explain_shape_difference(self, key: TensorKey) -> list[Explanation]:
         expected, actual = self.input.read("expected", key.names[0]), self.input.read("actual", key.names[0])
         if expected is None or actual is None or (expected.shape == actual.shape and not expected.patterns.size):
             return []
-        cause = explain_shape(expected, actual, key.parsed_name.part, self.input.geometry)
+        cause = explain_shape(expected, actual, key.parsed_name.part)
         if cause.code == "shape" and cause.confidence == "unknown":
             return [Explanation(key, (Cause("unknown", "the cause is unknown", "unknown"),), cause.text)]
         return [Explanation(key, (cause,))]
@@ -216,10 +259,6 @@ def _explain_cast(unit: MatrixPair) -> list[Explanation]:
             text = f"stored as {unit.dtype} instead of {unit.cast_from}, and rounded"
             return [Explanation(unit.key, (Cause("round-trip", text, group="cast"),))]
     return []
-
-
-def _to_cause(change: Rearrangement | ElementwiseChange) -> Cause:
-    return Cause(change.code, change.text, change.confidence if isinstance(change, ElementwiseChange) else "exact")
 
 
 def _explanation(unit: MatrixPair, causes: Causes) -> Explanation:

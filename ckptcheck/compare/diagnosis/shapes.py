@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptcheck.compare.diagnosis.attention_geometry import AttentionGeometry
-from ckptcheck.compare.diagnosis.inputs import TensorBits
+from ckptcheck.compare.diagnosis.inputs import TensorBits, tp_sizes
 from ckptcheck.compare.diagnosis.matrix_view import matrices_equal
-from ckptcheck.compare.diagnosis.rounding import ROUNDED, encode
 from ckptcheck.compare.diagnosis.tensor_name import parse_tensor_name
 from ckptcheck.compare.diagnosis.verdict import Cause
+from ckptcheck.compare.matching.cast import ROUNDED, encode
 from ckptcheck.text.formatting import format_shape
 from ckptcheck.values.dtypes import decode
 
 
-def explain_shape(expected: TensorBits, actual: TensorBits, part: str, geometry: AttentionGeometry) -> Cause:
+def explain_shape(expected: TensorBits, actual: TensorBits, part: str) -> Cause:
     """Find how two tensors of different shapes, or of unrelated dtypes, are related."""
     difference = _describe_difference(expected, actual)
     if expected.dtype != actual.dtype and not {expected.dtype, actual.dtype} <= set(ROUNDED):
@@ -33,7 +32,7 @@ def explain_shape(expected: TensorBits, actual: TensorBits, part: str, geometry:
             and matrices_equal(np.ascontiguousarray(was.T), now)
         ):
             return Cause("transposed", "transposed", group="shape")
-        if (ranks := _find_wrong_axis(was, now, geometry)) is not None:
+        if (ranks := _find_wrong_axis(was, now)) is not None:
             text = f"{difference}: the shards of {ranks} tensor-parallel ranks are concatenated along the wrong axis"
             return Cause("tp-axis", text)
         if was.size and np.array_equal(was.ravel(), now.ravel()):
@@ -42,14 +41,14 @@ def explain_shape(expected: TensorBits, actual: TensorBits, part: str, geometry:
         least = min(len(was), len(now))
         if least and matrices_equal(was[:least], now[:least]):
             return _explain_row_count(len(was), len(now), part)
-    if (shard := _find_shard(was, now, geometry)) is not None:
+    if (shard := _find_shard(was, now)) is not None:
         return Cause("tp-shard", f"{difference}: the shard of tensor-parallel rank {shard[0]} of {shard[1]} alone")
     return Cause("shape", difference, "unknown")
 
 
-def describe_shape_cause(expected: TensorBits, actual: TensorBits, name: str, geometry: AttentionGeometry) -> str:
+def describe_shape_cause(expected: TensorBits, actual: TensorBits, name: str) -> str:
     """Describe how a tensor is related to its counterpart of another shape; "" if that is unknown."""
-    cause = explain_shape(expected, actual, parse_tensor_name(name).part, geometry)
+    cause = explain_shape(expected, actual, parse_tensor_name(name).part)
     if cause.confidence == "unknown":
         return ""
     difference = _describe_difference(expected, actual)
@@ -70,9 +69,9 @@ def _explain_row_count(was: int, now: int, part: str) -> Cause:
     return Cause(code, f"rows at the end were cut off: {now:,} instead of {was:,}, and those are right")
 
 
-def _find_wrong_axis(was: NDArray[Any], now: NDArray[Any], geometry: AttentionGeometry) -> int | None:
+def _find_wrong_axis(was: NDArray[Any], now: NDArray[Any]) -> int | None:
     """Return the number of ranks whose shards, cut along one axis, were concatenated along the other; None if none fits."""
-    for ranks in geometry.tp_sizes(was.size):
+    for ranks in tp_sizes(was.size):
         for ours, theirs in ((was, now), (was.T, now.T)):
             if ours.shape[1] % ranks == 0 and theirs.shape == (ours.shape[0] * ranks, ours.shape[1] // ranks):
                 blocks = np.split(ours, ranks, axis=1)
@@ -81,12 +80,12 @@ def _find_wrong_axis(was: NDArray[Any], now: NDArray[Any], geometry: AttentionGe
     return None
 
 
-def _find_shard(was: NDArray[Any], now: NDArray[Any], geometry: AttentionGeometry) -> tuple[int, int] | None:
+def _find_shard(was: NDArray[Any], now: NDArray[Any]) -> tuple[int, int] | None:
     """Return the rank whose shard this is, and the number of ranks; None if it is no shard."""
     for axis in (0, 1):
         if was.shape[1 - axis] != now.shape[1 - axis] or not now.size:
             continue
-        for ranks in geometry.tp_sizes(was.shape[axis]):
+        for ranks in tp_sizes(was.shape[axis]):
             if now.shape[axis] * ranks == was.shape[axis]:
                 blocks = np.split(was, ranks, axis=axis)
                 matching_ranks = [rank for rank, block in enumerate(blocks) if np.array_equal(block, now)]

@@ -23,12 +23,15 @@ PART_PATTERNS = {
 INTERLEAVED = re.compile(r"(^|\.)(linear_qkv|query_key_value)\.(weight|bias)$")
 """Fused Q, K and V in the order of Megatron: for each KV head its queries, its key, its value."""
 EXPERT = re.compile(r"expert", re.IGNORECASE)
-FUSED_PARTNERS = {"q": ("k", "v"), "gate": ("up",)}
-PARTNER_SPELLINGS = {
-    "k": (("q_proj", "k_proj"), ("wq", "wk"), ("query_proj", "key_proj"), ("query", "key")),
-    "v": (("q_proj", "v_proj"), ("wq", "wv"), ("query_proj", "value_proj"), ("query", "value")),
-    "up": (("gate_proj", "up_proj"), ("w1", "w3")),
-}
+FUSED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("wq", "wk", "wv"),
+    ("query_proj", "key_proj", "value_proj"),
+    ("query", "key", "value"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+)
+"""The members of fused tensors, in their order."""
 
 
 @dataclass(frozen=True)
@@ -82,24 +85,9 @@ def parse_tensor_name(name: str) -> TensorName:
     return TensorName(name, stem, part, layer, expert)
 
 
-def list_fused_partners(parsed: TensorName) -> tuple[str, ...]:
-    """Return the names of the other members of a fused tensor, in its order: k and v for a q, up for a gate."""
-    names = []
-    for partner in FUSED_PARTNERS.get(parsed.part, ()):
-        for leader, spelling in PARTNER_SPELLINGS[partner]:
-            head, mark, tail = parsed.name.rpartition(f"{leader}.")
-            if mark and (not head or head.endswith(".")):
-                names.append(f"{head}{spelling}.{tail}")
-                break
-    return tuple(names)
-
-
-def find_fused_leader(parsed: TensorName) -> str | None:
-    """Return the name of the q that belongs to a k or v, or of the gate that belongs to an up; None for other parts."""
-    if parsed.part not in PARTNER_SPELLINGS:
-        return None
-    for leader, spelling in PARTNER_SPELLINGS[parsed.part]:
-        head, mark, tail = parsed.name.rpartition(f"{spelling}.")
-        if mark and (not head or head.endswith(".")):
-            return f"{head}{leader}.{tail}"
-    return None
+def list_fused_members(name: str) -> tuple[str, ...]:
+    """Return the names of all members of a fused tensor, in its order, from that of one: q, k and v, or gate and up."""
+    module, _, kind = name.rpartition(".")
+    parent, mark, word = module.rpartition(".")
+    members = next((members for members in FUSED if word in members and kind in ("weight", "bias")), ())
+    return tuple(f"{parent}{mark}{member}.{kind}" for member in members)

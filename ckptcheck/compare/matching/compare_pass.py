@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
 from ckptcheck.compare.matching.equality import CompareResult, CompareSpec, compare_elements
-from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile, find_common_nodes, list_versions
+from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile, WorkOnPairs
 from ckptcheck.runners.runner import Runner
 
 STEP_BYTES = 1 << 18
@@ -67,13 +67,14 @@ class SliceResult(msgspec.Struct, array_like=True):
 
 
 @dataclass
-class SliceComparison:
+class SliceComparison(WorkOnPairs):
     """Compares some slices of pairs; `runners.runner.Work`."""
 
     pairs: Sequence[tuple[TensorLayout, TensorLayout, CompareSpec]]
-    # Of the first and of the second side.
     files: tuple[TensorFiles, TensorFiles]
     result_type = list[SliceResult]
+    words = "comparison of {} with {}"
+    remote_units = REMOTE_TASKS
 
     def __post_init__(self) -> None:
         self._local = threading.local()
@@ -81,29 +82,28 @@ class SliceComparison:
     def __reduce__(self) -> tuple[Any, ...]:
         return SliceComparison, (self.pairs, self.files)
 
-    @property
-    def name(self) -> str:
-        """The comparison and its targets, in words."""
-        return f"comparison of {self.files[0].target} with {self.files[1].target}"
-
-    @property
-    def remote_jobs(self) -> int:
-        """How many tasks are read at a time if they are not on this machine."""
-        return 0 if not any(side.is_remote for side in self.files) else REMOTE_TASKS
-
     def compute(self, unit: list[PairSlice]) -> list[SliceResult]:
         """Read both sides and compare them."""
         if not hasattr(self._local, "buffers"):
-            step = REMOTE_STEP_BYTES if any(side.is_remote for side in self.files) else STEP_BYTES
+            step = REMOTE_STEP_BYTES if self.is_remote else STEP_BYTES
             self._local.buffers = np.empty(step, np.uint8), np.empty(step, np.uint8)
-        results = []
-        for part in unit:
-            result = _compare(part, self.pairs[part.pair], self.files, self._local.buffers)
-            if isinstance(result, UnreadableFile):
-                results.append(SliceResult(part.pair, None, result.file, result.reason))
-            else:
-                results.append(SliceResult(part.pair, result))
-        return results
+        return [self._compare_slice(part) for part in unit]
+
+    def _compare_slice(self, part: PairSlice) -> SliceResult:
+        first, second, how = self.pairs[part.pair]
+        try:
+            if part.run:
+                result = _compare_run(part, first, second, how, self.files, self._local.buffers)
+                return SliceResult(part.pair, result)
+            arrays = [
+                side.read_rectangle(chunk.file, chunk.offset, part.shape, chunk.strides, area.itemsize)
+                for side, chunk, area in zip(self.files, (part.first, part.second), (first, second), strict=True)
+            ]
+        except UnreadableFile as error:
+            return SliceResult(part.pair, None, error.file, error.reason)
+        if how.is_bitwise and np.array_equal(arrays[0], arrays[1]):
+            return SliceResult(part.pair, CompareResult(prod(part.shape)))
+        return SliceResult(part.pair, compare_elements(arrays[0], arrays[1], how, part.origin))
 
     def describe(self, unit: list[PairSlice]) -> str:
         """Name the slices and their pairs."""
@@ -115,11 +115,7 @@ class SliceComparison:
 
     def find_nodes(self, unit: list[PairSlice]) -> frozenset[str]:
         """Return the nodes on whose disks the files lie."""
-        return find_common_nodes(self.files, {one.first.file for one in unit}, {one.second.file for one in unit})
-
-    def list_objects(self) -> dict[str, str]:
-        """Map each file to a state that changes when somebody replaces the file."""
-        return list_versions(self.files)
+        return self.find_common_nodes({one.first.file for one in unit}, {one.second.file for one in unit})
 
     def fits(self, unit: list[PairSlice], result: list[SliceResult]) -> bool:
         """Whether there is one result for each slice, with no more differences than it has elements, and none outside."""
@@ -171,27 +167,6 @@ def compare_pairs(
         if progress is not None:
             progress(done, total)
     return outcome
-
-
-def _compare(
-    part: PairSlice,
-    pair: tuple[TensorLayout, TensorLayout, CompareSpec],
-    files: tuple[TensorFiles, TensorFiles],
-    buffers: tuple[NDArray[np.uint8], NDArray[np.uint8]],
-) -> CompareResult | UnreadableFile:
-    first, second, how = pair
-    try:
-        if part.run:
-            return _compare_run(part, first, second, how, files, buffers)
-        arrays = [
-            side.read_rectangle(chunk.file, chunk.offset, part.shape, chunk.strides, area.itemsize)
-            for side, chunk, area in zip(files, (part.first, part.second), (first, second), strict=True)
-        ]
-    except UnreadableFile as error:
-        return error
-    if how.is_bitwise and np.array_equal(arrays[0], arrays[1]):
-        return CompareResult(prod(part.shape))
-    return compare_elements(arrays[0], arrays[1], how, part.origin)
 
 
 def _compare_run(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -15,21 +16,15 @@ from ckptcheck.compare.matching.equality import CompareResult, CompareSpec, Tole
 from ckptcheck.compare.matching.pairing import MEGATRON_HEAD, MatchResult, TensorPair, is_value_head, match_tensors
 from ckptcheck.compare.matching.quantized.weight import QuantizedWeight
 from ckptcheck.compare.matching.side import ComparisonSide
-from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.evidence import EvidenceDefaults
-from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.formatting import count, join_truncated, natural_sort_key
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ckptcheck.checkpoint.deltas.chain import DeltaChain
-    from ckptcheck.compare.bridge.mbridge_check import MbridgeMapping
     from ckptcheck.compare.matching.merged_adapter import Adapter, ModuleMerge
     from ckptcheck.compare.matching.quantized.distance import QuantizedDistance
-    from ckptcheck.compare.matching.smoothing import SmoothedNorm
+    from ckptcheck.compare.matching.smoothing import Smoothing
     from ckptcheck.compare.matching.tensor_files import TensorFiles
     from ckptcheck.linter.report import Section
 
@@ -93,11 +88,6 @@ class Comparison(EvidenceDefaults):
     tolerance: Tolerance = field(default_factory=Tolerance)
     # One side is a critic, so LM heads and value heads may be on one side only.
     critic: bool = False
-    # Which mapping pairs Megatron's tensors with Hugging Face's: "builtin", "mbridge", or "both", which maps with the built-in
-    # tables and compares them with mbridge's mapping.
-    bridge: str = "builtin"
-    # An interpreter that has mbridge; None to search for one.
-    python: str | None = None
     # The version before the first side's: a tensor of the second side that equals it was never updated.
     previous: ComparisonSide | None = None
     # The adapter that was merged into the first side to make the second.
@@ -141,45 +131,7 @@ class Comparison(EvidenceDefaults):
     def match_result(self) -> MatchResult:
         """The pairs of tensors, and the tensors without a counterpart."""
         table = self.first.table or self.second.table
-        if self.bridge == "mbridge" and self.mbridge_mapping is not None:
-            from ckptcheck.compare.bridge.mbridge_check import build_family_table
-
-            copies = table.copies if table is not None else {}
-            table = replace(build_family_table(self.mbridge_mapping), copies=copies)
         return match_tensors(self.first, self.second, table, critic=self.critic)
-
-    @cached_property
-    def mbridge_mapping(self) -> MbridgeMapping | None:
-        """Mapping of mbridge; None if the user did not ask for it or there is nothing to map. Raises CkptcheckError."""
-        sides = sorted((self.first, self.second), key=lambda side: side.is_megatron)
-        if self.bridge == "builtin" or not sides[1].is_megatron or sides[0].is_megatron:
-            return None
-        from ckptcheck.compare.bridge.mbridge_check import find_mbridge_python, query_mbridge
-
-        python, folder = self.python or find_mbridge_python(), sides[0].source.local
-        if python is None:
-            raise CkptcheckError(
-                "mbridge is installed neither beside ckptcheck nor in the megatron environment",
-                hint="run ckptcheck engine install megatron, or leave --bridge out",
-            )
-        if folder is None or sides[0].config is None:
-            raise CkptcheckError(
-                "mbridge needs the config.json of the Hugging Face side on disk", hint="download the checkpoint first"
-            )
-        return query_mbridge(python, folder, sides[1].stored, self.dimensions.layers or sides[0].dimensions.layers)
-
-    @property
-    def mbridge_disagreements(self) -> tuple[dict[str, str], list[str]]:
-        """Name → how mbridge and the built-in table disagree; names that mbridge does not know. Raises Skip without a mapping."""
-        from ckptcheck.compare.bridge.mbridge_check import find_disagreements
-
-        table = self.first.table or self.second.table
-        if self.mbridge_mapping is None:
-            raise Skip("nothing is mapped: both checkpoints have the same form")
-        if table is None:
-            raise Skip("there is no built-in table for this family")
-        stored = self.first.stored if self.first.is_megatron else self.second.stored
-        return find_disagreements(self.mbridge_mapping, table, stored, self.dimensions)
 
     @cached_property
     def _classified(self) -> _ClassifiedPairs:
@@ -190,19 +142,13 @@ class Comparison(EvidenceDefaults):
             if self.adapter is not None and self.adapter.changes(pair.names[0]):
                 pairs.adapted.append(pair)
                 continue
-            if any(isinstance(side, QuantizedWeight) for side in sides):
-                reason = next(
-                    (
-                        side.unsupported_reason
-                        for side in sides
-                        if isinstance(side, QuantizedWeight) and side.unsupported_reason
-                    ),
-                    None,
-                )
-                if all(isinstance(side, QuantizedWeight) for side in sides):
+            if packed := [side for side in sides if isinstance(side, QuantizedWeight)]:
+                dense = [side for side in sides if isinstance(side, TensorLayout)]
+                reason = next((side.unsupported_reason for side in packed if side.unsupported_reason), None)
+                if not dense:
                     reason = "quantized on both sides, in different ways"
-                elif not all(isinstance(side, QuantizedWeight) or can_cast(side.dtype, "F32") for side in sides):
-                    reason = reason or "quantized on one side, and not a plain float dtype on the other"
+                elif reason is None and not can_cast(dense[0].dtype, "F32"):
+                    reason = "quantized on one side, and not a plain float dtype on the other"
                 if reason is None:
                     pairs.quantized.append(pair)
                 else:
@@ -262,9 +208,8 @@ class Comparison(EvidenceDefaults):
     def value_differences(self) -> ValueDifferences:
         """The differences between the two sides. Reads both."""
         from ckptcheck.compare.matching.compare_pass import compare_pairs
-        from ckptcheck.compare.matching.quantized.distance import QuantizedComparison, Scaling
-        from ckptcheck.compare.matching.smoothing import ESTIMATE_SLACK
-        from ckptcheck.compare.matching.tensor_files import TensorFiles
+        from ckptcheck.compare.matching.quantized.distance import QuantizedComparison
+        from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
 
         plain, packed = self._classified.plain, self._classified.quantized
         differences = ValueDifferences()
@@ -279,26 +224,19 @@ class Comparison(EvidenceDefaults):
         with TensorFiles(self.first.source) as ours, TensorFiles(self.second.source) as theirs:
             layouts = [(pair.first, pair.second, how) for pair, how in plain]
             outcome = compare_pairs(layouts, (ours, theirs), runner=runner, progress=advance)  # type: ignore[arg-type]
-            differences.different = [
-                (pair, how, result)
-                for number, ((pair, how), result) in enumerate(zip(plain, outcome.results, strict=True))
-                if result.different and number not in outcome.unread
-            ]
-            differences.unread = {
-                f"{file} ({plain[number][0].name})": reason for number, (file, reason) in outcome.unread.items()
-            }
-            for number, ((pair, _), result) in enumerate(zip(plain, outcome.results, strict=True)):
+            for number, ((pair, how), result) in enumerate(zip(plain, outcome.results, strict=True)):
                 elements = prod(pair.first.shape)
-                if result.elements != elements and number not in outcome.unread:
+                if number in outcome.unread:
+                    file, reason = outcome.unread[number]
+                    differences.unread[f"{file} ({pair.name})"] = reason
+                    continue
+                if result.elements != elements:
                     differences.unread[pair.name] = f"the files hold {result.elements:,} of its {elements:,} elements"
+                if result.different:
+                    differences.different.append((pair, how, result))
             done = sum(pair.first.nbytes for pair, _ in plain)
-            norms = self._find_smoothed_norms((ours, theirs), differences)
-            factors = {reader.name: norm.scales for norm in norms for reader in norm.readers}
-            row_scales = self._find_row_scales((ours, theirs), differences, factors)
-            scalings = {name: Scaling(columns) for name, columns in factors.items()}
-            for name, (follower, rows) in row_scales.items():
-                scalings[name] = Scaling(factors.get(name), rows, ESTIMATE_SLACK)
-                scalings[follower] = Scaling(1 / rows, slack=ESTIMATE_SLACK)
+            smoothing = self._find_smoothing((ours, theirs), differences)
+            scalings = smoothing.list_scalings()
             own = {number: scalings[pair.name] for number, pair in enumerate(packed) if pair.name in scalings}
             work = QuantizedComparison(packed, (ours, theirs), own)
             for number, measured in runner.run(work, range(len(packed))):
@@ -309,94 +247,42 @@ class Comparison(EvidenceDefaults):
                     differences.quantized.append((pair, measured.distance, isinstance(pair.first, QuantizedWeight)))
                 done += pair.first.nbytes
                 advance(done, total)
-            self._judge_norms(norms, row_scales, (ours, theirs), differences)
+            try:
+                smoothing.judge(differences.quantized, {pair.name: pair for pair, _ in plain}, (ours, theirs))
+            except UnreadableFile as error:
+                differences.unread[error.file] = error.reason
+            differences.smoothed, differences.half_smoothed = smoothing.consistent, smoothing.broken
+            differences.scaled_outputs = smoothing.scaled_outputs
+            differences.different = [one for one in differences.different if one[0].name not in smoothing.explained]
             for file in (*ours.list_changed(), *theirs.list_changed()):
                 differences.unread[file] = "it was written to while ckptcheck read it"
         return differences
 
-    def _find_smoothed_norms(
-        self, files: tuple[TensorFiles, TensorFiles], differences: ValueDifferences
-    ) -> list[SmoothedNorm]:
-        """Return the norms that smoothing may have changed; notes a file that cannot be read."""
-        from ckptcheck.compare.matching.smoothing import find_smoothed_norms
+    def _find_smoothing(self, files: tuple[TensorFiles, TensorFiles], differences: ValueDifferences) -> Smoothing:
+        """Return what smoothing may have scaled; notes a file that cannot be read."""
+        from ckptcheck.compare.bridge.tensor_layout import LayoutError
+        from ckptcheck.compare.matching.smoothing import Smoothing, find_row_scales, find_smoothed_norms
         from ckptcheck.compare.matching.tensor_files import UnreadableFile
         from ckptcheck.values.detectors.norm_convention import is_zero_centred
 
-        if not (differences.different or self._classified.quantized) or self.tolerance.rtol or self.tolerance.atol:
-            return []
+        smoothing, packed = Smoothing(), self._classified.quantized
         config = self.first.config or self.second.config
-        pairs = [pair for pair, _ in self._classified.plain] + self._classified.quantized
-        try:
-            return find_smoothed_norms(
-                pairs,
-                files,
-                head=self.first.head,
-                is_tied=self.first.tied is not False,
-                is_centred=config is not None and is_zero_centred(config.value),
-            )
-        except UnreadableFile as error:
-            differences.unread[error.file] = error.reason
-            return []
-
-    def _find_row_scales(
-        self,
-        files: tuple[TensorFiles, TensorFiles],
-        differences: ValueDifferences,
-        factors: Mapping[str, NDArray[np.float64]],
-    ) -> dict[str, tuple[str, NDArray[np.float64]]]:
-        """Return matrix → the one that reads its outputs, and the factors of its rows."""
-        from ckptcheck.compare.bridge.tensor_layout import LayoutError
-        from ckptcheck.compare.matching.smoothing import find_row_scales
-        from ckptcheck.compare.matching.tensor_files import UnreadableFile
-
-        pairs = [pair for pair, _, _ in differences.different] + self._classified.quantized
-        try:
-            return find_row_scales(pairs, factors, files)
-        # The comparison itself reports it.
-        except (UnreadableFile, IndexError, ValueError, LayoutError):
-            return {}
-
-    def _judge_norms(
-        self,
-        norms: list[SmoothedNorm],
-        row_scales: Mapping[str, tuple[str, NDArray[np.float64]]],
-        files: tuple[TensorFiles, TensorFiles],
-        differences: ValueDifferences,
-    ) -> None:
-        """Take out the differences that smoothing explains."""
-        from ckptcheck.compare.matching.quantized.distance import QuantizedDistance, Scaling, compare_quantized_pair
-        from ckptcheck.compare.matching.smoothing import Smoothing, is_scaled_by_rows, judge_norm
-        from ckptcheck.compare.matching.tensor_files import UnreadableFile
-
-        result = Smoothing()
-        smoothed = {pair.name: distance.is_smoothed for pair, distance, _ in differences.quantized}
-        plain = {pair.name: pair for pair, _ in self._classified.plain}
-        columns = {reader.name: norm.scales for norm in norms for reader in norm.readers}
-        rows: dict[str, NDArray[np.float64]] = {}
-        try:
-            for name, (follower, scales) in row_scales.items():
-                both = [name, follower]
-                if all(smoothed.get(one, False) for one in both):
-                    rows[name] = scales
-                elif all(one in plain for one in both) and is_scaled_by_rows(
-                    plain[name], plain[follower], scales, columns.get(name), files
-                ):
-                    rows[name] = scales
-                    result.explained.update(both)
-                for at, (pair, distance, came_first) in enumerate(differences.quantized):
-                    if pair.name in both and name not in rows and distance.is_smoothed:
-                        own = Scaling(columns[pair.name]) if pair.name in columns else None
-                        again = compare_quantized_pair(pair, *files, own)
-                        if isinstance(again, QuantizedDistance):
-                            differences.quantized[at] = pair, again, came_first
-                            smoothed[pair.name] = again.is_smoothed
-            for norm in norms:
-                judge_norm(norm, smoothed, plain, rows, files, result)
-        except UnreadableFile as error:
-            differences.unread[error.file] = error.reason
-        differences.smoothed, differences.half_smoothed = result.consistent, result.broken
-        differences.scaled_outputs = list(rows)
-        differences.different = [one for one in differences.different if one[0].name not in result.explained]
+        if (differences.different or packed) and not (self.tolerance.rtol or self.tolerance.atol):
+            try:
+                smoothing.norms = find_smoothed_norms(
+                    [pair for pair, _ in self._classified.plain] + packed,
+                    files,
+                    head=self.first.head,
+                    is_tied=self.first.tied is not False,
+                    is_centred=config is not None and is_zero_centred(config.value),
+                )
+            except UnreadableFile as error:
+                differences.unread[error.file] = error.reason
+        # The comparison itself reports what cannot be read.
+        with suppress(UnreadableFile, IndexError, ValueError, LayoutError):
+            pairs = [pair for pair, _, _ in differences.different] + packed
+            smoothing.rows = find_row_scales(pairs, smoothing.columns, files)
+        return smoothing
 
     @cached_property
     def merges(self) -> dict[str, ModuleMerge | str]:
@@ -476,14 +362,9 @@ class Comparison(EvidenceDefaults):
             lines.append(f"{len(self._classified.adapted):,} that {self.adapter.target} changes")
         if self._classified.quantized:
             lines.append(f"{len(self._classified.quantized):,} quantized, held to half a step")
-        casts = sorted({f"{how.first} → {how.target}" for _, how in self._classified.plain if how.first != how.target})
-        casts += sorted(
-            {
-                f"second side {how.second} → {how.target}"
-                for _, how in self._classified.plain
-                if how.second != how.target
-            }
-        )
+        specs = [how for _, how in self._classified.plain]
+        casts = sorted({f"{how.first} → {how.target}" for how in specs if how.first != how.target})
+        casts += sorted({f"second side {how.second} → {how.target}" for how in specs if how.second != how.target})
         if casts:
             lines.append("cast " + ", ".join(casts))
         if "value_differences" in self.__dict__ and (norms := len(self.value_differences.smoothed)):

@@ -19,7 +19,7 @@ from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import remembered
 
 if TYPE_CHECKING:
-    from ckptcheck.compare.diagnosis import AttentionGeometry, DiagnosisInput, TensorBits, Verdict
+    from ckptcheck.compare.diagnosis import DiagnosisInput, TensorBits, Verdict
     from ckptcheck.compare.matching.comparison import Comparison
 
 MAX_TENSORS = 256
@@ -125,7 +125,7 @@ def _open_previous(comparison: Comparison, stack: ExitStack) -> PreviousVersion 
     """Return the files of the previous version, and its tensor for each name."""
     if comparison.previous is None:
         return None
-    own = replace(comparison, second=comparison.previous, previous=None, bridge="builtin", progress=None)
+    own = replace(comparison, second=comparison.previous, previous=None, progress=None)
     layouts: dict[str, TensorLayout] = {}
     for pair, how in own.comparable_pairs:
         if how.target in (how.second, how.first):
@@ -142,7 +142,6 @@ def explain_shape_differences(comparison: Comparison) -> dict[str, str]:
     from ckptcheck.compare.diagnosis.shapes import describe_shape_cause
 
     causes = {}
-    geometry = _attention_geometry(comparison)
     with TensorFiles(comparison.first.source) as ours, TensorFiles(comparison.second.source) as theirs:
         for pair in comparison.match_result.shape_mismatches[:MAX_TENSORS]:
             one, other = pair.first, pair.second
@@ -157,7 +156,7 @@ def explain_shape_differences(comparison: Comparison) -> dict[str, str]:
                 bits = _read_bits(ours, one, other.dtype, None), _read_bits(theirs, other, other.dtype, None)
             except UnreadableFile as error:
                 raise EvidenceError(f"cannot read {error.file}: {error.reason}") from error
-            if text := describe_shape_cause(*bits, _usual_name(pair.name), geometry):
+            if text := describe_shape_cause(*bits, _usual_name(pair.name)):
                 causes[pair.name] = text
     return causes
 
@@ -178,7 +177,7 @@ def _build_input(
 
     only: names to which the input is restricted; None for no restriction.
     """
-    from ckptcheck.compare.diagnosis import DiagnosisInput
+    from ckptcheck.compare.diagnosis import AttentionGeometry, DiagnosisInput
 
     expected: dict[str, Callable[[], TensorBits]] = {}
     actual: dict[str, Callable[[], TensorBits]] = {}
@@ -192,13 +191,11 @@ def _build_input(
             part = slab if len(first.shape) > 1 else None
             expected[name] = partial(_read_bits, files[0], first, how.target, part)
             actual[name] = partial(_read_bits, files[1], second, how.target, part)
-            if (
-                previous_version is not None
-                and name in previous_version[1]
-                and previous_version[1][name].shape == first.shape
-            ):
-                previous[name] = partial(_read_bits, previous_version[0], previous_version[1][name], how.target, part)
-            other_names |= _megatron_name(comparison, pair, name)
+            before = previous_version[1].get(name) if previous_version is not None else None
+            if previous_version is not None and before is not None and before.shape == first.shape:
+                previous[name] = partial(_read_bits, previous_version[0], before, how.target, part)
+            if comparison.first.is_megatron or comparison.second.is_megatron:
+                other_names[name] = pair.names[0 if comparison.first.is_megatron else 1]
     targets = {how.first: how.target for _, how in comparison.comparable_pairs}
     # The numbers of a missing tensor may stand under another name.
     for name in comparison.match_result.missing:
@@ -207,14 +204,9 @@ def _build_input(
             expected.setdefault(
                 _usual_name(name), partial(_read_bits, files[0], layout, targets.get(layout.dtype, layout.dtype), None)
             )
-    return DiagnosisInput(expected, actual, previous, _attention_geometry(comparison), other_names)
-
-
-def _attention_geometry(comparison: Comparison) -> AttentionGeometry:
-    from ckptcheck.compare.diagnosis import AttentionGeometry
-
     dimensions = comparison.dimensions
-    return AttentionGeometry(heads=dimensions.heads, kv_heads=dimensions.kv_heads, head_dim=dimensions.head_dim)
+    geometry = AttentionGeometry(dimensions.heads, dimensions.kv_heads, dimensions.head_dim)
+    return DiagnosisInput(expected, actual, previous, geometry, other_names)
 
 
 def _usual_name(name: str) -> str:
@@ -239,10 +231,3 @@ def _read_bits(
             target,
         ),
     )
-
-
-def _megatron_name(comparison: Comparison, pair: TensorPair, name: str) -> dict[str, str]:
-    """Return name → Megatron's name, if one side is a Megatron checkpoint."""
-    sides = zip((comparison.first, comparison.second), pair.names, strict=True)
-    stored = next((stored for side, stored in sides if side.is_megatron), None)
-    return {name: stored} if stored is not None else {}

@@ -1,4 +1,13 @@
-"""Describes a Megatron checkpoint, or one of torch.distributed.checkpoint, as a side of a comparison."""
+"""Describes a Megatron checkpoint, or one of torch.distributed.checkpoint, as a side of a comparison.
+
+Megatron's names are brought to one normal form, that of the local layer spec:
+
+- Transformer Engine stores a norm inside the linear layer that follows it, and numbers the weights of grouped experts.
+- Layers of multi-token prediction have a list of their own; Hugging Face files number them after the other layers.
+- ckptcheck/checkpoint/megatron/weights.py has already split stacked layers and experts.
+
+Sources: megatron/core/models/gpt/gpt_layer_specs.py, transformer/moe/experts.py, multi_token_prediction.py (0.16).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +18,6 @@ from typing import TYPE_CHECKING
 from ckptcheck.checkpoint.megatron.tensor import GlobalTensor, itemsize
 from ckptcheck.checkpoint.megatron.tensor_reader import locate_chunk
 from ckptcheck.checkpoint.torch_archive import UnreadableArchive
-from ckptcheck.compare.bridge.megatron_names import normalize_megatron_name
 from ckptcheck.compare.bridge.model_dimensions import ModelDimensions
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
 from ckptcheck.compare.matching.cast import parse_dtype
@@ -23,6 +31,15 @@ if TYPE_CHECKING:
 
 WRAPPERS = re.compile(r"^(?:(?:module|model|state_dict|app|actor)\.)+(?=(?:model|lm_head|score|transformer)\.)")
 """Prefixes that trainers put before the names of a Hugging Face model in torch.distributed.checkpoint."""
+FUSED_NORMS = {
+    ".self_attention.linear_qkv.layer_norm_": ".input_layernorm.",
+    ".mlp.linear_fc1.layer_norm_": ".pre_mlp_layernorm.",
+    ".self_attention.linear_q_up_proj.layer_norm_": ".self_attention.q_layernorm.",
+    ".self_attention.linear_kv_up_proj.layer_norm_": ".self_attention.kv_layernorm.",
+}
+"""Where Transformer Engine stores a norm → the norm's own name."""
+GROUPED_EXPERTS = re.compile(r"(.+\.mlp\.experts)\.(linear_fc[12])\.(weight|bias)([0-9]+)")
+PREDICTION = re.compile(r"mtp\.layers\.([0-9]+)\.(?:transformer_layer\.|mtp_model_layer\.)?(.+)")
 MEGATRON_PREFIXES = ("decoder.", "embedding.")
 """Prefixes that only Megatron's names have."""
 
@@ -74,6 +91,21 @@ def build_megatron_side(run: Megatron, locate: LocateTensor | None = None) -> Co
         counts=run.counts,
         unread=run.unread,
     )
+
+
+def normalize_megatron_name(name: str, layers: int | None) -> str:
+    """Return a weight's name in the normal form. layers: number of layers before those of multi-token prediction.
+
+    >>> normalize_megatron_name("mtp.layers.0.transformer_layer.mlp.experts.linear_fc1.weight7", 61)
+    'decoder.layers.61.mlp.experts.local_experts.7.linear_fc1.weight'
+    """
+    for fused, plain in FUSED_NORMS.items():
+        name = name.replace(fused, plain)
+    if layers is not None and (layer := PREDICTION.fullmatch(name)):
+        name = f"decoder.layers.{layers + int(layer[1])}.{layer[2]}"
+    if grouped := GROUPED_EXPERTS.fullmatch(name):
+        name = f"{grouped[1]}.local_experts.{grouped[4]}.{grouped[2]}.{grouped[3]}"
+    return name
 
 
 def _locate_tensor(run: Megatron, name: str, tensor: GlobalTensor) -> TensorLayout:

@@ -390,4 +390,4 @@ def _judge(updates: float, shared: float, differences: float) -> ModuleMerge:
 def _read(files: TensorFiles, layout: TensorLayout) -> NDArray[Any]:
     import numpy as np
 
-    return np.asarray(decode(layout.dtype, files.read_tensor(layout)), np.float32)
+    return np.asarray(files.read_numbers(layout), np.float32)

@@ -235,12 +235,10 @@ def _pair_duplicates(
         ):
             result.padding_rows[name] = layout.shape[0] - counterpart.shape[0]
             layout = layout.cut(0, 0, min(counterpart.shape[0], layout.shape[0]))
-        ends = (
-            ((counterpart_name, counterpart), (stored, layout))
-            if swapped
-            else ((stored, layout), (counterpart_name, counterpart))
-        )
-        alias = TensorPair(name, (ends[0][0], ends[1][0]), ends[0][1], ends[1][1])
+        ours, theirs = (stored, layout), (counterpart_name, counterpart)
+        if swapped:
+            ours, theirs = theirs, ours
+        alias = TensorPair(name, (ours[0], theirs[0]), ours[1], theirs[1])
         (result.pairs if alias.has_equal_shapes else result.shape_mismatches).append(alias)
         result.aliased[name] = counterpart_name
         del remaining[name]

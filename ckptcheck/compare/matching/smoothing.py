@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,10 +17,14 @@ from ckptcheck.compare.bridge.family_table import NAME_NUMBER
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.compare.matching.cast import can_cast
 from ckptcheck.compare.matching.pairing import TensorPair
-from ckptcheck.compare.matching.quantized.distance import CHUNK_ELEMENTS
+from ckptcheck.compare.matching.quantized.distance import (
+    CHUNK_ELEMENTS,
+    QuantizedDistance,
+    Scaling,
+    compare_quantized_pair,
+)
 from ckptcheck.compare.matching.quantized.weight import QuantizedWeight
 from ckptcheck.compare.matching.tensor_files import TensorFiles
-from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,14 +66,94 @@ class SmoothedNorm:
 
 @dataclass
 class Smoothing:
-    """How the norms that changed are undone."""
+    """What was scaled between the two sides, and what of it the matrices that follow undo."""
 
+    norms: list[SmoothedNorm] = field(default_factory=list)
+    # Matrix → the one that reads its outputs, and the factor of each row.
+    rows: dict[str, tuple[str, NDArray[np.float64]]] = field(default_factory=dict)
     # Norms whose readers all undo the change.
     consistent: list[str] = field(default_factory=list)
     # Norm → the readers that do not undo it, though others do.
     broken: dict[str, list[str]] = field(default_factory=dict)
+    # Matrices whose scaled rows the matrix that follows undoes.
+    scaled_outputs: list[str] = field(default_factory=list)
     # Plain pairs that differ only by the smoothing: norms, their biases, and matrices.
     explained: set[str] = field(default_factory=set)
+
+    @property
+    def columns(self) -> dict[str, NDArray[np.float64]]:
+        """Matrix → factor of each column, from its norm."""
+        return {reader.name: norm.scales for norm in self.norms for reader in norm.readers}
+
+    def list_scalings(self) -> dict[str, Scaling]:
+        """Return weight → what smoothing may have multiplied it by."""
+        columns = self.columns
+        scalings = {name: Scaling(factors) for name, factors in columns.items()}
+        for name, (follower, rows) in self.rows.items():
+            scalings[name] = Scaling(columns.get(name), rows, ESTIMATE_SLACK)
+            scalings[follower] = Scaling(1 / rows, slack=ESTIMATE_SLACK)
+        return scalings
+
+    def judge(
+        self,
+        quantized: list[tuple[TensorPair, QuantizedDistance, bool]],
+        plain: Mapping[str, TensorPair],
+        files: tuple[TensorFiles, TensorFiles],
+    ) -> None:
+        """Find out what of the scaling is undone. Raises UnreadableFile.
+
+        quantized: quantized pairs and their distances; a distance is measured again where the scaling of its rows is not
+        undone. plain: the other pairs, by name.
+        """
+        smoothed = {pair.name: distance.is_smoothed for pair, distance, _ in quantized}
+        columns = self.columns
+        for name, (follower, scales) in self.rows.items():
+            both = (name, follower)
+            if all(smoothed.get(one, False) for one in both):
+                self.scaled_outputs.append(name)
+            elif all(one in plain for one in both) and _is_scaled_by_rows(
+                plain[name], plain[follower], scales, columns.get(name), files
+            ):
+                self.scaled_outputs.append(name)
+                self.explained.update(both)
+            else:
+                for at, (pair, distance, came_first) in enumerate(quantized):
+                    if pair.name in both and distance.is_smoothed:
+                        own = Scaling(columns[pair.name]) if pair.name in columns else None
+                        again = compare_quantized_pair(pair, *files, own)
+                        if isinstance(again, QuantizedDistance):
+                            quantized[at] = pair, again, came_first
+                            smoothed[pair.name] = again.is_smoothed
+        for norm in self.norms:
+            self._judge_norm(norm, smoothed, plain, files)
+
+    def _judge_norm(
+        self,
+        norm: SmoothedNorm,
+        smoothed: Mapping[str, bool],
+        plain: Mapping[str, TensorPair],
+        files: tuple[TensorFiles, TensorFiles],
+    ) -> None:
+        """Find out whether the readers of a norm undo its change. smoothed: see `judge`; plain: pairs by name."""
+        undone: list[str] = []
+        kept: list[str] = []
+        for reader in norm.readers:
+            if (is_undone := smoothed.get(reader.name)) is None:
+                rows = self.rows[reader.name][1] if reader.name in self.scaled_outputs else None
+                axis = -1 if reader.first.shape[-1] == norm.scales.size else -2
+                is_undone = _matches(reader, norm.scales, axis, files, _tolerance(reader, norm.pair), rows)
+            (undone if is_undone else kept).append(reader.name)
+        if not undone:
+            return
+        self.explained.update(name for name in undone if name not in smoothed)
+        if kept:
+            self.broken[norm.pair.name] = kept
+            return
+        self.consistent.append(norm.pair.name)
+        self.explained.add(norm.pair.name)
+        bias = plain.get(norm.pair.name.removesuffix("weight") + "bias")
+        if bias is not None and _matches(bias, 1 / norm.scales, -1, files, _tolerance(bias, norm.pair)):
+            self.explained.add(bias.name)
 
 
 def find_smoothed_norms(
@@ -130,7 +214,7 @@ def _iter_readers(parent: str, leaf: str, size: int, beside: Iterable[TensorPair
 def _read_scales(pair: TensorPair, files: tuple[TensorFiles, TensorFiles], offset: float) -> NDArray[np.float64] | None:
     """Return the factor of each channel; None if nothing changed, or a channel became zero, another sign or no number."""
     numbers = [
-        _decode(side.dtype, file.read_tensor(side)) + offset
+        file.read_numbers(side).astype(np.float64) + offset
         for side, file in zip((pair.first, pair.second), files, strict=True)
         if isinstance(side, TensorLayout) and can_cast(side.dtype, "F64")
     ]
@@ -187,70 +271,18 @@ def _estimate_rows(
     return scales if np.isfinite(scales).all() and (scales > 0).all() else None
 
 
-def _decode(dtype: str, patterns: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the numbers as float64. Memory that was never written may hold signalling NaN, of which numpy warns."""
-    with np.errstate(invalid="ignore"):
-        return np.asarray(decode(dtype, patterns), np.float64)
-
-
 def _read_rows(
     side: TensorLayout | QuantizedWeight, file: TensorFiles, begin: int, end: int
 ) -> NDArray[np.float64] | None:
     if isinstance(side, TensorLayout):
         if not can_cast(side.dtype, "F64"):
             return None
-        return _decode(side.dtype, file.read_tensor(side.cut(0, begin, end)))
+        return file.read_numbers(side.cut(0, begin, end)).astype(np.float64)
     with np.errstate(all="ignore"):
         return side.dequantize_rows(file, begin, end).values.astype(np.float64)
 
 
-def judge_norm(
-    norm: SmoothedNorm,
-    smoothed_weights: Mapping[str, bool],
-    biases: Mapping[str, TensorPair],
-    rows: Mapping[str, NDArray[np.float64]],
-    files: tuple[TensorFiles, TensorFiles],
-    result: Smoothing,
-) -> None:
-    """Add to `result` whether the readers of a norm undo its change. Raises UnreadableFile.
-
-    smoothed_weights: quantized weight → whether it holds the dense numbers times the scales.
-    biases: plain pairs by name.
-    rows: matrix → factor of each row, undone by the matrix that reads its outputs.
-    """
-    undone: list[str] = []
-    kept: list[str] = []
-    for reader in norm.readers:
-        if (is_undone := smoothed_weights.get(reader.name)) is None:
-            is_undone = undoes(reader, norm, files, rows.get(reader.name))
-        (undone if is_undone else kept).append(reader.name)
-    if not undone:
-        return
-    result.explained.update(name for name in undone if name not in smoothed_weights)
-    if kept:
-        result.broken[norm.pair.name] = kept
-        return
-    result.consistent.append(norm.pair.name)
-    result.explained.add(norm.pair.name)
-    bias = biases.get(norm.pair.name.removesuffix("weight") + "bias")
-    if bias is not None and _matches(bias, 1 / norm.scales, -1, files, _tolerance(bias, norm.pair)):
-        result.explained.add(bias.name)
-
-
-def undoes(
-    reader: TensorPair,
-    norm: SmoothedNorm,
-    files: tuple[TensorFiles, TensorFiles],
-    rows: NDArray[np.float64] | None = None,
-) -> bool:
-    """Whether a matrix that is not quantized holds the first side's numbers times the scales. Raises UnreadableFile."""
-    if not isinstance(reader.first, TensorLayout) or not isinstance(reader.second, TensorLayout):
-        return False
-    axis = -1 if reader.first.shape[-1] == norm.scales.size else -2
-    return _matches(reader, norm.scales, axis, files, _tolerance(reader, norm.pair), rows)
-
-
-def is_scaled_by_rows(
+def _is_scaled_by_rows(
     pair: TensorPair,
     follower: TensorPair,
     scales: NDArray[np.float64],
@@ -290,7 +322,7 @@ def _matches(
     while end < first.shape[0]:
         begin, end = end, min(first.shape[0], end + (step if end else min(step, FIRST_ROWS)))
         ours, theirs = (
-            _decode(side.dtype, file.read_tensor(side.cut(0, begin, end)))
+            file.read_numbers(side.cut(0, begin, end)).astype(np.float64)
             for side, file in zip((first, second), files, strict=True)
         )
         with np.errstate(all="ignore"):

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Iterable
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ckptcheck.checkpoint.source import FileState, Source, describe_state, describe_version, find_nodes, is_rewritten
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.text.file_io import open_regular_file
+from ckptcheck.values.dtypes import decode
 
 MAX_OVERREAD = 8
 """A rectangle is read in one piece if that reads at most this many times its own bytes, otherwise line by line."""
@@ -36,31 +37,13 @@ class TensorFiles:
     """The files of one side, each opened once. Use as a context manager."""
 
     def __init__(self, source: Source) -> None:
-        self._source = source
+        self.source = source
         self._descriptors: dict[str, int] = {}
         self._state_at_listing: dict[str, FileState] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type[TensorFiles], tuple[Source]]:
-        return TensorFiles, (self._source,)
-
-    @property
-    def target(self) -> str:
-        """What the user named."""
-        return self._source.target
-
-    def list_versions(self) -> dict[str, str]:
-        """Map each file to a state that changes when somebody replaces the file."""
-        return {name: describe_version(self._source, name) for name in self._source.files}
-
-    def find_nodes(self, files: Iterable[str]) -> frozenset[str]:
-        """Return the nodes of a cluster on whose disks these files lie; empty where any node can read them."""
-        return find_nodes(self._source, *files)
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the files are not on this machine, so that each read waits for the network."""
-        return self._source.local is None
+        return TensorFiles, (self.source,)
 
     def __enter__(self) -> TensorFiles:
         return self
@@ -77,18 +60,11 @@ class TensorFiles:
             file for file, state in states if is_rewritten(state, describe_state(os.fstat(self._descriptors[file])))
         ]
 
-    def note_state(self, file: str) -> None:
-        """Record the state of a file that another process reads, for `list_changed`. Raises UnreadableFile."""
-        try:
-            self._open(file)
-        except OSError as error:
-            raise UnreadableFile(file, error.strerror or str(error)) from error
-
     def read_into(self, file: str, offset: int, buffer: NDArray[np.uint8]) -> None:
         """Fill a buffer with the bytes from `offset` on. Raises UnreadableFile."""
         try:
-            if self._source.local is None or not hasattr(os, "preadv"):
-                raw = self._source.read(file, offset, buffer.size)
+            if self.source.local is None or not hasattr(os, "preadv"):
+                raw = self.source.read(file, offset, buffer.size)
                 buffer[: len(raw)] = np.frombuffer(raw, np.uint8)
                 done = len(raw)
             else:
@@ -136,31 +112,65 @@ class TensorFiles:
             result[place] = self.read_rectangle(chunk.file, chunk.offset, chunk.shape, chunk.strides, layout.itemsize)
         return result
 
+    def read_numbers(self, layout: TensorLayout, dtype: str = "") -> NDArray[Any]:
+        """Return the numbers of a tensor. dtype: what it holds, if the stored dtype does not say. Raises UnreadableFile."""
+        patterns = self.read_tensor(layout)
+        # Memory that was never written may hold signalling NaN, of which numpy warns.
+        with np.errstate(invalid="ignore"):
+            return decode(dtype or layout.dtype, patterns)
+
     def _open(self, file: str) -> int:
         with self._lock:
             if file not in self._descriptors:
-                descriptor = open_regular_file(self._source.files[file].path)
+                descriptor = open_regular_file(self.source.files[file].path)
                 self._descriptors[file] = descriptor
                 # The state at the listing counts, because the header was read then.
-                self._state_at_listing[file] = self._source.files[file].state or describe_state(os.fstat(descriptor))
+                self._state_at_listing[file] = self.source.files[file].state or describe_state(os.fstat(descriptor))
             return self._descriptors[file]
 
 
-def list_versions(sides: tuple[TensorFiles, TensorFiles]) -> dict[str, str]:
-    """Map each file of both sides, ``A: name`` and ``B: name``, to a state that changes when it is replaced."""
-    named = zip("AB", sides, strict=True)
-    return {f"{side}: {name}": state for side, files in named for name, state in files.list_versions().items()}
+class WorkOnPairs:
+    """The part of `runners.runner.Work` that is the same for all work on pairs of tensors."""
 
+    files: tuple[TensorFiles, TensorFiles]
+    """Of the first and of the second side."""
+    words: ClassVar[str]
+    """The work in words, with {} for each target."""
+    remote_units: ClassVar[int]
+    """Units at a time where a side is not on this machine."""
 
-def find_common_nodes(
-    sides: tuple[TensorFiles, TensorFiles], first: Iterable[str], second: Iterable[str]
-) -> frozenset[str]:
-    """Return the nodes of a cluster on whose disks the files of both sides lie, or without any the nodes of one side.
+    @property
+    def name(self) -> str:
+        """The work and its targets, in words."""
+        return self.words.format(*(side.source.target for side in self.files))
 
-    Empty where any node can read them.
-    """
-    ours, theirs = sides[0].find_nodes(first), sides[1].find_nodes(second)
-    return (ours & theirs) or ours or theirs
+    @property
+    def is_remote(self) -> bool:
+        """Whether the files of a side are not on this machine, so that each read waits for the network."""
+        return any(side.source.local is None for side in self.files)
+
+    @property
+    def remote_jobs(self) -> int:
+        """How many units are read at a time if they are not on this machine."""
+        return self.remote_units if self.is_remote else 0
+
+    def find_common_nodes(self, first: Iterable[str], second: Iterable[str]) -> frozenset[str]:
+        """Return the nodes of a cluster on whose disks the files of both sides lie, or without any the nodes of one side.
+
+        Empty where any node can read them.
+        """
+        ours, theirs = (
+            find_nodes(side.source, *files) for side, files in zip(self.files, (first, second), strict=True)
+        )
+        return (ours & theirs) or ours or theirs
+
+    def list_objects(self) -> dict[str, str]:
+        """Map each file of both sides, ``A: name`` and ``B: name``, to a state that changes when it is replaced."""
+        return {
+            f"{label}: {name}": describe_version(side.source, name)
+            for label, side in zip("AB", self.files, strict=True)
+            for name in side.source.files
+        }
 
 
 def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:

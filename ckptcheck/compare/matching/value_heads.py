@@ -67,7 +67,6 @@ def describe_unusable_head(side: ComparisonSide, name: str) -> str:
     import numpy as np
 
     from ckptcheck.compare.matching.tensor_files import TensorFiles
-    from ckptcheck.values.dtypes import decode
 
     layout = side.stored[name]
     rows = find_embedding(side)
@@ -82,6 +81,6 @@ def describe_unusable_head(side: ComparisonSide, name: str) -> str:
     if not can_cast(layout.dtype, "F32"):
         return ""
     with TensorFiles(side.source) as files:
-        values = decode(layout.dtype, files.read_tensor(layout))
+        values = files.read_numbers(layout)
     not_finite = values.size - int(np.isfinite(values).sum())
     return f"{not_finite:,} of its {values.size:,} numbers are not finite" if not_finite else ""

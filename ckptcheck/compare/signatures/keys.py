@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.environment_files import require_plain_files
 from ckptcheck.text.file_io import read_regular_file, real_path
 from ckptcheck.text.formatting import format_bytes
 
-if TYPE_CHECKING:
-    from ckptcheck.compare.signatures.bundle import SignerKind
-
+SignerKind = Literal["key", "certificate", "keyless"]
 EXTRA_HINT = "pip install 'ckptcheck[sign]'"
 PASSWORD_VARIABLE = "CKPTCHECK_KEY_PASSWORD"
 """Environment variable with the password of a private key. An option would show in the list of processes."""
@@ -139,15 +136,6 @@ class TrustedSigner:
             name = self.public_key or self.certificate_chain[0]
             what = "an elliptic-curve public key" if self.public_key is not None else "certificates"
             raise CkptcheckError(f"{name} cannot verify: {error}", f"name {what} in PEM form") from error
-
-    def key_hint(self) -> str:
-        """Return the hint of the public key that a bundle holds: SHA-256 of its PEM form, in hexadecimal digits."""
-        from cryptography.hazmat.primitives import serialization
-
-        assert self.public_key is not None
-        key = serialization.load_pem_public_key(read_regular_file(real_path(self.public_key), LARGEST))
-        pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        return hashlib.sha256(pem).hexdigest()
 
 
 def _require_readable(*paths: Path | None) -> None:

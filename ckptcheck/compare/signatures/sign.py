@@ -12,14 +12,15 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.source import list_rewritten
 from ckptcheck.compare.manifest import Manifest, build_manifest, read_manifest, write_manifest
-from ckptcheck.compare.signatures.bundle import DEFAULT_NAME
 from ckptcheck.compare.signatures.keys import SigningKey, describe_sigstore_failure, quiet, require_packages
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.text.file_io import real_path, replace_file, require_writable
 from ckptcheck.text.formatting import join_truncated
 
+DEFAULT_NAME = "model.sig"
+"""The file name that model_signing gives a signature by default."""
 MANIFEST_NAME = "ckptcheck.manifest.json"
-"""The file in the folder that lists the tensors and their origin. The signature covers it like any other."""
+"""The file in the folder that lists the tensors. The signature covers it like any other."""
 LEFT_OUT = (".cache",)
 """The folder in which `hf download` keeps its own notes; model_signing itself leaves out git's files."""
 
@@ -36,8 +37,8 @@ def sign_folder(
 ) -> Path:
     """Write the manifest of a model into its folder, sign all files there, and return the file of the signature.
 
-    A manifest that lies there already keeps its statement of origin. Raises CkptcheckError if it describes other
-    weights than the folder holds, or if a tensor, the key or a file cannot be read.
+    A manifest that lies there already keeps its identity. Raises CkptcheckError if it describes other weights than the
+    folder holds, or if a tensor, the key or a file cannot be read.
     """
     require_packages()
     from model_signing import hashing, signing
@@ -50,8 +51,8 @@ def sign_folder(
     manifest = build_manifest(ckpt, jobs=jobs, progress=progress)
     path = folder / MANIFEST_NAME
     if path.exists():
-        manifest = _keep_lineage(manifest, read_manifest(path), path)
-    write_manifest(_add_offsets(manifest, ckpt), path)
+        manifest = _keep_identity(manifest, read_manifest(path), path)
+    write_manifest(manifest, path)
     ignored = [*LEFT_OUT, *([inside] if (inside := find_inside(signature, folder)) is not None else [])]
     hashes = hashing.Config().set_ignored_paths(paths=ignored).set_allow_symlinks(follow_links)
     with quiet(), tempfile.TemporaryDirectory() as scratch:
@@ -92,37 +93,20 @@ def describe_hash_failure(error: Exception) -> EvidenceError:
     return EvidenceError(f"the files cannot be read for the signature: {error}")
 
 
-def _keep_lineage(current: Manifest, recorded: Manifest, path: Path) -> Manifest:
-    """Return the manifest of the present weights, with the origin from an earlier manifest. Raises CkptcheckError."""
-    names = current.tensors.keys() | recorded.tensors.keys()
-    others = sorted(
-        name
-        for name in names
-        if name not in current.tensors
-        or name not in recorded.tensors
-        or current.tensors[name].content != recorded.tensors[name].content
-    )
+def _keep_identity(current: Manifest, recorded: Manifest, path: Path) -> Manifest:
+    """Return the manifest of the present weights, with the identity from an earlier manifest. Raises CkptcheckError."""
+    contents = ({name: entry.content for name, entry in each.tensors.items()}.items() for each in (current, recorded))
+    others = sorted({name for name, _ in next(contents) ^ next(contents)})
     if others:
         raise CkptcheckError(
             f"{path} is of other weights than those beside it: {join_truncated(others)}",
             f"ckptcheck manifest {path.parent} -o {path} writes it again",
         )
     if recorded.identity is None:
-        return msgspec.structs.replace(current, made_from=recorded.made_from)
+        return current
     # an identity under Hugging Face's names (--like) says more than one under Megatron's
     tensors = {
         name: msgspec.structs.replace(entry, file=current.tensors[name].file)
         for name, entry in recorded.tensors.items()
     }
     return msgspec.structs.replace(recorded, target=current.target, tensors=tensors)
-
-
-def _add_offsets(manifest: Manifest, ckpt: Checkpoint | Megatron) -> Manifest:
-    """Record the offset of each tensor in its file, so that a later run can name a change of their order."""
-    if isinstance(ckpt, Megatron):
-        return manifest
-    tensors = {
-        name: msgspec.structs.replace(entry, offset=ckpt.tensors[name].data_offsets[0])
-        for name, entry in manifest.tensors.items()
-    }
-    return msgspec.structs.replace(manifest, tensors=tensors)

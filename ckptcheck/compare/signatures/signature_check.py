@@ -1,178 +1,147 @@
-"""The evidence of ``verify --signature``: a signature, the files that it covers, and the tensors in those that have changed."""
+"""The evidence of ``verify --signature``: a signature, the files that it covers, and the tensors in those that have changed.
+
+Formats: https://docs.sigstore.dev/about/bundle/, and the statement of OpenSSF model signing. The package model-signing verifies the
+signature, hashes the files, and gives the list of signed files; nothing that the signature states is believed before.
+"""
 
 from __future__ import annotations
 
 import os
-import posixpath
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tempfile
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
-from ckptcheck.compare.lineage import Lineage
-from ckptcheck.compare.manifest import Manifest, read_manifest
-from ckptcheck.compare.signatures.bundle import Bundle, MalformedSignature, read_bundle
-from ckptcheck.compare.signatures.check_bundle import BundleCheck, SignedFiles, check_bundle
-from ckptcheck.compare.signatures.keys import TrustedSigner
-from ckptcheck.compare.signatures.sign import MANIFEST_NAME
+from ckptcheck.compare.manifest import read_manifest
+from ckptcheck.compare.signatures.keys import SignerKind, TrustedSigner, quiet, require_packages
+from ckptcheck.compare.signatures.sign import MANIFEST_NAME, describe_hash_failure, find_inside
 from ckptcheck.compare.verification import Verification, verify_files
 from ckptcheck.errors import CkptcheckError, EvidenceError
-from ckptcheck.linter.evidence import Evidence, EvidenceDefaults
-from ckptcheck.linter.report import Section
+from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Runner
-from ckptcheck.text.formatting import count, natural_sort_key
+from ckptcheck.text.file_io import read_whole_file
+from ckptcheck.text.formatting import count
 
-LOADED_SUFFIXES = (".json", ".py", ".jinja", ".model", ".txt", ".tiktoken", ".so")
-"""Suffixes of the other files that loaders read."""
-WEIGHT_SUFFIXES = (
-    ".safetensors",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".gguf",
-    ".distcp",
-    ".ckpt",
-    ".npz",
-    ".onnx",
-    ".h5",
-    ".msgpack",
-)
-"""Suffixes of files with weights."""
+LARGEST = 1 << 27
+"""Bytes of the largest signature that is read: a signature of 100,000 files has about 20 MB."""
+LOADED = (
+    ".json", ".py", ".jinja", ".model", ".txt", ".tiktoken", ".so", ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".distcp",
+    ".ckpt", ".npz", ".onnx", ".h5", ".msgpack",
+)  # fmt: skip
+"""Suffixes of the files that loaders read: settings, code, tokenizers, weights."""
+SIGNED_WITH: dict[SignerKind, str] = {
+    "key": "a key, and is verified with --public-key",
+    "certificate": "a certificate, and is verified with --certificate-chain",
+    "keyless": "an identity, and is verified with --signer and --oidc-issuer",
+}
+
+
+class MalformedSignature(Exception):
+    """A file is no signature of a model; the message is one sentence."""
+
+
+class Bundle(msgspec.Struct, rename="camel"):
+    """What is read of a signature's file before it is verified: who is said to have signed."""
+
+    verification_material: dict[str, Any]
+    dsse_envelope: dict[str, Any]
+
+    @property
+    def kind(self) -> SignerKind:
+        """What it was signed with."""
+        material = self.verification_material
+        kinds: dict[str, SignerKind] = {"publicKey": "key", "x509CertificateChain": "certificate"}
+        return next((kind for member, kind in kinds.items() if material.get(member) is not None), "keyless")
+
+
+@dataclass(frozen=True)
+class SignedFiles:
+    """The state of the files that a signature covers."""
+
+    covered: frozenset[str] = frozenset()
+    changed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    unsigned: tuple[str, ...] = ()
+    """Files of the model that the signature does not cover."""
+    left_out: tuple[str, ...] = ()
+    """Files that loaders read and that the signer left out on purpose."""
+
+    @property
+    def is_as_signed(self) -> bool:
+        """Whether all files are there as they were signed, and all that loaders read are signed."""
+        return not (self.changed or self.missing or self.unsigned or self.left_out)
 
 
 @dataclass(frozen=True)
 class SignatureCheck(EvidenceDefaults):
-    """A signature, and the files and manifests to compare it with."""
+    """A signature, and the files and tensors as they are now."""
 
     target: str
     signature: Path
-    bundle: Bundle | None
-    """None if the file is no signature."""
-    check: BundleCheck
+    refusal: str = ""
+    """Why the signature is not the trusted signer's; "" if it is."""
+    expired: str = ""
+    """Which certificate is not valid today, unless the user accepts that; "" if all are."""
+    files: SignedFiles = SignedFiles()
     ckpt: Checkpoint | Megatron | None = field(default=None, repr=False)
     """None if no tensor can be read."""
-    manifest: Manifest | None = field(default=None, repr=False)
-    """The manifest that the signature covers, if its bytes are still the signed ones."""
+    identity: str | None = None
+    """The identity of the weights that the signed manifest states; None without one."""
     verification: Verification | None = field(default=None, repr=False)
-    """The tensors of changed files, compared with that manifest; None if no file changed, or without a manifest."""
-    named: Verification | None = field(default=None, repr=False)
-    """All tensors, compared with the manifest that the user named; None if the user named none."""
-    unnamed: str = ""
-    """Why the tensors of changed files cannot be named; "" if they can."""
-    left_out: tuple[str, ...] = ()
-    """Files that loaders read and that the signer left out on purpose."""
-    allow_expired: bool = False
-    lineage: Lineage | None = None
-    """The manifests of the weights' inputs; None if the user gave none."""
-    is_attached: bool = False
-    """Whether the user wants servers compared with the signed weights."""
-    served: Evidence | None = field(default=None, repr=False)
-    """The servers' answers; None if no server was asked."""
+    """All tensors, compared with the manifest that the user named; else those of changed files, with the signed one."""
     kind: str = "signature"
 
     @property
     def is_as_signed(self) -> bool:
         """Whether the trusted signer signed these files, and all of them."""
-        is_expired = self.check.expired is not None and not self.allow_expired
-        return not (self.check.refusal or is_expired or self.left_out) and self.files == SignedFiles()
-
-    @property
-    def files(self) -> SignedFiles:
-        """The state of the signed files."""
-        return self.check.files
-
-    @cached_property
-    def other_model(self) -> str | None:
-        """Return a sentence if the signature is of another model; None if it is of this one."""
-        if self.bundle is None or self.check.refusal:
-            return None
-        if self.verification is not None:
-            return f"{self.signature.name}: {said}" if (said := self.verification.other_model) else None
-        changed = {item.file for item in self.files.changed}
-        if len(self.bundle.files) < 2 or self.bundle.files - changed - set(self.files.missing):
-            return None
-        model = f" ({self.bundle.model})" if self.bundle.model else ""
-        return (
-            f"{self.signature.name} is of another model{model} or another state of it: of the {len(self.bundle.files)} files "
-            "that it covers, none is here as it was signed"
-        )
-
-    @cached_property
-    def differing_tensors(self) -> list[str]:
-        """The tensors in which the manifest that the user named differs from the signed one."""
-        if self.named is None or self.manifest is None:
-            return []
-        named, signed = self.named.manifest.tensors, self.manifest.tensors
-        both = named.keys() & signed.keys()
-        differing = {name for name in both if named[name].content != signed[name].content}
-        return sorted(differing | (named.keys() ^ signed.keys()), key=natural_sort_key)
-
-    @property
-    def has_other_origin(self) -> bool:
-        """Whether the manifest that the user named states another origin of the weights than the signed one."""
-        if self.named is None or self.manifest is None:
-            return False
-        return self.named.manifest.made_from != self.manifest.made_from
+        return not (self.refusal or self.expired) and self.files.is_as_signed
 
     def require_signer(self) -> None:
         """Skip a rule if no trusted signer vouches for the signature's statement. Raises Skip."""
-        if self.check.refusal:
+        if self.refusal:
             raise Skip("the signature is not verified, see SIG001")
 
-    @property
-    def sections(self) -> tuple[Section, ...]:
-        """The chain of manifests, and the measurements of servers."""
-        chain = self.lineage.list_sections() if self.lineage is not None else ()
-        return (*chain, *(self.served.sections if self.served is not None else ()))
-
     def view_for(self, kind: str) -> object | None:
-        """Return this evidence; for rules on a manifest the comparison with it, for rules on lineage the chain."""
-        views = {"manifest": self.named, "lineage": self.lineage}
-        if kind in views:
-            return views[kind]
-        of_servers = self.served.view_for(kind) if self.served is not None else None
-        return of_servers if of_servers is not None else super().view_for(kind)
-
-    @property
-    def failed_to(self) -> str:
-        """The verb for a failure: servers are compared."""
-        return self.served.failed_to if self.served is not None else "read"
+        """Return this evidence; for rules on a manifest the comparison with it."""
+        return self.verification if kind == "manifest" else super().view_for(kind)
 
     @property
     def identities(self) -> Mapping[str, str]:
-        """The identity of the signed weights, and those of the servers."""
-        signed = self.manifest.identity if self.manifest is not None and self.is_as_signed else None
-        return ({"signed": signed} if signed else {}) | dict(self.served.identities if self.served is not None else {})
+        """The identity of the signed weights."""
+        return {"signed": self.identity} if self.identity and self.is_as_signed else {}
 
     @property
     def headline(self) -> str:
         """How many files are unchanged since the signature."""
-        number = len(self.bundle.files) if self.bundle is not None else 0
-        return f"the signature is verified, and {count(number, 'file is', 'files are')} as signed"
+        return f"the signature is verified, and {count(len(self.files.covered), 'file is', 'files are')} as signed"
 
     @property
     def subject(self) -> str:
         """The sides of the check, in words."""
-        files = count(len(self.bundle.files), "signed file") if self.bundle is not None else "no signed file"
+        files = count(len(self.files.covered), "signed file") if self.files.covered else "no signed file"
         what = self.ckpt.subject if self.ckpt is not None else "files"
-        servers = f" · {self.served.subject}" if self.served is not None else ""
-        return f"{what} · against a signature of {files}{servers}"
+        return f"{what} · against a signature of {files}"
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """Files that could not be read, and servers that could not be compared."""
-        files = self.ckpt.unread if self.ckpt is not None else {}
-        return {**files, **(self.served.unread if self.served is not None else {})}
+        """Files that could not be read."""
+        return self.ckpt.unread if self.ckpt is not None else {}
 
     @property
     def counts(self) -> Mapping[str, int]:
         """Files, tensors and bytes."""
         if self.ckpt is not None:
             return self.ckpt.counts
-        return {"files": len(self.bundle.files) if self.bundle is not None else 0, "tensors": 0, "bytes": 0}
+        return {"files": len(self.files.covered), "tensors": 0, "bytes": 0}
 
 
 def check_signature(
@@ -191,76 +160,160 @@ def check_signature(
 ) -> SignatureCheck:
     """Verify the signature of a folder; of a changed file find the changed tensors.
 
-    ignore_unsigned: report no file that the signature does not cover. An unchanged file is read once, for its digest.
-    Raises CkptcheckError for an unreadable key, and EvidenceError for an unreadable file.
+    named: all tensors, compared with a manifest that the user named. ignore_unsigned: report no file that the signature does
+    not cover. An unchanged file is read once, for its digest. Raises CkptcheckError for an unreadable key, and EvidenceError
+    for an unreadable file.
     """
+    require_packages()
+    check = SignatureCheck(target, signature, ckpt=ckpt, verification=named)
     try:
-        bundle = read_bundle(signature)
+        raw = read_whole_file(signature, LARGEST)
+        bundle = parse_bundle(raw)
+        signed = _verify_bundle(bundle, raw, folder, signer)
+    except FileNotFoundError:
+        return replace(check, refusal=f"they are not signed, there is no {signature.name}")
+    except OSError as error:
+        raise EvidenceError(f"cannot read the signature {signature}: {error.strerror or error}") from error
     except MalformedSignature as error:
-        return SignatureCheck(target, signature, None, BundleCheck(str(error)), ckpt, named=named)
-    check = check_bundle(bundle, folder, signature, signer, follow_links=follow_links)
+        return replace(check, refusal=str(error))
+    files = _compare_files(signed, folder, find_inside(signature, folder), follow_links=follow_links)
     if ignore_unsigned:
-        check = replace(check, files=replace(check.files, unsigned=()))
-    files = check.files
-    manifest, verification, unnamed = None, None, ""
-    if check.refusal is None and MANIFEST_NAME in bundle.files:
-        touched = {item.file for item in files.changed} | {*files.missing, *files.unsigned}
+        files = replace(files, unsigned=(), left_out=())
+    expired = "" if signer.allow_expired or bundle.kind != "certificate" else _describe_expiry(bundle)
+    check = replace(check, files=files, expired=expired)
+    touched = {*files.changed, *files.missing, *files.unsigned}
+    if MANIFEST_NAME in files.covered - touched:
+        # a file that breaks off, or a manifest of another version: the changed file itself is reported all the same
+        with suppress(CkptcheckError):
+            manifest = read_manifest(folder / MANIFEST_NAME)
+            check = replace(check, identity=manifest.identity)
+            if ckpt is not None and named is None and touched:
+                verified = verify_files(ckpt, manifest, touched, jobs=jobs, runner=runner, progress=progress)
+                check = replace(check, verification=verified)
+    return check
+
+
+def parse_bundle(raw: bytes) -> Bundle:
+    """Parse the bytes of a signature. Raises MalformedSignature."""
+    try:
+        bundle = msgspec.json.decode(raw, type=Bundle)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise MalformedSignature(f"it is no Sigstore bundle of a model: {error}") from error
+    if not bundle.dsse_envelope.get("signatures"):
+        raise MalformedSignature("it is unsigned: the bundle has a statement and no signature")
+    return bundle
+
+
+def _verify_bundle(bundle: Bundle, raw: bytes, folder: Path, signer: TrustedSigner) -> Any:
+    """Return model_signing's manifest of the signed files. Raises MalformedSignature if the signer did not sign it."""
+    from model_signing import hashing, verifying
+
+    class Listener(hashing.Config):  # type: ignore[misc]
+        """Hashes nothing, and keeps the signed manifest, which model_signing compares with once the signature is verified."""
+
+        signed: Any = None
+
+        def hash(self, *_: Any, **__: Any) -> Any:
+            return self
+
+        def __eq__(self, signed: object) -> bool:
+            self.signed = signed
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+    listener = Listener()
+    config = verifying.Config().set_hashing_config(listener)
+    with quiet(), tempfile.TemporaryDirectory() as scratch:
+        signer.configure(config)
+        if bundle.kind != signer.kind:
+            raise MalformedSignature(f"it was signed with {SIGNED_WITH[bundle.kind]}")
+        copy = Path(scratch) / "signature"
+        copy.write_bytes(raw)
         try:
-            if MANIFEST_NAME not in touched:
-                manifest = read_manifest(folder / MANIFEST_NAME)
-            if manifest is not None and ckpt is not None and any(map(is_weights, touched)):
-                verification = verify_files(ckpt, manifest, touched, jobs=jobs, runner=runner, progress=progress)
-        except EvidenceError as error:
-            unnamed = error.message
-        except CkptcheckError as error:
-            manifest, unnamed = None, error.message
-    return SignatureCheck(
-        target,
-        signature,
-        bundle,
-        check,
-        ckpt,
-        manifest,
-        verification,
-        named,
-        unnamed,
-        () if ignore_unsigned or check.refusal else tuple(_list_left_out(bundle, folder)),
-        signer.allow_expired,
+            config.verify(folder, copy)
+        except Exception as error:
+            raise MalformedSignature(_describe_refusal(error, signer)) from error
+    return listener.signed
+
+
+def _compare_files(signed: Any, folder: Path, signature: str | None, *, follow_links: bool) -> SignedFiles:
+    """Compare the files with model_signing's manifest of the signed ones. signature: its path, if it lies in the folder."""
+    from model_signing import hashing
+
+    form = signed.serialization_type
+    is_sharded, ignored = form["method"] == "shards", form.get("ignore_paths", ())
+    algorithm = "blake2" if form["hash_type"] == "blake2b" else form["hash_type"]
+    digests = {each.identifier: each.digest.digest_hex for each in signed.resource_descriptors()}
+    hashes = hashing.Config()
+    covers_git = any(name.startswith(".git") for name in digests)
+    hashes.set_ignored_paths(paths=[] if signature is None else [signature], ignore_git_paths=not covers_git)
+    try:
+        if is_sharded:
+            hashes.use_shard_serialization(hashing_algorithm=algorithm, shard_size=int(form["shard_size"]))
+        else:
+            hashes.use_file_serialization(hashing_algorithm=algorithm)
+        hashes.set_allow_symlinks(follow_links).add_ignored_paths(model_path=folder, paths=ignored)
+        with quiet():
+            now = {each.identifier: each.digest.digest_hex for each in hashes.hash(folder).resource_descriptors()}
+    except OSError as error:
+        raise EvidenceError(f"cannot read {folder}: {error}") from error
+    except Exception as error:
+        raise describe_hash_failure(error) from error
+
+    def file_of(name: str) -> str:
+        """Return the file of a part. model_signing calls a model of a single file a point."""
+        file = name.rsplit(":", 2)[0] if is_sharded else name
+        return folder.name if file == "." else file
+
+    there, covered = frozenset(map(file_of, now)), frozenset(map(file_of, digests))
+    differing = {file_of(name) for name in digests.keys() | now.keys() if digests.get(name) != now.get(name)}
+    return SignedFiles(
+        covered,
+        tuple(sorted(differing & there & covered)),
+        tuple(sorted(covered - there)),
+        tuple(sorted(there - covered)),
+        tuple(_list_left_out(folder, there | {signature})) if ignored else (),
     )
 
 
-def _list_left_out(bundle: Bundle, folder: Path) -> Iterator[str]:
-    """Yield the files that loaders read and the signer left out, without the files of git or of a download.
+def _list_left_out(folder: Path, known: frozenset[str | None]) -> Iterator[str]:
+    """Yield the files that loaders read and that were not hashed, without hidden ones: git's, and those of a download.
 
     The files are those of the folder, whatever the signature names: no path of it is opened, and no link is followed.
     """
-    ignored = {posixpath.normpath(path) for path in bundle.ignored}
-    ignored = {path for path in ignored if not path.startswith((".", "/"))}
-    for parent, _, names in os.walk(folder) if ignored else ():
-        above = Path(parent).relative_to(folder)
-        is_left_out = any(path.as_posix() in ignored for path in (above, *above.parents))
+    for parent, _, names in os.walk(folder):
         for name in sorted(names):
-            file = (above / name).as_posix()
-            if name.endswith((*WEIGHT_SUFFIXES, *LOADED_SUFFIXES)) and (is_left_out or file in ignored):
+            file = (Path(parent) / name).relative_to(folder).as_posix()
+            if name.endswith(LOADED) and not file.startswith(".") and file not in known:
                 yield file
 
 
-def is_weights(file: str) -> bool:
-    """Whether a file may hold tensors, by its name."""
-    return file.endswith((*WEIGHT_SUFFIXES, ".index.json"))
+def _describe_refusal(error: Exception, signer: TrustedSigner) -> str:
+    """Return a clause that says why a signature failed verification."""
+    name = type(error).__name__
+    if signer.public_key is not None and str(error).startswith("Key mismatch"):
+        return f"it was signed with another key than {signer.public_key.name}"
+    if name == "InvalidSignature":
+        return "it does not fit what it states: the bundle was changed after it was signed, or another key signed it"
+    if name == "X509StoreContextError":
+        return f"its certificate does not lead to one of --certificate-chain: {error}"
+    if isinstance(error, KeyError):
+        return f"it is no whole bundle: {error} is missing"
+    return str(error) or name
 
 
-def list_tensors(check: SignatureCheck, file: str, ranges: Iterable[tuple[int, int | None]] = ()) -> list[str]:
-    """Return the tensors that a file holds now; with ranges of its bytes, only the tensors that touch one."""
-    ckpt = check.ckpt
-    if not isinstance(ckpt, Checkpoint) or file not in ckpt.shards:
-        return []
-    shard, wanted = ckpt.shards[file], list(ranges)
-    if any(begin < shard.data_start for begin, _ in wanted):
-        wanted = []  # the header is among them
-    found = []
-    for name, tensor in shard.tensors.items():
-        begin, end = (shard.data_start + offset for offset in tensor.data_offsets)
-        if not wanted or any(begin < (last or end) and first < end for first, last in wanted):
-            found.append(name)
-    return found
+def _describe_expiry(bundle: Bundle) -> str:
+    """Describe the certificate of a verified bundle that is not valid today, which model_signing does not check; "" for none."""
+    from cryptography import x509
+
+    today = datetime.now(UTC)
+    with quiet():
+        for each in bundle.verification_material["x509CertificateChain"]["certificates"]:
+            certificate = x509.load_der_x509_certificate(b64decode(each["rawBytes"]))
+            name = certificate.subject.rfc4514_string() or "without a name"
+            if certificate.not_valid_after_utc < today:
+                return f"the certificate {name} expired on {certificate.not_valid_after_utc:%Y-%m-%d}"
+            if certificate.not_valid_before_utc > today:
+                return f"the certificate {name} is valid from {certificate.not_valid_before_utc:%Y-%m-%d} on"
+    return ""

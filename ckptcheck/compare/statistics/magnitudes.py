@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite, log, sqrt
+from math import isfinite, log, prod, sqrt
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -58,10 +58,7 @@ class WeightSize:
     @property
     def largest(self) -> float:
         """The largest number that the weight can have, as far as these tensors say."""
-        product = 1.0
-        for factor in self.factors.values():
-            product *= factor
-        return product
+        return prod(self.factors.values())
 
 
 @dataclass(frozen=True)
@@ -88,8 +85,31 @@ def find_unlike_quantized_weights(ckpt: Checkpoint, larger: float, smaller: floa
     A small expert is no finding: an expert that the router never chose decays. Raises Skip if a file shrank since its
     values were read, OSError if reading fails.
     """
-    sizes = [size for size in _iter_quantized_sizes(ckpt) if size.factors]
-    return list(_find_unlike(ckpt, sizes, larger, smaller))
+    groups: dict[tuple[str, tuple[str, ...]], list[WeightSize]] = {}
+    for size in _iter_quantized_sizes(ckpt):
+        groups.setdefault((name_pattern(size.module), tuple(size.factors)), []).append(size)
+    suspected = [(members, suspects) for members in groups.values() if (suspects := _suspects(members))]
+    if not suspected:
+        return []
+    found = []
+    from ckptcheck.compare.matching.tensor_files import TensorFiles
+
+    with TensorFiles(ckpt.source) as files:
+        for members, suspects in suspected:
+            usual = median(size.largest for size in members)
+            nearest = sorted(members, key=lambda size: abs(log(size.largest / usual)))[:COMPARED_SIBLINGS]
+            measured = [rms for size in nearest if (rms := _measure_rms(ckpt, files, size)) is not None]
+            if len(measured) < MIN_SIBLINGS:
+                continue
+            typical = median(measured)
+            for size in suspects:
+                rms = _measure_rms(ckpt, files, size)
+                if rms is None or not rms or not typical:
+                    continue
+                is_expert = ".experts." in f".{size.module}."
+                if rms >= larger * typical or (rms * smaller <= typical and not is_expert):
+                    found.append(UnlikeMagnitude(_name_worst_factor(size, members), rms, typical, len(members)))
+    return found
 
 
 def measure_absurd_scales(ckpt: Checkpoint) -> tuple[float, int] | None:
@@ -100,7 +120,7 @@ def measure_absurd_scales(ckpt: Checkpoint) -> tuple[float, int] | None:
     """
     from ckptcheck.compare.matching.tensor_files import TensorFiles
 
-    sizes = [size for size in _iter_quantized_sizes(ckpt) if size.factors]
+    sizes = list(_iter_quantized_sizes(ckpt))
     if len(sizes) < MIN_SIBLINGS or USUAL_LARGEST[0] <= median(size.largest for size in sizes) <= USUAL_LARGEST[1]:
         return None
     with TensorFiles(ckpt.source) as files:
@@ -138,34 +158,6 @@ def _iter_quantized_sizes(ckpt: Checkpoint) -> Iterator[WeightSize]:
             yield WeightSize(module, way, factors)
 
 
-def _find_unlike(
-    ckpt: Checkpoint, sizes: Sequence[WeightSize], larger: float, smaller: float
-) -> Iterator[UnlikeMagnitude]:
-    groups: dict[tuple[str, tuple[str, ...]], list[WeightSize]] = {}
-    for size in sizes:
-        groups.setdefault((name_pattern(size.module), tuple(size.factors)), []).append(size)
-    suspected = [(members, suspects) for members in groups.values() if (suspects := _suspects(members))]
-    if not suspected:
-        return
-    from ckptcheck.compare.matching.tensor_files import TensorFiles
-
-    with TensorFiles(ckpt.source) as files:
-        for members, suspects in suspected:
-            usual = median(size.largest for size in members)
-            nearest = sorted(members, key=lambda size: abs(log(size.largest / usual)))[:COMPARED_SIBLINGS]
-            measured = [rms for size in nearest if (rms := _measure_rms(ckpt, files, size)) is not None]
-            if len(measured) < MIN_SIBLINGS:
-                continue
-            typical = median(measured)
-            for size in suspects:
-                rms = _measure_rms(ckpt, files, size)
-                if rms is None or not rms or not typical:
-                    continue
-                is_expert = ".experts." in f".{size.module}."
-                if rms >= larger * typical or (rms * smaller <= typical and not is_expert):
-                    yield UnlikeMagnitude(_name_worst_factor(size, members), rms, typical, len(members))
-
-
 def _suspects(members: Sequence[WeightSize]) -> list[WeightSize]:
     """Return the members whose largest number differs from the usual one, most of all first."""
     if len(members) < MIN_SIBLINGS:
@@ -195,12 +187,6 @@ def _measure_rms(ckpt: Checkpoint, files: TensorFiles, size: WeightSize) -> floa
     return rms if isfinite(rms) else None
 
 
-def _starts(rows: int) -> list[int]:
-    """Return the first rows of the runs that are read."""
-    last = max(rows - ROWS, 0)
-    return sorted({run * last // (RUNS - 1) for run in range(RUNS)})
-
-
 def _read_rows(ckpt: Checkpoint, files: TensorFiles, size: WeightSize) -> Iterator[Any]:
     from ckptcheck.compare.bridge.tensor_layout import LayoutError
     from ckptcheck.compare.matching.tensor_files import UnreadableFile
@@ -208,7 +194,8 @@ def _read_rows(ckpt: Checkpoint, files: TensorFiles, size: WeightSize) -> Iterat
     weight = open_quantized_weight(ckpt, size.way, size.module)
     if weight is None or weight.unsupported_reason is not None or len(weight.shape) != 2:
         return
-    for start in _starts(weight.shape[0]):
+    last = max(weight.shape[0] - ROWS, 0)
+    for start in sorted({run * last // (RUNS - 1) for run in range(RUNS)}):
         try:
             yield weight.dequantize_rows(files, start, min(start + ROWS, weight.shape[0])).values
         except UnreadableFile as error:

@@ -23,8 +23,7 @@ from ckptcheck.checkpoint.torch_archive import UnreadableArchive
 from ckptcheck.checkpoint.torch_file import make_stubs
 from ckptcheck.checkpoint.unpickle import UnreadablePickle, WalkBudget
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout, packed_strides
-from ckptcheck.compare.completeness import describe_absent
-from ckptcheck.compare.identity import IdentityPlan, plan_identity
+from ckptcheck.compare.identity import IdentityPlan, describe_absent, plan_identity
 from ckptcheck.compare.layout_sums import Sums, find_unlike_copies, iterate_sums
 from ckptcheck.compare.matching.megatron_side import build_megatron_side
 from ckptcheck.compare.matching.side import build_checkpoint_side

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ckptcheck.compare.diagnosis.rounding import encode
+from ckptcheck.compare.matching.cast import encode
 
 torch = pytest.importorskip("torch", reason="torch's casts are what is compared; make test-all installs it")
 

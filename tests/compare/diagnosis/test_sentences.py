@@ -165,7 +165,7 @@ def test_value_head_in_a_tensor_parallel_shape() -> None:
 
 @pytest.mark.parametrize(("dtype", "lossy"), [("BF16", True), ("F16", True), ("F64", False)])
 def test_stored_in_another_dtype(dtype: str, lossy: bool) -> None:
-    from ckptcheck.compare.diagnosis.rounding import encode
+    from ckptcheck.compare.matching.cast import encode
     from ckptcheck.values.dtypes import decode
 
     tensor = bits(32, 32)
@@ -176,7 +176,7 @@ def test_stored_in_another_dtype(dtype: str, lossy: bool) -> None:
 
 
 def test_another_dtype_and_another_fault() -> None:
-    from ckptcheck.compare.diagnosis.rounding import encode
+    from ckptcheck.compare.matching.cast import encode
     from ckptcheck.values.dtypes import decode
 
     tensor = bits(32, 32)
@@ -202,7 +202,7 @@ NAMES = ("model.layers.0.self_attn.q_proj.weight", "x", "layers.1.mlp.experts.2.
 def test_malformed_input_is_no_exception(name: str) -> None:
     for expected in MALFORMED:
         for actual in MALFORMED:
-            for verdict in one(expected, actual, name, geometry=AttentionGeometry(3, 2, 7, 5)):
+            for verdict in one(expected, actual, name, geometry=AttentionGeometry(3, 2, 7)):
                 assert verdict.sentence
                 assert verdict.tensors
         assert one(expected, expected, name) == []
@@ -231,7 +231,7 @@ def test_trouble_of_a_reader_is_passed_on() -> None:
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2"])
 def test_rounding_to_8_bits(dtype: str) -> None:
     """Every number comes back; what lies in the middle of two goes to the even one."""
-    from ckptcheck.compare.diagnosis.rounding import encode
+    from ckptcheck.compare.matching.cast import encode
     from ckptcheck.values.dtypes import FORMATS, decode
 
     limit = FORMATS[dtype].limit or 0
@@ -243,15 +243,6 @@ def test_rounding_to_8_bits(dtype: str) -> None:
     assert np.array_equal(encode(dtype, middles), np.where(patterns[:-1] % 2 == 0, patterns[:-1], patterns[1:]))
     assert (encode(dtype, np.nextafter(middles, np.float32(0))) == patterns[:-1]).all()
     assert (encode(dtype, np.nextafter(middles, np.float32(np.inf))) == patterns[1:]).all()
-
-
-def test_importing_loads_no_numpy() -> None:
-    import subprocess
-    import sys
-
-    program = "import sys, ckptcheck.compare.diagnosis; print('numpy' in sys.modules, 'torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["False", "False"]
 
 
 @pytest.mark.parametrize("experts", [[2], [0, 1, 2, 3]])

@@ -11,7 +11,7 @@ import pytest
 from ckptcheck.compare.diagnosis import diagnose
 from tests.compare.diagnosis.fault_matrix import sides_of, sync_of
 from tests.compare.diagnosis.faults import FAULTS, MATRIX, NOISE, SIGN, Sync, numbers, on
-from tests.compare.diagnosis.sharded import Exporter, Layout, Weights, shards, to_bits, to_megatron, to_numbers
+from tests.compare.diagnosis.sharded import Exporter, Layout, Weights, shards, to_bits, to_megatron
 
 pytestmark = pytest.mark.slow
 
@@ -147,23 +147,6 @@ def test_another_layer_and_another_expert() -> None:
     actual = sync.export(layers=back_to_front(sync), experts=lambda ep, at: (1 - ep) * 2 + at)
     verdicts = diagnose(sides_of(sync.new, actual, sync.layout))
     assert {verdict.causes for verdict in verdicts} == {("layer",), ("layer", "expert")}
-
-
-@pytest.mark.parametrize(("expected", "found"), [(16, 32), (32, 16)])
-def test_two_grids_of_4_bits(expected: int, found: int) -> None:
-    layout = Layout(dtype="F32")
-    weights = sync_of(layout).new
-
-    def rounded(group: int) -> Weights:
-        def change(bits: np.ndarray) -> np.ndarray:
-            grouped = to_numbers("F32", bits).reshape(len(bits), -1, group)
-            scale = np.abs(grouped).max(axis=2, keepdims=True) / 7
-            return to_bits("F32", (np.rint(grouped / scale) * scale).reshape(bits.shape))
-
-        return {name: change(bits) if re.search(r"[qo]_proj\.weight", name) else bits for name, bits in weights.items()}
-
-    verdicts = diagnose(sides_of(rounded(expected), rounded(found), layout))
-    assert [verdict.causes for verdict in verdicts] == [("grid",)]
 
 
 def test_more_noise_than_patience() -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
 from ckptcheck.compare.matching.quantized.weight import DequantizedRows, QuantizedWeight
-from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,10 +82,10 @@ class CodebookWeight(QuantizedWeight):
 
         layout = self.parts["absmax"].cut(0, begin, end)
         if "map" not in self.parts:
-            largest = decode(layout.dtype, files.read_tensor(layout)).astype(np.float32)
+            largest = files.read_numbers(layout).astype(np.float32)
             return largest, np.zeros_like(largest)
-        table = decode("F32", files.read_tensor(self.parts["map"]))
-        nested = decode("F32", files.read_tensor(self.parts["nested"]))[np.arange(begin, end) // self.nested_block]
+        table = files.read_numbers(self.parts["map"])
+        nested = files.read_numbers(self.parts["nested"])[np.arange(begin, end) // self.nested_block]
         codes = files.read_tensor(layout)
         below, above = _gaps(table)
         return table[codes] * nested + np.float32(self.offset), np.maximum(below, above)[codes] / 2 * np.abs(nested)

@@ -19,7 +19,7 @@ import numpy as np
 from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout
 from ckptcheck.compare.matching.pairing import TensorPair
 from ckptcheck.compare.matching.quantized.weight import DequantizedRows, QuantizedWeight
-from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile, find_common_nodes, list_versions
+from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile, WorkOnPairs
 from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
@@ -234,25 +234,16 @@ class DistanceResult(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class QuantizedComparison:
+class QuantizedComparison(WorkOnPairs):
     """Compares a quantized weight with a dense one; `runners.runner.Work`, whose units are the numbers of pairs."""
 
     pairs: Sequence[TensorPair]
-    # Of the first and of the second side.
     files: tuple[TensorFiles, TensorFiles]
     # Pair → what smoothing multiplies the first side's weight by.
     scalings: Mapping[int, Scaling] = field(default_factory=dict)
     result_type = DistanceResult
-
-    @property
-    def name(self) -> str:
-        """The comparison and its targets, in words."""
-        return f"quantized weights of {self.files[0].target} with {self.files[1].target}"
-
-    @property
-    def remote_jobs(self) -> int:
-        """How many weights are read at a time if they are not on this machine."""
-        return 0 if not any(side.is_remote for side in self.files) else REMOTE_WEIGHTS
+    words = "quantized weights of {} with {}"
+    remote_units = REMOTE_WEIGHTS
 
     def compute(self, unit: int) -> DistanceResult:
         """Compare a pair."""
@@ -271,11 +262,7 @@ class QuantizedComparison:
     def find_nodes(self, unit: int) -> frozenset[str]:
         """Return the nodes on whose disks the files lie."""
         pair = self.pairs[unit]
-        return find_common_nodes(self.files, pair.first.files, pair.second.files)
-
-    def list_objects(self) -> dict[str, str]:
-        """Map each file to a state that changes when somebody replaces the file."""
-        return list_versions(self.files)
+        return self.find_common_nodes(pair.first.files, pair.second.files)
 
     def fits(self, unit: int, result: DistanceResult) -> bool:
         """Whether it has a distance with nonnegative sums of squares, or a reason."""

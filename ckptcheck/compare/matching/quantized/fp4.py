@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.compare.bridge.tensor_layout import FileChunk, TensorLayout
 from ckptcheck.compare.matching.quantized.weight import DequantizedRows, QuantizedWeight, SplitByTable
-from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,19 +76,14 @@ class Fp4Weight(QuantizedWeight):
         raw = files.read_tensor(self.parts["codes"].cut(0, begin, end))
         stored = self.parts["scales"]
         dtype = "F8_E8M0" if stored.dtype in POWERS else stored.dtype
-        patterns = files.read_tensor(stored.cut(0, begin, end))
-        scale = decode(dtype, patterns)[:, :, None]
+        scale = files.read_numbers(stored.cut(0, begin, end), dtype)[:, :, None]
         values, below, above = (
             table[raw].reshape(len(raw), stored.shape[1], -1) for table in lookup_tables(dtype == "F8_E8M0")
         )
         if dtype == "F8_E8M0":
             results = [part * scale for part in (values, below, above)]
         else:
-            factor = (
-                decode(self.parts["above"].dtype, files.read_tensor(self.parts["above"]))
-                .astype(np.float32)
-                .reshape(-1)[0]
-            )
+            factor = files.read_numbers(self.parts["above"]).astype(np.float32).reshape(-1)[0]
             whole = scale / factor if self.divides else scale * factor
             one = np.abs(1 / factor if self.divides else factor)
             _, exponent = np.frexp(scale)

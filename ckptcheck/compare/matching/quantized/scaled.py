@@ -2,7 +2,12 @@
 
 Formats: compressed_tensors/compressors pack_quantized (a stream of bits, lowest first, each number with 2^(bits - 1) added),
 naive_quantized, float_quantized (0.20); DeepSeek-V3's weight_scale_inv, which despite its name is multiplied, one for each
-block of 128 × 128; GPTQ's and AWQ's (gptq_awq_layout.py); bitsandbytes' int8, whose SCB is the largest magnitude of a row.
+block of 128 × 128; bitsandbytes' int8, whose SCB is the largest magnitude of a row.
+
+GPTQ and AWQ store everything transposed. GPTQ (AutoGPTQ, GPTQModel): qweight [I × bits / 32, O] holds the numbers of a column from
+the lowest bit on, qzeros [groups, O × bits / 32] the zero points, scales [groups, O], g_idx [I] the group of each input. The first
+format (gptq, the default) stores zero points less one, gptq_v2 as they are. AWQ (AutoAWQ's gemm): qweight [I, O / 8], qzeros
+[groups, O / 8], eight outputs in a word in an order of their own.
 """
 
 from __future__ import annotations
@@ -13,9 +18,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
-from ckptcheck.compare.matching.quantized.gptq_awq_layout import to_packed_layout, unpack_awq
 from ckptcheck.compare.matching.quantized.weight import DequantizedRows, QuantizedWeight
-from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +32,10 @@ SCALES = ("weight_scale", "weight_scale_inv")
 FLOATS = ("F64", "F32", "F16", "BF16")
 SCALE_DTYPES = (*FLOATS, "F8_E8M0", "U8")
 """U8 holds powers of two too, as compressed-tensors stores those of MXFP8."""
+GPTQ_WIDTHS = (2, 4, 8)
+"""Supported bits. Three bits do not divide a word, and libraries pack them differently."""
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Output stored in each half byte of an AWQ word, lowest first."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class ScaledWeight(QuantizedWeight):
 
         scale = self._scales(files, begin, end)
         if self.weight.dtype == "F8_E4M3":
-            numbers = decode("F8_E4M3", files.read_tensor(self.weight.cut(0, begin, end)))
+            numbers = files.read_numbers(self.weight.cut(0, begin, end))
             # numbers = m × 2^exponent with m in [0.5, 1)
             _, exponent = np.frexp(numbers)
             finest = np.where(numbers == 0, -9, np.maximum(exponent - 4, -9))
@@ -122,7 +129,7 @@ class ScaledWeight(QuantizedWeight):
 
         layout = next(self.parts[role] for role in SCALES if role in self.parts)
         dtype = "F8_E8M0" if layout.dtype == "U8" else layout.dtype
-        values = decode(dtype, files.read_tensor(layout)).astype(np.float32) / np.float32(self.steps)
+        values = files.read_numbers(layout, dtype).astype(np.float32) / np.float32(self.steps)
         grid = values.reshape(1, 1) if values.size == 1 else values.reshape(values.shape[0], -1)
         if grid.shape[0] > 1:
             grid = grid[np.arange(begin, end) // self.block[0]]
@@ -173,24 +180,22 @@ def unpack_bits(words: NDArray[Any], bits: int, columns: int) -> NDArray[np.int3
     return (fields @ weights).astype(np.int32) - half
 
 
+def unpack_awq(words: NDArray[Any]) -> NDArray[Any]:
+    """Return the numbers minus 8 that AWQ's words [outputs / 8, columns] hold, as [outputs, columns]."""
+    import numpy as np
+
+    numbers = np.empty((len(words), 8, words.shape[1]), np.int32)
+    for place, output in enumerate(AWQ_ORDER):
+        numbers[:, output] = (words.view(np.uint32) >> np.uint32(4 * place)) & np.uint32(15)
+    return numbers.reshape(-1, words.shape[1]) - 8
+
+
 def build_scaled_weight(
     ckpt: Checkpoint, quantization: Quantization, layouts: Mapping[str, TensorLayout], names: tuple[str, ...]
 ) -> ScaledWeight | None:
     """Return the weight that a module's tensors form; None if they have none of these formats. layouts: role → tensor."""
     if quantization.method in ("gptq", "awq"):
-        packed_layout, is_awq = to_packed_layout(layouts, quantization.method), quantization.method == "awq"
-        shift = 0 if is_awq or quantization.config.get("checkpoint_format") == "gptq_v2" else 1
-        if packed_layout is None:
-            return None
-        return ScaledWeight(
-            names,
-            packed_layout.shape,
-            packed_layout.parts,
-            packed_layout.bits,
-            (1, packed_layout.group),
-            shift,
-            is_awq,
-        )
+        return _build_transposed_weight(quantization, layouts, names)
     packed, weight = layouts.get("weight_packed"), layouts.get("weight")
     layout = packed or weight
     if layout is None or len(layout.shape) != 2:
@@ -220,6 +225,35 @@ def build_scaled_weight(
         return None
     block = _infer_block(quantization, scale, shape)
     return ScaledWeight(names, shape, layouts, bits, block) if block is not None else None
+
+
+def _build_transposed_weight(
+    quantization: Quantization, layouts: Mapping[str, TensorLayout], names: tuple[str, ...]
+) -> ScaledWeight | None:
+    """Return a weight of GPTQ or AWQ; None if the shapes of its tensors do not fit each other."""
+    is_awq = quantization.method == "awq"
+    weight, zeros, scales, index = (layouts.get(role) for role in ("qweight", "qzeros", "scales", "g_idx"))
+    if weight is None or zeros is None or scales is None or weight.dtype != "I32" or zeros.dtype != "I32":
+        return None
+    if any(len(layout.shape) != 2 or not all(layout.shape) for layout in (weight, zeros, scales)):
+        return None
+    groups, outputs = scales.shape
+    bits = zeros.shape[1] * 32 // outputs
+    if bits not in ((4,) if is_awq else GPTQ_WIDTHS) or zeros.shape != (groups, outputs * bits // 32):
+        return None
+    inputs = weight.shape[0] if is_awq else weight.shape[0] * 32 // bits
+    if weight.shape[1] != (outputs * bits // 32 if is_awq else outputs):
+        return None
+    if inputs % groups or (index is not None and (index.shape != (inputs,) or index.dtype != "I32")):
+        return None
+    parts = {
+        "weight_packed": weight.transpose(),
+        "weight_scale": scales.transpose(),
+        "weight_zero_point": zeros.transpose(),
+        **({"weight_g_idx": index} if index is not None else {}),
+    }
+    shift = 0 if is_awq or quantization.config.get("checkpoint_format") == "gptq_v2" else 1
+    return ScaledWeight(names, (outputs, inputs), parts, bits, (1, inputs // groups), shift, is_awq)
 
 
 def _infer_block(quantization: Quantization, scale: TensorLayout, shape: tuple[int, int]) -> tuple[int, int] | None:

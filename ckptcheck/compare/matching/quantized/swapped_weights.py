@@ -18,7 +18,6 @@ from ckptcheck.compare.matching.quantized.weight import QuantizedWeight
 from ckptcheck.compare.matching.tensor_files import TensorFiles, UnreadableFile
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.text.formatting import join_truncated
-from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,17 +108,10 @@ def _partner_name(name: str) -> str:
 
 def _rank(name: str, other: str) -> tuple[int, ...]:
     """Sort key: the tensor itself, the other half, one that differs only in numbers, any other; then by distance of the numbers."""
-    kind = (
-        0
-        if name == other
-        else 1
-        if _partner_name(name) == other
-        else 2
-        if name_template(name) == name_template(other)
-        else 3
-    )
     numbers = zip(NAME_NUMBER.findall(name), NAME_NUMBER.findall(other), strict=False)
-    return kind, *(abs(int(of) - int(to)) for of, to in numbers)
+    is_alike = name_template(name) == name_template(other)
+    distances = (abs(int(of) - int(to)) for of, to in numbers)
+    return name != other, _partner_name(name) != other, not is_alike, *distances
 
 
 def _sample(pair: TensorPair, ours: TensorFiles, theirs: TensorFiles, *, quantized: bool) -> NDArray[np.float32]:
@@ -135,7 +127,7 @@ def _sample(pair: TensorPair, ours: TensorFiles, theirs: TensorFiles, *, quantiz
             rows = side.dequantize_rows(files, begin, end).values
     else:
         assert isinstance(side, TensorLayout)
-        rows = decode(side.dtype, files.read_tensor(side.cut(0, begin, end))).astype(np.float32)
+        rows = files.read_numbers(side.cut(0, begin, end)).astype(np.float32)
     sample = np.nan_to_num(rows[:, :: -(-side.shape[1] // COLUMNS)].reshape(-1), posinf=0, neginf=0)
     length = float(np.linalg.norm(sample))
     return sample / np.float32(length or 1)
