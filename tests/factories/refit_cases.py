@@ -15,7 +15,6 @@ from safetensors.numpy import load_file, save_file
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.live.refit.draft import DraftWeights, find_draft_folder
-from ckptcheck.live.refit.first_step import FirstStep
 from ckptcheck.live.refit.scoring_inputs import ScoringInputs, TrialTokenizer
 from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trial import RefitTrial
@@ -316,10 +315,8 @@ class TrialCase(CaseTable, kw_only=True):
     """Both sides say that they compute in bfloat16."""
 
 
-def run_trial_case(
-    table: Mapping[str, Any], folder: Path, first_step: FirstStep | None = None, say: Log = lambda _: None
-) -> RefitTrace:
-    """Play the trial of a case. first_step: is recorded after the first sync. say: gets what the user would read."""
+def run_trial_case(table: Mapping[str, Any], folder: Path, say: Log = lambda _: None) -> RefitTrace:
+    """Play the trial of a case. say: gets what the user would read."""
     case = msgspec.convert(table, TrialCase)
     folder.mkdir(exist_ok=True)
     # msgspec refuses an unknown kind of fault, and the dataclass an unknown key.
@@ -386,7 +383,7 @@ def run_trial_case(
     return RefitTrial(
         "trial", lambda: trainer, start, settings, vocabulary=VOCABULARY, block=block, length=case.length, folder=folder,
         source=open_checkpoint(str(folder / "source")), start_oracle=lambda _: oracle if case.modules is not None else None,
-        draft=draft, first_step=first_step, image_token=1 if case.images else None, say=say,
+        draft=draft, image_token=1 if case.images else None, say=say,
     ).run()  # fmt: skip
 
 

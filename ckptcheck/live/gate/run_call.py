@@ -46,8 +46,6 @@ class CallResult:
     """How long it ran."""
     age: float | None = None
     """Seconds since it ran, if the result comes from an earlier gate."""
-    has_output: bool = False
-    """Whether the call wrote its output: a trial may find that there is nothing to write."""
 
 
 class Outcome(msgspec.Struct):
@@ -64,7 +62,6 @@ class KeptResult(msgspec.Struct):
     fingerprint: str
     time: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
-    has_output: bool
     reports: list[dict[str, Any]]
 
 
@@ -98,14 +95,8 @@ def run_call(call: Call, file: Path, deadline: float | None) -> CallResult:
         return CallResult(error=outcome.error + hint, was_stopped=ended is None, seconds=seconds)
     result = CallResult(reports, was_stopped=ended is None, seconds=seconds)
     if ended == 0 and all(report.verdict != "incomplete" for report in result.reports):
-        _keep(call, file, fingerprint, outcome.reports, seconds)
+        _keep(file, fingerprint, outcome.reports, seconds)
     return result
-
-
-def has_written(call: Call, file: Path) -> bool:
-    """Return whether a call has run, and has written its output. file: where its result is kept."""
-    kept = _read_kept(call, file, _fingerprint(call))
-    return kept is not None and kept.has_output
 
 
 def _run_process(call: Call, result: Path, deadline: float | None) -> int | None:
@@ -138,9 +129,8 @@ def _describe_exit(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def _keep(call: Call, file: Path, fingerprint: str, reports: list[Any], seconds: float) -> None:
-    has_output = call.output is not None and call.output.is_file()
-    kept = KeptResult(fingerprint, time.time(), seconds, has_output, reports)
+def _keep(file: Path, fingerprint: str, reports: list[Any], seconds: float) -> None:
+    kept = KeptResult(fingerprint, time.time(), seconds, reports)
     replace_file(file, json.dumps(msgspec.to_builtins(kept)).encode())
 
 
@@ -151,12 +141,12 @@ def _read_kept(call: Call, file: Path, fingerprint: str) -> CallResult | None:
         age = time.time() - kept.time
         if kept.fingerprint != fingerprint or not 0 <= age < KEPT_SECONDS:
             return None
-        if kept.has_output and not (call.output is not None and call.output.is_file()):
+        if call.output is not None and not call.output.is_file():
             return None
         reports = tuple(map(load_report, kept.reports))
     except (OSError, ValueError, CkptcheckError):
         return None
-    return CallResult(reports, seconds=kept.seconds, age=age, has_output=kept.has_output)
+    return CallResult(reports, seconds=kept.seconds, age=age)
 
 
 def _fingerprint(call: Call) -> str:

@@ -17,7 +17,7 @@ from ckptcheck.linter.rule import SEVERITIES
 from ckptcheck.live.gate.gate_file import STAGES, GateRequest
 from ckptcheck.live.gate.gate_lock import lock_folder
 from ckptcheck.live.gate.plan import Stage, plan_stages
-from ckptcheck.live.gate.run_call import CallResult, has_written, run_call
+from ckptcheck.live.gate.run_call import CallResult, run_call
 from ckptcheck.live.runtime.process.signal_guard import SignalGuard
 from ckptcheck.reporters.html.page import render_page
 from ckptcheck.text.file_io import replace_file
@@ -130,9 +130,6 @@ def _run_stage(
 ) -> None:
     """Run the calls of a stage until one cannot check or the deadline has passed; report the unchecked parts."""
     for number, call in enumerate(stage.calls, 1):
-        if call.made_by is not None and has_written(call.made_by, folder / "refit-1.json"):
-            result.notes.append(f"{TITLES[call.function]} of the trial")
-            continue
         if deadline is not None and time.monotonic() >= deadline:
             result.not_checked = f"{limit} had passed"
             return

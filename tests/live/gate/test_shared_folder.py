@@ -15,7 +15,7 @@ from ckptcheck import CkptcheckError
 from ckptcheck.linter.stored_report import load_report
 from ckptcheck.live.gate.gate_lock import lock_folder
 from ckptcheck.live.gate.plan import Call
-from ckptcheck.live.gate.run_call import _fingerprint, has_written
+from ckptcheck.live.gate.run_call import _fingerprint, _read_kept
 from tests.factories.checkpoint_cases import CHECKPOINTS
 
 SOUND = CHECKPOINTS / "tiny-llama"
@@ -93,7 +93,6 @@ KEPT: dict[str, dict[str, Any]] = {
     "a time that is no number": {"time": float("nan")},
     "a report that is a text": {"reports": ["x"]},
     "reports by name": {"reports": {"a": 1}},
-    "an output that is a list": {"has_output": [1]},
     "a fingerprint that is an object": {"fingerprint": {}},
     "another lie": {"reports": [{"schema": "ckptcheck-report/1", "target": 1}]},
 }
@@ -105,15 +104,16 @@ def test_a_kept_result_that_is_none_is_made_again(lie: str, report: dict[str, An
     call = Call("scan", {"*": [str(SOUND)]}, output=tmp_path / "out")
     file = tmp_path / "scan-1.json"
     sound = {
-        "fingerprint": _fingerprint(call), "time": time.time(), "seconds": 1.0, "has_output": True, "reports": [report],
+        "fingerprint": _fingerprint(call), "time": time.time(), "seconds": 1.0, "reports": [report],
     }  # fmt: skip
     file.write_text(json.dumps(sound))
-    assert has_written(call, file)
+    assert _read_kept(call, file, _fingerprint(call))
     file.write_text(json.dumps({**sound, **KEPT[lie]}))
-    assert not has_written(call, file)
+    assert not _read_kept(call, file, _fingerprint(call))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "null", "[" * 100_000, '{"a":' * 5000, "9" * 5000])
 def test_a_kept_result_that_is_no_object_is_made_again(content: str, tmp_path: Path) -> None:
     (tmp_path / "scan-1.json").write_text(content)
-    assert not has_written(Call("scan", {}), tmp_path / "scan-1.json")
+    call = Call("scan", {})
+    assert not _read_kept(call, tmp_path / "scan-1.json", _fingerprint(call))
