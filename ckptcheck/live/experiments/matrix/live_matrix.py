@@ -5,26 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.experiments.live_session import LiveSession, with_batch_size
 from ckptcheck.live.experiments.matrix.cells import TRAINERS
 from ckptcheck.live.experiments.trainer_as_engine import TrainerAsEngine
-from ckptcheck.text.formatting import count
 
 if TYPE_CHECKING:
-    from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.linter.report import Section
     from ckptcheck.live.experiments.default_prompts import DefaultPrompts
-    from ckptcheck.live.experiments.matrix.cells import Plan
-    from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
+    from ckptcheck.live.experiments.matrix.cells import Cell, Plan
     from ckptcheck.live.experiments.matrix.trace import MatrixTrace
     from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine
     from ckptcheck.live.runtime.engines.base import Engine, EngineInfo
     from ckptcheck.live.runtime.trainers.base import Trainer, TrainerInfo
     from ckptcheck.live.runtime.trainers.layout import ParallelLayout
+    from ckptcheck.rollouts.gap_summary import GapSummary
 
 SPARE_TOKENS = 8
 """Tokens of context beyond the longest sequence."""
@@ -43,34 +40,23 @@ class MatrixSides:
     mode: str = "plain"
     """How engines store weights on a CPU."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form, which a measurement log keeps so that other settings do not continue it."""
-        return {
-            "dtype": self.dtype,
-            "head_fp32": self.head_fp32,
-            "switches": sorted(self.switches),
-            "mode": self.mode,
-        }
-
 
 def measure_matrix(
     live: LiveSession,
     plan: Plan,
     sides: MatrixSides,
     *,
-    resume: Path | None = None,
     calibrate: bool = False,
     default_lengths: bool = False,
 ) -> MatrixTrace:
     """Start every engine and trainer once for each layout, and measure every cell.
 
-    resume: a file that keeps the measurements; those that it has are not repeated. calibrate: measure the noise floor of every
-    pair first. default_lengths: the user named no lengths. A worker that dies or hangs, and an interruption, end the measurement,
-    and the trace says so. Raises what a start raises, and an interruption before the first measurement.
+    calibrate: measure the noise floor of every pair first. default_lengths: the user named no lengths. A worker that dies or
+    hangs, and an interruption, end the measurement, and the trace says so. Raises what a start raises, and an interruption before
+    the first measurement.
     """
     from ckptcheck.live.experiments.default_prompts import DefaultPrompts
     from ckptcheck.live.experiments.matrix.cells import drop_unmeasurable_cells, drop_unsplit_pairs, list_cells
-    from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
     from ckptcheck.live.experiments.matrix.trace import MatrixTrace
     from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
 
@@ -78,11 +64,7 @@ def measure_matrix(
     plan, left_out = drop_unmeasurable_cells(
         plan, default_prompts.context_length, default_prompts.tokenizer_error, default_lengths=default_lengths
     )
-    identity = {"source": live.source, "plan": plan.as_dict(), "setting": sides.to_dict()}
-    measurements = MeasurementLog(
-        resume, identity if resume is None else identity | {"weights": _digest_weights(live.ckpt)}
-    )
-    run = _LayoutRun(live, sides, default_prompts, measurements, left_out, calibrate=calibrate)
+    run = _LayoutRun(live, sides, default_prompts, left_out, calibrate=calibrate)
     plans = [plan]
     if plan.layouts:
         pairs_of = drop_unsplit_pairs(plan.pairs, plan.layouts)
@@ -99,17 +81,22 @@ def measure_matrix(
         for layout_plan in plans:
             run.measure(layout_plan)
     except (WorkerDied, WorkerTimeout, RemoteError, KeyboardInterrupt) as error:
-        done = len(measurements.measurements)
+        done = len(run.measurements)
         if not done and (isinstance(error, KeyboardInterrupt) or not run.versions):
             raise
-        going_on = f"; the same command goes on from {resume}" if resume is not None else ""
-        broken["the matrix"] = f"{error or 'interrupted'}, after {done:,} of {number:,} measurements{going_on}"
+        broken["the matrix"] = f"{error or 'interrupted'}, after {done:,} of {number:,} measurements"
     if not run.versions:
         raise CkptcheckError(f"no layout could be started: {left_out[plans[0].layouts[0]]}")
     return MatrixTrace(
-        live.source, measurements.measurements, left_out, tuple(run.versions), sides.dtype, run.floor, tuple(run.sections),
+        live.source,
+        run.measurements,
+        left_out,
+        tuple(run.versions),
+        sides.dtype,
+        run.floor,
+        tuple(run.sections),
         broken,
-    )  # fmt: skip
+    )
 
 
 class _LayoutRun:
@@ -120,13 +107,13 @@ class _LayoutRun:
         live: LiveSession,
         sides: MatrixSides,
         default_prompts: DefaultPrompts,
-        measurements: MeasurementLog,
         left_out: dict[str, str],
         *,
         calibrate: bool,
     ) -> None:
         self._live, self._sides, self._default_prompts = live, sides, default_prompts
-        self._measurements, self._left_out, self._calibrate = measurements, left_out, calibrate
+        self._left_out, self._calibrate = left_out, calibrate
+        self.measurements: dict[Cell, GapSummary] = {}
         self.versions: list[str] = []
         self.floor: dict[str, float] = {}
         self.sections: list[Section] = []
@@ -160,22 +147,16 @@ class _LayoutRun:
             ]
             versions = [f"{info.name} {info.version}" for info in infos]
             # the first layout has every pair
-            if not self.versions:
-                self._measurements.check_versions(versions)
-                self.versions = versions
+            self.versions = self.versions or versions
             sources: dict[str, ResponseEngine] = {
                 name: engines[name] if name in engines else TrainerAsEngine(trainers[name])
                 for name in dict.fromkeys(engine for _, engine in plan.pairs)
             }
             if self._calibrate:
                 self._measure_floors(plan, sources, trainers)
-            if before := len(self._measurements.measurements):
-                self._live.observer.log(
-                    f"{count(before, 'measurement')} of the log {'is' if before == 1 else 'are'} kept"
-                )
             with self._live.observer.progress("measuring", bytewise=False) as advance:
                 MatrixRun(
-                    plan, sources, trainers, self._default_prompts.prompts, self._measurements, timeout=self._live.timeout,
+                    plan, sources, trainers, self._default_prompts.prompts, self.measurements, timeout=self._live.timeout,
                     advance=advance,
                 ).run()  # fmt: skip
 
@@ -225,15 +206,3 @@ class _LayoutRun:
             else:
                 self.floor[pair] = max(metrics.mult_prob_error for metrics in measurement.metrics.values())
             self.sections.append(measurement.section(pair))
-
-
-def _digest_weights(ckpt: Checkpoint) -> str:
-    """Return one digest of all weights, so that measurements of another training step are not continued."""
-    import xxhash
-
-    from ckptcheck.runners.runner import Local
-    from ckptcheck.values.digest import digest_tensors
-    from ckptcheck.values.tensor_stream import open_streams
-
-    digests = digest_tensors(ckpt.source, open_streams(ckpt), runner=Local(1))
-    return xxhash.xxh3_128_hexdigest(repr(sorted(digests.items())).encode())

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Never
 
 from ckptcheck.live.experiments.matrix.cells import Cell, Plan, list_cells
-from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
 from ckptcheck.live.experiments.runner import ExperimentRunner
 from ckptcheck.live.experiments.scoring import split_by_tokens
 from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine, decode_again
@@ -22,9 +21,9 @@ Drawn = tuple[list[Tokens], list[int], list[Sequence[float]]]
 
 
 class MatrixRun:
-    """Measures the cells of a plan that a measurement log does not have yet.
+    """Measures the cells of a plan.
 
-    engines, trainers: the running ones, by name. prompts: returns prompts for (length, data, number). ledger: the log that
+    engines, trainers: the running ones, by name. prompts: returns prompts for (length, data, number). measurements: what
     measurements are added to. timeout: seconds for each cell. advance: is called with how many cells are measured, and how many
     there are to measure.
     """
@@ -35,23 +34,23 @@ class MatrixRun:
         engines: Mapping[str, ResponseEngine],
         trainers: Mapping[str, Trainer],
         prompts: Callable[[int, str, int], Sequence[Tokens]],
-        ledger: MeasurementLog,
+        measurements: dict[Cell, GapSummary],
         *,
         timeout: float | None = None,
         advance: Advance | None = None,
     ) -> None:
         self._plan, self._engines, self._trainers = plan, engines, trainers
-        self._prompts, self._ledger, self._advance = prompts, ledger, advance or (lambda done, total: None)
+        self._prompts, self._measurements, self._advance = prompts, measurements, advance or (lambda done, total: None)
         self._runner = ExperimentRunner[Cell, GapSummary](timeout=timeout)
         self._drawn: dict[tuple[object, ...], Drawn] = {}
 
     def run(self) -> None:
-        """Measure the cells that the log does not have, and add them to it."""
-        cells = [cell for cell in list_cells(self._plan) if cell not in self._ledger.measurements]
+        """Measure the cells one after the other."""
+        cells = list(list_cells(self._plan))
         for measured, cell in enumerate(cells):
             self._advance(measured, len(cells))
             table = self._runner.run({cell: self._measure(cell)})
-            self._ledger.add(cell, table.results[cell])
+            self._measurements[cell] = table.results[cell]
         self._advance(len(cells), len(cells))
 
     def _measure(self, cell: Cell) -> Generator[Never, None, GapSummary]:
