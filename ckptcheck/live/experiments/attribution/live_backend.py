@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
-from ckptcheck.live.experiments.attribution.backend import EngineChange, RecordedBackend, TrainerChange
 from ckptcheck.live.experiments.attribution.config_diff import describe_config_differences, link_checkpoint
-from ckptcheck.live.experiments.attribution.engine_side import EngineSide
-from ckptcheck.live.experiments.attribution.engine_side import Start as StartEngine
-from ckptcheck.live.experiments.attribution.experiment import initial_state as state_of
-from ckptcheck.live.experiments.attribution.trainer_side import Start as StartTrainer
-from ckptcheck.live.experiments.attribution.trainer_side import TrainerSide
+from ckptcheck.live.experiments.attribution.experiment import (
+    EngineChange,
+    RecordedBackend,
+    TrainerChange,
+    initial_state,
+)
+from ckptcheck.live.experiments.attribution.sides import EngineSide, StartEngine, StartTrainer, TrainerSide
+from ckptcheck.live.refit.observations import Key
 from ckptcheck.live.refit.weight_names import join_names, trainer_weights
-from ckptcheck.live.runtime.engines.base import Engine, TensorDigests
+from ckptcheck.live.runtime.engines.base import TensorDigests
 from ckptcheck.live.runtime.process.deadlines import time_budget
 from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied
 from ckptcheck.live.runtime.trainers.base import Weight
@@ -43,7 +45,6 @@ class LiveBackend:
         folder: for temporary files.
         engine: the function that starts the engine, and the checkpoint that it loads; None: no engine is available.
         trainer: the same for the trainer.
-        running: the engine that drew the tokens, see `EngineSide`.
         timeout: seconds for any one change, including the start that it needs.
     """
 
@@ -54,7 +55,6 @@ class LiveBackend:
         *,
         engine: tuple[StartEngine, CheckpointRef] | None = None,
         trainer: tuple[StartTrainer, CheckpointRef] | None = None,
-        running: Engine | None = None,
         timeout: float | None = None,
     ) -> None:
         self.rollouts = rollouts
@@ -67,11 +67,11 @@ class LiveBackend:
         self._engine: EngineSide | None = None
         self._trainer: TrainerSide | None = None
         if engine is not None:
-            self._engine = EngineSide(rollouts, engine[0], self._checkpoint, folder, running=running)
+            self._engine = EngineSide(rollouts, engine[0], self._checkpoint, folder)
         if trainer is not None:
             trainer_info = rollouts.metadata.trainer
             temperature = trainer_info.temperature if trainer_info is not None and trainer_info.temperature else 1.0
-            self._trainer = TrainerSide(rollouts, state_of(rollouts).mask, trainer[0], folder, heat=temperature)
+            self._trainer = TrainerSide(rollouts, initial_state(rollouts).mask, trainer[0], folder, heat=temperature)
         bos_id = self._trainer_held.config.get("bos_token_id") if self._trainer_held is not None else None
         self.bos: int | None = bos_id if type(bos_id) is int else None
 
@@ -172,23 +172,14 @@ def name_differing_weights(own: TensorDigests, cold: TensorDigests, weights: Map
     own: digests of the job's engine. cold: of an engine that started from the trainer's weights. weights: name → weight of
     the trainer.
     """
-    names: dict[str, None] = {}
-    for key in {**own, **cold}:
-        own_entry, cold_entry = own.get(key), cold.get(key)
-        entry = own_entry or cold_entry
-        if (
-            entry is None
-            or entry.kind != "parameter"
-            or (own_entry and own_entry.opaque)
-            or (cold_entry and cold_entry.opaque)
-        ):
-            continue
-        if (
-            own_entry is None
-            or cold_entry is None
-            or (own_entry.digest, own_entry.shape) != (cold_entry.digest, cold_entry.shape)
-        ):
-            names.setdefault(key[1])
+
+    def is_same(key: Key) -> bool:
+        one, other = own.get(key), cold.get(key)
+        if (one or other or cold[key]).kind != "parameter" or any(entry and entry.opaque for entry in (one, other)):
+            return True
+        return bool(one and other and (one.digest, one.shape) == (other.digest, other.shape))
+
+    names = dict.fromkeys(key[1] for key in {**own, **cold} if not is_same(key))
     descriptions = []
     for name in names:
         sources = [weight.name for weight in trainer_weights(name, weights)]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Never
 
 from ckptcheck.live.experiments.matrix.cells import Cell, Plan, list_cells
-from ckptcheck.live.experiments.runner import ExperimentRunner
 from ckptcheck.live.experiments.scoring import split_by_tokens
 from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine, decode_again
 from ckptcheck.live.runtime.engines.sampling import Sampling
+from ckptcheck.live.runtime.process.deadlines import time_budget
 from ckptcheck.live.runtime.trainers.base import Trainer
 from ckptcheck.rollouts.gap_summary import GapSummary, summarize_gap
 from ckptcheck.text.observer import Advance
@@ -41,7 +40,7 @@ class MatrixRun:
     ) -> None:
         self._plan, self._engines, self._trainers = plan, engines, trainers
         self._prompts, self._measurements, self._advance = prompts, measurements, advance or (lambda done, total: None)
-        self._runner = ExperimentRunner[Cell, GapSummary](timeout=timeout)
+        self._timeout = timeout
         self._drawn: dict[tuple[object, ...], Drawn] = {}
 
     def run(self) -> None:
@@ -49,13 +48,12 @@ class MatrixRun:
         cells = list(list_cells(self._plan))
         for measured, cell in enumerate(cells):
             self._advance(measured, len(cells))
-            table = self._runner.run({cell: self._measure(cell)})
-            self._measurements[cell] = table.results[cell]
+            with time_budget(self._timeout):
+                self._measurements[cell] = self._measure(cell)
         self._advance(len(cells), len(cells))
 
-    def _measure(self, cell: Cell) -> Generator[Never, None, GapSummary]:
+    def _measure(self, cell: Cell) -> GapSummary:
         """Draw responses and compare their logprobs. Cells that differ only in the trainer share the last drawn responses."""
-        yield from ()
         key = (cell.engine, *cell.row, cell.repeat, cell.direction, cell.trainer if cell.direction == "trainer" else "")
         if key not in self._drawn:
             # keep the last only: cells that share responses follow each other

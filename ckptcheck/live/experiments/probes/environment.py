@@ -9,7 +9,6 @@ from typing import Any
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
-from ckptcheck.live.experiments.experiment import Experiment
 from ckptcheck.live.experiments.side import Side
 from ckptcheck.live.runtime.engines.base import Bucket, Engine, Scorer
 from ckptcheck.live.runtime.engines.engine_options import Switches
@@ -155,5 +154,5 @@ class ProbeEnvironment:
         self._trainer, self._updates = None, None
 
 
-Probe = Experiment[[ProbeEnvironment], ProbeRun]
-"""An experiment that yields the set-ups of the engine that it needs, and gets an engine with each."""
+Probe = Callable[[ProbeEnvironment], ProbeRun]
+"""Yields the set-ups of the engine that it needs, and gets an engine with each. Raises Skip where it cannot run."""

@@ -24,25 +24,22 @@ from ckptcheck.live.experiments.probes import (
 from ckptcheck.live.experiments.probes.environment import Probe
 
 PROBES: Mapping[str, Probe] = {
-    probe.name: probe
-    for probe in (
-        Probe("decode", decode.probe),
-        Probe("semantics", semantics.probe),
-        Probe("padding", padding.probe),
-        Probe("routing", routing.probe),
-        Probe("stale", stale_cache.probe),
-        Probe("inflight", inflight.probe),
-        Probe("length", length.probe),
-        Probe("prefix-cache", setups.prefix_cache),
-        Probe("chunks", setups.chunks),
-        Probe("scheduling", setups.scheduling),
-        Probe("ends", stop_tokens.probe),
-        Probe("prompt", tokenization.probe),
-        Probe("head", lm_head_precision.probe),
-        Probe("graphs", compilation.graphs),
-        Probe("inductor", compilation.inductor),
-        Probe("casts", compilation.casts),
-    )
+    "decode": decode.probe,
+    "semantics": semantics.probe,
+    "padding": padding.probe,
+    "routing": routing.probe,
+    "stale": stale_cache.probe,
+    "inflight": inflight.probe,
+    "length": length.probe,
+    "prefix-cache": setups.prefix_cache,
+    "chunks": setups.chunks,
+    "scheduling": setups.scheduling,
+    "ends": stop_tokens.probe,
+    "prompt": tokenization.probe,
+    "head": lm_head_precision.probe,
+    "graphs": compilation.graphs,
+    "inductor": compilation.inductor,
+    "casts": compilation.casts,
 }
 """Name → probe, in the default order: probes that share a set-up first, the most expensive last."""
 

@@ -14,7 +14,6 @@ from ckptcheck.live.experiments.probes.environment import (
     StartProbeEngine,
 )
 from ckptcheck.live.experiments.probes.trace import ProbeTrace
-from ckptcheck.live.experiments.runner import ExperimentRunner
 from ckptcheck.live.experiments.side import Side
 from ckptcheck.live.runtime.engines.base import Engine, EngineInfo, Running
 from ckptcheck.live.runtime.process.deadlines import time_budget
@@ -22,12 +21,16 @@ from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied, Worke
 
 
 class _ProbeRuns:
-    """The running probes, and the engine that they take turns with."""
+    """The running probes, the engine that they take turns with, and what became of each; one in no table is not over."""
 
     def __init__(self, environment: ProbeEnvironment, start: StartProbeEngine, probes: Mapping[str, ProbeRun]) -> None:
         self._environment, self._probes = environment, probes
         self._engine = Side[EngineSetup, Engine](start)
-        self.runner = ExperimentRunner[str, object](timeout=environment.timeout, forget=self.close)
+        self.results: dict[str, object] = {}
+        self.unavailable: dict[str, str] = {}
+        """Probe → why it could not run."""
+        self.failures: dict[str, str] = {}
+        """Probe → what killed an engine or a trainer in it."""
         self.info: EngineInfo | None = None
         """The first engine that started."""
         self.waiting: dict[str, EngineSetup] = {}
@@ -38,9 +41,16 @@ class _ProbeRuns:
     def step(self, name: str, advance: Callable[[], EngineSetup]) -> None:
         """Advance a probe to the next set-up that it needs, or to its end."""
         self.waiting.pop(name, None)
-        setup = self.runner.advance(name, advance)
-        if setup is not None:
-            self.waiting[name] = setup
+        try:
+            with time_budget(self._environment.timeout):
+                self.waiting[name] = advance()
+        except StopIteration as end:
+            self.results[name] = end.value
+        except (Skip, RemoteError) as error:
+            self.unavailable[name] = str(error)
+        except (WorkerDied, WorkerTimeout) as error:
+            self.failures[name] = str(error)
+            self.close()
 
     def group(self) -> None:
         """Start the set-up that most probes wait for, unless it runs already, and advance these probes."""
@@ -54,7 +64,7 @@ class _ProbeRuns:
         except (WorkerDied, WorkerTimeout, RemoteError, Skip) as error:
             for name in names:
                 del self.waiting[name]
-                self.runner.table.unavailable[name] = f"the engine did not start with {setup}: {error}"
+                self.unavailable[name] = f"the engine did not start with {setup}: {error}"
             return
         self.info = self.info or engine.info
         self._note(setup, engine)
@@ -65,7 +75,7 @@ class _ProbeRuns:
             reason = _describe_ignored_switches(self.waiting[name], engine)
             if reason:
                 del self.waiting[name]
-                self.runner.table.unavailable[name] = reason
+                self.unavailable[name] = reason
                 continue
             self._environment.say(f"probing {name}")
             self.step(name, partial(self._probes[name].send, engine))
@@ -104,7 +114,7 @@ def run_probes(
     A probe is skipped if the engine does not start with its set-up, or does not take its switch. An engine or a trainer that
     dies in a probe starts again for the next one.
     """
-    running = {name: probe.run(environment) for name, probe in probes.items()}
+    running = {name: probe(environment) for name, probe in probes.items()}
     runs = _ProbeRuns(environment, start, running)
     try:
         for name, run in running.items():
@@ -113,14 +123,13 @@ def run_probes(
             runs.group()
     finally:
         runs.close()
-    table = runs.runner.table
     return ProbeTrace(
         target,
         runs.info,
         environment.trainer_info,
         tuple(probes),
-        table.results,
-        table.unavailable,
-        table.failures,
+        runs.results,
+        runs.unavailable,
+        runs.failures,
         runs.untaken,
     )
