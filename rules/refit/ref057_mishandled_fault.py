@@ -48,9 +48,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Severity
-from ckptcheck.live.conformance.outcome import Answer
-from ckptcheck.live.conformance.report_faults import group_by_kind
-from ckptcheck.live.conformance.trace import ConformanceTrace
+from ckptcheck.live.conformance.trace import Answer, ConformanceTrace, group_by_kind
 
 ANSWERS: tuple[tuple[Answer, Severity, str, str], ...] = (
     (

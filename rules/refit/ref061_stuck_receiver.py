@@ -24,8 +24,7 @@ vllm-project/vllm 0.32.0 (the first request after a failed reload_weights on a C
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.conformance.report_faults import group_by_kind
-from ckptcheck.live.conformance.trace import ConformanceTrace
+from ckptcheck.live.conformance.trace import ConformanceTrace, group_by_kind
 
 
 @rule("REF061", "stuck-receiver", severity="warning", on="conformance")

@@ -11,32 +11,36 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptcheck.live.refit.cold_loads import ColdLoad, measure_cold_load, observe_trainer, start_cold
 from ckptcheck.live.refit.draft import DraftWeights
-from ckptcheck.live.refit.expert_moves import move_experts
-from ckptcheck.live.refit.expert_slots import read_slots
+from ckptcheck.live.refit.expert_slots import move_experts, read_slots
 from ckptcheck.live.refit.feasibility import check_transport
-from ckptcheck.live.refit.images import build_image_prompt
 from ckptcheck.live.refit.module_errors import StartOracle
 from ckptcheck.live.refit.observations import SleepCheck
 from ckptcheck.live.refit.scoring_inputs import ScoringInputs, TrialTokenizer
 from ckptcheck.live.refit.trace import RefitTrace
-from ckptcheck.live.refit.trial_exports import (
+from ckptcheck.live.refit.trial_scores import (
+    ColdLoad,
+    build_image_prompt,
+    compare_with_float32,
+    fill_cache,
+    measure_cold_load,
+    measure_rounding_last,
+    observe_trainer,
+    score_cold_load,
+    score_sides,
+    start_cold,
+)
+from ckptcheck.live.refit.trial_state import FollowPhase, Log, StartEngine, TrialPhases, TrialSettings, TrialState
+from ckptcheck.live.refit.trial_syncs import (
+    compare_before,
     compare_ranks,
     compare_saved,
     compare_shards,
     compare_source,
     identify_engine,
+    scramble,
+    sync_weights,
 )
-from ckptcheck.live.refit.trial_scores import (
-    compare_with_float32,
-    fill_cache,
-    measure_rounding_last,
-    score_cold_load,
-    score_sides,
-)
-from ckptcheck.live.refit.trial_state import FollowPhase, Log, StartEngine, TrialPhases, TrialSettings, TrialState
-from ckptcheck.live.refit.trial_syncs import compare_before, scramble, sync_weights
 from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.engines.capabilities import find_able, why_sleep_frees_nothing, why_unable
 from ckptcheck.live.runtime.engines.sizing import DEFAULT_CONTEXT_LEN

@@ -26,8 +26,7 @@ from ckptcheck.live.localize.dumps.pairing import find_unequal_copy, pair_points
 from ckptcheck.live.localize.dumps.positions import describe_positions
 from ckptcheck.live.localize.dumps.rank import RankDump, Replica
 from ckptcheck.live.localize.dumps.shards import join_ranks
-from ckptcheck.live.localize.localization import Localization
-from ckptcheck.live.localize.rank_layout import RankLayout, UnequalCopy
+from ckptcheck.live.localize.localization import Localization, RankLayout, UnequalCopy
 from ckptcheck.live.runtime.engines.activations import Activations
 from ckptcheck.text.formatting import count
 

@@ -9,7 +9,7 @@ from ckptcheck.compare.activations.points import EPSILON, execution_order, round
 from ckptcheck.compare.activations.relation import describe_relation
 from ckptcheck.live.localize.dumps.alignment import Match
 from ckptcheck.live.localize.dumps.rank import Replica
-from ckptcheck.live.localize.rank_layout import UnequalCopy
+from ckptcheck.live.localize.localization import UnequalCopy
 
 
 def pair_points(ours: Replica, theirs: Replica, match: Match) -> tuple[dict[str, Any], dict[str, Any]]:
