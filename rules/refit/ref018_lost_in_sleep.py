@@ -6,7 +6,6 @@
 - With `--set sleep-level=2` the engine drops its weights. The memory of the weights comes back before the sync, the
   memory of the cache after it, and the rule compares the buffers in between. REF001 to REF004 check the weights after
   the sync.
-- A tensor that follows the trainer's step belongs to REF066.
 - The rule is skipped, with the reason, on a platform that has no sleep.
 
 ## Why it matters
@@ -40,10 +39,7 @@ from ckptcheck.text.formatting import count, join_truncated
 def check(trace: RefitTrace) -> Iterator[Problem]:
     if trace.sleep_check is None:
         raise Skip(trace.sleep_skipped)
-    borrowed = {
-        name for changes in trace.unsynced_changes.values() for (_, name), follows in changes.items() if follows
-    }
-    if names := [name for name in trace.sleep_check.changed_tensors if name not in borrowed]:
+    if names := trace.sleep_check.changed_tensors:
         yield Problem(
             f"{count(len(names), 'tensor')} changed while the engine slept:"
             f" {join_truncated(names)}{describe_origin(trace, names)}",

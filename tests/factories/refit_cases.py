@@ -104,7 +104,6 @@ class FakeTrainer:
         self._number, self._passes = 0, 0
         self._unsteady, self._apart = unsteady, apart
         self._steps, self._unlike = 0, unlike
-        self.followers: list[FakeEngine] = []
         if unlike is not None:
             self.info = replace(self.info, layout="TP2")
 
@@ -145,8 +144,6 @@ class FakeTrainer:
             else (values * (1 + scale * draw.standard_normal(values.shape))).astype(np.float32)
             for name, values in self._held.items()
         }
-        for engine in self.followers:
-            engine.follow(self._held)
 
     def plan_buckets(self, bucket_bytes: int) -> list[Bucket]:
         return self.export(bucket_bytes)
@@ -344,8 +341,6 @@ def run_trial_case(table: Mapping[str, Any], folder: Path, say: Log = lambda _: 
         )  # fmt: skip
         if (own_draft := find_draft_folder(checkpoint)) is not None:
             engine.write_draft(load_file(Path(own_draft) / "model.safetensors"))
-        if not started[1:]:
-            trainer.followers.append(engine)
         if case.settings.get("pause") or case.flaws is not None:
             engine = FakeServing(tensors, case.flaws or ())
             engine.faults = tuple(own)

@@ -111,7 +111,6 @@ def move_experts(trial: TrialState, engine: Engine) -> None:
         logprobs = compare_logprobs(*([each.prompt_logprobs for each in side] for side in (then, now)))
     slots = sum(len(each.experts) for each in after.values())
     observed.expert_move = ExpertMove(count_moves(before, after), slots, tuple(wrong), logprobs)
-    trial.moved_tensors = engine.digest_tensors()
 
 
 def follow_moves(trial: TrialState, reference: Engine) -> None:

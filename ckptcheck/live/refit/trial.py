@@ -32,7 +32,6 @@ from ckptcheck.live.refit.trial_scores import (
 )
 from ckptcheck.live.refit.trial_state import FollowPhase, Log, StartEngine, TrialPhases, TrialSettings, TrialState
 from ckptcheck.live.refit.trial_syncs import (
-    compare_before,
     compare_ranks,
     compare_saved,
     compare_shards,
@@ -178,8 +177,6 @@ class RefitTrial:
             with trial.phases.run("start", f"reference for step {step}"):
                 reference = measure_cold_load(trial, trainer, step)
             wake()
-            if settings.weights and not drops_weights:
-                compare_before(trial, engine, step, reference)
             if not drops_weights and fills_cache:
                 fill_cache(trial, engine, step)
             sync_weights(

@@ -25,7 +25,7 @@ from ckptcheck.live.refit.trace_queries import suspect_steps
 from ckptcheck.live.refit.trial_scores import ColdLoad, start_again
 from ckptcheck.live.refit.trial_state import TrialState
 from ckptcheck.live.refit.weight_identity import split_joined_weights
-from ckptcheck.live.runtime.engines.base import Arrival, Engine, LoadedParameter, ScrambleResult, TensorDigests
+from ckptcheck.live.runtime.engines.base import Arrival, Engine, LoadedParameter, ScrambleResult
 from ckptcheck.live.runtime.engines.capabilities import find_able
 from ckptcheck.live.runtime.process.errors import RemoteError
 from ckptcheck.live.runtime.trainers.base import ShardDigest, ShardedTrainer, Trainer
@@ -38,43 +38,6 @@ def scramble(trial: TrialState, engine: Engine) -> ScrambleResult:
     if observed.sent_draft or observed.untrained:
         return engine.scramble_weights(keep_draft=not observed.sent_draft)
     return engine.scramble_weights()
-
-
-def compare_before(trial: TrialState, engine: Engine, step: int, reference: ColdLoad) -> None:
-    """Note what changed in the engine with the trainer's step, although nothing was sent."""
-    observed = trial.observed
-    with trial.phases.run("sync", f"look at the engine before the sync after step {step}"):
-        slept = not observed.sleep_skipped
-        # experts may have been moved since the first sync
-        held = trial.moved_tensors if step == 1 else {}
-        held = held or observed.syncs[-1].manifest
-        digests = trial.digest_tensors(engine)
-        observed.unsynced_changes[step] = find_unsynced_changes(held, digests, reference.manifest, slept=slept)
-
-
-def find_unsynced_changes(
-    held: TensorDigests, now: TensorDigests, reference: TensorDigests, *, slept: bool
-) -> Mapping[Key, bool]:
-    """Return the tensors that changed since the last sync → whether they already are what the next sync has to bring.
-
-    Those have their numbers from the trainer's memory: the engine kept a tensor that it was lent. Of the others only parameters
-    count: a forward pass may change a buffer.
-
-    Args:
-        held: what the engine held after the last sync.
-        now: what it holds after the trainer's step, before the next sync.
-        reference: what the same engine holds, started cold from the stepped weights.
-        slept: whether the engine slept in between: what sleep lost is found by comparing before and after it.
-    """
-    changes: dict[Key, bool] = {}
-    for key, entry in now.items():
-        before, after = held.get(key), reference.get(key)
-        if before is None or entry.opaque or before.opaque or before.digest == entry.digest:
-            continue
-        follows = after is not None and not after.opaque and after.digest == entry.digest
-        if follows or (entry.kind == "parameter" and not slept):
-            changes[key] = follows
-    return changes
 
 
 def sync_weights(
