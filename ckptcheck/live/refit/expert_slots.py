@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ckptcheck.live.refit.logprob_diff import LogprobDiff, compare_logprobs
-from ckptcheck.live.refit.observations import Sync
-from ckptcheck.live.refit.trial_state import TrialState
 from ckptcheck.live.runtime.engines.base import Engine, ExpertSlots, Running
 from ckptcheck.live.runtime.engines.capabilities import find_able
+
+if TYPE_CHECKING:
+    from ckptcheck.live.refit.observations import Sync
+    from ckptcheck.live.refit.trial_state import TrialState
 
 Key = tuple[int, str]
 Slots = Mapping[Key, ExpertSlots]
