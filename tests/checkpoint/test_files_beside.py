@@ -16,7 +16,7 @@ from ckptcheck.checkpoint.files_beside import copy_files_beside
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.conformance.weights import write_checkpoint
-from ckptcheck.live.experiments.attribution.config_diff import link_checkpoint
+from ckptcheck.live.experiments.attribution.live_backend import link_checkpoint
 from ckptcheck.live.refit.draft import DraftWeights
 from ckptcheck.live.refit.source import open_source
 from ckptcheck.live.runtime.trainers.remote import RemoteTrainer

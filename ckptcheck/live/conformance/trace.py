@@ -8,8 +8,7 @@ from typing import Literal
 
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
-from ckptcheck.live.conformance.faults import TITLES, Fault, FaultKind
-from ckptcheck.live.conformance.subject import ReceiverState, Reply
+from ckptcheck.live.conformance.faults import TITLES, Fault, FaultKind, ReceiverState, Reply
 from ckptcheck.text.formatting import count, join_truncated, join_words
 
 Answer = Literal["refused", "framework", "ckptcheck", "silent", "harmless", "unanswered", "untried"]

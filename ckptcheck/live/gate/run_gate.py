@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckptcheck.errors import OutputError
+from ckptcheck.errors import CkptcheckError, OutputError
 from ckptcheck.jobs.job import Job
 from ckptcheck.jobs.shell.commands import SUGGESTIONS
 from ckptcheck.linter.report import FailOn, Report, Section
 from ckptcheck.linter.rule import SEVERITIES
 from ckptcheck.live.gate.gate_file import STAGES, GateRequest
-from ckptcheck.live.gate.gate_lock import lock_folder
 from ckptcheck.live.gate.plan import Stage, plan_stages
 from ckptcheck.live.gate.run_call import CallResult, run_call
 from ckptcheck.live.runtime.process.signal_guard import SignalGuard
 from ckptcheck.reporters.html.page import render_page
-from ckptcheck.text.file_io import replace_file
+from ckptcheck.text.file_io import open_lock_file, replace_file
 from ckptcheck.text.formatting import count, format_duration, join_words
 from ckptcheck.text.observer import Observer
 
@@ -194,3 +195,31 @@ def _join(job: Job, preflight: Report, request: GateRequest, results: Sequence[S
         read=preflight.read,
         rules=preflight.rules,
     )
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold the folder until the block ends, or the process dies. Raises CkptcheckError if another process holds it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    try:
+        handle = open_lock_file(folder / "lock")
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EINVAL):
+            raise
+        raise CkptcheckError(
+            f"{folder / 'lock'} is no regular file", hint="remove it, or give the gate another --folder"
+        ) from error
+    with os.fdopen(handle, "a"):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CkptcheckError(
+                f"another gate is at work in {folder}", hint="start the gate on one node, or give each a --folder"
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        yield

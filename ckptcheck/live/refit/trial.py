@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.live.refit.draft import DraftWeights
-from ckptcheck.live.refit.expert_slots import move_experts, read_slots
+from ckptcheck.live.refit.expert_slots import read_slots
 from ckptcheck.live.refit.feasibility import check_transport
 from ckptcheck.live.refit.module_errors import StartOracle
 from ckptcheck.live.refit.observations import SleepCheck
@@ -37,6 +37,7 @@ from ckptcheck.live.refit.trial_syncs import (
     compare_shards,
     compare_source,
     identify_engine,
+    move_experts,
     scramble,
     sync_weights,
 )

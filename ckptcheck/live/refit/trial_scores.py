@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ckptcheck.live.refit.draft import Acceptance, find_untrained, measure_acceptance
-from ckptcheck.live.refit.expert_slots import Slots, follow_moves, read_slots
+from ckptcheck.live.refit.expert_slots import Slots, read_slots
 from ckptcheck.live.refit.module_errors import (
     StartOracle,
     capture_three_sides,
@@ -72,6 +72,13 @@ def start_again(trial: TrialState, step: int) -> Engine:
     if step:
         follow_moves(trial, engine)
     return engine
+
+
+def follow_moves(trial: TrialState, reference: Engine) -> None:
+    """Repeat in a cold load the move of experts that the engine made."""
+    balancing = find_able(reference, "expert copies")
+    if trial.observed.expert_move is not None and balancing is not None:
+        balancing.rebalance_experts()
 
 
 def measure_cold_load(trial: TrialState, trainer: Trainer, step: int) -> ColdLoad:

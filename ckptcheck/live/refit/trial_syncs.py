@@ -16,9 +16,10 @@ from functools import partial
 from ckptcheck.errors import EvidenceError
 from ckptcheck.live.refit import weight_identity
 from ckptcheck.live.refit.diagnose_sync import diagnose_sync
-from ckptcheck.live.refit.expert_slots import compare_slots
+from ckptcheck.live.refit.expert_slots import ExpertMove, Slots, count_moves, find_wrong_slots, read_slots
 from ckptcheck.live.refit.export_comparison import compare_export, compare_with_source, find_saved_differently
 from ckptcheck.live.refit.inflight import InflightUpdate
+from ckptcheck.live.refit.logprob_diff import compare_logprobs
 from ckptcheck.live.refit.observations import Key, Sync, is_draft
 from ckptcheck.live.refit.sync import send_weights
 from ckptcheck.live.refit.trace_queries import suspect_steps
@@ -236,3 +237,44 @@ def identify_engine(trial: TrialState, engine: Engine, number: int) -> None:
         observed.identity_gaps["engine"] = error.message
         return
     observed.engine_identities[number] = named.identity
+
+
+def move_experts(trial: TrialState, engine: Engine) -> None:
+    """Make the engine move its experts; compare every slot with the first cold load, and logprobs with the last scoring."""
+    balancing, observed, phases = find_able(engine, "expert copies"), trial.observed, trial.phases
+    if balancing is None:
+        return
+    with phases.run("sync", "move experts between their slots"):
+        before = balancing.digest_expert_slots()
+        # the finding on the sync itself has the slots that were wrong before the move
+        known = {(each.key[1], each.expert) for each in find_wrong_slots(before, trial.cold_slots, {})}
+        balancing.rebalance_experts()
+        after = balancing.digest_expert_slots()
+        found = find_wrong_slots(after, trial.cold_slots, {})
+        wrong = [each for each in found if (each.key[1], each.expert) not in known]
+    logprobs = None
+    if observed.scorings:
+        with phases.run("score", "score with moved experts"):
+            now = trial.inputs.score_engine(engine)
+        then = observed.scorings[-1].engine
+        logprobs = compare_logprobs(*([each.prompt_logprobs for each in side] for side in (then, now)))
+    slots = sum(len(each.experts) for each in after.values())
+    observed.expert_move = ExpertMove(count_moves(before, after), slots, tuple(wrong), logprobs)
+
+
+def compare_slots(trial: TrialState, engine: Engine, sync: Sync, reference: Slots) -> Sync:
+    """Return the sync with the slots that are not those of the reference.
+
+    A tensor whose experts lie elsewhere in the reference is compared slot by slot only.
+    """
+    slots = read_slots(engine)
+    if not slots:
+        return sync
+    elsewhere = {key for key, each in slots.items() if key in reference and reference[key].experts != each.experts}
+    return replace(
+        sync,
+        wrong_slots=find_wrong_slots(slots, reference, trial.cold_slots if sync.step else {}),
+        slots=sum(len(each.experts) for each in slots.values()),
+        manifest={key: entry for key, entry in sync.manifest.items() if key not in elsewhere},
+        reference={key: entry for key, entry in sync.reference.items() if key not in elsewhere},
+    )

@@ -21,9 +21,8 @@ from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout, pa
 from ckptcheck.compare.identity import Identity, TensorIdentity, leave_out_copies
 from ckptcheck.compare.matching.side import BUFFER
 from ckptcheck.errors import EvidenceError
-from ckptcheck.live.refit.fused_parts import list_parts
 from ckptcheck.live.refit.observations import DRAFT
-from ckptcheck.live.refit.weight_names import EMBEDDING, HEAD, trainer_weights
+from ckptcheck.live.refit.weight_names import EMBEDDING, HEAD, list_parts, trainer_weights
 from ckptcheck.live.runtime.engines.base import TensorDigests, WeightPart
 from ckptcheck.live.runtime.trainers.base import ShardDigest, Weight
 from ckptcheck.text.formatting import join_truncated

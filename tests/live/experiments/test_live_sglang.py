@@ -18,11 +18,10 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.experiments.default_prompts import DefaultPrompts
 from ckptcheck.live.experiments.matrix.cells import Plan
-from ckptcheck.live.experiments.matrix.measure import MatrixRun
+from ckptcheck.live.experiments.matrix.live_matrix import MatrixRun
 from ckptcheck.live.experiments.matrix.trace import MatrixTrace
-from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment
+from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment, run_probes
 from ckptcheck.live.experiments.probes.registry import select_probes
-from ckptcheck.live.experiments.probes.runner import run_probes
 from ckptcheck.live.runtime.engines import registry
 from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.engines.engine_options import Switches

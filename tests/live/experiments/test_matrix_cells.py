@@ -10,7 +10,7 @@ import pytest
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.experiments.matrix.cells import Plan, drop_unmeasurable_cells, list_cells, parse_pairs
-from ckptcheck.live.experiments.matrix.measure import MatrixRun
+from ckptcheck.live.experiments.matrix.live_matrix import MatrixRun
 from ckptcheck.live.experiments.matrix.trace import MatrixTrace
 from ckptcheck.rollouts.prompts import make_synthetic_prompts
 from tests.doubles.fake_serving import FakeServing

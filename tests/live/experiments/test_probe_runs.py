@@ -14,9 +14,8 @@ from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment
+from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment, run_probes
 from ckptcheck.live.experiments.probes.registry import PROBES, has_experts, select_probes
-from ckptcheck.live.experiments.probes.runner import run_probes
 from ckptcheck.live.experiments.probes.semantics import fit_best_temperature
 from ckptcheck.live.experiments.probes.trace import ProbeTrace
 from ckptcheck.live.refit.inflight import find_switch

@@ -13,9 +13,9 @@ import pytest
 import ckptcheck
 from ckptcheck import CkptcheckError
 from ckptcheck.linter.stored_report import load_report
-from ckptcheck.live.gate.gate_lock import lock_folder
 from ckptcheck.live.gate.plan import Call
 from ckptcheck.live.gate.run_call import _fingerprint, _read_kept
+from ckptcheck.live.gate.run_gate import lock_folder
 from tests.factories.checkpoint_cases import CHECKPOINTS
 
 SOUND = CHECKPOINTS / "tiny-llama"

@@ -120,7 +120,7 @@ class SemanticsResult:
         return tuple(each.section for each in rounds)
 
 
-def probe(environment: ProbeEnvironment) -> ProbeRun:
+def compare_meanings(environment: ProbeEnvironment) -> ProbeRun:
     """Sample as the job does, and with top-k and top-p, on an engine that reports its default kind of logprobs."""
     engine = yield environment.setup
     default_mode = engine.info.facts.get("stock_logprobs", "raw")

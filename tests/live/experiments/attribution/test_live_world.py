@@ -16,10 +16,14 @@ from safetensors.numpy import save_file
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
 from ckptcheck.live.experiments.attribution import sides
-from ckptcheck.live.experiments.attribution.config_diff import describe_config_differences, link_checkpoint
 from ckptcheck.live.experiments.attribution.experiment import EngineChange, TrainerChange
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
-from ckptcheck.live.experiments.attribution.live_backend import CheckpointRef, LiveBackend
+from ckptcheck.live.experiments.attribution.live_backend import (
+    CheckpointRef,
+    LiveBackend,
+    describe_config_differences,
+    link_checkpoint,
+)
 from ckptcheck.live.experiments.attribution.search import run_search
 from ckptcheck.live.runtime.engines.base import Engine, SequenceScores, TensorDigest
 from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied
