@@ -35,8 +35,6 @@ class Call:
     function: str
     arguments: Mapping[str, Any]
     """Keyword arguments as JSON can hold them; ``*`` holds the positional ones."""
-    output: Path | None = None
-    """The file that the call writes and a later call reads; None if it only reports."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +101,8 @@ def _plan_parity(job: Job, request: GateRequest, functions: Mapping[str, Callabl
     return Stage(
         "parity",
         (
-            Call("record_rollouts", {**record, "*": [source, str(rollouts)]}, rollouts),
-            Call("score_rollouts", {**score, "*": [str(rollouts), source, str(scored)]}, scored),
+            Call("record_rollouts", {**record, "*": [source, str(rollouts)]}),
+            Call("score_rollouts", {**score, "*": [str(rollouts), source, str(scored)]}),
             Call("judge", {**judge, "*": [str(scored)]}),
         ),
     )

@@ -18,7 +18,7 @@ from ckptcheck.linter.report import FailOn, Report, Section
 from ckptcheck.linter.rule import SEVERITIES
 from ckptcheck.live.gate.gate_file import STAGES, GateRequest
 from ckptcheck.live.gate.plan import Stage, plan_stages
-from ckptcheck.live.gate.run_call import CallResult, run_call
+from ckptcheck.live.gate.run_call import run_call
 from ckptcheck.live.runtime.process.signal_guard import SignalGuard
 from ckptcheck.reporters.html.page import render_page
 from ckptcheck.text.file_io import open_lock_file, replace_file
@@ -47,8 +47,6 @@ class StageResult:
     """Why the gate left the stage out although it could run: an earlier stage had decided."""
     seconds: float = 0.0
     """How long its calls ran, when they ran."""
-    notes: list[str] = field(default_factory=list)
-    """The earlier results that it used again."""
 
     def describe(self) -> str:
         """Return the outcome in a few words."""
@@ -135,11 +133,9 @@ def _run_stage(
             result.not_checked = f"{limit} had passed"
             return
         observer.log(f"gate: {stage.name}" + (f", {TITLES[call.function]}" if call.function in TITLES else ""))
-        outcome: CallResult = run_call(call, folder / f"{stage.name}-{number}.json", deadline)
+        outcome = run_call(call, folder / f"{stage.name}-{number}.json", deadline)
         result.reports += outcome.reports
         result.seconds += outcome.seconds
-        if outcome.age is not None:
-            result.notes.append(f"{TITLES.get(call.function, 'result')} of {format_duration(outcome.age)} ago")
         if outcome.was_stopped:
             result.not_checked = f"it was stopped at {limit}"
             return
@@ -174,10 +170,8 @@ def _join(job: Job, preflight: Report, request: GateRequest, results: Sequence[S
         f"{join_words(names)} {'is' if len(names) == 1 else 'are'} not checked: {reason}"
         for reason, names in unchecked.items()
     ]
-    rows = tuple(
-        (result.name, result.describe(), round(result.seconds, 1), ", ".join(result.notes)) for result in results
-    )
-    sections = [Section("Stages of the gate", ("stage", "outcome", "seconds", "used again"), rows)]
+    rows = tuple((result.name, result.describe(), round(result.seconds, 1)) for result in results)
+    sections = [Section("Stages of the gate", ("stage", "outcome", "seconds"), rows)]
     # What they suggest is this gate.
     sections += [section for report in reports for section in report.sections if section.title != SUGGESTIONS]
     scanned = [report.counts for result in results if result.name == "scan" for report in result.reports]
