@@ -48,27 +48,13 @@ PICTURES: Mapping[str, Mapping[str, str]] = {
     },
     "rollout-series": {"Metrics over the steps": "ckptcheck.reporters.pictures.run_curves:draw_series"},
     "rollout-runs": {"The run and its reference": "ckptcheck.reporters.pictures.run_curves:draw_comparison"},
-    "critic": {
-        "Values, token by token": "ckptcheck.live.pictures.critic_values:draw_values",
-        "Gradients by layer": "ckptcheck.live.pictures.critic_values:draw_gradients",
-    },
     "matrix": {"The matrix": "ckptcheck.live.pictures.matrix_cells:draw_matrix"},
-    "attribution": {
-        "What each experiment removes of the gap": "ckptcheck.live.pictures.search_ladder:draw_ladder",
-    },
-    "probe": {
-        "Gaps that the probes measured": "ckptcheck.live.pictures.probe_gaps:draw_gaps",
-        "Tokens that go to other experts": "ckptcheck.live.pictures.probe_gaps:draw_rerouted_tokens",
-        "Responses while the weights were updated": "ckptcheck.live.pictures.probe_gaps:draw_updated_responses",
-    },
     "localization": {
         "Modules by layer": "ckptcheck.live.pictures.module_outputs:draw_modules",
         "Along the forward pass": "ckptcheck.live.pictures.module_outputs:draw_course",
     },
     "refit": {
         "Tensors of the engine": "ckptcheck.live.pictures.tensor_states:draw_tensor_states",
-        "Where the time went": "ckptcheck.live.pictures.trial_measurements:draw_phases",
-        "Logprobs: how far the engine is from a cold load": "ckptcheck.live.pictures.trial_measurements:draw_gap_to_cold_load",
         "Logprobs: how far the engine is from the trainer": "ckptcheck.live.pictures.trial_measurements:draw_gap_to_trainer",
         "Logprobs before and after, token by token": "ckptcheck.live.pictures.trial_measurements:draw_token_gaps",
     },
@@ -80,15 +66,6 @@ PICTURES: Mapping[str, Mapping[str, str]] = {
         "Weight version of the engine": "ckptcheck.reporters.pictures.history_curves:draw_versions",
         "Parity after each sync": "ckptcheck.reporters.pictures.history_curves:draw_probes",
     },
-    "lora": {
-        "The adapter's slot in the engine": "ckptcheck.live.pictures.adapter_effects:draw_slots",
-        "What the adapter changes, token by token": "ckptcheck.live.pictures.adapter_effects:draw_effects",
-    },
-    "servers": {
-        "Tensors of the servers": "ckptcheck.live.pictures.server_tensors:draw_server_tensors",
-        "Logprobs of the servers, token by token": "ckptcheck.live.pictures.server_tensors:draw_server_logprobs",
-    },
-    "conformance": {"Faults and answers": "ckptcheck.live.pictures.fault_answers:draw_answers"},
 }
 """Kind of evidence → title → 'module:function', in the order of the page. Each picture of several has a title of its own."""
 

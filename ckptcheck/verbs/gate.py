@@ -41,7 +41,7 @@ def gate(
     folder: Annotated[
         StrPath | None,
         Option(
-            "Keeps what finished, for a gate that starts again.",
+            "The folder for the page and for rollouts.",
             metavar="DIR",
             shown="one named after the file: train.gate",
             panel="Files",
@@ -68,7 +68,7 @@ def gate(
 
     In Python `fail_on` is the lightest severity that ends the gate. Stages run in the order of their cost, and one with findings
     ends the gate. One that did not fit into the deadline, or could not check the job for another reason, makes the report
-    incomplete. What finished is kept for a day in `folder`, and a gate that starts again uses it.
+    incomplete. `folder` gets the page, and the rollouts of the stage parity.
     """
     import time
 

@@ -59,7 +59,7 @@ def lora(
     Raises CkptcheckError for what cannot be opened or started.
     """
     from ckptcheck.live.refit.live_trial import TrialEngine
-    from ckptcheck.live.refit.lora.live_trial import run_live_lora_trial
+    from ckptcheck.live.refit.lora.trial import run_live_lora_trial
     from ckptcheck.live.refit.trial_state import parse_timeouts
     from ckptcheck.live.runtime.engines import registry
     from ckptcheck.verbs.reports import build_report

@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-from ckptcheck.errors import CkptcheckError, UsageError
+from ckptcheck.errors import CkptcheckError
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
     FROM_ONE,
-    KEPT,
     SETTING,
     CallTimeout,
     ComputeDtype,
@@ -24,7 +23,6 @@ from ckptcheck.verbs.options import (
     Option,
     Seed,
     Source,
-    StrPath,
     Switches,
     Temperature,
     TopK,
@@ -108,15 +106,6 @@ def parity_matrix(
     floor: Floor = None,
     max_mult_prob_error: MeanRatioLimit = 1.05,
     max_floor_multiple: FloorLimit = 5.0,
-    resume: Annotated[
-        StrPath | None,
-        Option(
-            "Keep the measurements in this file; a later run goes on from it.",
-            metavar="FILE",
-            panel=KEPT,
-            is_output=True,
-        ),
-    ] = None,
     markdown: Markdown = None,
     pictures: bool = False,
     observer: Observer = SILENT,
@@ -136,16 +125,13 @@ def parity_matrix(
     from ckptcheck.rollouts.metrics.noise_floor import read_noise_floor
     from ckptcheck.rollouts.prompts import Data
     from ckptcheck.rollouts.thresholds import Thresholds
-    from ckptcheck.text.file_io import real_path, replace_file, require_output_apart, require_writable
+    from ckptcheck.text.file_io import replace_file, require_output_apart, require_writable
     from ckptcheck.verbs.reports import build_report
 
     if calibrate and floor is not None:
         raise CkptcheckError("--calibrate measures the floor and --floor reads it: give one of the two")
-    for file in (to_path(markdown), to_path(resume)):
-        require_output_apart(file, to_path(floor), Path(source))
-        require_writable(file)
-    if markdown is not None and resume is not None and real_path(Path(markdown)) == real_path(Path(resume)):
-        raise UsageError("-o, --markdown and --resume are to be files of their own")
+    require_output_apart(to_path(markdown), to_path(floor), Path(source))
+    require_writable(to_path(markdown))
     if parse_switches(list(several(switch))).logprobs == "processed":
         raise CkptcheckError(
             "the matrix compares the models' own logprobs, not processed ones",
@@ -170,9 +156,7 @@ def parity_matrix(
         os.fspath(source), timeout=timeout, engine_python=to_path(engine_python), trainer_python=to_path(trainer_python),
         observer=observer,
     ) as live:  # fmt: skip
-        trace = measure_matrix(
-            live, plan, sides, resume=to_path(resume), calibrate=calibrate, default_lengths=lengths is None
-        )
+        trace = measure_matrix(live, plan, sides, calibrate=calibrate, default_lengths=lengths is None)
     trace = replace(trace, thresholds=Thresholds(mult_prob_error=max_mult_prob_error, floor=max_floor_multiple))
     if floor_error is not None:
         trace = replace(trace, floor=dict.fromkeys(trace.pairs, floor_error))

@@ -96,9 +96,8 @@ def parity_probe(
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.live.experiments.default_prompts import DefaultPrompts
     from ckptcheck.live.experiments.live_session import open_live_session
-    from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment
+    from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment, run_probes
     from ckptcheck.live.experiments.probes.registry import has_experts, select_probes
-    from ckptcheck.live.experiments.probes.runner import run_probes
     from ckptcheck.live.runtime.engines import registry
     from ckptcheck.live.runtime.engines.base import Engine
     from ckptcheck.live.runtime.engines.engine_options import parse_switches

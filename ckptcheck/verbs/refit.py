@@ -1,9 +1,8 @@
 """``ckptcheck refit``: syncs a trainer's weights into a running engine, and proves that it computes with them."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.runtime.engines.transports import describe_transports
@@ -144,13 +143,6 @@ def refit(
         StrPath | None,
         Option("Append the syncs to a record, see refit history.", metavar="FILE", panel=KEPT, is_output=True),
     ] = None,
-    rollouts: Annotated[
-        StrPath | Mapping[str, Any] | None,
-        Setting(
-            "A file for responses that the engine gives after the first sync, scored by both sides, see parity judge; or a table "
-            "with the file as output and arguments of parity record about prompts and sampling."
-        ),
-    ] = None,
     keep: KeepCheckpoints = False,
     pictures: bool = False,
     observer: Observer = SILENT,
@@ -175,9 +167,7 @@ def refit(
     from ckptcheck.live.refit.source import add_source_errors
     from ckptcheck.live.refit.trial_state import TrialSettings, parse_timeouts
     from ckptcheck.live.runtime.engines import registry
-    from ckptcheck.live.runtime.engines.engine_options import parse_switches
     from ckptcheck.runs.history.record import Record
-    from ckptcheck.verbs.first_step import plan_first_step
     from ckptcheck.verbs.reports import build_report
 
     chosen_transport = registry.choose_transport(engine, transport)
@@ -203,11 +193,6 @@ def refit(
     )
     loaded = load_rules()
     trial_source = TrialSource(os.fspath(source), to_path(hf_config), despite_errors, keep)
-    first_step = (
-        plan_first_step(rollouts, os.fspath(source), parse_switches(list(several(switch))), observer)
-        if rollouts is not None
-        else None
-    )
     left_alone = None if quantize_ignore is None else several(quantize_ignore)
     quantization = None if quantize is None else TrialQuantization(quantize, left_alone, trainer_quantizer)
     record_error: CkptcheckError | None = None
@@ -215,8 +200,7 @@ def refit(
         trial_source, settings,
         TrialEngine(engine, engine_tp, engine_mode, several(switch), engine_gpus, to_path(engine_python), engine_ep),
         TrialTrainer(trainer, tp, pp, ep, device, trainer_gpus, to_path(trainer_python)),
-        dtype=dtype, quantization=quantization,
-        plan_first_step=first_step, observer=observer,
+        dtype=dtype, quantization=quantization, observer=observer,
     ) as trace:  # fmt: skip
         report = add_source_errors(build_report(trace, loaded, pictures=pictures), trial_source.errors)
         try:

@@ -82,7 +82,7 @@ def parity_why(
     """
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.live.experiments.attribution import live_search
-    from ckptcheck.live.experiments.attribution.backend import RecordedBackend
+    from ckptcheck.live.experiments.attribution.experiment import RecordedBackend
     from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
     from ckptcheck.live.experiments.attribution.search import run_search
     from ckptcheck.live.experiments.attribution.trace import Attribution

@@ -6,8 +6,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.errors import CkptcheckError, EvidenceError
-from ckptcheck.live.refit.joined_weights import split_joined_weights
-from ckptcheck.live.refit.weight_identity import name_weights
+from ckptcheck.live.refit.weight_identity import name_weights, split_joined_weights
 from ckptcheck.live.runtime.engines.codec import decode_sums, encode_pieces
 from ckptcheck.live.runtime.trainers.base import Weight
 from ckptcheck.values.shard_digest import add_sums

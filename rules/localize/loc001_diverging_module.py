@@ -1,14 +1,16 @@
 """Trainer and engine differ from this module on.
 
 ## What it checks
-The same prompt goes through both sides, and ckptcheck compares the output of every module in the order of execution. This module
-is the first whose output differs by more than rounding; all modules before it agree. Of dumps, ckptcheck compares each
-data-parallel and context-parallel rank, and names those that differ. Where nothing differs and something was not compared (a
-rank, a micro batch, a module that one side fuses), the rule is skipped and says so.
+The same prompt goes through both sides, and ckptcheck compares the output of every module in the order of execution. This module is
+the first whose output differs by more than rounding; all modules before it agree. Of dumps, ckptcheck compares each data-parallel
+and context-parallel rank, and names those that differ. Where nothing differs and something was not compared (a rank, a micro batch,
+a module that one side fuses), the rule is skipped and says so. The first point at which one side, or both, have a number that is
+not finite is a finding of its own.
 
 ## Why it matters
 From here on the two sides compute different models. The policy that samples is not the policy that learns, whatever the mean of
-the logprobs says, and no correction of the objective mends that.
+the logprobs says, and no correction of the objective mends that. After NaN or Inf every module has them too, and the engine samples
+from that all the same: it answers with garbage, or with one token for ever.
 
 ## How to fix
 Look at this one module on both sides:
@@ -17,7 +19,9 @@ Look at this one module on both sides:
 - what is not in the weights: the norm's epsilon and whether its weight counts from 0 or from 1, the rotary base, scaling and
   interleave, the softmax scale, the mask, the order of gate and up, the router's normalisation.
 
-Where the difference has a simple form, the message names it.
+Where the difference has a simple form, the message names it. NaN or Inf on one side only: look at what that side does to the
+weights (a missing scale, a packed copy, float16 where the model needs bfloat16). On both sides: `ckptcheck scan` looks at the
+weights.
 
 ## When it can be wrong
 - In 16-bit dtypes another order of additions alone can make a difference of 3 %. The limit is 16 times the distance between
@@ -26,7 +30,7 @@ Where the difference has a simple form, the message names it.
 
 ## Seen in
 huggingface/transformers#25681 (rotary embeddings), vllm-project/vllm#590 (Llama's norm epsilon), the verl/msProbe guide to
-consistency dumps
+consistency dumps; vLLM's W8A8 layers after a reload of weights, float16 attention logits beyond 65504
 """
 
 from collections.abc import Iterator
@@ -63,10 +67,7 @@ INPUTS = {
     "diverging-module",
     severity="error",
     on="localization",
-    when=lambda evidence: any(
-        part.points and not (part.first_diverging and part.first_diverging.non_finite_sides)
-        for part in evidence.replicas
-    ),
+    when=lambda evidence: any(part.points for part in evidence.replicas),
 )
 def check(evidence: Localization) -> Iterator[Problem]:
     differing: dict[str, list[Localization]] = {}
@@ -82,7 +83,9 @@ def check(evidence: Localization) -> Iterator[Problem]:
             + LOOK.get(match[2] if match else "", "its weight, and how it is mapped from one side to the other")
             + (_judge_inputs(parts[0], match[1], match[2]) if match else ""),
         )
-    if not differing and (missing := evidence.not_compared):
+    broken = list(_find_broken(evidence))
+    yield from broken
+    if not differing and not broken and (missing := evidence.not_compared):
         raise Skip(f"what was compared agrees, but not everything was compared: {join_truncated(missing)}")
 
 
@@ -121,3 +124,15 @@ def _name_ranks(parts: list[Localization], evidence: Localization) -> str:
     if not clean:
         return f"; on {join_truncated([part.ranks for part in parts])}"
     return f"; on {join_truncated([part.ranks for part in parts])} alone, while {join_truncated(clean)} agree"
+
+
+def _find_broken(evidence: Localization) -> Iterator[Problem]:
+    for part in evidence.replicas:
+        point = next((point for point in part.points if point.non_finite_sides), None)
+        if point is not None:
+            sides = " and ".join(point.non_finite_sides)
+            yield Problem(
+                f"the output of this module contains NaN or Inf on {sides}, from token {point.first_token} of {point.tokens}"
+                f" on; no module before it does{f'; on {part.ranks}' if part.ranks else ''}",
+                key=point.name,
+            )

@@ -39,8 +39,7 @@ input shapes for training and inference are the same", `qwen2vl mrope`)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.localize.localization import Localization
-from ckptcheck.live.localize.rank_layout import RankLayout
+from ckptcheck.live.localize.localization import Localization, RankLayout
 
 
 @rule(

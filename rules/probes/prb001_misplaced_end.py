@@ -35,8 +35,7 @@ list of end tokens only the first was taken; TOK003 says how the files disagree)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.experiments.probes.length import LengthResult
-from ckptcheck.live.experiments.probes.stop_tokens import StopTokensResult
+from ckptcheck.live.experiments.probes.requests import LengthResult, StopTokensResult
 from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 RESERVE = 2

@@ -38,7 +38,7 @@ Inference", Thinking Machines, 2025
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.experiments.probes.decode import DecodeResult
+from ckptcheck.live.experiments.probes.same_engine import DecodeResult
 from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 from ckptcheck.rollouts.gap_summary import LOOSE, exceeds_rounding
 

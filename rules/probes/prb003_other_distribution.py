@@ -6,8 +6,7 @@
   top-p, and normalised again. It reports which of them the engine returns.
 - The engine runs with its own default unless `--switch logprobs=…` sets another mode.
 - Processed logprobs contain a presence and a frequency penalty too.
-- A job that truncates nothing, or samples at temperature 0 or 1, is not affected, and passes. The report's tables show what the
-  engine would return with top-k 20 and top-p 0.9, and with penalties.
+- A job that truncates nothing, or samples at temperature 0 or 1, is not affected, and passes.
 
 ## Why it matters
 - vLLM by default (`--logprobs-mode`) reports raw logprobs, from before temperature and filters. slime, verl and NeMo-RL divide the
@@ -35,7 +34,6 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.live.experiments.probes.semantics import (
     SemanticsResult,
-    SemanticsRound,
     has_penalties,
     truncates_vocabulary,
 )
@@ -46,31 +44,30 @@ from ckptcheck.rollouts.gap_summary import exceeds_rounding
 @rule("PRB003", "other-distribution", severity="warning", on="probe", when=requires_probe("semantics"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
     semantics = trace.result_of("semantics", SemanticsResult)
-    sampling = semantics.own.sampling
-    if semantics.own.meaning == "raw" and sampling.temperature not in (0.0, 1.0):
-        gap = semantics.own.gaps["temperature"]
+    sampling = semantics.sampling
+    if semantics.meaning == "raw" and sampling.temperature not in (0.0, 1.0):
+        gap = semantics.gaps["temperature"]
         yield Problem(
             f"sampled at temperature {sampling.temperature:g}, tokens come with the logprobs of temperature 1: a trainer"
             f" that divides its logits by {sampling.temperature:g} is off by {gap.mean:.3g} nats a token (mult_prob_error"
             f" {gap.mult_prob_error:.4g})",
             hint="vLLM: --logprobs-mode processed_logprobs (see the rule for SGLang); or score at temperature 1",
         )
-    penalized, truncated = semantics.penalized, semantics.cut
-    if has_penalties(sampling) and _is_processed(penalized):
+    if has_penalties(sampling) and _is_processed(semantics):
         yield Problem(
-            f"at {penalized.sampling_label} the engine's logprobs contain the penalties: a trainer that does not penalise is"
-            f" off by {penalized.gaps['temperature'].mean:.3g} nats a token",
+            f"at {semantics.sampling_label} the engine's logprobs contain the penalties: a trainer that does not penalise is"
+            f" off by {semantics.gaps['temperature'].mean:.3g} nats a token",
             hint="sample without penalties in training",
         )
-    elif truncates_vocabulary(sampling) and _is_processed(truncated):
+    elif truncates_vocabulary(sampling) and _is_processed(semantics):
         yield Problem(
-            f"with top-p {truncated.sampling.top_p:g} and top-k {truncated.sampling.top_k} the engine normalises"
+            f"with top-p {sampling.top_p:g} and top-k {sampling.top_k} the engine normalises"
             f" logprobs over the tokens that the filter keeps: a trainer that does not truncate is off by"
-            f" {truncated.gaps['temperature'].mean:.3g} nats a token",
+            f" {semantics.gaps['temperature'].mean:.3g} nats a token",
             hint="sample with top-p 1 and top-k 0, or have the trainer truncate its logits in the same way",
         )
 
 
-def _is_processed(semantics_round: SemanticsRound) -> bool:
+def _is_processed(result: SemanticsResult) -> bool:
     """Whether the engine's logprobs are those after filters and penalties, and these change them."""
-    return semantics_round.meaning == "processed" and exceeds_rounding(semantics_round.gaps["temperature"], "float32")
+    return result.meaning == "processed" and exceeds_rounding(result.gaps["temperature"], "float32")

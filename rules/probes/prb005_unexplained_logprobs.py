@@ -9,7 +9,7 @@
   far rounding moves the trainer alone. A gap of at most twice that is an info, since the engine rounds as well.
 - A gap of at most five times the floor of `--floor FILE`, which `ckptcheck parity calibrate` measures with equal weights, is an
   info too.
-- It does this with the job's own sampling and, where that has neither top-k nor top-p, with both of them too.
+- It does this with the job's own sampling.
 
 ## Why it matters
 A shift by one gives ratios that look like a very large mismatch. Corrections such as truncated importance sampling then correct
@@ -39,7 +39,7 @@ were shifted already; NVIDIA-NeMo/RL#4015; vime#64; verl-omni#637, where weights
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.experiments.probes.semantics import SemanticsResult, SemanticsRound
+from ckptcheck.live.experiments.probes.semantics import SemanticsResult
 from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 from ckptcheck.rollouts.gap_summary import LOOSE
 from ckptcheck.rollouts.thresholds import Thresholds
@@ -51,65 +51,57 @@ HOT = 10.0
 @rule("PRB005", "unexplained-logprobs", severity="error", on="probe", when=requires_probe("semantics"))
 def check(trace: ProbeTrace) -> Iterator[Problem]:
     semantics = trace.result_of("semantics", SemanticsResult)
-    if best := semantics.own.shift:
+    if best := semantics.shift:
         direction = "before" if best < 0 else "after"
         yield Problem(
             f"the engine's logprob of a token is the trainer's of the token {direction} it: |Δ| is"
-            f" {semantics.own.shifts[best]:.3f} nats there, and {semantics.own.shifts[0]:.3f} at the same token",
+            f" {semantics.shifts[best]:.3f} nats there, and {semantics.shifts[0]:.3f} at the same token",
             hint="one side counts from the token, the other from the position that predicts it: shift one by one",
         )
         return
-    unexplained = [each for each in semantics.rounds if _is_unexplained(each)]
-    # a round that rounding explains hides no other
-    unexplained.sort(key=lambda each: bool(_explain_by_floor(trace, each)))
-    for unexplained_round in unexplained[:1]:
-        condition = "" if unexplained_round is semantics.own else f"at {unexplained_round.sampling_label} "
-        yield _describe(trace, unexplained_round, condition)
+    if semantics.gaps[semantics.meaning].mult_prob_error > LOOSE:
+        yield _describe(trace, semantics)
 
 
-def _describe(trace: ProbeTrace, unexplained_round: SemanticsRound, condition: str) -> Problem:
-    gap = unexplained_round.gaps[unexplained_round.meaning]
-    if explanation := _explain_by_floor(trace, unexplained_round):
+def _describe(trace: ProbeTrace, result: SemanticsResult) -> Problem:
+    gap = result.gaps[result.meaning]
+    if explanation := _explain_by_floor(trace, result):
         return Problem(
-            f"{condition}the trainer's logits explain the engine's logprobs only up to rounding (mult_prob_error"
+            f"the trainer's logits explain the engine's logprobs only up to rounding (mult_prob_error"
             f" {gap.mult_prob_error:.4g}): {explanation}",
             hint="compute in float32 where this gap is too large for the training",
             severity="info",
         )
-    if _is_closed_by_temperature(unexplained_round):
+    if _is_closed_by_temperature(result):
         detail = (
-            f"temperature {unexplained_round.best_temperature:.3g} closes it to {unexplained_round.remaining_gap:.3f} nats; asked"
-            f" for was {unexplained_round.sampling.temperature:g}"
+            f"temperature {result.best_temperature:.3g} closes it to {result.remaining_gap:.3f} nats; asked"
+            f" for was {result.sampling.temperature:g}"
         )
         hint = "look for a second division by the temperature, or a default of the engine's generation config"
     else:
         detail = (
-            f"no temperature closes the gap; the best, {unexplained_round.best_temperature:.3g}, leaves"
-            f" {unexplained_round.remaining_gap:.3g} nats a token"
+            f"no temperature closes the gap; the best, {result.best_temperature:.3g}, leaves"
+            f" {result.remaining_gap:.3g} nats a token"
         )
         hint = "compare the weights first (ckptcheck refit), then decode and prefill (the probe decode)"
     return Problem(
-        f"{condition}the trainer's logits explain the engine's logprobs neither as raw nor as processed"
+        f"the trainer's logits explain the engine's logprobs neither as raw nor as processed"
         f" (mult_prob_error {gap.mult_prob_error:.4g}): {detail}",
         hint=hint,
     )
 
 
-def _is_closed_by_temperature(semantics_round: SemanticsRound) -> bool:
-    gap = semantics_round.gaps[semantics_round.meaning]
-    return semantics_round.remaining_gap < gap.mean / 3 and HOT > semantics_round.best_temperature > 1 / HOT
+def _is_closed_by_temperature(result: SemanticsResult) -> bool:
+    gap = result.gaps[result.meaning]
+    return result.remaining_gap < gap.mean / 3 and HOT > result.best_temperature > 1 / HOT
 
 
-def _is_unexplained(semantics_round: SemanticsRound) -> bool:
-    return semantics_round.gaps[semantics_round.meaning].mult_prob_error > LOOSE and not semantics_round.shift
-
-
-def _explain_by_floor(trace: ProbeTrace, semantics_round: SemanticsRound) -> str:
+def _explain_by_floor(trace: ProbeTrace, result: SemanticsResult) -> str:
     """Say which floor explains the gap of a round; "" where none does, and where a temperature closes it."""
-    if _is_closed_by_temperature(semantics_round):
+    if _is_closed_by_temperature(result):
         return ""
-    gap, rounding = semantics_round.gaps[semantics_round.meaning], semantics_round.rounding
-    if semantics_round.is_rounding and rounding is not None:
+    gap, rounding = result.gaps[result.meaning], result.rounding
+    if result.is_rounding and rounding is not None:
         return (
             f"in {trace.trainer.dtype if trace.trainer else 'a narrow dtype'} the trainer alone is {rounding.mean:.3g} nats a token"
             f" from its own float32 logits, and the engine {gap.mean:.3g} from the trainer"

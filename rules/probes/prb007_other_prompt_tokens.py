@@ -28,7 +28,7 @@ documentation of chat templates, which warns of special tokens added twice
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.experiments.probes.tokenization import TokenizationResult, describe_token_difference
+from ckptcheck.live.experiments.probes.requests import TokenizationResult, describe_token_difference
 from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 

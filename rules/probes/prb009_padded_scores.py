@@ -25,8 +25,8 @@ NVIDIA-NeMo/RL's guide for new models: "`batch_size>1` may produce larger errors
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.experiments.probes.padding import PaddingResult
 from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.two_sides import PaddingResult
 from ckptcheck.rollouts.gap_summary import exceeds_rounding
 
 

@@ -56,8 +56,7 @@ other
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.experiments.probes.compilation import CompilationResult
-from ckptcheck.live.experiments.probes.setups import SetupsResult, find_differing_setups
+from ckptcheck.live.experiments.probes.same_engine import CompilationResult, SetupsResult, find_differing_setups
 from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
 
 HINTS = {

@@ -22,8 +22,8 @@ ServiceNow/PipelineRL's migration to vLLM V1; MiniMax-M1's report; huggingface/t
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.experiments.probes.lm_head_precision import LmHeadResult
 from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.two_sides import LmHeadResult
 
 
 @rule("PRB011", "one-sided-head", severity="warning", on="probe", when=requires_probe("head"))

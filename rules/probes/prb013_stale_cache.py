@@ -36,9 +36,8 @@ clearing the cache matched its reference
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.experiments.probes.inflight import InflightProbeResult
-from ckptcheck.live.experiments.probes.stale_cache import StaleCacheResult
 from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.weight_updates import InflightProbeResult, StaleCacheResult
 
 
 @rule("PRB013", "stale-cache", severity="warning", on="probe", when=requires_probe("stale", "inflight"))
@@ -64,7 +63,7 @@ def _judge_running_responses(result: InflightProbeResult) -> Iterator[Problem]:
         gap = response.gap_after_update
         if gap is None or gap <= result.tolerance:
             continue
-        after = f"{response.pause_label}: after the update {response.tokens - (response.changed or 0)} tokens"
+        after = f"{response.pause_label}: after the update {response.tokens - (response.switch_token or 0)} tokens"
         if not response.clear:
             yield Problem(
                 f"{after} were decoded partly from keys and values of the old weights, {gap:.3g} nats a token from"

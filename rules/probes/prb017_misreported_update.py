@@ -41,8 +41,8 @@ running requests; in_place of SGLang 0.5.23, which applies the update and answer
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.experiments.probes.inflight import InflightProbeResult, InflightResponse
 from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.weight_updates import InflightProbeResult, InflightResponse
 
 
 @rule("PRB017", "misreported-update", severity="error", on="probe", when=requires_probe("inflight"))
@@ -68,10 +68,10 @@ def _judge_response(response: InflightResponse) -> Iterator[Problem]:
             f" tokens, and the engine calls it {response.finish or 'nothing'}",
             hint="count tokens of responses that ran across an update; treat short ones as aborted",
         )
-    elif not response.ok and response.changed is not None:
+    elif not response.ok and response.switch_token is not None:
         yield Problem(
             f"{response.pause_label}: the engine says that the update in flight failed, and computes with it"
-            f" from token {response.changed} on",
+            f" from token {response.switch_token} on",
             hint="do not rely on its answer: compare checksums (ckptcheck refit), or drain requests first",
         )
     elif not response.ok:
@@ -82,17 +82,19 @@ def _judge_response(response: InflightResponse) -> Iterator[Problem]:
 
 
 def _judge_versions(response: InflightResponse) -> Iterator[Problem]:
-    if response.changed is not None and response.reported_from is None:
-        detail = "the engine reports that for none of them" if response.versions else "the engine reports no versions"
+    if response.switch_token is not None and response.reported_switch is None:
+        detail = (
+            "the engine reports that for none of them" if response.has_versions else "the engine reports no versions"
+        )
         yield Problem(
-            f"{response.pause_label}: tokens from number {response.changed} on are of the new weights, and {detail}",
+            f"{response.pause_label}: tokens from number {response.switch_token} on are of the new weights, and {detail}",
             hint="send the version with the update (finish_weight_update(weight_version=…)), and read it per token",
             severity="warning",
         )
-    elif response.reported_from is not None and not response.is_dated_correctly:
-        since = f"number {response.changed} on" if response.changed is not None else "none of them"
+    elif response.reported_switch is not None and response.has_version_mismatch:
+        since = f"number {response.switch_token} on" if response.switch_token is not None else "none of them"
         yield Problem(
-            f"{response.pause_label}: the engine says that tokens from number {response.reported_from} on are of the"
+            f"{response.pause_label}: the engine says that tokens from number {response.reported_switch} on are of the"
             f" new weights, and it is {since}",
             hint="do not filter by the engine's versions; keep the time of the update instead",
             severity="warning",

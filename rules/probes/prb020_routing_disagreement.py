@@ -21,8 +21,8 @@ NVIDIA/TensorRT-LLM#19501 quotes 10 % of decisions; radixark/miles#2722; QwenLM/
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.experiments.probes.routing import RoutingResult
 from ckptcheck.live.experiments.probes.trace import ProbeTrace, requires_probe
+from ckptcheck.live.experiments.probes.two_sides import RoutingResult
 
 EXACT, NARROW = 0.01, 0.15
 """Shares of decisions: rounding in float32 moves next to none; published figures for bfloat16 are about 0.1."""

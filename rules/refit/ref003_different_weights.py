@@ -5,7 +5,7 @@
 - After every sync, each parameter equals the reference bit for bit.
 - No parameter of the reference is missing in the engine, and the engine has none under another name.
 - A parameter that can be read in the reference can be read in the engine: it is neither empty nor packed.
-- Other rules report their own cases: unwritten parameters (REF001, REF002), parameters of an earlier step (REF004),
+- Other rules report their own cases: unwritten parameters (REF001), parameters of an earlier step (REF004),
   tensors that the engine derives from parameters (REF006), and a cold load from a wrong checkpoint (REF042).
 
 ## Why it matters

@@ -27,8 +27,13 @@ from dataclasses import replace
 from itertools import combinations
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.live.refit.running_servers.comparability import differing_places, have_common_evidence, is_comparable
-from ckptcheck.live.refit.running_servers.tolerances import compare_scores, is_within_tolerance
+from ckptcheck.live.refit.running_servers.comparability import (
+    compare_scores,
+    differing_places,
+    have_common_evidence,
+    is_comparable,
+    is_within_tolerance,
+)
 from ckptcheck.live.refit.running_servers.trace import ServerEvidence, ServerState
 from ckptcheck.text.formatting import count, join_truncated
 

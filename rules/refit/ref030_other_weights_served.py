@@ -6,9 +6,13 @@
   that reference.
 - The engine computes both checksums, so the rule needs no knowledge of fused, sharded or packed layouts.
 - The rule compares every data-parallel copy with the one reference.
+- No checksum of a server is the hash of zero bytes (a warning).
 
 ## Why it matters
 - The server samples from another model than the one that is trained or evaluated, and answers 200 OK.
+
+- vLLM on a CPU packs its matrices and leaves parameters of size 0 behind. Their checksums are equal on every server, whatever it
+  computes with, so they prove nothing. Only logprobs can show a fault.
 
 ## How to fix
 - Have the server load the checkpoint (`--allow-write` does and checks the result), or restart it.
@@ -20,10 +24,12 @@
 - Ranks that give no checksums (in SGLang all pipeline stages but the first) and draft models are not compared. The
   rule compares the rest and then counts as skipped.
 - SGLang's checksums leave out rotary caches, and those of FP8 blocks are of the dequantized weight.
-- Tensors that the engine packed into an opaque format are left out, see REF032.
+- Tensors that the engine packed into an opaque format are left out. The warning about them is no fault of the server: it says how
+  far you can trust the report. Give a SOURCE, so that logprobs are compared with a trainer.
 
 ## Seen in
-NVIDIA-NeMo/RL#3259 (half of the layers never synced), volcengine/verl#7495 (the base model pushed for months)
+NVIDIA-NeMo/RL#3259 (half of the layers never synced), volcengine/verl#7495 (the base model pushed for months); vLLM 0.32.0
+on CPUs (checksums of no bytes)
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,12 +45,20 @@ from ckptcheck.text.formatting import count, join_truncated
     "other-weights-served",
     severity="error",
     on="servers",
-    when=lambda evidence: evidence.reference is not None or bool(evidence.reference_skipped),
+    when=lambda evidence: (
+        evidence.reference is not None
+        or bool(evidence.reference_skipped)
+        or any(server.checksums for server in evidence.servers)
+    ),
 )
 def check(evidence: ServerEvidence) -> Iterator[Problem]:
+    for server in evidence.servers:
+        yield from _find_empty_checksums(server, has_scores=bool(evidence.trainer_scores))
     reference = evidence.reference
     if reference is None:
-        raise Skip(evidence.reference_skipped)
+        if evidence.reference_skipped:
+            raise Skip(evidence.reference_skipped)
+        return
     expected = reference.weights
     skip_reasons = []
     if not expected:
@@ -82,3 +96,17 @@ def _compare_weights(server: ServerState, target: str, expected: Mapping[str, fr
         hint="have it load the checkpoint again (--allow-write), and look at what syncs it",
         names=tuple(names),
     )
+
+
+def _find_empty_checksums(server: ServerState, *, has_scores: bool) -> Iterator[Problem]:
+    empty = [place.partition("/")[2] for place in server.checksums if place not in server.readable_checksums]
+    if empty:
+        yield Problem(
+            f"{server.url} gives the checksum of zero bytes for {len(empty):,} of {count(len(server.checksums), 'tensor')},"
+            f" which it packed: {join_truncated(empty)}; only logprobs can show whether"
+            f" {'it is' if len(empty) == 1 else 'they are'} right",
+            key=empty[0],
+            hint="" if has_scores else "give the checkpoint as SOURCE, so that logprobs are compared",
+            severity="warning",
+            names=tuple(empty),
+        )

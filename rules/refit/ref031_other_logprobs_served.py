@@ -27,7 +27,7 @@ verl, NeMo-RL and slime guides: train/rollout mismatch; vLLM 0.32 on CPUs after 
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.live.refit.running_servers.tolerances import compare_scores, is_within_tolerance
+from ckptcheck.live.refit.running_servers.comparability import compare_scores, is_within_tolerance
 from ckptcheck.live.refit.running_servers.trace import ServerEvidence
 
 

@@ -16,7 +16,7 @@ from ckptcheck.checkpoint.files_beside import copy_files_beside
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.conformance.weights import write_checkpoint
-from ckptcheck.live.experiments.attribution.config_diff import link_checkpoint
+from ckptcheck.live.experiments.attribution.live_backend import link_checkpoint
 from ckptcheck.live.refit.draft import DraftWeights
 from ckptcheck.live.refit.source import open_source
 from ckptcheck.live.runtime.trainers.remote import RemoteTrainer
@@ -102,23 +102,3 @@ def test_a_checkpoint_of_links_has_none_that_leads_out(tmp_path: Path, source: P
     (source / "tokenizer.json").symlink_to("../secret.json")
     made = link_checkpoint(source, source, tmp_path / "made")
     assert sorted(os.listdir(made)) == ["config.json", "model.safetensors"]
-
-
-def test_no_measurement_is_written_through_a_link(tmp_path: Path) -> None:
-    from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
-
-    log = tmp_path / "log.jsonl"
-    log.symlink_to("elsewhere.jsonl")
-    with pytest.raises(CkptcheckError, match="is a link, and measurements are not written through one"):
-        MeasurementLog(log, {})
-    log.unlink()
-    kept = MeasurementLog(log, {})
-    log.rename(tmp_path / "moved.jsonl")
-    log.symlink_to("moved.jsonl")
-    with pytest.raises(CkptcheckError, match=f"cannot write {log}"):
-        kept.check_versions(["vllm 1"])
-    log.unlink()
-    os.mkfifo(log)
-    with pytest.raises(CkptcheckError, match=f"cannot write {log}"):
-        kept.check_versions(["vllm 1"])
-    assert "versions" not in (tmp_path / "moved.jsonl").read_text()

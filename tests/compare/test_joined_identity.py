@@ -15,8 +15,12 @@ from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.weights import is_weight
 from ckptcheck.checkpoint.open import open_checkpoint, open_target
 from ckptcheck.errors import EvidenceError
-from ckptcheck.live.refit.joined_weights import split_joined_weights
-from ckptcheck.live.refit.weight_identity import identify_engine, identify_trainer, list_weight_parts
+from ckptcheck.live.refit.weight_identity import (
+    identify_engine,
+    identify_trainer,
+    list_weight_parts,
+    split_joined_weights,
+)
 from ckptcheck.live.runtime.engines import codec
 from ckptcheck.live.runtime.engines.base import TensorDigest
 from ckptcheck.live.runtime.trainers.base import ShardDigest, Weight

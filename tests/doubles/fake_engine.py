@@ -177,16 +177,6 @@ class FakeEngine(FakeMemory):
         if not any(self._has("cache")):
             self._cache.clear()
 
-    def follow(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Be told that the trainer took a step, and what it holds now: memory that it lent changes with it."""
-        import numpy as np
-
-        for fault in self._has("borrowed"):
-            self._write(fault.name, np.asarray(tensors[fault.name], np.float32), faulty=False)
-        for fault in self._has("unsent-later"):
-            for held in self._ranks:
-                held[fault.name][...] += 1
-
     def used_memory(self) -> int:
         """Return what is taken: less while it sleeps."""
         return self.memory_bytes() - (1024 if self._sleeps else 0)

@@ -44,8 +44,6 @@ FaultKind = Literal[
     "blind",  # logprobs are right though weights are not
     "leak",  # every update takes memory
     "sleep",  # the rotary cache is lost in sleep, or the engine's tensor `name`
-    "borrowed",  # the checkpoint tensor `name` lies in the trainer's memory: it follows the trainer's steps
-    "unsent-later",  # the engine's tensor `name` changes while the trainer steps
     "awake",  # sleep releases nothing
     "copy",  # slot `name` of the experts is not written
     "places",  # experts are written to the slots of the start

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ckptcheck.linter.rule import Skip
-from ckptcheck.live.experiments.attribution.backend import EngineChange, TrainerChange
+from ckptcheck.live.experiments.attribution.experiment import EngineChange, TrainerChange
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
 from ckptcheck.live.experiments.attribution.search import run_search
 from ckptcheck.live.experiments.attribution.trace import Attribution

@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from ckptcheck.live.conformance.faults import FaultKind
-from ckptcheck.live.conformance.outcome import Answer, Outcome
-from ckptcheck.live.conformance.trace import ConformanceTrace
+from ckptcheck.live.conformance.trace import Answer, ConformanceTrace, Outcome
 from tests.factories.case_table import CaseTable, StrictTable
 
 

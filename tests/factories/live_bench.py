@@ -153,7 +153,11 @@ class LiveTrials:
 
 
 def messages_by_code(report: Report) -> dict[str, str]:
-    return {finding.code: finding.message for finding in report.findings}
+    """Return code → the messages of its findings, one after the other."""
+    found: dict[str, list[str]] = {}
+    for finding in report.findings:
+        found.setdefault(finding.code, []).append(finding.message)
+    return {code: "; ".join(messages) for code, messages in found.items()}
 
 
 def drop_tensors(*names: str) -> Change:

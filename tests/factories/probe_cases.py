@@ -11,9 +11,8 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
-from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment
+from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment, run_probes
 from ckptcheck.live.experiments.probes.registry import select_probes
-from ckptcheck.live.experiments.probes.runner import run_probes
 from ckptcheck.live.experiments.probes.trace import ProbeTrace
 from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.engines.engine_options import Switches

@@ -15,7 +15,6 @@ from safetensors.numpy import load_file, save_file
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.live.refit.draft import DraftWeights, find_draft_folder
-from ckptcheck.live.refit.first_step import FirstStep
 from ckptcheck.live.refit.scoring_inputs import ScoringInputs, TrialTokenizer
 from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trial import RefitTrial
@@ -105,7 +104,6 @@ class FakeTrainer:
         self._number, self._passes = 0, 0
         self._unsteady, self._apart = unsteady, apart
         self._steps, self._unlike = 0, unlike
-        self.followers: list[FakeEngine] = []
         if unlike is not None:
             self.info = replace(self.info, layout="TP2")
 
@@ -146,8 +144,6 @@ class FakeTrainer:
             else (values * (1 + scale * draw.standard_normal(values.shape))).astype(np.float32)
             for name, values in self._held.items()
         }
-        for engine in self.followers:
-            engine.follow(self._held)
 
     def plan_buckets(self, bucket_bytes: int) -> list[Bucket]:
         return self.export(bucket_bytes)
@@ -316,10 +312,8 @@ class TrialCase(CaseTable, kw_only=True):
     """Both sides say that they compute in bfloat16."""
 
 
-def run_trial_case(
-    table: Mapping[str, Any], folder: Path, first_step: FirstStep | None = None, say: Log = lambda _: None
-) -> RefitTrace:
-    """Play the trial of a case. first_step: is recorded after the first sync. say: gets what the user would read."""
+def run_trial_case(table: Mapping[str, Any], folder: Path, say: Log = lambda _: None) -> RefitTrace:
+    """Play the trial of a case. say: gets what the user would read."""
     case = msgspec.convert(table, TrialCase)
     folder.mkdir(exist_ok=True)
     # msgspec refuses an unknown kind of fault, and the dataclass an unknown key.
@@ -347,8 +341,6 @@ def run_trial_case(
         )  # fmt: skip
         if (own_draft := find_draft_folder(checkpoint)) is not None:
             engine.write_draft(load_file(Path(own_draft) / "model.safetensors"))
-        if not started[1:]:
-            trainer.followers.append(engine)
         if case.settings.get("pause") or case.flaws is not None:
             engine = FakeServing(tensors, case.flaws or ())
             engine.faults = tuple(own)
@@ -386,7 +378,7 @@ def run_trial_case(
     return RefitTrial(
         "trial", lambda: trainer, start, settings, vocabulary=VOCABULARY, block=block, length=case.length, folder=folder,
         source=open_checkpoint(str(folder / "source")), start_oracle=lambda _: oracle if case.modules is not None else None,
-        draft=draft, first_step=first_step, image_token=1 if case.images else None, say=say,
+        draft=draft, image_token=1 if case.images else None, say=say,
     ).run()  # fmt: skip
 
 

@@ -180,12 +180,7 @@ def test_a_picture_names_rules_on_its_own_evidence(tmp_path: Path) -> None:
     assert {verb: {kinds[code] for code in codes} for verb, codes in named.items() if codes} == {
         "trial": {"refit"},
         "record": {"history"},
-        "adapter": {"lora"},
-        "servers": {"servers"},
         "rollouts": {"rollouts"},
         "matrix": {"matrix"},
-        "search": {"attribution"},
-        "probes": {"probe"},
-        "critic": {"critic"},
         "saves": {"saves"},
     }

@@ -20,7 +20,6 @@ from ckptcheck.rollouts.run_comparison import RunComparison
 from ckptcheck.rollouts.series import RolloutSeries
 from ckptcheck.rollouts.series_member import SeriesMember
 from ckptcheck.rollouts.thresholds import Thresholds
-from tests.factories.attribution_cases import build_attribution
 from tests.factories.parity_matrix_cases import build_matrix
 from tests.factories.pictures import HOSTILE
 from tests.factories.rollout_cases import draw_rollouts
@@ -108,38 +107,6 @@ def test_a_matrix_is_set_ups_by_lengths() -> None:
     assert good.value == pytest.approx(0.001)
     assert good.note.endswith(", 2 times the floor")
     assert broken.value is None
-
-
-def test_a_ladder_goes_down_by_what_each_experiment_removes() -> None:
-    evidence = build_attribution({"effects": [{"undone_by": "heat", "size": 0.1}, {"undone_by": "path", "size": 0.05}]})
-    (picture,) = draw(evidence)
-    assert isinstance(picture, Curves)
-    gap, floor = picture.series
-    left = dict(zip(picture.x, gap.values, strict=True))
-    assert (left["as recorded"], left["with all of them"]) == (evidence.search.gap, evidence.search.remaining_gap)
-    assert {step.name: left[step.name] for step in evidence.search.causes} == {
-        step.name: step.after for step in evidence.search.causes
-    }
-    assert set(floor.values) == {evidence.search.floor}
-    marked = {picture.x[mark.index]: mark.text for mark in picture.marks}
-    assert {name for name, text in marked.items() if text.startswith("removes ")} == {
-        step.name for step in evidence.search.causes
-    }
-
-
-def test_what_an_experiment_could_not_try_says_why() -> None:
-    evidence = build_attribution(
-        {"effects": [{"undone_by": "nothing", "size": 0.1}], "unable": {"engine": "it is gone"}}
-    )
-    (picture,) = draw(evidence)
-    assert isinstance(picture, Curves)
-    assert "not tried: it is gone" in {mark.text for mark in picture.marks}
-
-
-def test_a_gap_at_the_floor_has_no_ladder() -> None:
-    (picture,) = draw_pictures(build_attribution({}))
-    assert isinstance(picture, NoPicture)
-    assert "at the floor" in picture.caption
 
 
 def make_series(biases: list[float]) -> RolloutSeries:

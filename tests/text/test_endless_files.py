@@ -15,7 +15,6 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs.document import read_text_file
 from ckptcheck.linter.baseline import read_baseline
 from ckptcheck.linter.settings import load_settings
-from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
 from ckptcheck.live.gate.gate_file import read_gate_request
 from ckptcheck.rollouts.metrics.noise_floor import read_noise_floor
 from ckptcheck.rollouts.prompts import read_prompts_file
@@ -31,7 +30,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "settings": load_settings,
     "gate file": lambda path: read_gate_request([str(path)]),
     "floor": read_noise_floor,
-    "log": lambda path: MeasurementLog(path, {}),
     "prompts": lambda path: read_prompts_file(path, None),
 }
 OTHERS: dict[str, Callable[[Path], object]] = {

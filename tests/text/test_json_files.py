@@ -12,7 +12,7 @@ import pytest
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.gate.plan import Call
 from ckptcheck.live.gate.run_call import _read_kept
-from ckptcheck.live.refit.lora.live_trial import read_adapter_shape
+from ckptcheck.live.refit.lora.trial import read_adapter_shape
 from ckptcheck.live.refit.source import _read_config
 from ckptcheck.live.runtime.engines.sizing import default_context_len, kv_cache_size
 from ckptcheck.rollouts.prompts import read_prompts_file

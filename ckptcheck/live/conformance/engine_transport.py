@@ -14,9 +14,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.conformance.faults import NEW, OLD, Event, Fault, Interruption, Parcel, send_all
+from ckptcheck.live.conformance.faults import (
+    NEW,
+    OLD,
+    Event,
+    Fault,
+    Interruption,
+    Parcel,
+    ReceiverLost,
+    ReceiverState,
+    Reply,
+    send_all,
+)
 from ckptcheck.live.conformance.own_transport import BUCKETS, split_evenly
-from ckptcheck.live.conformance.subject import ReceiverLost, ReceiverState, Reply
 from ckptcheck.live.conformance.weights import move_values, read_weights, write_checkpoint, write_safetensors
 from ckptcheck.live.refit.inflight import InflightRequest, InflightUpdate
 from ckptcheck.live.runtime.engines.base import Bucket, TensorDigests, UpdateResult

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.conformance.faults import Event, Fault, Interruption, Parcel
-from ckptcheck.live.conformance.subject import ReceiverLost, ReceiverState, Reply
+from ckptcheck.live.conformance.faults import Event, Fault, Interruption, Parcel, ReceiverLost, ReceiverState, Reply
 
 REQUIRED = ("begin", "send", "end", "tensors", "version")
 """The five methods."""

@@ -7,10 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.conformance.faults import NEW, OLD, Fault, plan_faults, send_all
-from ckptcheck.live.conformance.outcome import KnownStates, Outcome, judge
-from ckptcheck.live.conformance.subject import ReceiverLost, ReceiverState, Reply, Subject
-from ckptcheck.live.conformance.trace import ConformanceTrace
+from ckptcheck.live.conformance.faults import (
+    NEW,
+    OLD,
+    Fault,
+    ReceiverLost,
+    ReceiverState,
+    Reply,
+    Subject,
+    plan_faults,
+    send_all,
+)
+from ckptcheck.live.conformance.trace import ConformanceTrace, KnownStates, Outcome, judge
 from ckptcheck.text.formatting import count, join_truncated
 
 Log = Callable[[str], None]

@@ -6,16 +6,14 @@ something if it is a multiple of these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Never
+from typing import Any
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Section
-from ckptcheck.linter.rule import Skip
-from ckptcheck.live.experiments.runner import ExperimentRunner
 from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine, decode_again
 from ckptcheck.live.runtime.engines.sampling import Sampling
 from ckptcheck.live.runtime.trainers.base import Trainer
@@ -88,13 +86,15 @@ def calibrate(
     """
     say("responses to measure with")
     calibration = Calibration(engine, trainer, prompts, response=response, batch=batch, seed=seed)
-    runner = ExperimentRunner[str, LogprobMetrics]()
-    runner.run({
+    found = {
         name: calibration.compare(*ways, say=say)
         for name, ways in COMPARISONS.items()
         if all(way in calibration.ways for way in ways)
-    })  # fmt: skip
-    return FloorMeasurement(runner.table.results, tuple(runner.table.unavailable))
+    }
+    return FloorMeasurement(
+        {name: metrics for name, metrics in found.items() if metrics is not None},
+        tuple(name for name, metrics in found.items() if metrics is None),
+    )
 
 
 class Calibration:
@@ -133,17 +133,13 @@ class Calibration:
             }
         self._computed: dict[str, Runs] = {}
 
-    def compare(self, one: str, other: str, *, say: Callable[[str], None]) -> Generator[Never, None, LogprobMetrics]:
-        """Compare two ways. Raises Skip where that gives no number."""
+    def compare(self, one: str, other: str, *, say: Callable[[str], None]) -> LogprobMetrics | None:
+        """Compare two ways; None where logprobs are not finite, or there are none."""
         for way in (one, other):
             if way not in self._computed:
                 say(f"logprobs: {way}")
                 self._computed[way] = self.ways[way]()
-        metrics = compute_run_metrics(self._computed[one], self._computed[other])
-        if metrics is None:
-            raise Skip("logprobs are not finite, or there are none")
-        yield from ()
-        return metrics
+        return compute_run_metrics(self._computed[one], self._computed[other])
 
     def _decode_alone(self, engine: ResponseEngine) -> Runs:
         decoded = []

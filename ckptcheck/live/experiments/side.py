@@ -26,32 +26,22 @@ class Side(Generic[Setup, Process]):
     """One side of a run.
 
     start: starts it with a set-up; gets what runs now, or None, and may take over its process. job: the set-up of the user's job;
-    where that does not start, no other is tried. running: what runs already, with that set-up.
+    where that does not start, no other is tried.
     """
 
-    def __init__(
-        self,
-        start: Callable[[Setup, Process | None], Process],
-        *,
-        job: Setup | None = None,
-        running: Process | None = None,
-    ) -> None:
+    def __init__(self, start: Callable[[Setup, Process | None], Process], *, job: Setup | None = None) -> None:
         self._start, self._job = start, job
-        self.process = running
-        self.setup = None if running is None else job
+        self.process: Process | None = None
+        self.setup: Setup | None = None
         """The set-up of `process`."""
         self.refused: dict[Setup, str] = {}
         """Set-up that does not start → why."""
         self._spare: Process | None = None
 
-    def require(self, setup: Setup) -> None:
-        """Raise Skip for a set-up that did not start before, or after the job's own did not."""
-        if reason := (self.refused.get(self._job) if self._job is not None else None) or self.refused.get(setup):
-            raise Skip(reason)
-
     def ready(self, setup: Setup) -> Process:
         """Return it with this set-up; start it where needed. Raises Skip where that failed before, and what the start raises."""
-        self.require(setup)
+        if reason := (self.refused.get(self._job) if self._job is not None else None) or self.refused.get(setup):
+            raise Skip(reason)
         if self.process is not None and self.setup == setup:
             return self.process
         replaced, self.process, self._spare = self.process or self._spare, None, None

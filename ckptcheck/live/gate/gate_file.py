@@ -45,7 +45,7 @@ class GateRequest:
     goes_on: bool = False
     """Whether more expensive stages run although a cheaper one found errors."""
     folder: Path | None = None
-    """The folder that keeps the finished results; None: one named after the job, in the working folder."""
+    """The folder for the page and for rollouts; None: one named after the job, in the working folder."""
     model: str | None = None
     """The checkpoint to scan, to sync and to score, in place of the one that the job names."""
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class GateRequest:
 
     @property
     def results_folder(self) -> Path:
-        """The folder that keeps the finished results."""
+        """The folder for the page and for rollouts."""
         return self.folder or Path(f"{Path(self.job[0]).stem}.gate")
 
 

@@ -14,7 +14,6 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs.job import Job, NamedCheckpoint
 from ckptcheck.jobs.live_arguments import ENGINES, list_record_arguments, list_refit_arguments, list_score_arguments
 from ckptcheck.live.gate.gate_file import GateRequest
-from ckptcheck.live.refit.first_step import FIRST_STEP_ARGUMENTS
 from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.formatting import join_words
 
@@ -25,10 +24,6 @@ FUNCTIONS = {
     "parity": ("record_rollouts", "score_rollouts", "judge"),
 }
 """Stage → the functions of `ckptcheck.verbs` that it calls, in their order."""
-SCORED = "scored.safetensors"
-"""File of the results' folder with the engine's responses and the trainer's logprobs."""
-ENGINE_ARGUMENTS = ("engine", "engine_tp", "engine_mode", "engine_python", "dtype")
-TRAINER_ARGUMENTS = ("trainer", "tp", "pp", "ep", "dtype", "trainer_python")
 OWN = ("observer", "output", "baseline", "write_baseline", "fix", "stats", "pictures", "record")
 """Arguments that a gate sets itself, or that write elsewhere."""
 
@@ -40,10 +35,6 @@ class Call:
     function: str
     arguments: Mapping[str, Any]
     """Keyword arguments as JSON can hold them; ``*`` holds the positional ones."""
-    output: Path | None = None
-    """The file that the call writes and a later call reads; None if it only reports."""
-    made_by: Call | None = None
-    """A call of the trial that makes this one needless if it wrote its output; None without one."""
 
 
 @dataclass(frozen=True)
@@ -95,57 +86,23 @@ def _plan_refit(job: Job, request: GateRequest, functions: Mapping[str, Callable
     source, cannot = _find_source(job, request)
     if cannot:
         return Stage("refit", cannot=cannot)
-    return Stage("refit", (_plan_trial(job, request, functions, folder, source),))
-
-
-def _plan_trial(
-    job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path, source: str
-) -> Call:
-    """Return the call of ``refit``. It also records for parity, if both stages set up engine and trainer alike."""
     options, of_job = request.options.get("refit", {}), list_refit_arguments(job)
     if not options.get("check_logprobs", True):
         of_job.pop("clear_cache", None)  # only the scores depend on the cache
-    arguments = {"*": [source], **of_job, **options}
-    if "parity" not in request.stages or "rollouts" in arguments:
-        return Call("refit", arguments)
-    record, score = (_take_arguments(job, request, functions, name) for name in ("record_rollouts", "score_rollouts"))
-    if not _is_set_up_alike(arguments, record, score):
-        return Call("refit", arguments)
-    scored = folder / SCORED
-    rollouts = {name: value for name, value in record.items() if name in FIRST_STEP_ARGUMENTS}
-    if "switch" in record:
-        arguments["switch"] = record["switch"]
-    return Call("refit", {**arguments, "rollouts": {"output": str(scored), **rollouts}}, scored)
-
-
-def _is_set_up_alike(refit: Mapping[str, Any], record: Mapping[str, Any], score: Mapping[str, Any]) -> bool:
-    """Return whether parity would start the same engine and trainer as a trial."""
-    switches = record.get("switch", [])
-    return (
-        all(refit.get(name) == record.get(name) for name in ENGINE_ARGUMENTS)
-        and all(refit.get(name) == score.get(name) for name in TRAINER_ARGUMENTS)
-        and not any(refit.get(name) for name in ("quantize", "engine_ep"))
-        and refit.get("check_weights", True)
-        and refit.get("switch", switches) == switches
-        and "head_fp32=on" not in switches
-        and record.keys() <= {*ENGINE_ARGUMENTS, *FIRST_STEP_ARGUMENTS, "switch", "timeout"}
-        and score.keys() <= {*TRAINER_ARGUMENTS, "timeout"}
-    )
+    return Stage("refit", (Call("refit", {"*": [source], **of_job, **options}),))
 
 
 def _plan_parity(job: Job, request: GateRequest, functions: Mapping[str, Callable[..., Any]], folder: Path) -> Stage:
     source, cannot = _find_source(job, request)
     if cannot:
         return Stage("parity", cannot=cannot)
-    rollouts, scored = folder / "rollouts.safetensors", folder / SCORED
+    rollouts, scored = folder / "rollouts.safetensors", folder / "scored.safetensors"
     record, score, judge = (_take_arguments(job, request, functions, name) for name in FUNCTIONS["parity"])
-    trial = _plan_trial(job, request, functions, folder, source) if "refit" in request.stages else None
-    made_by = trial if trial is not None and trial.output == scored else None
     return Stage(
         "parity",
         (
-            Call("record_rollouts", {**record, "*": [source, str(rollouts)]}, rollouts, made_by),
-            Call("score_rollouts", {**score, "*": [str(rollouts), source, str(scored)]}, scored, made_by),
+            Call("record_rollouts", {**record, "*": [source, str(rollouts)]}),
+            Call("score_rollouts", {**score, "*": [str(rollouts), source, str(scored)]}),
             Call("judge", {**judge, "*": [str(scored)]}),
         ),
     )

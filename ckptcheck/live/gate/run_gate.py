@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ckptcheck.errors import OutputError
+from ckptcheck.errors import CkptcheckError, OutputError
 from ckptcheck.jobs.job import Job
 from ckptcheck.jobs.shell.commands import SUGGESTIONS
 from ckptcheck.linter.report import FailOn, Report, Section
 from ckptcheck.linter.rule import SEVERITIES
 from ckptcheck.live.gate.gate_file import STAGES, GateRequest
-from ckptcheck.live.gate.gate_lock import lock_folder
 from ckptcheck.live.gate.plan import Stage, plan_stages
-from ckptcheck.live.gate.run_call import CallResult, has_written, run_call
+from ckptcheck.live.gate.run_call import run_call
 from ckptcheck.live.runtime.process.signal_guard import SignalGuard
 from ckptcheck.reporters.html.page import render_page
-from ckptcheck.text.file_io import replace_file
+from ckptcheck.text.file_io import open_lock_file, replace_file
 from ckptcheck.text.formatting import count, format_duration, join_words
 from ckptcheck.text.observer import Observer
 
@@ -46,8 +47,6 @@ class StageResult:
     """Why the gate left the stage out although it could run: an earlier stage had decided."""
     seconds: float = 0.0
     """How long its calls ran, when they ran."""
-    notes: list[str] = field(default_factory=list)
-    """The earlier results that it used again."""
 
     def describe(self) -> str:
         """Return the outcome in a few words."""
@@ -130,18 +129,13 @@ def _run_stage(
 ) -> None:
     """Run the calls of a stage until one cannot check or the deadline has passed; report the unchecked parts."""
     for number, call in enumerate(stage.calls, 1):
-        if call.made_by is not None and has_written(call.made_by, folder / "refit-1.json"):
-            result.notes.append(f"{TITLES[call.function]} of the trial")
-            continue
         if deadline is not None and time.monotonic() >= deadline:
             result.not_checked = f"{limit} had passed"
             return
         observer.log(f"gate: {stage.name}" + (f", {TITLES[call.function]}" if call.function in TITLES else ""))
-        outcome: CallResult = run_call(call, folder / f"{stage.name}-{number}.json", deadline)
+        outcome = run_call(call, folder / f"{stage.name}-{number}.json", deadline)
         result.reports += outcome.reports
         result.seconds += outcome.seconds
-        if outcome.age is not None:
-            result.notes.append(f"{TITLES.get(call.function, 'result')} of {format_duration(outcome.age)} ago")
         if outcome.was_stopped:
             result.not_checked = f"it was stopped at {limit}"
             return
@@ -176,10 +170,8 @@ def _join(job: Job, preflight: Report, request: GateRequest, results: Sequence[S
         f"{join_words(names)} {'is' if len(names) == 1 else 'are'} not checked: {reason}"
         for reason, names in unchecked.items()
     ]
-    rows = tuple(
-        (result.name, result.describe(), round(result.seconds, 1), ", ".join(result.notes)) for result in results
-    )
-    sections = [Section("Stages of the gate", ("stage", "outcome", "seconds", "used again"), rows)]
+    rows = tuple((result.name, result.describe(), round(result.seconds, 1)) for result in results)
+    sections = [Section("Stages of the gate", ("stage", "outcome", "seconds"), rows)]
     # What they suggest is this gate.
     sections += [section for report in reports for section in report.sections if section.title != SUGGESTIONS]
     scanned = [report.counts for result in results if result.name == "scan" for report in result.reports]
@@ -197,3 +189,31 @@ def _join(job: Job, preflight: Report, request: GateRequest, results: Sequence[S
         read=preflight.read,
         rules=preflight.rules,
     )
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold the folder until the block ends, or the process dies. Raises CkptcheckError if another process holds it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    try:
+        handle = open_lock_file(folder / "lock")
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EINVAL):
+            raise
+        raise CkptcheckError(
+            f"{folder / 'lock'} is no regular file", hint="remove it, or give the gate another --folder"
+        ) from error
+    with os.fdopen(handle, "a"):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CkptcheckError(
+                f"another gate is at work in {folder}", hint="start the gate on one node, or give each a --folder"
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        yield

@@ -17,10 +17,86 @@ from ckptcheck.compare.activations.points import (
 from ckptcheck.compare.activations.relation import describe_relation
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
-from ckptcheck.live.localize.rank_layout import RankLayout
-from ckptcheck.live.localize.routing import ReroutedLayer, find_rerouted_tokens
 from ckptcheck.live.runtime.engines.activations import Activations
 from ckptcheck.text.formatting import count, join_truncated
+
+
+@dataclass(frozen=True)
+class UnequalCopy:
+    """An output that all ranks of a tensor-parallel group hold, but that differs between them."""
+
+    side: str
+    point: str
+    rank: str
+    """The rank that is farther from the other side."""
+    peer: str
+    """The rank that is closer to it."""
+    relative: float
+    """Norm of the difference between the two ranks, divided by the norm of the peer's output."""
+    relation: str | None
+    """How the rank's output is related to the peer's; None without a simple relation."""
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """How ckptcheck matched the ranks and tokens of two dumps."""
+
+    unequal_copies: tuple[UnequalCopy, ...] = ()
+    """The first of each tensor-parallel group."""
+    not_compared: tuple[str, ...] = ()
+    """Ranks and calls of modules that are not compared, and why: clauses for a reader."""
+    is_fused: bool = False
+    """Whether q, k and v are one projection on both sides, and no config says how to split it."""
+    moves: tuple[str, ...] = ()
+    """Tokens that stand elsewhere on the other side, or are padding: clauses for a reader."""
+    different: str | None = None
+    """How the tokens of the two sides differ; None if they are the same."""
+    positions: str | None = None
+    """How the position ids of the same tokens differ; None if they are the same, or if a dump has none."""
+
+
+@dataclass(frozen=True)
+class ReroutedLayer:
+    """A layer in which tokens go to different experts."""
+
+    layer: int
+    """Index of the decoder layer."""
+    tokens: tuple[int, ...]
+    """Positions of the tokens whose sets of experts differ."""
+    total: int
+    """How many tokens the prompt has."""
+    margin: float
+    """The largest distance, in the reference's logits, between an expert of the reference and the one that replaces it on the other
+    side; near 0, rounding decides."""
+
+
+def find_rerouted_tokens(reference: Activations, other: Activations, experts_per_token: int) -> list[ReroutedLayer]:
+    """Return the layers in which tokens go to different experts. Empty for a dense model (experts_per_token 0)."""
+    import numpy as np
+
+    layers = []
+    for name, a in reference.items():
+        if not name.endswith(".mlp.gate") or name not in other or other[name].shape != a.shape:
+            continue
+        b = other[name]
+        if not 0 < experts_per_token < a.shape[1] or not (np.isfinite(a).all() and np.isfinite(b).all()):
+            continue
+        reference_experts, other_experts = (
+            np.argsort(-logits, axis=1, kind="stable")[:, :experts_per_token] for logits in (a, b)
+        )
+        rerouted, margin = [], 0.0
+        for token in range(len(a)):
+            lost_experts, gained_experts = (
+                set(reference_experts[token]) - set(other_experts[token]),
+                set(other_experts[token]) - set(reference_experts[token]),
+            )
+            if lost_experts:
+                rerouted.append(token)
+                margin = max(margin, float(min(a[token][list(lost_experts)]) - max(a[token][list(gained_experts)])))
+        if rerouted:
+            layers.append(ReroutedLayer(int(name.split(".")[2]), tuple(rerouted), len(a), margin))
+    return layers
+
 
 AROUND = 4
 """How many points before and after the first diverging one a report shows."""

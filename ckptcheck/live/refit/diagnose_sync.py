@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.refit.fused_parts import Read, TensorPart, list_parts
 from ckptcheck.live.refit.observations import Key, RankDiagnosis, Sync, is_draft
+from ckptcheck.live.refit.weight_names import Read, TensorPart, list_parts
 from ckptcheck.live.runtime.engines.base import Inspectable
 from ckptcheck.text.formatting import format_bytes
 

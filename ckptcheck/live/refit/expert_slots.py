@@ -1,7 +1,7 @@
 """Copies of experts in an engine: every copy is held to a cold load, before and after the engine moves experts (EPLB).
 
 An engine with redundant experts has more slots than experts, and a map that says which expert lies in which slot. A weight update
-names an expert; the loader has to write all of its copies, where they lie now.
+names an expert; the loader has to write all of its copies, where they lie now. Nothing happens without redundant experts.
 """
 
 from __future__ import annotations

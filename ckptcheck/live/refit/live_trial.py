@@ -15,7 +15,6 @@ from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.live.refit.first_step import PlanFirstStep
     from ckptcheck.live.refit.trace import RefitTrace
     from ckptcheck.live.refit.trial_state import TrialSettings
     from ckptcheck.live.runtime.engines.base import Engine
@@ -94,14 +93,12 @@ def run_live_trial(
     *,
     dtype: str = "float32",
     quantization: TrialQuantization | None = None,
-    plan_first_step: PlanFirstStep | None = None,
     observer: Observer = SILENT,
 ) -> Iterator[RefitTrace]:
     """Run a trial and yield its trace. Leaving the context ends the processes and removes the files of the trial.
 
-    dtype: what both sides compute in. plan_first_step: plans rollouts that the trial records, None for none. Once the trial is
-    over, the process ignores signals until the clean-up is done. Raises CkptcheckError for a source that cannot be opened, and for
-    an engine or a trainer that cannot be started.
+    dtype: what both sides compute in. Once the trial is over, the process ignores signals until the clean-up is done. Raises
+    CkptcheckError for a source that cannot be opened, and for an engine or a trainer that cannot be started.
     """
     from ckptcheck.checkpoint.open import open_checkpoint
     from ckptcheck.live.refit import feasibility
@@ -150,7 +147,6 @@ def run_live_trial(
         nbytes = sum(tensor.nbytes for tensor in ckpt.tensors.values()) * (2 if dtype == "float32" else 1)
         local = ckpt.source.local
         context_len = DEFAULT_CONTEXT_LEN if local is None else default_context_len(local)
-        first_step = plan_first_step(ckpt) if plan_first_step is not None else None
         exchange = stack.enter_context(TensorExchange(need=nbytes))
         scratch = (exchange.folder, *(() if source.keep else (folder,)))
         draft = None
@@ -191,9 +187,7 @@ def run_live_trial(
                 engine.name, checkpoint, dtype=dtype, ranks=engine.tp, expert_ranks=engine.ep, mode=engine.mode,
                 python=engine.python, gpus=engine.gpus, transport=settings.transport,
                 switches=switches if own_draft is None else replace(switches, draft=own_draft),
-                sleep_level=settings.sleep_level, scratch=scratch, prepared=prepared,
-                context_len=context_len if first_step is None else max(context_len, first_step.context_len),
-                concurrent_sequences=1 if first_step is None else first_step.sequences,
+                sleep_level=settings.sleep_level, scratch=scratch, prepared=prepared, context_len=context_len,
             )  # fmt: skip
 
         def start_oracle(checkpoint: Path) -> RemoteTrainer:
@@ -205,9 +199,8 @@ def run_live_trial(
             source.target, start_trainer, start_engine, settings, vocabulary=ckpt.tensors[embedding].shape[0],
             block=PREFIX_CACHE_BLOCK, length=context_len, nbytes=nbytes, text=TrialTokenizer(ckpt.source), folder=folder,
             source=ckpt if quantization is None else None, draft=draft,
-            start_oracle=start_oracle if quantization is None else None, first_step=first_step,
-            image_token=find_image_token(ckpt), say=observer.log,
-            follow=observer.phase,
+            start_oracle=start_oracle if quantization is None else None, image_token=find_image_token(ckpt),
+            say=observer.log, follow=observer.phase,
         )  # fmt: skip
         trace = trial.run()
         signal_guard.ignore_signals()

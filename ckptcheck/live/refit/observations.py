@@ -314,8 +314,6 @@ class Observations:
     """Whether the trial left out all scoring by decoding."""
     sleep_skipped: str = ""
     """Why the engine did not sleep."""
-    unsynced_changes: dict[int, Mapping[Key, bool]] = field(default_factory=dict)
-    """Step → tensors of the engine that changed after the step and before its sync → whether they became the new weights."""
     trainer_identities: dict[int, str] = field(default_factory=dict)
     """Step → identity of the weights that the trainer's ranks hold after it."""
     engine_identities: dict[int, str] = field(default_factory=dict)

@@ -11,39 +11,40 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.refit.cold_loads import ColdLoad, measure_cold_load, observe_trainer, start_cold
 from ckptcheck.live.refit.draft import DraftWeights
-from ckptcheck.live.refit.expert_moves import move_experts
 from ckptcheck.live.refit.expert_slots import read_slots
 from ckptcheck.live.refit.feasibility import check_transport
-from ckptcheck.live.refit.first_step import FirstStep
-from ckptcheck.live.refit.images import build_image_prompt
 from ckptcheck.live.refit.module_errors import StartOracle
 from ckptcheck.live.refit.observations import SleepCheck
 from ckptcheck.live.refit.scoring_inputs import ScoringInputs, TrialTokenizer
 from ckptcheck.live.refit.trace import RefitTrace
-from ckptcheck.live.refit.trial_exports import (
+from ckptcheck.live.refit.trial_scores import (
+    ColdLoad,
+    build_image_prompt,
+    compare_with_float32,
+    fill_cache,
+    measure_cold_load,
+    measure_rounding_last,
+    observe_trainer,
+    score_cold_load,
+    score_sides,
+    start_cold,
+)
+from ckptcheck.live.refit.trial_state import FollowPhase, Log, StartEngine, TrialPhases, TrialSettings, TrialState
+from ckptcheck.live.refit.trial_syncs import (
     compare_ranks,
     compare_saved,
     compare_shards,
     compare_source,
     identify_engine,
+    move_experts,
+    scramble,
+    sync_weights,
 )
-from ckptcheck.live.refit.trial_scores import (
-    compare_with_float32,
-    fill_cache,
-    measure_rounding_last,
-    score_cold_load,
-    score_sides,
-)
-from ckptcheck.live.refit.trial_state import FollowPhase, Log, StartEngine, TrialPhases, TrialSettings, TrialState
-from ckptcheck.live.refit.trial_syncs import compare_before, scramble, sync_weights
 from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.engines.capabilities import find_able, why_sleep_frees_nothing, why_unable
 from ckptcheck.live.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.live.runtime.engines.transports import select_transport
-from ckptcheck.live.runtime.process.errors import WorkerDied
 from ckptcheck.live.runtime.trainers.base import Trainer
 
 if TYPE_CHECKING:
@@ -60,10 +61,9 @@ class RefitTrial:
     a process of its own. vocabulary: rows of the embedding. block: tokens that the engine's prefix cache keeps together, 0
     if it has no cache. length: tokens that the model has room for. nbytes: of the weights. text: the tokenizer, for a prompt
     that means something. folder: for the checkpoints that the trial writes. source: what the trainer loaded, to compare its export
-    with; None if it cannot be compared. draft: what the engine drafts with and the trainer does not hold;
-    None without it. start_oracle: starts
-    transformers in float32 with a checkpoint; None if nothing does. first_step: is recorded after the first sync, None for
-    none. image_token: stands for an image, None for a model that takes none. say: gets a line for each phase.
+    with; None if it cannot be compared. draft: what the engine drafts with and the trainer does not hold; None without it.
+    start_oracle: starts transformers in float32 with a checkpoint; None if nothing does. image_token: stands for an image, None
+    for a model that takes none. say: gets a line for each phase.
     """
 
     def __init__(
@@ -82,12 +82,11 @@ class RefitTrial:
         source: Checkpoint | None = None,
         draft: DraftWeights | None = None,
         start_oracle: StartOracle | None = None,
-        first_step: FirstStep | None = None,
         image_token: int | None = None,
         say: Log = lambda _: None,
         follow: FollowPhase | None = None,
     ) -> None:
-        self._start_trainer, self._start_oracle, self._first_step = start_trainer, start_oracle, first_step
+        self._start_trainer, self._start_oracle = start_trainer, start_oracle
         inputs = ScoringInputs.for_trial(vocabulary, block, text or TrialTokenizer(), settings.decode, length)
         too_short = f"the model has room for {length} tokens, and the prefix cache keeps {block} together"
         self._trace = RefitTrace(
@@ -166,8 +165,6 @@ class RefitTrial:
         if settings.logprobs:
             with trial.phases.run("score", "score after the first sync"):
                 score_sides(trial, engine, trainer, None)
-        if self._first_step is not None:
-            self._record_first_step(self._first_step, engine, trainer)
 
     def _run_round(self, engine: Engine, trainer: Trainer, step: int) -> None:
         """Take a step while the engine sleeps, and sync it twice, with different buckets."""
@@ -181,8 +178,6 @@ class RefitTrial:
             with trial.phases.run("start", f"reference for step {step}"):
                 reference = measure_cold_load(trial, trainer, step)
             wake()
-            if settings.weights and not drops_weights:
-                compare_before(trial, engine, step, reference)
             if not drops_weights and fills_cache:
                 fill_cache(trial, engine, step)
             sync_weights(
@@ -247,17 +242,3 @@ class RefitTrial:
         if level == 2:
             with trial.phases.run("sync", "wake the rest"):
                 sleeper.wake(REST)
-
-    def _record_first_step(self, first_step: FirstStep, engine: Engine, trainer: Trainer) -> None:
-        """Have the first step of a job recorded, unless the first sync did not bring the trainer's weights."""
-        phases, sync = self._state.phases, self._trace.syncs[0]
-        if not sync.answer.ok or sync.has_wrong_parameter or sync.has_unwritten_parameter:
-            phases.log("no rollouts: the first sync did not bring the trainer's weights")
-            return
-        with phases.run("score", "record the first step"):
-            try:
-                first_step.record(engine, trainer)
-            except WorkerDied:
-                raise
-            except CkptcheckError as error:
-                phases.log(f"no rollouts: {error.message}")

@@ -201,8 +201,6 @@ class TrialState:
     """Tokens of an image and of the text after it; () for a model that takes none."""
     cold_slots: Slots = field(default_factory=dict)
     """What lay in the slots for experts after the first cold load."""
-    moved_tensors: TensorDigests = field(default_factory=dict)
-    """The engine's tensors after it moved its experts; {} before, and for an engine that moves none."""
     weight_parts: Sequence[WeightPart] = ()
     """The weight and the part of it that each parameter of the engine holds, as far as the cold load shows it."""
     cold_acceptance: float | None = None

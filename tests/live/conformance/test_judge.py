@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from ckptcheck.live.conformance.faults import TITLES, Fault, FaultKind, Parcel, plan_faults, send_all
-from ckptcheck.live.conformance.outcome import KnownStates, judge
-from ckptcheck.live.conformance.subject import ReceiverState, Reply
+from ckptcheck.live.conformance.faults import (
+    TITLES,
+    Fault,
+    FaultKind,
+    Parcel,
+    ReceiverState,
+    Reply,
+    plan_faults,
+    send_all,
+)
+from ckptcheck.live.conformance.trace import KnownStates, judge
 
 KNOWN = KnownStates({"a": "1", "b": "2", "same": "0"}, {"a": "8", "b": "9", "same": "0"})
 OLD, NEW, MIXED = dict(KNOWN.old), dict(KNOWN.new), {"a": "8", "b": "2", "same": "0"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import live
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from ckptcheck.cli.app import build_app
@@ -137,7 +137,7 @@ def test_logprobs_that_stayed_raw_are_called_so(here: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_the_matrix_is_resumed_and_written_in_markdown(here: Path) -> None:
+def test_the_matrix_is_written_in_markdown(here: Path) -> None:
     options = [
         "matrix",
         "tiny",
@@ -152,14 +152,11 @@ def test_the_matrix_is_resumed_and_written_in_markdown(here: Path) -> None:
         "--repeats",
         "1",
     ]
-    said = parity(*options, "--calibrate", "--resume", "m.jsonl", "--markdown", "m.md", "--format", "json")
+    said = parity(*options, "--calibrate", "--markdown", "m.md", "--format", "json")
     report = json.loads(said)
     assert (report["verdict"], report["counts"]["error"]) == ("clean", 0)
     assert {section["title"].partition(",")[0] for section in report["sections"]} >= {"mult_prob_error", "Left out"}
     assert "Not measured: length 600: the model's context ends at 512 tokens" in (here / "m.md").read_text()
-    lines = (here / "m.jsonl").read_text()
-    parity(*options, "--resume", "m.jsonl")
-    assert (here / "m.jsonl").read_text() == lines
 
 
 SMALL = ("matrix", "tiny", "--lengths", "30", "--repeats", "1", "--response", "6")
@@ -168,8 +165,6 @@ SMALL = ("matrix", "tiny", "--lengths", "30", "--repeats", "1", "--response", "6
 @pytest.mark.parametrize(("options", "said"), [
     (["--floor", "nowhere.json"], "cannot read the floor nowhere.json"),
     (["--floor", "p.json", "--calibrate"], "give one of the two"),
-    (["--resume", "m.jsonl", "-o", "m.jsonl"], "--resume and -o would both write m.jsonl"),
-    (["--resume", "m.jsonl", "--markdown", "./m.jsonl"], "--resume and --markdown would both write m.jsonl"),
     (["--markdown", "tiny/config.json"], "overwritten"),
     (["-o", "none/m.json"], "cannot write none/m.json"),
     (["--switch", "logprobs=processed"], "the models' own logprobs"),
@@ -182,29 +177,6 @@ SMALL = ("matrix", "tiny", "--lengths", "30", "--repeats", "1", "--response", "6
 def test_a_matrix_that_cannot_be_is_refused_before_anything_runs(here: Path, options: list[str], said: str) -> None:
     with pytest.raises(CkptcheckError, match=said):
         parity(*SMALL, "--batch", "1", *options)
-    assert not (here / "m.jsonl").exists()
-
-
-def test_other_weights_are_not_gone_on_with(here: Path) -> None:
-    small = [
-        *SMALL,
-        "--batch",
-        "1",
-        "--sequences",
-        "1",
-        "--data",
-        "synthetic",
-        "--decoding",
-        "greedy",
-        "--resume",
-        "m.jsonl",
-    ]
-    parity(*small)
-    parity(*small)
-    held = load_file(here / "tiny" / "model.safetensors")
-    save_file({name: value * 1.01 for name, value in held.items()}, here / "tiny" / "model.safetensors")
-    with pytest.raises(CkptcheckError, match="another weights"):
-        parity(*small)
 
 
 @pytest.mark.slow
@@ -368,15 +340,12 @@ def test_an_interrupted_matrix_shows_the_cells_that_it_has(here: Path, monkeypat
 
     monkeypatch.setattr(registry, "ENGINES", {"vllm": start})
     monkeypatch.setattr(SignalGuard, "was_interrupted", False)
-    options = ["matrix", "tiny", "--lengths", "30,40,50", *FEW, "--directions", "engine", "--resume", "m.jsonl"]
+    options = ["matrix", "tiny", "--lengths", "30,40,50", *FEW, "--directions", "engine"]
     report = json.loads(parity(*options, "--format", "json", "--markdown", "m.md", code=130))
     assert report["verdict"] == "incomplete"
-    assert report["error"] == (
-        "could not finish the matrix: interrupted, after 2 of 3 measurements; the same command goes on from m.jsonl"
-    )
+    assert report["error"] == "could not finish the matrix: interrupted, after 2 of 3 measurements"
     assert [row[0] for row in report["sections"][0]["rows"]] == [30, 40]
     assert "The matrix did not finish: interrupted, after 2 of 3 measurements" in (here / "m.md").read_text()
-    assert [row[0] for row in json.loads(parity(*options, "--format", "json"))["sections"][0]["rows"]] == [30, 40, 50]
 
 
 def test_a_fault_of_batches_fails_the_matrix(here: Path) -> None:

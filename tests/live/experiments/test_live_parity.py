@@ -28,12 +28,10 @@ from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.experiments.calibrate import calibrate
 from ckptcheck.live.experiments.default_prompts import DefaultPrompts
 from ckptcheck.live.experiments.matrix.cells import Plan
-from ckptcheck.live.experiments.matrix.measure import MatrixRun
-from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
+from ckptcheck.live.experiments.matrix.live_matrix import MatrixRun
 from ckptcheck.live.experiments.matrix.trace import MatrixTrace
-from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment
+from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment, run_probes
 from ckptcheck.live.experiments.probes.registry import PROBES, select_probes
-from ckptcheck.live.experiments.probes.runner import run_probes
 from ckptcheck.live.experiments.record import record_rollouts
 from ckptcheck.live.experiments.scoring import score_rollouts
 from ckptcheck.live.runtime.engines import registry
@@ -338,7 +336,7 @@ def test_the_matrix_and_the_floor_of_a_pair_that_agrees(shared: Shared, tmp_path
     asking = DefaultPrompts(shared.checkpoint("llama"))
     engine, trainer = shared.engine("llama"), shared.trainer("llama")
     plan = Plan((40,), ("synthetic",), ("greedy", "sampling"), (1, 3), repeats=1, response=8, sequences=3)
-    ledger = MeasurementLog(tmp_path / "matrix.jsonl", {})
+    ledger: dict[Any, Any] = {}
     MatrixRun(plan, {"vllm": engine}, {"transformers": trainer}, asking.prompts, ledger).run()
     noise = calibrate(engine, trainer, asking.prompts(24, "synthetic", 3), response=8)
     assert set(noise.metrics) == {
@@ -346,7 +344,7 @@ def test_the_matrix_and_the_floor_of_a_pair_that_agrees(shared: Shared, tmp_path
     }  # fmt: skip
     assert all(each.abs_max < 1e-4 for each in noise.metrics.values())
     floor = noise.metrics["trainer-engine"].mult_prob_error
-    trace = MatrixTrace("llama", ledger.measurements, floor={"transformers:vllm": floor})
+    trace = MatrixTrace("llama", ledger, floor={"transformers:vllm": floor})
     assert codes(run_rules(trace, RULES)) == []
     assert len(trace.values) == 4
     assert all(1 <= value.error < 1.0001 for value in trace.values.values())

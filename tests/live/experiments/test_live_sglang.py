@@ -18,12 +18,10 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.experiments.default_prompts import DefaultPrompts
 from ckptcheck.live.experiments.matrix.cells import Plan
-from ckptcheck.live.experiments.matrix.measure import MatrixRun
-from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
+from ckptcheck.live.experiments.matrix.live_matrix import MatrixRun
 from ckptcheck.live.experiments.matrix.trace import MatrixTrace
-from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment
+from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment, run_probes
 from ckptcheck.live.experiments.probes.registry import select_probes
-from ckptcheck.live.experiments.probes.runner import run_probes
 from ckptcheck.live.runtime.engines import registry
 from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.engines.engine_options import Switches
@@ -82,9 +80,9 @@ def test_the_matrix_of_megatron_and_sglang(both: tuple[DefaultPrompts, Any, Any,
     plan = Plan(
         (40,), ("synthetic",), ("sampling",), (3,), (("megatron", "sglang"),), repeats=1, response=8, sequences=3
     )
-    ledger = MeasurementLog(None, {})
+    ledger: dict[Any, Any] = {}
     MatrixRun(plan, {"sglang": engine}, {"megatron": trainer}, asking.prompts, ledger).run()
-    trace = MatrixTrace("moe", ledger.measurements)
+    trace = MatrixTrace("moe", ledger)
     assert run_rules(trace, RULES).findings == ()
     (value,) = trace.values.values()
     assert set(value.directions) == {"engine", "trainer"}

@@ -10,8 +10,7 @@ import pytest
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.experiments.matrix.cells import Plan, drop_unmeasurable_cells, list_cells, parse_pairs
-from ckptcheck.live.experiments.matrix.measure import MatrixRun
-from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
+from ckptcheck.live.experiments.matrix.live_matrix import MatrixRun
 from ckptcheck.live.experiments.matrix.trace import MatrixTrace
 from ckptcheck.rollouts.prompts import make_synthetic_prompts
 from tests.doubles.fake_serving import FakeServing
@@ -31,7 +30,7 @@ class Counting(FakeServing):
         return super().generate(*arguments, **named)  # type: ignore[arg-type, return-value]
 
 
-def measure(folder: Path, ledger: MeasurementLog, plan: Plan = PLAN, faults: tuple[str, ...] = ()) -> MatrixTrace:
+def measure(folder: Path, ledger: dict[Any, Any], plan: Plan = PLAN, faults: tuple[str, ...] = ()) -> MatrixTrace:
     folder.mkdir(exist_ok=True)
     engine, trainer = Counting(weights(), faults), ScoringTrainer(folder)
     measurement = MatrixRun(
@@ -42,11 +41,11 @@ def measure(folder: Path, ledger: MeasurementLog, plan: Plan = PLAN, faults: tup
         ledger,
     )
     measurement.run()
-    return MatrixTrace("trial", ledger.measurements)
+    return MatrixTrace("trial", ledger)
 
 
 def test_every_cell_is_measured_in_both_directions(tmp_path: Path) -> None:
-    trace = measure(tmp_path, MeasurementLog(None, {}))
+    trace = measure(tmp_path, {})
     assert len(trace.measurements) == len(list(list_cells(PLAN))) == 2 * 2 * 2 * 2 * 2
     assert len(trace.values) == 8
     for value in trace.values.values():
@@ -56,61 +55,10 @@ def test_every_cell_is_measured_in_both_directions(tmp_path: Path) -> None:
 
 
 def test_a_fault_of_batches_shows_in_the_rows_of_batches(tmp_path: Path) -> None:
-    trace = measure(tmp_path, MeasurementLog(None, {}), faults=("batch",))
+    trace = measure(tmp_path, {}, faults=("batch",))
     off = {row[3]: value.error for (row, _), value in trace.values.items()}
     assert off[1] == pytest.approx(1, abs=1e-6)
     assert off[3] == pytest.approx(1.105, abs=1e-3)
-
-
-def test_a_run_that_was_cut_off_goes_on_where_it_was(tmp_path: Path) -> None:
-    about, file = {"source": "trial"}, tmp_path / "matrix.jsonl"
-    whole = measure(tmp_path / "a", MeasurementLog(file, about))
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:11]) + lines[11][:20])  # ten measurements, and a torn one
-    Counting.asked = 0
-    ledger = MeasurementLog(file, about)
-    assert len(ledger.measurements) == 10
-    again = measure(tmp_path / "b", ledger)
-    assert again.values == whole.values
-    assert 0 < Counting.asked < 40
-    assert file.read_text().splitlines(keepends=True) == lines
-    Counting.asked = 0
-    assert measure(tmp_path / "c", MeasurementLog(file, about)).values == whole.values
-    assert Counting.asked == 0
-
-
-def test_a_record_of_another_matrix_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "matrix.jsonl"
-    MeasurementLog(file, {"source": "one", "plan": PLAN.as_dict()})
-    with pytest.raises(CkptcheckError, match="is of another matrix: it has another source"):
-        MeasurementLog(file, {"source": "two", "plan": PLAN.as_dict()})
-    file.write_text("my notes\n")
-    with pytest.raises(CkptcheckError, match="is no record of a matrix, and will not be overwritten"):
-        MeasurementLog(file, {})
-    assert file.read_text() == "my notes\n"
-
-
-def test_what_others_measured_is_not_gone_on_with(tmp_path: Path) -> None:
-    file = tmp_path / "matrix.jsonl"
-    MeasurementLog(file, {}).check_versions(["vllm 0.31.0"])
-    MeasurementLog(file, {}).check_versions(["vllm 0.31.0"])
-    assert len(file.read_text().splitlines()) == 2
-    with pytest.raises(CkptcheckError, match=r"was measured with vllm 0\.31\.0, and this is vllm 0\.32\.0"):
-        MeasurementLog(file, {}).check_versions(["vllm 0.32.0"])
-
-
-def test_a_line_of_the_record_that_is_none_is_measured_again(tmp_path: Path) -> None:
-    file = tmp_path / "matrix.jsonl"
-    measure(tmp_path / "a", MeasurementLog(file, {}))
-    lines = file.read_text().splitlines(keepends=True)
-    odd = [
-        lines[1].replace('"tokens": 18', '"tokens": "x"'),
-        lines[2].replace('"batch": 1', '"batch": [1]'),
-        '{"cell": 5}\n',
-    ]
-    assert not set(odd) & set(lines)
-    file.write_text("".join([lines[0], *odd, *lines[3:]]))
-    assert len(MeasurementLog(file, {}).measurements) == len(lines) - 3
 
 
 def test_a_trainer_draws_as_the_plan_says(tmp_path: Path) -> None:
@@ -124,22 +72,21 @@ def test_a_trainer_draws_as_the_plan_says(tmp_path: Path) -> None:
     plan = replace(PLAN, lengths=(24,), batches=(1,), repeats=1, top_p=0.5, top_k=7)
     MatrixRun(
         plan, {"vllm": FakeServing(weights())}, {"transformers": Drawing(tmp_path)},
-        lambda n, _, k: make_synthetic_prompts(VOCABULARY, n, k), MeasurementLog(None, {}),
+        lambda n, _, k: make_synthetic_prompts(VOCABULARY, n, k), {},
     ).run()  # fmt: skip
     assert set(asked) == {(0.5, 7)}
 
 
 def test_every_measured_cell_is_counted(tmp_path: Path) -> None:
-    ledger, told = MeasurementLog(None, {}), list[tuple[int, int]]()
+    ledger, told = dict[Any, Any](), list[tuple[int, int]]()
     plan = replace(PLAN, lengths=(24,), batches=(1,), repeats=3)
     engine, trainer = FakeServing(weights()), ScoringTrainer(tmp_path)
-    for _ in range(2):
-        MatrixRun(
-            plan, {"vllm": engine}, {"transformers": trainer}, lambda n, _, k: make_synthetic_prompts(VOCABULARY, n, k), ledger,
-            advance=lambda done, total: told.append((done, total)),
-        ).run()  # fmt: skip
-    number = len(ledger.measurements)
-    assert told == [*((done, number) for done in range(number + 1)), (0, 0)]
+    MatrixRun(
+        plan, {"vllm": engine}, {"transformers": trainer}, lambda n, _, k: make_synthetic_prompts(VOCABULARY, n, k), ledger,
+        advance=lambda done, total: told.append((done, total)),
+    ).run()  # fmt: skip
+    number = len(ledger)
+    assert told == [(done, number) for done in range(number + 1)]
 
 
 def test_what_cannot_be_measured_is_named() -> None:
@@ -167,7 +114,7 @@ def test_pairs_are_a_trainer_and_an_engine() -> None:
 
 def test_who_drew_is_a_column_where_both_did_and_gaps_are_multiples_of_the_floor(tmp_path: Path) -> None:
     plan = replace(PLAN, lengths=(24,), decoding=("greedy",), batches=(3,))
-    trace = measure(tmp_path, MeasurementLog(None, {}), plan, faults=("batch",))
+    trace = measure(tmp_path, {}, plan, faults=("batch",))
     table, *_ = replace(trace, floor={"transformers:vllm": 1.02}).sections
     assert table.columns[5:] == ("±", "x ~ engine", "x ~ trainer", "mean |Δ|", "× floor")
     error, times = table.rows[0][4], table.rows[0][-1]
@@ -177,7 +124,7 @@ def test_who_drew_is_a_column_where_both_did_and_gaps_are_multiples_of_the_floor
 
 def test_the_table_reads_as_the_guide_prints_it(tmp_path: Path) -> None:
     plan = replace(PLAN, lengths=(24,), decoding=("greedy",), batches=(1,), directions=("engine",))
-    trace = replace(measure(tmp_path, MeasurementLog(None, {}), plan), left_out={"length 9,000": "the context ends"})
+    trace = replace(measure(tmp_path, {}, plan), left_out={"length 9,000": "the context ends"})
     assert trace.markdown() == (
         "| Sequence Length | Data Type | Generation Method | Batch Size | transformers:vllm |\n"
         "| --- | --- | --- | --- | --- |\n"

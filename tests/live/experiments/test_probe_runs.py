@@ -14,9 +14,8 @@ from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment
+from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment, run_probes
 from ckptcheck.live.experiments.probes.registry import PROBES, has_experts, select_probes
-from ckptcheck.live.experiments.probes.runner import run_probes
 from ckptcheck.live.experiments.probes.semantics import fit_best_temperature
 from ckptcheck.live.experiments.probes.trace import ProbeTrace
 from ckptcheck.live.refit.inflight import find_switch
@@ -237,12 +236,10 @@ def test_a_compiled_engine_that_computes_nan_is_told_with_the_place(tmp_path: Pa
     (finding,) = report.findings
     assert (finding.code, finding.severity) == ("PRB010", "warning")
     assert "3 not finite in one mode alone, first at sequence 0, position 7" in finding.message
-    table, seconds = report.sections
+    (table,) = report.sections
     assert table.title == "compilation=inductor against compilation=eager, atol = rtol = 0.001"
     assert [row[0] for row in table.rows] == ["prefill", "decoding", "compilation=eager against itself"]
     assert dict(zip(table.columns, table.rows[1], strict=True))["NaN"] == 3
-    assert seconds.columns == ("", "prefill", "generation")
-    assert all(isinstance(cell, float) and cell >= 0 for row in seconds.rows for cell in row[1:])
 
 
 def test_a_gap_that_bfloat16_explains_is_info_and_fails_nothing(tmp_path: Path) -> None:

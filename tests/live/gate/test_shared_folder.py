@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,7 @@ import pytest
 import ckptcheck
 from ckptcheck import CkptcheckError
 from ckptcheck.linter.stored_report import load_report
-from ckptcheck.live.gate.gate_lock import lock_folder
-from ckptcheck.live.gate.plan import Call
-from ckptcheck.live.gate.run_call import _fingerprint, has_written
+from ckptcheck.live.gate.run_gate import lock_folder
 from tests.factories.checkpoint_cases import CHECKPOINTS
 
 SOUND = CHECKPOINTS / "tiny-llama"
@@ -82,38 +78,3 @@ def test_a_stored_report_has_values_that_reporters_can_write(lie: str, report: d
     assert load_report(report).to_dict() == report
     with pytest.raises(CkptcheckError, match="it is no report of ckptcheck"):
         load_report({**report, **LIES[lie]})
-
-
-KEPT: dict[str, dict[str, Any]] = {
-    "seconds that are a text": {"seconds": "x"},
-    "seconds that are null": {"seconds": None},
-    "seconds without end": {"seconds": float("inf")},
-    "seconds that no float has": {"seconds": 10**400},
-    "a time that no float has": {"time": 10**400},
-    "a time that is no number": {"time": float("nan")},
-    "a report that is a text": {"reports": ["x"]},
-    "reports by name": {"reports": {"a": 1}},
-    "an output that is a list": {"has_output": [1]},
-    "a fingerprint that is an object": {"fingerprint": {}},
-    "another lie": {"reports": [{"schema": "ckptcheck-report/1", "target": 1}]},
-}
-
-
-@pytest.mark.parametrize("lie", KEPT)
-def test_a_kept_result_that_is_none_is_made_again(lie: str, report: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("x")
-    call = Call("scan", {"*": [str(SOUND)]}, output=tmp_path / "out")
-    file = tmp_path / "scan-1.json"
-    sound = {
-        "fingerprint": _fingerprint(call), "time": time.time(), "seconds": 1.0, "has_output": True, "reports": [report],
-    }  # fmt: skip
-    file.write_text(json.dumps(sound))
-    assert has_written(call, file)
-    file.write_text(json.dumps({**sound, **KEPT[lie]}))
-    assert not has_written(call, file)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "null", "[" * 100_000, '{"a":' * 5000, "9" * 5000])
-def test_a_kept_result_that_is_no_object_is_made_again(content: str, tmp_path: Path) -> None:
-    (tmp_path / "scan-1.json").write_text(content)
-    assert not has_written(Call("scan", {}), tmp_path / "scan-1.json")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ckptcheck.live.refit.fused_parts import list_parts
-from ckptcheck.live.refit.weight_names import has_whole_experts, trainer_weights
+from ckptcheck.live.refit.weight_names import has_whole_experts, list_parts, trainer_weights
 from ckptcheck.live.runtime.trainers.base import Weight
 
 AT = "model.layers.0.mlp.experts"

@@ -15,8 +15,6 @@ from ckptcheck.linter.report import Section
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.refit.source import open_source
 from ckptcheck.live.refit.trace import RefitTrace
-from ckptcheck.live.runtime.engines.base import Engine
-from ckptcheck.live.runtime.trainers.base import Trainer
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.refit_cases import FakeTrainer, run_trial_case
 
@@ -85,40 +83,6 @@ def test_an_engine_that_cannot_be_made_to_decode_says_so(tmp_path: Path) -> None
     assert not logprobs.lines
     assert [row[-2:] for row in logprobs.rows[:-1]] == [(0.0, 0.0)] * 3
     assert "by decoding" in [row[1] for row in floor.rows]
-
-
-class Rollouts:
-    """Stands in for the rollouts of the first step: counts how often they are recorded."""
-
-    context_len, sequences = 8, 1
-
-    def __init__(self, error: CkptcheckError | None = None) -> None:
-        self.recorded, self.error = 0, error
-
-    def record(self, engine: Engine, trainer: Trainer) -> None:
-        self.recorded += 1
-        assert engine.score([(1, 2, 3)])[0].prompt_logprobs == tuple(trainer.score([(1, 2, 3)])[0]), "the same weights"
-        if self.error is not None:
-            raise self.error
-
-
-def test_the_first_step_is_recorded_once_with_weights_that_a_sync_brought(tmp_path: Path) -> None:
-    rollouts = Rollouts()
-    trace = run_trial_case({"settings": {"steps": 2}}, tmp_path / "sound", rollouts)
-    assert (rollouts.recorded, run_rules(trace, RULES).verdict) == (1, "clean")
-    said: list[str] = []
-    lost = Rollouts()
-    run_trial_case({"faults": [{"kind": "silent"}]}, tmp_path / "silent", lost, said.append)
-    assert lost.recorded == 0
-    assert "no rollouts: the first sync did not bring the trainer's weights" in said
-
-
-def test_rollouts_that_cannot_be_written_do_not_end_the_trial(tmp_path: Path) -> None:
-    said: list[str] = []
-    rollouts = Rollouts(CkptcheckError("no space left on the disk"))
-    trace = run_trial_case({}, tmp_path / "trial", rollouts, said.append)
-    assert (dict(trace.failed_phases), run_rules(trace, RULES).verdict) == ({}, "clean")
-    assert "no rollouts: no space left on the disk" in said
 
 
 def test_a_sound_trial_is_clean_in_every_setting(tmp_path: Path) -> None:

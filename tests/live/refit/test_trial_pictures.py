@@ -12,7 +12,6 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, NoPicture, Picture
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.pictures.tensor_states import draw_tensor_states
-from ckptcheck.live.pictures.token_lines import draw_token_lines
 from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trace_queries import compare_scoring
 from ckptcheck.reporters import render
@@ -112,17 +111,6 @@ def test_a_trial_without_a_comparison_says_so() -> None:
     assert isinstance(draw_tensor_states(RefitTrace("trial"), "Tensors"), NoPicture)
 
 
-def test_phases_add_up_to_what_a_sync_and_its_check_took(healthy: RefitTrace) -> None:
-    picture = draw(healthy)["Where the time went"]
-    assert isinstance(picture, Curves)
-    assert picture.x == tuple(f"sync {sync.number}, step {sync.step}" for sync in healthy.syncs)
-    *phases, together = picture.series
-    for at, sync in enumerate(healthy.syncs):
-        total = sync.seconds + sync.sent_seconds + sync.check_seconds
-        assert sum(phase.values[at] or 0 for phase in phases) == pytest.approx(total)
-        assert together.values[at] == pytest.approx(total)
-
-
 def test_logprobs_before_and_after_are_those_of_the_trace(healthy: RefitTrace) -> None:
     pictures = draw(healthy)
     gap = pictures["Logprobs: how far the engine is from the trainer"]
@@ -135,24 +123,6 @@ def test_logprobs_before_and_after_are_those_of_the_trace(healthy: RefitTrace) -
     assert isinstance(tokens, Curves)
     scoring = healthy.scorings[-1]
     assert tokens.series[-1].values[0] == scoring.engine[0].prompt_logprobs[0] - scoring.trainer[0][0]
-
-
-def test_the_gap_to_a_cold_load_tells_prefill_from_decoding(healthy: RefitTrace) -> None:
-    last = healthy.scorings[-1]
-    first, *others = last.engine
-    off = replace(first, prompt_logprobs=tuple(value - 0.5 for value in first.prompt_logprobs))
-    trace = replace(healthy, scorings=(*healthy.scorings[:-1], replace(last, engine=(off, *others))))
-    picture = draw(trace)["Logprobs: how far the engine is from a cold load"]
-    assert isinstance(picture, Curves)
-    lines = {series.name: series.values[-1] for series in picture.series}
-    assert lines["by prefill"] == pytest.approx(0.5)
-    assert lines["by decoding"] == 0
-
-
-def test_a_logprob_that_is_not_finite_is_a_gap_in_its_line() -> None:
-    picture = draw_token_lines("Tokens", "", {"engine": [0.5, float("nan"), float("-inf")], "other": [0.25]}, ())
-    assert picture is not None
-    assert [series.values for series in picture.series] == [(0.5, None, None), (0.25, None, None)]
 
 
 def test_a_clean_trial_says_how_many_tensors_are_equal(healthy: RefitTrace, tmp_path: Path) -> None:

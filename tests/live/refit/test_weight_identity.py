@@ -13,7 +13,7 @@ from ckptcheck import identity
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.live.refit import trial_exports
+from ckptcheck.live.refit import trial_syncs
 from ckptcheck.live.refit.expert_slots import ExpertMove
 from ckptcheck.live.refit.recording import append_to_record
 from ckptcheck.live.refit.weight_identity import identify_engine, identify_trainer, list_weight_parts
@@ -169,11 +169,11 @@ def test_an_engine_that_moved_its_experts_is_not_said_to_hold_another_set() -> N
     trial = make_trial_state(weights=tuple(Weight(name, each, "F32") for name, each in SHAPES.items()))
     observed = trial.observed
     observed.cold_manifest = engine.digest_tensors()
-    trial_exports.identify_engine(trial, engine, 0)
-    trial_exports.identify_engine(trial, engine, 1)
+    trial_syncs.identify_engine(trial, engine, 0)
+    trial_syncs.identify_engine(trial, engine, 1)
     assert observed.engine_identities.keys() == {0, 1}
     observed.expert_move = ExpertMove(3, 8, ())
-    trial_exports.identify_engine(trial, engine, 2)
+    trial_syncs.identify_engine(trial, engine, 2)
     assert observed.engine_identities.keys() == {0, 1}
     assert "moved its experts" in observed.identity_gaps["engine"]
 
@@ -186,9 +186,9 @@ def test_an_engine_whose_cold_load_is_another_set_is_not_asked_again() -> None:
     trial = make_trial_state(weights=weights)
     observed = trial.observed
     observed.cold_manifest = engine.digest_tensors()
-    trial_exports.identify_engine(trial, engine, 0)
+    trial_syncs.identify_engine(trial, engine, 0)
     shards = [ShardDigest(name, 0, 0, len(each), 0, name, "", "", sum_shard(each)) for name, each in tensors.items()]
-    trial_exports.identify_trainer(trial, shards, 0)
+    trial_syncs.identify_trainer(trial, shards, 0)
     assert observed.identity_gaps == {"engine": "its cold load stores weights in another form than the trainer exports"}
-    trial_exports.identify_engine(trial, engine, 1)
+    trial_syncs.identify_engine(trial, engine, 1)
     assert observed.engine_identities.keys() == {0}

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.checkpoint.files_beside import copy_files_beside
+from ckptcheck.checkpoint.source import Folder
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
-from ckptcheck.live.experiments.attribution.backend import EngineChange, RecordedBackend, TrainerChange
-from ckptcheck.live.experiments.attribution.config_diff import describe_config_differences, link_checkpoint
-from ckptcheck.live.experiments.attribution.engine_side import EngineSide
-from ckptcheck.live.experiments.attribution.engine_side import Start as StartEngine
-from ckptcheck.live.experiments.attribution.experiment import initial_state as state_of
-from ckptcheck.live.experiments.attribution.trainer_side import Start as StartTrainer
-from ckptcheck.live.experiments.attribution.trainer_side import TrainerSide
+from ckptcheck.live.experiments.attribution.experiment import (
+    EngineChange,
+    RecordedBackend,
+    TrainerChange,
+    initial_state,
+)
+from ckptcheck.live.experiments.attribution.sides import EngineSide, StartEngine, StartTrainer, TrainerSide
+from ckptcheck.live.refit.observations import Key
 from ckptcheck.live.refit.weight_names import join_names, trainer_weights
-from ckptcheck.live.runtime.engines.base import Engine, TensorDigests
+from ckptcheck.live.runtime.engines.base import TensorDigests
 from ckptcheck.live.runtime.process.deadlines import time_budget
 from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied
 from ckptcheck.live.runtime.trainers.base import Weight
@@ -43,7 +48,6 @@ class LiveBackend:
         folder: for temporary files.
         engine: the function that starts the engine, and the checkpoint that it loads; None: no engine is available.
         trainer: the same for the trainer.
-        running: the engine that drew the tokens, see `EngineSide`.
         timeout: seconds for any one change, including the start that it needs.
     """
 
@@ -54,7 +58,6 @@ class LiveBackend:
         *,
         engine: tuple[StartEngine, CheckpointRef] | None = None,
         trainer: tuple[StartTrainer, CheckpointRef] | None = None,
-        running: Engine | None = None,
         timeout: float | None = None,
     ) -> None:
         self.rollouts = rollouts
@@ -67,11 +70,11 @@ class LiveBackend:
         self._engine: EngineSide | None = None
         self._trainer: TrainerSide | None = None
         if engine is not None:
-            self._engine = EngineSide(rollouts, engine[0], self._checkpoint, folder, running=running)
+            self._engine = EngineSide(rollouts, engine[0], self._checkpoint, folder)
         if trainer is not None:
             trainer_info = rollouts.metadata.trainer
             temperature = trainer_info.temperature if trainer_info is not None and trainer_info.temperature else 1.0
-            self._trainer = TrainerSide(rollouts, state_of(rollouts).mask, trainer[0], folder, heat=temperature)
+            self._trainer = TrainerSide(rollouts, initial_state(rollouts).mask, trainer[0], folder, heat=temperature)
         bos_id = self._trainer_held.config.get("bos_token_id") if self._trainer_held is not None else None
         self.bos: int | None = bos_id if type(bos_id) is int else None
 
@@ -172,25 +175,92 @@ def name_differing_weights(own: TensorDigests, cold: TensorDigests, weights: Map
     own: digests of the job's engine. cold: of an engine that started from the trainer's weights. weights: name → weight of
     the trainer.
     """
-    names: dict[str, None] = {}
-    for key in {**own, **cold}:
-        own_entry, cold_entry = own.get(key), cold.get(key)
-        entry = own_entry or cold_entry
-        if (
-            entry is None
-            or entry.kind != "parameter"
-            or (own_entry and own_entry.opaque)
-            or (cold_entry and cold_entry.opaque)
-        ):
-            continue
-        if (
-            own_entry is None
-            or cold_entry is None
-            or (own_entry.digest, own_entry.shape) != (cold_entry.digest, cold_entry.shape)
-        ):
-            names.setdefault(key[1])
+
+    def is_same(key: Key) -> bool:
+        one, other = own.get(key), cold.get(key)
+        if (one or other or cold[key]).kind != "parameter" or any(entry and entry.opaque for entry in (one, other)):
+            return True
+        return bool(one and other and (one.digest, one.shape) == (other.digest, other.shape))
+
+    names = dict.fromkeys(key[1] for key in {**own, **cold} if not is_same(key))
     descriptions = []
     for name in names:
         sources = [weight.name for weight in trainer_weights(name, weights)]
         descriptions.append(name if sources in ([], [name]) else f"{name} ({join_names(sources)})")
     return tuple(descriptions)
+
+
+CONFIG = "config.json"
+SILENT = {
+    "_name_or_path", "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "initializer_range", "pad_token_id",
+    "torch_dtype", "transformers_version", "use_cache", "output_attentions", "output_hidden_states", "return_dict",
+    "attention_dropout", "hidden_dropout", "router_aux_loss_coef", "output_router_logits", "id2label", "label2id",
+    "pretraining_tp", "max_position_embeddings", "quantization_config", "chunk_size_feed_forward", "is_encoder_decoder",
+}  # fmt: skip
+"""Settings that an engine's forward pass does not use; max_position_embeddings matters only with a scaling that names it too."""
+TELLING = ("rope", "theta", "eps", "scal", "window", "norm", "heads", "tie", "act")
+"""Settings whose names contain one of these come first in the list: they are the most likely causes."""
+
+
+def describe_config_differences(engine: Mapping[str, Any], trainer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Describe each difference in a clause, the most likely causes first.
+
+    A setting that only one config names may be the default of the other.
+
+    >>> trainer = {"rope_parameters": {"rope_theta": 100000.0}, "dtype": "bfloat16"}
+    >>> describe_config_differences({"rope_theta": 10000, "dtype": "float32"}, trainer)
+    ('rope_theta 10000, and 100000 in the trainer',)
+    """
+    engine_settings, trainer_settings = _flatten_settings(engine), _flatten_settings(trainer)
+    names = [
+        name
+        for name in {**engine_settings, **trainer_settings}
+        if engine_settings.get(name) != trainer_settings.get(name)
+    ]
+    names.sort(
+        key=lambda name: (
+            not any(part in name for part in TELLING),
+            name not in engine_settings or name not in trainer_settings,
+        )
+    )
+    return tuple(
+        f"{name} {_format_setting(engine_settings, name)}, and {_format_setting(trainer_settings, name)} in the trainer"
+        for name in names
+    )
+
+
+def link_checkpoint(weights: Path, config: Path, folder: Path) -> Path:
+    """Create a checkpoint in `folder` from links to one folder's weights and another's config.json, and return `folder`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, file in Folder(weights, str(weights)).files.items():
+        if name != CONFIG and file.outside_link is None:
+            (folder / name).symlink_to(file.path)
+    copy_files_beside(config, folder, lambda name: name == CONFIG)
+    return folder
+
+
+def _flatten_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return setting → value without nesting: transformers 4 and 5 nest the settings of rope differently."""
+    settings: dict[str, Any] = {}
+    for name, value in config.items():
+        if name in SILENT or value is None:
+            continue
+        if isinstance(value, Mapping):
+            settings |= {
+                ("rope_type" if key == "type" else key): nested_value
+                for key, nested_value in _flatten_settings(value).items()
+            }
+        else:
+            settings[name] = value
+    if settings.get("rope_type") == "default":
+        del settings["rope_type"]
+    return settings
+
+
+def _format_setting(settings: Mapping[str, Any], name: str) -> str:
+    """Return the value of a setting as text, "nothing" where the config does not name it."""
+    if name not in settings:
+        return "nothing"
+    value = settings[name]
+    return f"{value:g}" if isinstance(value, float) and value.is_integer() else json.dumps(value)

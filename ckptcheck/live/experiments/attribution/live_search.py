@@ -12,9 +12,9 @@ from ckptcheck.live.experiments.live_session import LiveSession, with_batch_size
 from ckptcheck.rollouts.gap_summary import COARSE_FLOOR, FLOORS
 
 if TYPE_CHECKING:
-    from ckptcheck.live.experiments.attribution import engine_side, trainer_side
     from ckptcheck.live.experiments.attribution.live_backend import CheckpointRef
     from ckptcheck.live.experiments.attribution.search import SearchResult
+    from ckptcheck.live.experiments.attribution.sides import StartEngine, StartTrainer
     from ckptcheck.live.runtime.engines.base import Engine
     from ckptcheck.live.runtime.trainers.base import Trainer
     from ckptcheck.rollouts import Rollouts
@@ -93,7 +93,7 @@ def search_live(
             replaces=replaces,
         )  # fmt: skip
 
-    start: trainer_side.Start = start_trainer
+    start: StartTrainer = start_trainer
     if "trainer_logprobs" not in rollouts:
         scorer = start_trainer(None, False, None)
         try:
@@ -121,7 +121,7 @@ def search_live(
 
 def _prepare_engine(
     live: LiveSession, engine: SearchEngine, dtype: str, context_len: int
-) -> tuple[engine_side.Start, CheckpointRef] | None:
+) -> tuple[StartEngine, CheckpointRef] | None:
     """Return the engine's options and checkpoint; None without a running engine."""
     from ckptcheck.checkpoint.open import open_checkpoint
     from ckptcheck.live.experiments.attribution.live_backend import CheckpointRef

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
-from ckptcheck.live.experiments.attribution.backend import Backend
-from ckptcheck.live.experiments.attribution.experiment import GapExperiment, Layer, SearchState, Trial, initial_state
-from ckptcheck.live.experiments.attribution.experiments import lag
-from ckptcheck.live.experiments.runner import ExperimentRunner
+from ckptcheck.linter.rule import Skip
+from ckptcheck.live.experiments.attribution import left_out_tokens
+from ckptcheck.live.experiments.attribution.experiment import (
+    Backend,
+    GapExperiment,
+    Layer,
+    SearchState,
+    Trial,
+    initial_state,
+)
 
 EXPLAINED = 0.9
 """Share of the excess over the floor at which the search ends."""
@@ -96,24 +101,16 @@ def run_search(
     recorded = initial_state(backend.rollouts)
     gap, tokens = recorded.gap, len(recorded.abs_diff)
     has_objective = any(experiment.layer == "objective" for experiment in experiments)
-    state = lag.set_aside(backend, recorded) if has_objective and gap > AT_FLOOR * floor else recorded
+    state = left_out_tokens.set_aside(backend, recorded) if has_objective and gap > AT_FLOOR * floor else recorded
     part = _Part(state.gap, floor, len(state.abs_diff) / tokens if tokens else 1.0, state is not recorded)
     whole = max(gap - floor, 0.0)
     steps: list[SearchStep] = []
     for experiment in experiments:
         if experiment.layer == "objective" and part.without_older:
-            state, part = lag.bring_back(recorded, state, backend.rollouts), _Part(gap, floor)
+            state, part = left_out_tokens.bring_back(recorded, state, backend.rollouts), _Part(gap, floor)
         if not tokens or part.is_explained(state):
-            steps.append(
-                SearchStep(
-                    experiment.name,
-                    experiment.layer,
-                    state.gap,
-                    state.gap,
-                    was_run=False,
-                    without_older=part.without_older,
-                )
-            )
+            unchanged = SearchStep(experiment.name, experiment.layer, state.gap, state.gap)
+            steps.append(replace(unchanged, was_run=False, without_older=part.without_older))
             continue
         say(experiment.name)
         step, state = _run_experiment(experiment, backend, state, floor, part.excess)
@@ -149,14 +146,16 @@ def _run_experiment(
     """Run one experiment; return its step, and the state to continue from. excess: the initial gap above the floor, in nats."""
     unchanged = SearchStep(experiment.name, experiment.layer, state.gap, state.gap)
     best: Trial | None = None
-    reduction, trials = 0.0, experiment.run(backend, state)
-    runner = ExperimentRunner[str, None]()
-    while (trial := runner.advance(experiment.name, partial(next, trials))) is not None:
-        gap_before = state.gap if trial.only_drops_tokens else state.gap_over(trial.state)
-        if best is None or gap_before - trial.state.gap > reduction:
-            best, reduction = trial, gap_before - trial.state.gap
+    reduction, skipped = 0.0, ""
+    try:
+        for trial in experiment.run(backend, state):
+            gap_before = state.gap if trial.only_drops_tokens else state.gap_over(trial.state)
+            if best is None or gap_before - trial.state.gap > reduction:
+                best, reduction = trial, gap_before - trial.state.gap
+    except Skip as skip:
+        skipped = str(skip)
     if best is None:
-        return replace(unchanged, skipped=runner.table.unavailable.get(experiment.name, "")), state
+        return replace(unchanged, skipped=skipped), state
     removed = reduction / excess
     if best.only_drops_tokens:
         is_cause = best.state.gap <= AT_FLOOR * floor and removed >= LEAST

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.rollouts.prompts import Data
@@ -54,11 +54,6 @@ class Plan:
     seed: int = 0
     layouts: tuple[str, ...] = ()
     """Parallel layouts, such as ``tp2pp2``; (): the one that the sides are started with."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the plan as a dictionary that JSON can represent, without layouts where there are none."""
-        plan = asdict(self)
-        return plan if self.layouts else {name: value for name, value in plan.items() if name != "layouts"}
 
 
 class Row(NamedTuple):

@@ -1,30 +1,106 @@
-"""Measures a matrix on real engines and trainers, each started once."""
+"""Measures a matrix on real engines and trainers, each started once for a layout."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.experiments.live_session import LiveSession, with_batch_size
-from ckptcheck.live.experiments.matrix.cells import TRAINERS
-from ckptcheck.live.experiments.trainer_as_engine import TrainerAsEngine
-from ckptcheck.text.formatting import count
+from ckptcheck.live.experiments.matrix.cells import TRAINERS, Cell, Plan, list_cells
+from ckptcheck.live.experiments.scoring import split_by_tokens
+from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine, TrainerAsEngine, decode_again
+from ckptcheck.live.runtime.engines.sampling import Sampling
+from ckptcheck.live.runtime.process.deadlines import time_budget
+from ckptcheck.live.runtime.trainers.base import Trainer
+from ckptcheck.rollouts.gap_summary import GapSummary, summarize_gap
+from ckptcheck.text.observer import Advance
 
 if TYPE_CHECKING:
-    from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.linter.report import Section
     from ckptcheck.live.experiments.default_prompts import DefaultPrompts
-    from ckptcheck.live.experiments.matrix.cells import Plan
-    from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
     from ckptcheck.live.experiments.matrix.trace import MatrixTrace
-    from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine
     from ckptcheck.live.runtime.engines.base import Engine, EngineInfo
-    from ckptcheck.live.runtime.trainers.base import Trainer, TrainerInfo
+    from ckptcheck.live.runtime.trainers.base import TrainerInfo
     from ckptcheck.live.runtime.trainers.layout import ParallelLayout
+
+Tokens = tuple[int, ...]
+Drawn = tuple[list[Tokens], list[int], list[Sequence[float]]]
+"""Sequences, the lengths of their prompts, and the engine's logprobs of the responses."""
+
+
+class MatrixRun:
+    """Measures the cells of a plan.
+
+    engines, trainers: the running ones, by name. prompts: returns prompts for (length, data, number). measurements: what
+    measurements are added to. timeout: seconds for each cell. advance: is called with how many cells are measured, and how many
+    there are to measure.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        engines: Mapping[str, ResponseEngine],
+        trainers: Mapping[str, Trainer],
+        prompts: Callable[[int, str, int], Sequence[Tokens]],
+        measurements: dict[Cell, GapSummary],
+        *,
+        timeout: float | None = None,
+        advance: Advance | None = None,
+    ) -> None:
+        self._plan, self._engines, self._trainers = plan, engines, trainers
+        self._prompts, self._measurements, self._advance = prompts, measurements, advance or (lambda done, total: None)
+        self._timeout = timeout
+        self._drawn: dict[tuple[object, ...], Drawn] = {}
+
+    def run(self) -> None:
+        """Measure the cells one after the other."""
+        cells = list(list_cells(self._plan))
+        for measured, cell in enumerate(cells):
+            self._advance(measured, len(cells))
+            with time_budget(self._timeout):
+                self._measurements[cell] = self._measure(cell)
+        self._advance(len(cells), len(cells))
+
+    def _measure(self, cell: Cell) -> GapSummary:
+        """Draw responses and compare their logprobs. Cells that differ only in the trainer share the last drawn responses."""
+        key = (cell.engine, *cell.row, cell.repeat, cell.direction, cell.trainer if cell.direction == "trainer" else "")
+        if key not in self._drawn:
+            # keep the last only: cells that share responses follow each other
+            self._drawn = {key: self._draw(cell)}
+        sequences, starts, decoded = self._drawn[key]
+        trainer = self._trainers[cell.trainer]
+        scores = [values for batch in split_by_tokens(sequences) for values in trainer.score(batch)]
+        trainer_logprobs = [values[start - 1 :] for values, start in zip(scores, starts, strict=True)]
+        if cell.direction == "engine":
+            return summarize_gap(decoded, trainer_logprobs)
+        return summarize_gap(trainer_logprobs, decoded)
+
+    def _draw(self, cell: Cell) -> Drawn:
+        engine, plan = self._engines[cell.engine], self._plan
+        number = max(plan.sequences, cell.batch)
+        prompts = list(self._prompts(cell.length - plan.response, cell.data, number))
+        engine.reset_prefix_cache()
+        temperature = 0.0 if cell.decoding == "greedy" else plan.temperature
+        seed = plan.seed + 7919 * cell.repeat
+        if cell.direction == "trainer":
+            responses = self._trainers[cell.trainer].sample(
+                prompts, plan.response, temperature=temperature, top_p=plan.top_p, top_k=plan.top_k, seed=seed
+            )
+            sequences = [(*prompt, *tokens) for prompt, tokens in zip(prompts, responses, strict=True)]
+            starts = [*map(len, prompts)]
+            return sequences, starts, decode_again(engine, sequences, starts, cell.batch)
+        sampling = Sampling(temperature, plan.top_p, plan.top_k, plan.response, None, ignore_eos=True)
+        generations = []
+        for begin in range(0, number, cell.batch):
+            batch_prompts = prompts[begin : begin + cell.batch]
+            requests = [replace(sampling, seed=seed + begin + place) for place in range(len(batch_prompts))]
+            generations += engine.generate(batch_prompts, requests)
+        sequences = [(*prompt, *generation.tokens) for prompt, generation in zip(prompts, generations, strict=True)]
+        return sequences, [*map(len, prompts)], [generation.logprobs for generation in generations]
+
 
 SPARE_TOKENS = 8
 """Tokens of context beyond the longest sequence."""
@@ -43,34 +119,23 @@ class MatrixSides:
     mode: str = "plain"
     """How engines store weights on a CPU."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form, which a measurement log keeps so that other settings do not continue it."""
-        return {
-            "dtype": self.dtype,
-            "head_fp32": self.head_fp32,
-            "switches": sorted(self.switches),
-            "mode": self.mode,
-        }
-
 
 def measure_matrix(
     live: LiveSession,
     plan: Plan,
     sides: MatrixSides,
     *,
-    resume: Path | None = None,
     calibrate: bool = False,
     default_lengths: bool = False,
 ) -> MatrixTrace:
     """Start every engine and trainer once for each layout, and measure every cell.
 
-    resume: a file that keeps the measurements; those that it has are not repeated. calibrate: measure the noise floor of every
-    pair first. default_lengths: the user named no lengths. A worker that dies or hangs, and an interruption, end the measurement,
-    and the trace says so. Raises what a start raises, and an interruption before the first measurement.
+    calibrate: measure the noise floor of every pair first. default_lengths: the user named no lengths. A worker that dies or
+    hangs, and an interruption, end the measurement, and the trace says so. Raises what a start raises, and an interruption before
+    the first measurement.
     """
     from ckptcheck.live.experiments.default_prompts import DefaultPrompts
     from ckptcheck.live.experiments.matrix.cells import drop_unmeasurable_cells, drop_unsplit_pairs, list_cells
-    from ckptcheck.live.experiments.matrix.measurement_log import MeasurementLog
     from ckptcheck.live.experiments.matrix.trace import MatrixTrace
     from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
 
@@ -78,11 +143,7 @@ def measure_matrix(
     plan, left_out = drop_unmeasurable_cells(
         plan, default_prompts.context_length, default_prompts.tokenizer_error, default_lengths=default_lengths
     )
-    identity = {"source": live.source, "plan": plan.as_dict(), "setting": sides.to_dict()}
-    measurements = MeasurementLog(
-        resume, identity if resume is None else identity | {"weights": _digest_weights(live.ckpt)}
-    )
-    run = _LayoutRun(live, sides, default_prompts, measurements, left_out, calibrate=calibrate)
+    run = _LayoutRun(live, sides, default_prompts, left_out, calibrate=calibrate)
     plans = [plan]
     if plan.layouts:
         pairs_of = drop_unsplit_pairs(plan.pairs, plan.layouts)
@@ -99,17 +160,22 @@ def measure_matrix(
         for layout_plan in plans:
             run.measure(layout_plan)
     except (WorkerDied, WorkerTimeout, RemoteError, KeyboardInterrupt) as error:
-        done = len(measurements.measurements)
+        done = len(run.measurements)
         if not done and (isinstance(error, KeyboardInterrupt) or not run.versions):
             raise
-        going_on = f"; the same command goes on from {resume}" if resume is not None else ""
-        broken["the matrix"] = f"{error or 'interrupted'}, after {done:,} of {number:,} measurements{going_on}"
+        broken["the matrix"] = f"{error or 'interrupted'}, after {done:,} of {number:,} measurements"
     if not run.versions:
         raise CkptcheckError(f"no layout could be started: {left_out[plans[0].layouts[0]]}")
     return MatrixTrace(
-        live.source, measurements.measurements, left_out, tuple(run.versions), sides.dtype, run.floor, tuple(run.sections),
+        live.source,
+        run.measurements,
+        left_out,
+        tuple(run.versions),
+        sides.dtype,
+        run.floor,
+        tuple(run.sections),
         broken,
-    )  # fmt: skip
+    )
 
 
 class _LayoutRun:
@@ -120,20 +186,20 @@ class _LayoutRun:
         live: LiveSession,
         sides: MatrixSides,
         default_prompts: DefaultPrompts,
-        measurements: MeasurementLog,
         left_out: dict[str, str],
         *,
         calibrate: bool,
     ) -> None:
         self._live, self._sides, self._default_prompts = live, sides, default_prompts
-        self._measurements, self._left_out, self._calibrate = measurements, left_out, calibrate
+        self._left_out, self._calibrate = left_out, calibrate
+        self.measurements: dict[Cell, GapSummary] = {}
         self.versions: list[str] = []
         self.floor: dict[str, float] = {}
         self.sections: list[Section] = []
 
     def measure(self, plan: Plan) -> None:
         """Start the sides of a plan with one layout or none, calibrate where asked, and measure the cells."""
-        from ckptcheck.live.experiments.matrix.measure import MatrixRun
+        from ckptcheck.live.experiments.matrix.live_matrix import MatrixRun
         from ckptcheck.live.runtime.trainers.layout import ParallelLayout
 
         layout = ParallelLayout.parse(plan.layouts[0].upper()) if plan.layouts else ParallelLayout()
@@ -160,22 +226,16 @@ class _LayoutRun:
             ]
             versions = [f"{info.name} {info.version}" for info in infos]
             # the first layout has every pair
-            if not self.versions:
-                self._measurements.check_versions(versions)
-                self.versions = versions
+            self.versions = self.versions or versions
             sources: dict[str, ResponseEngine] = {
                 name: engines[name] if name in engines else TrainerAsEngine(trainers[name])
                 for name in dict.fromkeys(engine for _, engine in plan.pairs)
             }
             if self._calibrate:
                 self._measure_floors(plan, sources, trainers)
-            if before := len(self._measurements.measurements):
-                self._live.observer.log(
-                    f"{count(before, 'measurement')} of the log {'is' if before == 1 else 'are'} kept"
-                )
             with self._live.observer.progress("measuring", bytewise=False) as advance:
                 MatrixRun(
-                    plan, sources, trainers, self._default_prompts.prompts, self._measurements, timeout=self._live.timeout,
+                    plan, sources, trainers, self._default_prompts.prompts, self.measurements, timeout=self._live.timeout,
                     advance=advance,
                 ).run()  # fmt: skip
 
@@ -225,15 +285,3 @@ class _LayoutRun:
             else:
                 self.floor[pair] = max(metrics.mult_prob_error for metrics in measurement.metrics.values())
             self.sections.append(measurement.section(pair))
-
-
-def _digest_weights(ckpt: Checkpoint) -> str:
-    """Return one digest of all weights, so that measurements of another training step are not continued."""
-    import xxhash
-
-    from ckptcheck.runners.runner import Local
-    from ckptcheck.values.digest import digest_tensors
-    from ckptcheck.values.tensor_stream import open_streams
-
-    digests = digest_tensors(ckpt.source, open_streams(ckpt), runner=Local(1))
-    return xxhash.xxh3_128_hexdigest(repr(sorted(digests.items())).encode())

@@ -7,42 +7,26 @@ from collections.abc import Mapping, Sequence
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import EXPERTS
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.experiments.probes import (
-    compilation,
-    decode,
-    inflight,
-    length,
-    lm_head_precision,
-    padding,
-    routing,
-    semantics,
-    setups,
-    stale_cache,
-    stop_tokens,
-    tokenization,
-)
+from ckptcheck.live.experiments.probes import requests, same_engine, semantics, two_sides, weight_updates
 from ckptcheck.live.experiments.probes.environment import Probe
 
 PROBES: Mapping[str, Probe] = {
-    probe.name: probe
-    for probe in (
-        Probe("decode", decode.probe),
-        Probe("semantics", semantics.probe),
-        Probe("padding", padding.probe),
-        Probe("routing", routing.probe),
-        Probe("stale", stale_cache.probe),
-        Probe("inflight", inflight.probe),
-        Probe("length", length.probe),
-        Probe("prefix-cache", setups.prefix_cache),
-        Probe("chunks", setups.chunks),
-        Probe("scheduling", setups.scheduling),
-        Probe("ends", stop_tokens.probe),
-        Probe("prompt", tokenization.probe),
-        Probe("head", lm_head_precision.probe),
-        Probe("graphs", compilation.graphs),
-        Probe("inductor", compilation.inductor),
-        Probe("casts", compilation.casts),
-    )
+    "decode": same_engine.compare_decoding,
+    "semantics": semantics.compare_meanings,
+    "padding": two_sides.pad_sequences,
+    "routing": two_sides.compare_routing,
+    "stale": weight_updates.ask_from_cache,
+    "inflight": weight_updates.update_under_way,
+    "length": requests.measure_length,
+    "prefix-cache": same_engine.prefix_cache,
+    "chunks": same_engine.chunks,
+    "scheduling": same_engine.scheduling,
+    "ends": requests.force_stop_tokens,
+    "prompt": requests.compare_tokens,
+    "head": two_sides.compare_heads,
+    "graphs": same_engine.graphs,
+    "inductor": same_engine.inductor,
+    "casts": same_engine.casts,
 }
 """Name → probe, in the default order: probes that share a set-up first, the most expensive last."""
 

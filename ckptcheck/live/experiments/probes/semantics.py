@@ -1,8 +1,8 @@
 """Probes which kind of logprobs the engine reports: raw, divided by the temperature, or with penalties, top-k and top-p too.
 
-The probe computes each kind from the trainer's logits and compares it with the engine's logprobs. It also searches for the
-temperature that fits best. It does this with the job's own sampling, where that has neither top-k nor top-p with both, and where it
-has no penalties with two. A repetition penalty is left out: it depends on the sign of logits, which logprobs do not show.
+The probe computes each kind from the trainer's logits and compares it with the engine's logprobs, at the sampling of the job. It
+also searches for the temperature that fits best. A repetition penalty is left out: it depends on the sign of logits, which logprobs
+do not show.
 """
 
 from __future__ import annotations
@@ -25,19 +25,15 @@ Meaning = Literal["raw", "temperature", "processed"]
 TOKENS, FEW = 24, 3
 """Tokens of a response, and how many prompts the probe samples from."""
 SHIFTS = (-1, 0, 1)
-USUAL, TOP_P, TOP_K = 0.7, 0.9, 20
-"""Sampling of the second round; it takes the job's temperature unless that is 0 or 1, which show nothing."""
 SIDES = 2
 """Two sides that round equally are at most this many times as far apart as each of them is from exact arithmetic."""
-PRESENCE, FREQUENCY = 1.0, 0.5
-"""Penalties of the third round."""
 EDGE = 0.8
 """If the engine truncates as requested, the trainer's truncation has to keep at least this share of the sampled tokens too."""
 
 
 @dataclass(frozen=True)
-class SemanticsRound:
-    """The engine's logprobs of one round of sampling, compared with the trainer's."""
+class SemanticsResult:
+    """The engine's logprobs of sampled responses, compared with the trainer's."""
 
     sampling: Sampling
     """The sampling that the probe requested."""
@@ -96,48 +92,14 @@ class SemanticsRound:
         return label
 
 
-@dataclass(frozen=True)
-class SemanticsResult:
-    """The rounds of the probe."""
-
-    own: SemanticsRound
-    """Sampled as in the user's job."""
-    cut: SemanticsRound
-    """Sampled with top-k and top-p; the same as `own` where the job has one of them."""
-
-    penalized: SemanticsRound
-    """Sampled with a presence and a frequency penalty; the same as `own` where the job has one of them."""
-
-    @property
-    def rounds(self) -> tuple[SemanticsRound, ...]:
-        """The different rounds: one if the job truncates, else two."""
-        return (self.own,) if self.cut is self.own else (self.own, self.cut)
-
-    @property
-    def sections(self) -> tuple[Section, ...]:
-        """The tables of the rounds."""
-        rounds = self.rounds if self.penalized is self.own else (*self.rounds, self.penalized)
-        return tuple(each.section for each in rounds)
-
-
-def probe(environment: ProbeEnvironment) -> ProbeRun:
-    """Sample as the job does, and with top-k and top-p, on an engine that reports its default kind of logprobs."""
+def compare_meanings(environment: ProbeEnvironment) -> ProbeRun:
+    """Sample as the job does, on an engine that reports its default kind of logprobs."""
     engine = yield environment.setup
     default_mode = engine.info.facts.get("stock_logprobs", "raw")
     # ckptcheck starts an engine with raw logprobs by default
     if environment.setup.switches.logprobs is None and default_mode != "raw":
         engine = yield environment.setup.with_switches(logprobs=default_mode)
-    sampling = environment.sampling
-    own_round = _run_round(environment, engine, sampling)
-    cut_round = penalized_round = own_round
-    temperature = sampling.temperature if sampling.temperature not in (0.0, 1.0) else USUAL
-    if not truncates_vocabulary(sampling):
-        asked = replace(sampling, temperature=temperature, top_p=TOP_P, top_k=TOP_K)
-        cut_round = _run_round(environment, engine, asked)
-    if not has_penalties(sampling):
-        asked = Sampling(temperature, presence_penalty=PRESENCE, frequency_penalty=FREQUENCY)
-        penalized_round = _run_round(environment, engine, asked)
-    return SemanticsResult(own_round, cut_round, penalized_round)
+    return _score_sampled(environment, engine, environment.sampling)
 
 
 def has_penalties(sampling: Sampling) -> bool:
@@ -150,7 +112,7 @@ def truncates_vocabulary(sampling: Sampling) -> bool:
     return sampling.top_p < 1 or sampling.top_k > 0
 
 
-def _run_round(environment: ProbeEnvironment, engine: Engine, sampling: Sampling) -> SemanticsRound:
+def _score_sampled(environment: ProbeEnvironment, engine: Engine, sampling: Sampling) -> SemanticsResult:
     """Sample responses, and compute each kind of logprobs from the trainer's logits."""
     from safetensors.numpy import load_file
 
@@ -180,15 +142,15 @@ def _run_round(environment: ProbeEnvironment, engine: Engine, sampling: Sampling
     }
     best_temperature, remaining_gap = fit_best_temperature(tables, tokens, reported)
     nearest = raw if gaps["raw"].mean <= gaps["temperature"].mean else tempered
-    semantics_round = SemanticsRound(
+    result = SemanticsResult(
         sampling,
         gaps,
         best_temperature,
         remaining_gap,
         {shift: compute_shifted_gap(reported, nearest, shift) for shift in SHIFTS},
     )
-    if environment.dtype == "float32" or gaps[semantics_round.meaning].mult_prob_error <= LOOSE:
-        return semantics_round
+    if environment.dtype == "float32" or gaps[result.meaning].mult_prob_error <= LOOSE:
+        return result
     exact_by_index = load_file(environment.trainer("float32").score_full_vocab(sequences, environment.folder))
     exact_tables = [exact_by_index[str(index)][len(prompt) - 1 :] for index, prompt in enumerate(prompts)]
     options: dict[Meaning, tuple[Any, ...]] = {
@@ -196,8 +158,8 @@ def _run_round(environment: ProbeEnvironment, engine: Engine, sampling: Sampling
         "temperature": (temperature,),
         "processed": (temperature, sampling.top_p, sampling.top_k),
     }
-    own, exact = (_logprobs_of(each, tokens, *options[semantics_round.meaning]) for each in (tables, exact_tables))
-    return replace(semantics_round, rounding=_summarize_kept_tokens(own, exact))
+    own, exact = (_logprobs_of(each, tokens, *options[result.meaning]) for each in (tables, exact_tables))
+    return replace(result, rounding=_summarize_kept_tokens(own, exact))
 
 
 def _summarize_kept_tokens(reported: Sequence[Sequence[float]], truncated: Sequence[Sequence[float]]) -> GapSummary:

@@ -22,12 +22,10 @@ from ckptcheck.live.localize.dumps import msprobe, sglang
 from ckptcheck.live.localize.dumps.alignment import Alignment, align_replicas
 from ckptcheck.live.localize.dumps.distributed import resolve_distributed
 from ckptcheck.live.localize.dumps.names import AttentionShape, holds_fused_projection, read_points
-from ckptcheck.live.localize.dumps.pairing import find_unequal_copy, pair_points
-from ckptcheck.live.localize.dumps.positions import describe_positions
+from ckptcheck.live.localize.dumps.pairing import describe_positions, find_unequal_copy, pair_points
 from ckptcheck.live.localize.dumps.rank import RankDump, Replica
 from ckptcheck.live.localize.dumps.shards import join_ranks
-from ckptcheck.live.localize.localization import Localization
-from ckptcheck.live.localize.rank_layout import RankLayout, UnequalCopy
+from ckptcheck.live.localize.localization import Localization, RankLayout, UnequalCopy
 from ckptcheck.live.runtime.engines.activations import Activations
 from ckptcheck.text.formatting import count
 

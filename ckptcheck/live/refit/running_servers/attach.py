@@ -153,7 +153,7 @@ def _ask_for_identities(
     Returns the identity of the checkpoint; "" if no server has the extension.
     """
     from ckptcheck.compare.identity import identify_checkpoint
-    from ckptcheck.live.refit.running_servers.server_identity import has_extension, identify_server
+    from ckptcheck.live.refit.running_servers.probe import has_extension, identify_server
 
     extended = [index for index in range(len(servers)) if has_extension(states[index])]
     for index in extended:

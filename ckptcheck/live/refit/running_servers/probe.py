@@ -1,8 +1,4 @@
-"""Probes servers that somebody else started: what they are, their checksums and their logprobs.
-
-Nothing is written unless the caller allows it. A server that refuses, hangs, dies or answers nonsense is evidence, not an
-error; only an address where no program listens from the start is an error.
-"""
+"""Asks running servers for what the rules judge: checksums, logprobs, an update, the identity of their weights."""
 
 from __future__ import annotations
 
@@ -10,11 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.errors import EvidenceError
 from ckptcheck.live.refit.running_servers.comparability import find_uncompared
 from ckptcheck.live.refit.running_servers.trace import ServerEvidence, ServerState, UpdateTrial
-from ckptcheck.live.runtime.servers.base import Server, ServerInfo, ServerUpdateResult
+from ckptcheck.live.refit.weight_identity import identify_engine, list_weight_parts
+from ckptcheck.live.runtime.servers.base import Server, ServerInfo, ServerUpdateResult, SummingServer
 from ckptcheck.live.runtime.servers.errors import Rejected, RequestTimeout, ServerError, Unreachable
-from ckptcheck.live.runtime.trainers.base import TrainerInfo
+from ckptcheck.live.runtime.trainers.base import TrainerInfo, Weight
 
 ALIVE = 60.0
 """Seconds within which a server must generate one token, even if it also serves others."""
@@ -194,3 +193,35 @@ def _is_fatal(error: ServerError) -> bool:
 
 def _format_error(error: ServerError) -> str:
     return error.message + (f" ({error.hint})" if error.hint else "")
+
+
+EXTENSION = "ckptcheck_worker."
+"""How the name of our extension begins."""
+
+
+def has_extension(state: ServerState) -> bool:
+    """Whether a server that lives says that its workers have the extension."""
+    return not state.dead_reason and state.info.extension.startswith(EXTENSION)
+
+
+def identify_server(server: Server, state: ServerState, source: Checkpoint, *, seconds: float) -> str:
+    """Return the identity of what a server holds under the names of a checkpoint.
+
+    Raises EvidenceError if it stores weights in another form than the checkpoint, or does not answer.
+    """
+    layout = state.info.layout
+    if layout.pp > 1 or layout.copies > 1:
+        raise EvidenceError("its weights are spread over pipeline stages or copies")
+    if not isinstance(server, SummingServer):
+        raise EvidenceError("its workers cannot be asked for sums")
+    weights = [Weight(name, tensor.shape, tensor.dtype) for name, tensor in source.tensors.items()]
+    if source.components.is_tied:
+        weights = [weight for weight in weights if weight.name != source.components.lm_head]
+    try:
+        held = server.describe_tensors(seconds=seconds)
+        ranks = 1 + max((rank for rank, _ in held), default=0)
+        parts = list_weight_parts(held, weights, source, ranks)
+        sums = server.sum_parts(parts, ranks, seconds=seconds)
+    except ServerError as error:
+        raise EvidenceError(error.message, error.hint) from error
+    return identify_engine(state.url, parts, sums, weights, source).identity

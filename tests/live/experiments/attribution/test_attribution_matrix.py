@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.live.experiments.attribution.backend import RecordedBackend
+from ckptcheck.live.experiments.attribution.experiment import RecordedBackend
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
 from ckptcheck.live.experiments.attribution.search import run_search
 from ckptcheck.live.experiments.attribution.trace import Attribution

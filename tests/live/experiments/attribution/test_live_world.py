@@ -15,11 +15,15 @@ from safetensors.numpy import save_file
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
-from ckptcheck.live.experiments.attribution import trainer_side
-from ckptcheck.live.experiments.attribution.backend import EngineChange, TrainerChange
-from ckptcheck.live.experiments.attribution.config_diff import describe_config_differences, link_checkpoint
+from ckptcheck.live.experiments.attribution import sides
+from ckptcheck.live.experiments.attribution.experiment import EngineChange, TrainerChange
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
-from ckptcheck.live.experiments.attribution.live_backend import CheckpointRef, LiveBackend
+from ckptcheck.live.experiments.attribution.live_backend import (
+    CheckpointRef,
+    LiveBackend,
+    describe_config_differences,
+    link_checkpoint,
+)
 from ckptcheck.live.experiments.attribution.search import run_search
 from ckptcheck.live.runtime.engines.base import Engine, SequenceScores, TensorDigest
 from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied
@@ -149,14 +153,14 @@ class Stage:
         cold = folder is not None and (folder / "model.safetensors").read_bytes() == b"trainer's"
         return cast(Engine, StubEngine(self.log, 0.0 if cold else self.off, 0.0, self.opaque, dtype or self.dtype))
 
-    def world(self, rollouts: Rollouts, *sides: str, running: Engine | None = None) -> LiveBackend:
+    def world(self, rollouts: Rollouts, *present: str) -> LiveBackend:
         engine, trainer = (
             CheckpointRef(self.folder / f"{side}-checkpoint", self.configs[side]) for side in ("engine", "trainer")
         )
         return LiveBackend(
-            rollouts, self.folder, running=running,
-            engine=(self.start_engine, engine) if "engine" in (sides or ("engine",)) else None,
-            trainer=(self.start_trainer, trainer) if "trainer" in (sides or ("trainer",)) else None,
+            rollouts, self.folder,
+            engine=(self.start_engine, engine) if "engine" in (present or ("engine",)) else None,
+            trainer=(self.start_trainer, trainer) if "trainer" in (present or ("trainer",)) else None,
         )  # fmt: skip
 
 
@@ -193,7 +197,7 @@ def test_a_context_is_a_window_before_each_token_and_its_cost_is_bounded(
         for place in range(PROMPTS[number], len(tokens)):
             wanted = row(tokens[max(0, place - 4) : place])[tokens[place]]
             assert made[rollouts.sequence(number).start + place] == pytest.approx(wanted, abs=1e-9)
-    monkeypatch.setattr(trainer_side, "WINDOWS", 20)
+    monkeypatch.setattr(sides, "WINDOWS", 20)
     few = stage.world(rollouts).trainer(TrainerChange(context=4))
     assert np.isfinite(few).sum() == 20
     assert np.allclose(few[np.isfinite(few)], made[np.isfinite(few)])
@@ -284,20 +288,6 @@ def test_the_ladder_on_live_sides(tmp_path: Path) -> None:
     assert causes(staged("other").world(replace(rolled(), metadata=rolled(divides=0.5).metadata))) == []
 
 
-def test_an_engine_that_still_runs_is_asked_all_that_it_alone_can_tell_before_it_is_given_up(stage: Stage) -> None:
-    running = cast(Engine, StubEngine(stage.log, stale=0.2))
-    world = stage.world(rolled(off=0.2), running=running)
-    assert causes(world) == ["caches"]
-    asked = [each for each in stage.log if each.startswith(("follow", "prefill", "reset", "manifest", "engine"))]
-    assert asked == [
-        "follow 3", "manifest", "follow 1", "follow 1", "follow 1", "prefill 3", "reset", "follow 3",
-        "engine trainer-with-engine-config float32", "manifest",
-    ]  # fmt: skip
-    world.engine(EngineChange(alone=True))
-    with pytest.raises(Skip, match="was given up for another experiment"):
-        world.engine(EngineChange(alone=True, fresh=True))
-
-
 def test_trouble_of_a_process_is_an_experiment_that_cannot_be_made(stage: Stage) -> None:
     world = stage.world(rolled())
     world.trainer(TrainerChange())
@@ -319,10 +309,10 @@ def test_a_side_that_never_starts_is_the_users_to_know_and_a_dtype_that_it_has_n
     stage.start_trainer = refuses  # type: ignore[method-assign]
     with pytest.raises(CkptcheckError, match="not installed"):
         stage.world(rolled()).trainer(TrainerChange())
+    start = stage.start_engine
+    stage.start_engine = lambda *given: refuses() if given[1] else start(*given)  # type: ignore[method-assign,assignment]
     world = stage.world(rolled())
     world.engine(EngineChange())
-    stage.start_engine = refuses  # type: ignore[method-assign,assignment]
-    world = stage.world(rolled(), running=cast(Engine, StubEngine(stage.log)))
     with pytest.raises(Skip, match="not installed"):
         world.engine(EngineChange(dtype="bfloat16"))
 

@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from ckptcheck.linter.rule import Skip
-from ckptcheck.live.experiments.attribution.backend import EngineChange, TrainerChange
+from ckptcheck.live.experiments.attribution.experiment import EngineChange, TrainerChange
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
 from ckptcheck.live.experiments.attribution.search import SearchResult, run_search
 from ckptcheck.live.experiments.attribution.trace import Attribution

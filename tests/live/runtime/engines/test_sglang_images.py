@@ -29,7 +29,7 @@ answer({"default": keep(1 << 20), "off": keep(0)})
 
 
 def test_a_flush_leaves_what_is_kept_of_images() -> None:
-    """REF033 and REF055 say so, and that nothing is kept in a cache of no size."""
+    """REF033 and REF011 say so, and that nothing is kept in a cache of no size."""
     needs_engine("sglang")
     found = run_in_sglang(SCRIPT)
     assert found["default"] == [True, True, True]

@@ -96,9 +96,7 @@ def judged(engine: VllmEngine, checkpoint: Path, folder: Path) -> dict[str, str]
     finally:
         engine.close = close  # type: ignore[method-assign]
     assert not trace.failed_phases
-    report = run_rules(
-        trace, [rule for rule in rule_loader.load_rules() if rule.code in ("REF001", "REF002", "REF068")]
-    )
+    report = run_rules(trace, [rule for rule in rule_loader.load_rules() if rule.code in ("REF001", "REF068")])
     return {finding.code: " ".join([finding.message, *finding.names]) for finding in report.findings}
 
 

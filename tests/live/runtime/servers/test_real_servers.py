@@ -121,18 +121,18 @@ def test_vllm(models: Models) -> None:
         assert (len(reference.checksums), len(reference.weights), reference.missing_ranks) == (38, 11, "")
 
         found = report(models, attaching.probe_server(other.server, ASKED), reference)
-        assert codes(found) == {"REF030": NORM, "REF031": None, "REF032": "model.layers.0.self_attn.qkv_proj.weight"}
-        assert f"in 1 of 11 tensors: {NORM}" in found.findings[0].message, (
+        assert codes(found) == {"REF030": NORM, "REF031": None}
+        assert any(f"in 1 of 11 tensors: {NORM}" in finding.message for finding in found.findings), (
             "the matrix is packed: its checksum is of nothing"
         )
 
         code, told = attach(other.client.url, "--source", str(models.wanted), "--allow-write")
-        assert (code, [finding["code"] for finding in told["findings"]], told["skipped"]) == (0, ["REF032"], [])
+        assert (code, [finding["code"] for finding in told["findings"]], told["skipped"]) == (0, ["REF030"], [])
         assert {"REF028", "REF030", "REF031", "REF034"} <= set(told["passed"])
         assert "vllm 0.32.0 started here and transformers 5" in told["subject"]
         assert other.server.weight_version(seconds=60) == "ckptcheck"
         twice = report(models, reference, attaching.probe_server(other.server, ASKED))
-        assert codes(twice) == {"REF032": "model.layers.0.self_attn.qkv_proj.weight"}, "two copies of the same"
+        assert codes(twice) == {"REF030": "model.layers.0.self_attn.qkv_proj.weight"}, "two copies of the same"
         assert "REF030" in twice.passed
         assert twice.skipped == ()
 

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.refit.lora.live_trial import AdapterShape, read_adapter_shape
+from ckptcheck.live.refit.lora.trial import AdapterShape, read_adapter_shape
 
 pytest.importorskip("torch")
 from ckptcheck.live.runtime.worker.ckptcheck_worker import lora_files

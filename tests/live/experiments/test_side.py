@@ -1,51 +1,15 @@
-"""A runner notes what becomes of each experiment, and a side starts as rarely as its set-ups allow."""
+"""A side starts as rarely as its set-ups allow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
-from ckptcheck.live.experiments.runner import ExperimentRunner
 from ckptcheck.live.experiments.side import Side
 from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied
-
-
-def counting(number: int) -> Generator[int, None, str]:
-    yield from range(1, number + 1)
-    return f"{number} steps"
-
-
-def raising(error: Exception) -> Iterator[int]:
-    yield 1
-    raise error
-
-
-def test_each_experiment_ends_in_one_column_of_the_table() -> None:
-    forgotten: list[bool] = []
-    runner = ExperimentRunner[str, str](forget=lambda: forgotten.append(True))
-    table = runner.run({
-        "whole": counting(2),
-        "skipped": raising(Skip("it has no experts")),
-        "refused": raising(RemoteError("fake", "score", "ValueError", "too long", "")),
-        "dead": raising(WorkerDied("fake died")),
-        "after it": counting(0),
-    })  # fmt: skip
-    assert table.results == {"whole": "2 steps", "after it": "0 steps"}
-    assert table.unavailable == {
-        "skipped": "it has no experts",
-        "refused": "fake could not score: ValueError: too long",
-    }
-    assert table.failures == {"dead": "fake died"}
-    assert forgotten == [True]
-
-
-@pytest.mark.parametrize("error", [WorkerDied("fake died"), RemoteError("fake", "score", "ValueError", "too long", "")])
-def test_what_a_process_raises_ends_a_run_that_forgets_nothing(error: Exception) -> None:
-    with pytest.raises(type(error)):
-        ExperimentRunner[str, str]().run({"dead": raising(error)})
 
 
 class Process:

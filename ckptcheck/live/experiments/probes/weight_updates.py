@@ -1,4 +1,4 @@
-"""Probes what happens to running requests when the weights change, in every pause mode of the engine."""
+"""Probes what a weight update does to keys and values in the prefix cache, and to requests that run meanwhile."""
 
 from __future__ import annotations
 
@@ -6,11 +6,77 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ckptcheck.linter.report import Section
+from ckptcheck.linter.rule import Skip
 from ckptcheck.live.experiments.probes.environment import ProbeEnvironment, ProbeRun
-from ckptcheck.live.refit.inflight import UNLIKE, find_switch, logprob_tolerance
+from ckptcheck.live.refit.inflight import UNLIKE, InflightRequest, find_switch, logprob_tolerance
 from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.engines.sampling import Generation, Sampling
-from ckptcheck.rollouts.gap_summary import summarize_gap
+from ckptcheck.rollouts.gap_summary import GapSummary, summarize_gap
+
+ASKED = Sampling(0.0, max_tokens=8, ignore_eos=True)
+LEAST, TIMES = 1e-4, 5.0
+"""Two answers count as equal if they differ by at most LEAST nats, or by at most TIMES the gap before the update."""
+
+
+@dataclass(frozen=True)
+class StaleCacheResult:
+    """The answers after a weight update with and without the prefix cache."""
+
+    cached: int
+    """How many prompt tokens came from the prefix cache after the update."""
+    first_token_differs: bool
+    """Whether the first token differs from the one under another cache salt, which shares nothing with the cache."""
+    gap: GapSummary
+    """The gap of the two answers up to the first token that differs."""
+    noise: GapSummary
+    """The same gap before the update, when both answers are right."""
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the cached values differ from what the weights compute."""
+        return self.cached > 0 and (
+            self.first_token_differs or self.gap.largest > max(LEAST, TIMES * self.noise.largest)
+        )
+
+
+def ask_from_cache(environment: ProbeEnvironment) -> ProbeRun:
+    """Fill the cache, update the weights without a reset, as a careless job does, and repeat the request."""
+    engine = yield environment.setup
+    before, after = environment.updates()
+    prompt = tuple((environment.prompts[0] * (3 * environment.block))[: 2 * environment.block + 7])
+    engine.reset_prefix_cache()
+    engine.generate([prompt], ASKED)
+    warm, _, noise = _compare_answers(engine, prompt, "before")
+    answer = engine.update_weights(after, engine.transports[0].name)
+    cached, first_token_differs, gap = _compare_answers(engine, prompt, "after")
+    engine.reset_prefix_cache()
+    engine.update_weights(before, engine.transports[0].name)
+    engine.reset_prefix_cache()
+    if not answer.ok:
+        raise Skip(f"the engine refused the update: {answer.message}")
+    if not warm:
+        raise Skip("no token came from the prefix cache before the update either")
+    return StaleCacheResult(cached, first_token_differs, gap, noise)
+
+
+def _compare_answers(engine: Engine, prompt: tuple[int, ...], salt: str) -> tuple[int, bool, GapSummary]:
+    """Request the same answer from the cache and under a cache salt.
+
+    Returns how many prompt tokens were cached, whether the first token differs, and the gap of the two answers up to the first
+    token that differs: from there on they continue different texts.
+    """
+    cached = engine.generate([prompt], ASKED)[0]
+    uncached = engine.generate([prompt], ASKED, salt=salt)[0]
+    same_count = next(
+        (n for n, (a, b) in enumerate(zip(cached.tokens, uncached.tokens, strict=False)) if a != b), len(cached.tokens)
+    )
+    compared_count = max(1, same_count)
+    return (
+        cached.cached_tokens,
+        not same_count,
+        summarize_gap([cached.logprobs[:compared_count]], [uncached.logprobs[:compared_count]]),
+    )
+
 
 TOKENS, AFTER = 16, 5
 DRAINS, DROPS = ("wait",), ("abort",)
@@ -18,38 +84,14 @@ DRAINS, DROPS = ("wait",), ("abort",)
 weights."""
 
 
-@dataclass(frozen=True)
-class InflightResponse:
+@dataclass(frozen=True, kw_only=True)
+class InflightResponse(InflightRequest):
     """One response during which the weights were updated."""
 
-    pause: str
-    """The pause mode of the update."""
     clear: bool
     """Whether the update had to clear the caches."""
-    ok: bool
-    """Whether the engine says that the update succeeded."""
-    finish: str
-    """The engine's finish reason of the response."""
-    tokens: int
-    """How many tokens the response has."""
-    requested_tokens: int
-    """How many tokens the request asked for."""
-    earliest: int
-    """The first token that the new weights may have computed, by its logprob."""
-    changed: int | None
-    """The first token that the old weights cannot have computed, by its logprob; None where there is none."""
-    reported_from: int | None
-    """The first token that the engine reports with the new weight version; None where there is none."""
-    versions: bool
-    """Whether the engine reports weight versions of tokens at all."""
     gap_after_update: float | None
     """Mean |Δ| in nats of the tokens after the update, against the new weights with clean caches."""
-
-    @property
-    def is_dated_correctly(self) -> bool:
-        """Whether the new weights can begin at the token from which on the engine reports the new version."""
-        latest = self.tokens if self.changed is None else self.changed
-        return self.reported_from is not None and self.earliest <= self.reported_from <= latest
 
     @property
     def pause_mismatch(self) -> str:
@@ -57,10 +99,10 @@ class InflightResponse:
 
         Covers only what is certain: a response that was over before the engine received the update shows nothing.
         """
-        since = f"tokens from number {self.changed} on are of the new weights"
-        if self.pause in DRAINS and self.changed is not None:
+        since = f"tokens from number {self.switch_token} on are of the new weights"
+        if self.pause in DRAINS and self.switch_token is not None:
             return f"{since}, although this mode has to let a running response end first"
-        if self.pause in DROPS and self.changed is not None:
+        if self.pause in DROPS and self.switch_token is not None:
             return f"{since}, although this mode has to end a running response"
         if (
             self.pause not in DROPS
@@ -97,8 +139,8 @@ class InflightProbeResult:
                 "cleared" if response.clear else "kept",
                 response.finish,
                 response.tokens,
-                response.changed,
-                response.reported_from,
+                response.switch_token,
+                response.reported_switch,
                 response.gap_after_update,
             )
             for response in self.responses
@@ -107,7 +149,7 @@ class InflightProbeResult:
         return Section(f"A response of {TOKENS} tokens, the weights updated after {AFTER}", columns, rows)
 
 
-def probe(environment: ProbeEnvironment) -> ProbeRun:
+def update_under_way(environment: ProbeEnvironment) -> ProbeRun:
     """Update the weights under a running request, back and forth, once for each mode."""
     engine = yield environment.setup
     updates = environment.updates()
@@ -161,18 +203,18 @@ def _measure_response(
         engine.reset_prefix_cache()
         reference_logprobs.append(engine.score_by_decode([sequence], len(prompt))[0] if generation.tokens else ())
     before, after = reference_logprobs
-    earliest, changed = find_switch(generation.logprobs, before, after, logprob_tolerance(engine.info))
-    gap = summarize_gap([generation.logprobs[changed:]], [after[changed:]]).mean if changed is not None else None
+    earliest, switch = find_switch(generation.logprobs, before, after, logprob_tolerance(engine.info))
+    gap = summarize_gap([generation.logprobs[switch:]], [after[switch:]]).mean if switch is not None else None
     return InflightResponse(
-        pause,
-        clear,
-        ok,
-        generation.finish_reason,
-        len(generation.tokens),
-        TOKENS,
-        earliest,
-        changed,
-        reported_from,
-        bool(generation.weight_versions),
-        gap,
+        pause=pause,
+        ok=ok,
+        finish=generation.finish_reason,
+        tokens=len(generation.tokens),
+        requested_tokens=TOKENS,
+        earliest_switch=earliest,
+        switch_token=switch,
+        reported_switch=reported_from,
+        has_versions=bool(generation.weight_versions),
+        clear=clear,
+        gap_after_update=gap,
     )

@@ -1,7 +1,8 @@
-"""Tokens that older weights generated: their gap is intended, if both sides agree with equal weights.
+"""Experiments that leave tokens out: those of older weights, and those that the two sides compute by other parts of the model.
 
-The search sets these tokens aside before it runs any other experiment, and this one last: what the engine computes is to be right
-before a gap is called staleness, which a correction of the objective may answer.
+The gap of tokens that older weights generated is intended, if both sides agree with equal weights. The search sets these tokens
+aside before it runs any other experiment, and runs theirs last: what the engine computes is to be right before a gap is called
+staleness, which a correction of the objective may answer.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.linter.rule import Skip
-from ckptcheck.live.experiments.attribution.backend import Backend
-from ckptcheck.live.experiments.attribution.experiment import SearchState, Trial
+from ckptcheck.live.experiments.attribution.experiment import Backend, SearchState, Trial
 from ckptcheck.rollouts.rollout_queries import parse_version
 from ckptcheck.text.formatting import count
 
@@ -74,7 +74,7 @@ def bring_back(recorded: SearchState, state: SearchState, rollouts: Rollouts) ->
     return replace(state, q=np.where(older, recorded.q, state.q), mask=state.mask | older)
 
 
-def tried(backend: Backend, state: SearchState) -> Iterator[Trial]:
+def score_older_tokens(backend: Backend, state: SearchState) -> Iterator[Trial]:
     """Have the engine score the older tokens with the trainer's weights; where it cannot, leave them out."""
     import numpy as np
 
@@ -107,3 +107,65 @@ def tried(backend: Backend, state: SearchState) -> Iterator[Trial]:
         hint,
         replace(state, q=np.where(older, scored, state.q)),
     )
+
+
+def experts(backend: Backend, state: SearchState) -> Iterator[Trial]:
+    """Leave out tokens that go to other experts, and all tokens after them in their sequence."""
+    import numpy as np
+
+    engine_experts, trainer_experts = (
+        backend.rollouts.columns.get(f"{side}_routing") for side in ("engine", "trainer")
+    )
+    if engine_experts is None or trainer_experts is None or engine_experts.shape != trainer_experts.shape:
+        raise Skip("the experts of tokens are not recorded on both sides")
+    is_recorded = ((engine_experts >= 0) & (trainer_experts >= 0)).all((1, 2))
+    rerouted = is_recorded & (np.sort(engine_experts, -1) != np.sort(trainer_experts, -1)).any((1, 2))
+    remaining, dropped_tokens = _cut_sequences(backend, state, rerouted, "one that went to other experts")
+    if dropped_tokens:
+        yield Trial(
+            f"when each sequence is cut at its first rerouted token ({count(dropped_tokens, 'token')})",
+            f"routers send {int(rerouted.sum()):,} tokens to other experts",
+            "replay the engine's routing in the trainer, or compute the routers in float32 on both sides",
+            replace(state, mask=remaining),
+            only_drops_tokens=True,
+        )
+
+
+def attended_positions(backend: Backend, state: SearchState) -> Iterator[Trial]:
+    """Leave out tokens whose sparse attention sees other positions, and all tokens after them in their sequence."""
+    from ckptcheck.rollouts.metrics.indexer_record import compare_indexers, find_other_positions
+
+    if compare_indexers(backend.rollouts) is None:
+        raise Skip("the positions that sparse attention chose are not recorded on both sides for the same layers")
+    other = find_other_positions(backend.rollouts)
+    remaining, dropped_tokens = _cut_sequences(backend, state, other, "one that attends to other positions")
+    if dropped_tokens:
+        yield Trial(
+            f"when each sequence is cut at its first token that attends to other positions ({count(dropped_tokens, 'token')})",
+            f"the indexers of sparse attention choose other positions for {int(other.sum()):,} tokens",
+            "replay the engine's positions in the trainer, or compute the indexer in the same dtype on both sides",
+            replace(state, mask=remaining),
+            only_drops_tokens=True,
+        )
+
+
+def _cut_sequences(
+    backend: Backend, state: SearchState, other: NDArray[np.bool_], culprit: str
+) -> tuple[NDArray[np.bool_], int]:
+    """Return the mask without the tokens after the first other one of each sequence, and the number of dropped tokens.
+
+    other: bool [T]. culprit: what the tokens come after, for the message that no token is left. Raises Skip.
+    """
+    import numpy as np
+
+    affected = np.zeros_like(other)
+    for number in range(backend.rollouts.sequence_count):
+        span = backend.rollouts.sequence(number)
+        affected[span] = np.logical_or.accumulate(other[span])
+    # a token's logprob is computed at the position before it
+    affected = np.roll(affected, 1)
+    remaining = state.mask & ~affected
+    dropped_tokens = int((state.mask & affected).sum())
+    if dropped_tokens and not remaining.any():
+        raise Skip(f"every token comes after {culprit}")
+    return remaining, dropped_tokens
