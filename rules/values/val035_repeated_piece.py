@@ -26,17 +26,16 @@ one shard of OPT-175B)
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count
+from ckptcheck.values.detectors.byte_compare import require_sampling
 from ckptcheck.values.detectors.repeated_pieces import RepeatedPiece, find_repeated_pieces
 
 
 @rule("VAL035", "repeated-piece", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    _ = ckpt.values
-    if not ckpt.can_sample:
-        raise Skip("pieces of files are read again only on disk, and in an object store with --values")
+    require_sampling(ckpt, "pieces of files")
     by_file: dict[str, list[RepeatedPiece]] = {}
     for piece in find_repeated_pieces(ckpt):
         by_file.setdefault(piece.shard, []).append(piece)
