@@ -44,8 +44,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.compare.bridge.repeated_halves import find_repeated_half, is_fused_attention
 from ckptcheck.text.formatting import count, join_truncated
 from ckptcheck.values.detectors.byte_compare import is_cleared, map_pieces, require_sampling
-from ckptcheck.values.detectors.repeated_heads import find_repeated_heads
-from ckptcheck.values.detectors.repeated_shares import RepeatedShare, find_repeated_share
+from ckptcheck.values.detectors.repeated_shares import RepeatedShare, find_repeated_heads, find_repeated_share
 from ckptcheck.values.detectors.repeated_vectors import find_repeated_vectors
 from ckptcheck.values.detectors.roles import find_vocabulary_tensors, is_matrix, is_packed, is_router, is_scale
 from ckptcheck.values.first_looks import COLUMNS, ROWS

@@ -18,7 +18,7 @@ from ckptcheck.values.detectors.exchanged_projections import choose_partner_part
 from ckptcheck.values.detectors.init_detection import PREVIEW_BYTES
 from ckptcheck.values.detectors.matrix_samples import MatrixPart, make_cut
 from ckptcheck.values.detectors.middle_pieces import PIECE
-from ckptcheck.values.detectors.repeated_heads import list_headed
+from ckptcheck.values.detectors.repeated_shares import list_headed
 from ckptcheck.values.detectors.roles import is_matrix, is_norm
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.kept_places import Cut, Places, merge_spans

@@ -21,7 +21,7 @@ from ckptcheck.values.detectors.fresh_rows import find_fresh_rows
 from ckptcheck.values.detectors.init_detection import find_init_groups
 from ckptcheck.values.detectors.middle_pieces import find_shifted_matrices
 from ckptcheck.values.detectors.norms import find_torn_norms
-from ckptcheck.values.detectors.repeated_heads import find_repeated_heads
+from ckptcheck.values.detectors.repeated_shares import find_repeated_heads
 from ckptcheck.values.detectors.residual_stream import find_transposed_matrices
 from ckptcheck.values.detectors.rope_order import measure_rope_order
 from ckptcheck.values.detectors.unit_pairs import FIRST_LOOK, collect_pairs, measure_pairs
