@@ -35,7 +35,7 @@ Compare the file's hash with the original's, and fetch it again. If a whole matr
 - `--ignore VAL006`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
-vllm-project/vllm#53537
+vllm-project/vllm#53537, facebookresearch/metaseq#122 (18 numbers of thousands in a shard of OPT-175B)
 """
 
 from collections.abc import Iterator

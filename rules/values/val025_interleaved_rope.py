@@ -3,7 +3,7 @@
 ## What it checks
 In families that pair the two halves of a head (Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma, OLMo, …), channels half a head apart
 have norms alike in trained query and key projections. The rule reports a model in which neighbours are alike (a median correlation
-of 0.4 or more over the layers) and halves are not (0.15 or less). It reads four heads of both matrices in 12 layers.
+of 0.4 or more over the layers) and halves are not (0.15 or less). It reads four heads of both matrices in eight layers.
 
 ## Why it matters
 Meta's Llama files and GGUF pair neighbours. A converter that forgets to permute the rows of q_proj and k_proj, or permutes them

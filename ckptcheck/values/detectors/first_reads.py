@@ -11,7 +11,7 @@ from copy import copy
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ckptcheck.values.channel_sample import MAX_CHANNELS, RUNS, ChannelSample, is_sampled
+from ckptcheck.values.channel_sample import MAX_CHANNELS, ChannelSample, is_sampled
 from ckptcheck.values.detectors import fresh_rows, rope_order, split_order, unit_pairs
 from ckptcheck.values.detectors.byte_compare import PREFIX_BYTES
 from ckptcheck.values.detectors.exchanged_projections import choose_partner_part, choose_query_part, iter_blocks
@@ -68,7 +68,7 @@ def _expect_ordinary(ckpt: Checkpoint) -> Checkpoint:
         values.tensors[name] = TensorStats(name, file, tensor.dtype, tensor.shape, absmax=1.0)
         if is_sampled(name, tensor):
             rows, columns = (min(channels, MAX_CHANNELS) for channels in tensor.shape)
-            values.samples[name] = ChannelSample(np.ones((rows, RUNS), "f4"), np.ones((RUNS, columns), "f4"))
+            values.samples[name] = ChannelSample(np.ones(rows), np.ones(columns))
     ordinary = copy(ckpt)
     vars(ordinary).update(memory={}, _values=values)
     return ordinary

@@ -344,7 +344,8 @@ def describe_misfit(ckpt: Checkpoint, name: str, fit: TokenFit) -> str:
             f"{begin}the rows of {name} belong to other tokens than the tokenizer's: {alike} are no more alike there than "
             f"other tokens (mean cosine {similarity:.2f}), though the rows were trained"
         )
+    where = "after" if fit.shift > 0 else "before"
     return (
-        f"{begin}each token's row in {name} lies {count(abs(fit.shift), 'row', 'rows')} {'after' if fit.shift > 0 else 'before'} its "
-        f"id: {alike} have a mean cosine of {fit.similarity_if_shifted:.2f} there, and of {similarity:.2f} by their ids"
+        f"{begin}each token's row in {name} lies {count(abs(fit.shift), 'row', 'rows')} {where} its id: {alike} "
+        f"have a mean cosine of {fit.similarity_if_shifted:.2f} there, and of {similarity:.2f} by their ids"
     )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ckptcheck.checkpoint.layout import Stack
-from ckptcheck.values.channel_sample import MAX_CHANNELS, RUNS, choose_channels, find_run_starts
+from ckptcheck.values.channel_sample import MAX_CHANNELS, RUNS, choose_channels
 from ckptcheck.values.detectors.exchanged_projections import can_judge, expand_heads, iter_blocks
 from ckptcheck.values.detectors.matrix_samples import MatrixPart, read_rows
 from ckptcheck.values.detectors.residual_stream import MIN_CHANNELS, MIN_LAYERS
@@ -219,5 +219,5 @@ def compare_units(first: NDArray[np.float32], second: NDArray[np.float32], membe
     other = float(np.mean([compare_shifted(shift % number).mean() for shift in SHIFTS]))
     if not other > 0:
         return 0.0, (0.0,) * RUNS
-    parts = np.split(own / other, find_run_starts(len(own))[1:])
+    parts = np.split(own / other, [part * len(own) // RUNS for part in range(1, RUNS)])
     return float(own.mean()) / other, tuple(float(part.mean()) for part in parts)
