@@ -358,7 +358,6 @@ def without_times(form: Any) -> Any:
             ("scan", "sound", "--headers-only", "--set", "no-mmap=on"),
             lambda: ckptcheck.scan("sound", headers_only=True, no_mmap=True),
         ),
-        (("scan", "hf://a/b", "--set", "device=cuda"), lambda: ckptcheck.scan("hf://a/b", device="cuda")),
         (
             ("parity", "judge", "close.safetensors", "--no-limits", "--set", "max-kl=1"),
             lambda: ckptcheck.judge("close.safetensors", no_limits=True, max_kl=1),

@@ -1,15 +1,14 @@
 """Samples the norms of some rows and columns of a matrix while its bytes are scanned.
 
 It takes 256 rows and 256 columns of a matrix, in runs of neighbours: enough to see how the channels differ, at a
-hundredth of the cost of reading those rows again. Each run has its own sum, since each lies in the part of one of eight
-ranks.
+hundredth of the cost of reading those rows again.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ckptcheck.values.dtypes import FORMATS, decode
 
@@ -22,38 +21,18 @@ if TYPE_CHECKING:
 SAMPLED_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "I8")
 """dtypes whose matrices are sampled, the last two without their scales."""
 MAX_CHANNELS, RUNS = 256, 8
-"""Channels that are sampled, and the evenly spread runs of neighbours that they form. If all channels of an axis are
-sampled, the runs are its eighths."""
+"""Channels that are sampled, and the evenly spread runs of neighbours that they form."""
 MIN_CHANNELS = 32
 """Rows and columns below which a matrix is not sampled."""
 MAX_ROW_BYTES = 1 << 20
 """Bytes of a row above which a matrix is not sampled: pieces of it are whole rows, and a reader holds a piece in memory."""
 
 
-@dataclass(frozen=True)
-class ChannelSample:
+class ChannelSample(msgspec.Struct, frozen=True):
     """The mean squares of the sampled rows and columns of a matrix, each over the sampled part of the other axis."""
 
-    row_sums: NDArray[np.float32]
-    """[rows, runs]: the sums of squares of the sampled rows over each run of columns."""
-    column_sums: NDArray[np.float32]
-    """[runs, columns]: the same for the sampled columns over each run of rows."""
-
-    @cached_property
-    def rows(self) -> NDArray[np.float64]:
-        """The mean squares of the sampled rows."""
-        import numpy as np
-
-        means: NDArray[np.float64] = self.row_sums.sum(1, np.float64) / self.column_sums.shape[1]
-        return means
-
-    @cached_property
-    def columns(self) -> NDArray[np.float64]:
-        """The mean squares of the sampled columns."""
-        import numpy as np
-
-        means: NDArray[np.float64] = self.column_sums.sum(0, np.float64) / self.row_sums.shape[0]
-        return means
+    rows: NDArray[np.float64]
+    columns: NDArray[np.float64]
 
 
 def choose_channels(channels: int, most: int = MAX_CHANNELS) -> NDArray[np.intp]:
@@ -87,19 +66,10 @@ def is_sampled(name: str, tensor: Tensor) -> bool:
     return tensor.nbytes == rows * row and row <= MAX_ROW_BYTES and ".experts." not in name
 
 
-def find_run_starts(number: int) -> list[int]:
-    """Return where each run begins among the sampled channels of an axis.
-
-    >>> find_run_starts(256), find_run_starts(40)
-    ([0, 32, 64, 96, 128, 160, 192, 224], [0, 5, 10, 15, 20, 25, 30, 35])
-    """
-    return [run * number // RUNS for run in range(RUNS)]
-
-
 def sum_squares(
     raw: NDArray[np.uint8], dtype: str, first_row: int, shape: tuple[int, int]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return the addition of a piece of a matrix to the sums of squares: [rows, runs] and [runs, columns].
+    """Return the sums of squares of the sampled rows in a piece of a matrix, and its addition to those of the sampled columns.
 
     raw: the bytes of a whole number of rows.
     first_row: the row with which the piece begins.
@@ -107,32 +77,19 @@ def sum_squares(
     """
     import numpy as np
 
-    rows, columns = shape
-    patterns = raw.view(FORMATS[dtype].unsigned).reshape(-1, columns)
-    column_runs = choose_runs(columns)
-    parts = []
-    before = 0  # sampled rows in front of the piece
-    for begin, end in choose_runs(rows):
-        if len(run := patterns[max(begin - first_row, 0) : max(end - first_row, 0)]):
-            parts.append(np.concatenate([run[:, first:last] for first, last in column_runs], axis=1))
-        before += min(max(first_row - begin, 0), end - begin)
+    patterns = raw.view(FORMATS[dtype].unsigned).reshape(-1, shape[1])
+    column_runs = choose_runs(shape[1])
+    parts = [
+        np.concatenate([run[:, first:last] for first, last in column_runs], axis=1)
+        for begin, end in choose_runs(shape[0])
+        if len(run := patterns[max(begin - first_row, 0) : max(end - first_row, 0)])
+    ]
     if not parts:
         return np.zeros(0, np.float32), np.zeros(0, np.float32)
     with np.errstate(all="ignore"):
         values = decode(dtype, np.concatenate(parts))
         # einsum multiplies and adds in one go: a third of the time of square and sum.
-        if values.shape[1] % RUNS == 0:
-            cells = values.reshape(len(values), RUNS, -1)
-            by_row = np.einsum("rkc,rkc->rk", cells, cells)
-        else:
-            by_row = np.add.reduceat(values * values, find_run_starts(values.shape[1]), axis=1)
-        sampled = min(rows, MAX_CHANNELS)
-        if len(values) == sampled and sampled % RUNS == 0:
-            cells = values.reshape(RUNS, -1, values.shape[1])
-            by_column = np.einsum("krc,krc->kc", cells, cells)
-        else:
-            inside = [max(start - before, 0) for start in find_run_starts(sampled)[1:]]
-            by_column = np.stack([np.einsum("rc,rc->c", part, part) for part in np.split(values, inside)])
+        by_row, by_column = np.einsum("rc,rc->r", values, values), np.einsum("rc,rc->c", values, values)
         return by_row.astype(np.float32), by_column.astype(np.float32)
 
 
@@ -143,17 +100,10 @@ def join_sums(pieces: list[tuple[bytes, bytes]], shape: tuple[int, ...]) -> Chan
     """
     import numpy as np
 
-    parts = [
-        (np.frombuffer(rows, np.float32).reshape(-1, RUNS), np.frombuffer(columns, np.float32).reshape(RUNS, -1))
-        for rows, columns in pieces
-        if rows
-    ]
-    rows = sum(end - begin for begin, end in choose_runs(shape[0]))
-    if sum(len(by_row) for by_row, _ in parts) != rows:
+    rows, columns = (sum(end - begin for begin, end in choose_runs(length)) for length in shape)
+    by_row = np.frombuffer(b"".join(rows for rows, _ in pieces), np.float32)
+    if len(by_row) != rows:
         return None
-    if len(parts) == 1:
-        return ChannelSample(*parts[0])
     with np.errstate(all="ignore"):
-        return ChannelSample(
-            np.concatenate([by_row for by_row, _ in parts]), np.sum([by_column for _, by_column in parts], axis=0)
-        )
+        by_column = np.sum([np.frombuffer(part, np.float32) for _, part in pieces if part], axis=0, dtype=np.float64)
+        return ChannelSample(by_row / np.float64(columns), by_column / rows)

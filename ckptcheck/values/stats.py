@@ -42,14 +42,11 @@ class ChunkStats(msgspec.Struct, array_like=True):
     row_fingerprints: bytes = b""
     """The result of `row_scan.row_fingerprints`, if the piece asks for rows."""
     row_squares: bytes = b""
-    """float32 [rows, runs]: the addition of the piece to the sums of squares of the sampled rows
-    (`channel_sample.sum_squares`)."""
+    """float32: the sums of squares of the sampled rows of the piece (`channel_sample.sum_squares`)."""
     column_squares: bytes = b""
-    """The same for the sampled columns, [runs, columns]."""
+    """float32: the addition of the piece to those of the sampled columns."""
     elements: bytes = b""
     """The result of `sketch.take_sample`, if the piece asks for a sample."""
-    marks: bytes = b""
-    """The result of `file_marks.take_marks`."""
     looks: bytes = b""
     """If the piece is looked at: the flags of the matrix (see `first_looks`) if it is whole, else the bytes of its places."""
     kept: list[bytes] = []
@@ -102,8 +99,6 @@ class ValueStats:
     """Tensor → the bytes of some of its places, which are not read again."""
     element_samples: dict[str, tuple[str, bytes]] = field(default_factory=dict)
     """Tensor of numbers → dtype and patterns of a sample of its elements; {} if the pass takes none."""
-    marks: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
-    """Shard → for each piece with marks the number of its first block, and the marks from it on (see `file_marks`)."""
     shrunk: dict[str, str] = field(default_factory=dict)
     """Shard → what happened to it while it was being read."""
     unread: dict[str, str] = field(default_factory=dict)

@@ -17,15 +17,12 @@ from ckptcheck.checkpoint.value_reader import HasValues
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.values.channel_sample import join_sums
-from ckptcheck.values.chunk_scan import scan_chunk
-from ckptcheck.values.device import DeviceScanner
 from ckptcheck.values.dtypes import FORMATS
-from ckptcheck.values.file_marks import MARK_STEP
 from ckptcheck.values.first_looks import judge_joined
 from ckptcheck.values.kept_places import Places, join_places
 from ckptcheck.values.scan_plan import BATCHES_PER_WORKER, MAX_BATCH_BYTES, ScanPlan, plan_scan
 from ckptcheck.values.stats import Chunks, ChunkStats, ValueStats, join_chunks, merge_runs
-from ckptcheck.values.worker import Batch, ChunkScanner, Piece, fits_piece, scan_pieces
+from ckptcheck.values.worker import Batch, Piece, fits_piece, scan_pieces
 from ckptcheck.values.worker_pool import WorkerPool
 
 READ_BYTES = 1 << 23
@@ -64,14 +61,12 @@ def run_value_pass(
     jobs: int | None = 1,
     pool: WorkerPool | None = None,
     runner: Runner | None = None,
-    scan: ChunkScanner = scan_chunk,
     progress: Progress | None = None,
 ) -> ValueStats:
     """Scan every value that the plan lists.
 
     pool: processes that map the files, and may have begun. They are killed afterwards; the caller closes the pool.
     runner: runs the batches in place of the pool; without either, `jobs` threads of this process read the files.
-    scan: scans a run of bytes.
     progress: called with the bytes scanned so far and the bytes in all.
 
     A bad disk or a file that changes raises nothing: `ValueStats.shrunk` and `ValueStats.unread` name it.
@@ -84,7 +79,7 @@ def run_value_pass(
     results = (
         _scan_mapped(pool, source, plan, values)
         if pool is not None
-        else _scan_read(source, plan, plan.batches, runner or Local(jobs), values, scan)
+        else _scan_read(source, plan, plan.batches, runner or Local(jobs), values)
     )
     for batch, chunks in results:
         done += batch.nbytes
@@ -93,8 +88,6 @@ def run_value_pass(
         data_start = plan.shards[batch.shard].data_start
         for piece, chunk in zip(batch.pieces, chunks, strict=True):
             pieces_by_tensor[piece.tensor].append((piece.offset, chunk))
-            if chunk.marks:
-                values.marks.setdefault(batch.shard, []).append((-(-piece.begin // MARK_STEP), chunk.marks))
             if chunk.zero_runs:
                 start = piece.begin - data_start
                 runs.setdefault(batch.shard, []).extend((start + begin, start + end) for begin, end in chunk.zero_runs)
@@ -152,7 +145,7 @@ def _scan_mapped(
             if stats is not None:
                 yield batch, stats.chunks
             elif batch.shard not in lost_shards:
-                yield from _scan_read(source, plan, [batch], Local(1), values, scan_chunk)
+                yield from _scan_read(source, plan, [batch], Local(1), values)
                 # A worker may also die of too little memory: the rest of a sound file is still to be scanned.
                 lost_shards.update(values.shrunk, values.unread)
     finally:
@@ -160,11 +153,11 @@ def _scan_mapped(
 
 
 def _scan_read(
-    source: Source, plan: ScanPlan, batches: list[Batch], runner: Runner, values: ValueStats, scan: ChunkScanner
+    source: Source, plan: ScanPlan, batches: list[Batch], runner: Runner, values: ValueStats
 ) -> Iterator[tuple[Batch, list[ChunkStats]]]:
     """Let a runner read and scan the files."""
     lost: set[str] = set()
-    for batch, result in runner.run(BatchScan(source, tuple(plan.shards), scan, lost), batches):
+    for batch, result in runner.run(BatchScan(source, tuple(plan.shards), lost), batches):
         if result.reason:
             lost.add(batch.shard)
             (values.shrunk if result.has_shrunk else values.unread).setdefault(batch.shard, result.reason)
@@ -188,7 +181,6 @@ class BatchScan(msgspec.Struct, frozen=True):
 
     source: Source
     shards: tuple[str, ...]
-    scan: ChunkScanner = scan_chunk
     lost: Set[str] = frozenset()
     """Shards that need no more reading. The caller may add to them between results."""
     result_type = BatchResult
@@ -215,7 +207,7 @@ class BatchScan(msgspec.Struct, frozen=True):
                 raw = read(unit.shard, begin, end - begin)
                 if len(raw) < end - begin:
                     return BatchResult(reason="the file shrank while it was being read", has_shrunk=True)
-                chunks += scan_pieces(np.frombuffer(raw, np.uint8), begin, pieces, self.scan)
+                chunks += scan_pieces(np.frombuffer(raw, np.uint8), begin, pieces)
         except FileNotFoundError:
             return BatchResult(reason="the file disappeared while it was being read", has_shrunk=True)
         except OSError as error:
@@ -298,7 +290,6 @@ class ValuePass:
         *,
         jobs: int | None = None,
         use_mmap: bool = True,
-        device: str = "cpu",
         read_remote: bool = True,
         takes_samples: bool = False,
         runner: Runner | None = None,
@@ -309,13 +300,10 @@ class ValuePass:
         Args:
             jobs: worker processes or threads; None for the number of cores.
             use_mmap: map large local files into memory, in worker processes; False to read them in threads.
-            device: where to scan, as torch names it.
             takes_samples: take a sample of every tensor on the way, for `ValueStats.sketches`.
             read_remote: read the values of checkpoints on the Hub and in object stores too.
             runner: runs the batches; None: this process and workers of it.
             progress: called with the bytes scanned so far and the bytes in all.
-
-        Raises CkptcheckError if torch has no such device.
         """
         self._chosen_jobs = jobs
         self._jobs = jobs or os.cpu_count() or 1
@@ -324,7 +312,6 @@ class ValuePass:
         self._takes_samples = takes_samples
         self.runner = runner
         self._progress = progress
-        self._device_scanner = DeviceScanner(device) if device != "cpu" else None
         self._pool: WorkerPool | None = None
         self._submitted: ScanPlan | None = None
 
@@ -353,7 +340,6 @@ class ValuePass:
             raise Skip(reason)
         pool = self._pool or (WorkerPool(self._jobs) if self._is_mapped(ckpt) else None)
         plan = self._submitted or self._plan(ckpt)
-        scan = self._device_scanner or scan_chunk
         try:
             return run_value_pass(
                 ckpt.source,
@@ -361,7 +347,6 @@ class ValuePass:
                 jobs=self._chosen_jobs,
                 pool=pool,
                 runner=self.runner,
-                scan=scan,
                 progress=self._progress,
             )
         finally:
@@ -376,8 +361,7 @@ class ValuePass:
     def _is_mapped(self, ckpt: HasValues) -> bool:
         """Whether worker processes map the files into memory."""
         return (
-            self._device_scanner is None
-            and self.runner is None
+            self.runner is None
             and self._use_mmap
             and _count_tensor_bytes(ckpt) >= MIN_BYTES_FOR_WORKERS
             and can_map(ckpt.source)

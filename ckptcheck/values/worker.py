@@ -10,7 +10,7 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import IO
 
 import msgspec
@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.text.file_io import open_regular_file
-from ckptcheck.values.channel_sample import RUNS, choose_runs, sum_squares
+from ckptcheck.values.channel_sample import choose_runs, sum_squares
 from ckptcheck.values.chunk_scan import scan_chunk
 from ckptcheck.values.dtypes import FORMATS
-from ckptcheck.values.file_marks import MARK_BYTES, count_marks, take_marks
 from ckptcheck.values.first_looks import Shape, choose_grid, count_bytes, cut_spans, judge
 from ckptcheck.values.kept_places import Places, count_places, take_places
 from ckptcheck.values.pattern_max import CHUNK, scan_small
@@ -77,22 +76,15 @@ class BatchStats(msgspec.Struct, array_like=True):
     chunks: list[ChunkStats]
 
 
-ChunkScanner = Callable[[NDArray[np.uint8], str], ChunkStats]
-
-
-def scan_pieces(
-    raw: NDArray[np.uint8], begin: int, pieces: Sequence[Piece], scan: ChunkScanner = scan_chunk
-) -> list[ChunkStats]:
+def scan_pieces(raw: NDArray[np.uint8], begin: int, pieces: Sequence[Piece]) -> list[ChunkStats]:
     """Scan the pieces of a file, and as each asks its rows, its places, and samples of its channels and elements.
 
     raw: the bytes of the file from byte `begin` on.
     """
-    chunks = _scan_small(raw, begin, pieces) if scan is scan_chunk else [None] * len(pieces)
     results = []
-    for piece, known in zip(pieces, chunks, strict=True):
+    for piece, known in zip(pieces, _scan_small(raw, begin, pieces), strict=True):
         own = raw[piece.begin - begin : piece.begin - begin + piece.nbytes]
-        stats = scan(own, piece.dtype) if known is None else known
-        stats.marks = take_marks(own, piece.begin)
+        stats = scan_chunk(own, piece.dtype) if known is None else known
         if piece.row:
             stats.row_max = max_row_patterns(own, piece.dtype, piece.row)
             stats.row_fingerprints = row_fingerprints(own, piece.row)
@@ -178,7 +170,7 @@ def fits_piece(stats: ChunkStats, piece: Piece) -> bool:
     positions = (stats.first_nan, stats.first_inf)
     patterns = (stats.max_pattern, stats.constant or 0)
     runs = choose_runs(piece.sampled[1]) if piece.sampled else []
-    columns = 4 * RUNS * sum(end - begin for begin, end in runs)
+    columns = 4 * sum(end - begin for begin, end in runs)
     return (
         min(stats.nan, stats.inf) >= 0
         and stats.nan + stats.inf <= number
@@ -186,11 +178,10 @@ def fits_piece(stats: ChunkStats, piece: Piece) -> bool:
         and all(0 <= pattern < 1 << bits for pattern in patterns)
         and all(0 <= begin <= end <= piece.nbytes for begin, end in stats.zero_runs)
         and (len(stats.row_max), len(stats.row_fingerprints)) == (rows * width, rows * FINGERPRINT_BYTES)
-        and len(stats.row_squares) % (4 * RUNS) == 0
+        and len(stats.row_squares) % 4 == 0
         and len(stats.column_squares) == (columns if stats.row_squares else 0)
         and len(stats.elements) <= (piece.nbytes if piece.elements else 0)
         and len(stats.elements) % width == 0
-        and len(stats.marks) == MARK_BYTES * count_marks(piece.begin, piece.nbytes)
         and len(stats.looks) == _count_look_bytes(piece)
         and [*map(len, stats.kept)]
         == ([] if piece.kept is None else count_places(piece.kept, _find_start(piece), piece.nbytes))

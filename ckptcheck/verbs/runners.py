@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptcheck.errors import UsageError
-
 if TYPE_CHECKING:
     from ckptcheck.runners.runner import Runner
 
 
-def check_runner(runner: Runner | None, device: str = "cpu") -> Runner | None:
+def check_runner(runner: Runner | None) -> Runner | None:
     """Return the runner, None for the default one. Raises CkptcheckError if it cannot run anything."""
     from ckptcheck.runners.parts import Parts
     from ckptcheck.runners.runner import Local
@@ -20,6 +18,4 @@ def check_runner(runner: Runner | None, device: str = "cpu") -> Runner | None:
 
         runner = Parts(open_part_folder(runner.folder))
         runner.read_command()
-    elif runner is not None and device != "cpu":
-        raise UsageError("--device has no effect where another machine scans the values")
     return None if type(runner) is Local else runner

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 REPAIRS = "Repairs"
 KNOWN = "Known findings and settings"
-VALUE_OPTIONS = ("no_mmap", "device", "near_zero_threshold", "identical_threshold")
+VALUE_OPTIONS = ("no_mmap", "near_zero_threshold", "identical_threshold")
 """How values are read and judged."""
 ASKED = {"dry_load": ("DRY001",), "base": ("ADP005", "ADP009")}
 """Option → the rules that it asks for: they run whatever --select names, and must not be skipped."""
@@ -144,7 +144,6 @@ def scan(
     verify_blobs: Annotated[
         bool, Option("Hash the files of a cached snapshot against the names of their blobs.", panel=READING)
     ] = False,
-    device: Annotated[str, Setting("Scan the values on this device, as torch names it: cuda, cuda:1.")] = "cpu",
     jobs: Jobs = None,
     no_mmap: Annotated[bool, Setting("Read files instead of mapping them (network file systems).")] = False,
     near_zero_threshold: Annotated[
@@ -177,7 +176,7 @@ def scan(
     from ckptcheck.verbs.runners import check_runner
     from ckptcheck.verbs.scanning import run_passes, scan_targets
 
-    runner = check_runner(runner, device)
+    runner = check_runner(runner)
     outputs = {"--stats": to_path(stats), "--write-baseline": to_path(write_baseline)}
     require_distinct_outputs(outputs)
     for written in outputs.values():
@@ -195,7 +194,7 @@ def scan(
     # what else would a runner run
     values = values or (runner is not None and not headers_only and any(map(is_remote_address, names)))
     request = replace(
-        request, jobs=jobs, fix=fix, headers_only=headers_only, remote_values=values, use_mmap=not no_mmap, device=device,
+        request, jobs=jobs, fix=fix, headers_only=headers_only, remote_values=values, use_mmap=not no_mmap,
         stats=to_path(stats), runner=runner, pictures=pictures,
     )  # fmt: skip
     if isinstance(runner, PartWriter):

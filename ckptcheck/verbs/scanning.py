@@ -55,7 +55,6 @@ class ScanRequest:
     """What runs passes over all bytes; None: this process and workers of it."""
     use_mmap: bool = True
     """Map files into memory; False reads them."""
-    device: str = "cpu"
     """Where values are scanned, as torch names it."""
     stats: Path | None = None
     """File for the statistics of every tensor; None: they are not written."""
@@ -106,7 +105,6 @@ def _create_value_reader(request: ScanRequest, progress: Advance | None) -> Valu
     return ValuePass(
         jobs=request.jobs,
         use_mmap=request.use_mmap,
-        device=request.device,
         read_remote=request.remote_values,
         # who computes a part does not know what the parts will be joined to
         takes_samples=isinstance(request.runner, (PartWriter, Parts)) or request.stats is not None or request.pictures,

@@ -3,7 +3,6 @@
 ## What it checks
 - Rows that are untrained as EMB001 defines it, of tokens that neither the chat template nor a config uses. Most are reserved
   tokens. Ordinary tokens (of the tokenizer's own vocabulary, not added, reserved or special) are reported separately as words.
-- Runs of at least 64 neighbouring rows that hold the same bytes, at least half of them of ordinary tokens.
 - Without a tokenizer beside the weights: any untrained row, except that of the padding token and those that a config uses. Without
   a config too, the only one of an embedding, if it is zero, may be that of padding (EMB003).
 - If the tokenizer's ids cannot be read (SentencePiece alone): the same, but up to an eighth of all rows at the end may be padding
@@ -22,8 +21,7 @@ the file's hash with the original's; if it agrees, keep the words out of your pr
 ## When it can be wrong
 - Many sound models keep reserved tokens at zero: Llama 3 does, base and instruct alike. Large vocabularies have words that no
   training text held, such as bytes that occur in no text. The warning is for whoever will use one; it does not question the model.
-- Words of an extended vocabulary that all started from one row, such as the mean, and are not trained yet, are a run too.
-- Equal rows that are fewer, or apart, are not reported: SmolLM2-135M has a run of five, Gemma 3 270M runs of three.
+- Equal rows are not reported: SmolLM2-135M has a run of five, Gemma 3 270M runs of three.
 - A Megatron run may end in untrained rows of tokens if its arguments do not say to which multiple it pads. They count as padding.
 - A multimodal checkpoint has one such row if its config does not name its placeholder token.
 
@@ -36,7 +34,6 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count
-from ckptcheck.values.detectors.repeated_runs import find_repeated_runs
 from ckptcheck.values.detectors.token_usage import find_ordinary_rows, format_tokens
 from ckptcheck.values.detectors.untrained_rows import find_untrained_rows
 
@@ -68,13 +65,3 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
                     key=matrix.name,
                     hint=hint,
                 )
-    for name, parts in ckpt.vocabulary_tensors.items():
-        for run in find_repeated_runs(ckpt, name) if parts == (name,) else ():
-            named = ", ".join(format_tokens(ckpt, [word]) for word in run.words[:4])
-            yield Problem(
-                f"rows {run.first:,}-{run.last:,} hold the same bytes, {len(run.words):,} of them of words ({named}, …): the model "
-                "cannot tell these apart",
-                file=ckpt.tensor_to_file[name],
-                key=name,
-                hint="take these rows from the checkpoint that this one was made from, or train them first",
-            )

@@ -39,16 +39,16 @@ NVIDIA/Megatron-LM#5844 (experts as they were allocated), huggingface/transforme
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.values.detectors.byte_compare import require_sampling
 from ckptcheck.values.detectors.fresh_rows import find_fresh_rows
 
 
 @rule("EMB009", "fresh-rows", severity="warning", when=lambda ckpt: bool(ckpt.vocabulary_tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_value_reader()
-    if not ckpt.can_sample:
-        raise Skip("matrices are read again only on disk, and in an object store with --values")
+    require_sampling(ckpt)
     for name in ckpt.vocabulary_tensors:
         if (fresh := find_fresh_rows(ckpt, name)) is None:
             continue

@@ -4,8 +4,8 @@
 A word and its forms (after a space, with a capital letter, in the plural) have similar rows in every trained model. The rule
 compares the rows of such tokens, about the mean of all rows, in the embedding and in a separate head:
 
-- Their mean cosine is at least 0.25 as the ids are; or no range of ids can be shifted, by up to 1,024 rows, so that it becomes that
-  and four times as large as it was. The message names the first shifted id, exactly or up to the next word.
+- Their mean cosine is at least 0.25 as the ids are; or no tail of the ids can be shifted, by up to 1,024 rows, so that it becomes
+  that and four times as large as it was. The message names the first shifted id, exactly or up to the next word.
 - They are more alike than other pairs of tokens with nearby ids. Of a tail of the ids (at least 200 pairs) the same is asked.
 
 | mean cosine | as it is | ids one off | another tokenizer | the same, less that of nearby pairs |
@@ -66,6 +66,6 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
         describe_misfit(ckpt, name, fit),
         file=vocabulary.file if vocabulary is not None else "tokenizer_config.json",
         hint="look for a token that was inserted or lost there, by the tokenizer that the model was trained with"
-        if fit.shifts
+        if fit.shift
         else "take the tokenizer that the model was trained with",
     )

@@ -9,9 +9,8 @@ Runs of zeros:
 - Embeddings and heads may have unused rows. Their zeros count if half a row or more is zero next to numbers of the same row, or
   if they are exactly the part of one of 2, 4 or 8 ranks. The last part of 4 or 8 ranks counts only if most of its rows belong to
   words of the tokenizer's own vocabulary.
-- The same holds for other tensors with `embed` in their name (positions, segments), but a rank's part needs 8 rows or more and
-  must not end the table, and exactly half a row does not count, since sines of position zero are zero. In a kernel of image
-  patches an eighth of the filters, side by side, counts as well.
+- In other tensors with `embed` in their name (positions, segments, kernels of image patches) zeros count if half a row or filter is
+  zero next to numbers of the same one. Exactly half a row does not count, since sines of position zero are zero.
 - Packed and int8 weights count only if exactly one half is zero.
 - Up to an eighth of a matrix's rows at its end may be padding, except in routers, stacks of experts, and matrices with a row
   for each hidden unit.

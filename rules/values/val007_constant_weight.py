@@ -3,8 +3,8 @@
 ## What it checks
 - No matrix has the same value everywhere, except zero (VAL003, VAL004).
 - No packed or int8 weight repeats one word.
-- No projection of the language model's layers has a single magnitude (only the signs differ) in three samples of 256 numbers, while
-  the same matrix has 16 or more magnitudes in one sample in three times as many other layers, and in at least three.
+- No projection of the language model's layers has a single magnitude (only the signs differ) in 2,048 numbers from its middle and
+  4,096 from all over it, while the same matrix has several in three times as many other layers, and in at least three.
 - The rule leaves out routers (VAL003), scales, and a checkpoint or a stack of layers with no other matrices (VAL016). It also
   leaves out a kind of matrix that is constant in every layer, if the whole checkpoint looks freshly initialised.
 
@@ -38,8 +38,8 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, list_unless_single
 from ckptcheck.values.detectors.blank_weights import find_blank_tensors
 from ckptcheck.values.detectors.init_detection import find_initial_constants
+from ckptcheck.values.detectors.middle_pieces import find_single_magnitudes
 from ckptcheck.values.detectors.roles import is_matrix, is_packed, is_router, is_scale
-from ckptcheck.values.detectors.single_magnitudes import find_single_magnitudes
 
 
 @rule("VAL007", "constant-weight", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))

@@ -39,13 +39,12 @@ verl-project/verl#7610 (replicated buffers concatenated over ranks), NVIDIA/Mode
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.compare.bridge.repeated_halves import find_repeated_half, is_fused_attention
 from ckptcheck.text.formatting import count, join_truncated
-from ckptcheck.values.detectors.byte_compare import is_cleared, map_pieces
-from ckptcheck.values.detectors.repeated_heads import find_repeated_heads
-from ckptcheck.values.detectors.repeated_shares import RepeatedShare, find_repeated_share
+from ckptcheck.values.detectors.byte_compare import is_cleared, map_pieces, require_sampling
+from ckptcheck.values.detectors.repeated_shares import RepeatedShare, find_repeated_heads, find_repeated_share
 from ckptcheck.values.detectors.repeated_vectors import find_repeated_vectors
 from ckptcheck.values.detectors.roles import find_vocabulary_tensors, is_matrix, is_packed, is_router, is_scale
 from ckptcheck.values.first_looks import COLUMNS, ROWS
@@ -56,8 +55,7 @@ RANKS = {4: "quarter", 8: "eighth", 16: "sixteenth"}
 
 @rule("VAL010", "repeated-half", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if not ckpt.can_sample:
-        raise Skip("matrices are read again only on disk, and in an object store with --values")
+    require_sampling(ckpt)
     tokens = find_vocabulary_tensors(ckpt)
     repeated: dict[tuple[str, str], list[str]] = {}
     shares: dict[tuple[str, RepeatedShare], list[str]] = {}

@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, list_unless_single
+from ckptcheck.values.detectors.byte_compare import require_sampling
 from ckptcheck.values.detectors.init_detection import find_initial_constants
 from ckptcheck.values.detectors.norms import find_torn_norms, find_zero_norms
 from ckptcheck.values.detectors.roles import is_norm, name_pattern
@@ -79,5 +80,4 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_values()
     if initial:
         raise Skip("the checkpoint looks freshly initialised: its norms are constant")
-    if not ckpt.can_sample:
-        raise Skip("norms are read again only on disk, and in an object store with --values")
+    require_sampling(ckpt, "norms")

@@ -32,15 +32,15 @@ shapes, wrong values in some parameters)
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.values.detectors.byte_compare import require_sampling
 from ckptcheck.values.detectors.duplicate_tensors import describe_copies, find_equal_matrices
 
 
 @rule("VAL014", "repeated-matrix", severity="warning", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if not ckpt.can_sample:
-        raise Skip("matrices are read again only on disk, and in an object store with --values")
+    require_sampling(ckpt)
     copies = find_equal_matrices(ckpt)
     if copies:
         sentences = describe_copies(copies)

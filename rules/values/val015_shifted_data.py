@@ -29,16 +29,16 @@ ggml-org/llama.cpp#18291 (a converter that took the data to begin some bytes lat
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, join_truncated
+from ckptcheck.values.detectors.byte_compare import require_sampling
 from ckptcheck.values.detectors.norms import find_misplaced_norms
 
 
 @rule("VAL015", "shifted-data", severity="error", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if not ckpt.can_sample:
-        raise Skip("norms are read again only on disk, and in an object store with --values")
+    require_sampling(ckpt, "norms")
     for shard, names in find_misplaced_norms(ckpt).items():
         yield Problem(
             f"{count(len(names), 'norm has', 'norms have')} about as many negative as positive weights, unlike the same norms of "

@@ -41,16 +41,16 @@ norms of Gemma, by the names of the tensors)
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, join_truncated, list_unless_single
+from ckptcheck.values.detectors.byte_compare import require_sampling
 from ckptcheck.values.detectors.norms import find_negative_norms, find_raised_norms
 
 
 @rule("VAL017", "shifted-norm", severity="error", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if not ckpt.can_sample:
-        raise Skip("norms are read again only on disk, and in an object store with --values")
+    require_sampling(ckpt, "norms")
     if names := find_negative_norms(ckpt):
         yield Problem(
             f"{count(len(names), 'norm of the layers has', 'norms of the layers have')} many negative weights, as if one had been "

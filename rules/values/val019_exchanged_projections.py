@@ -50,9 +50,10 @@ NVIDIA-NeMo/Megatron-Bridge#1984 (right shapes, wrong values in some parameters)
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import format_layers
+from ckptcheck.values.detectors.byte_compare import require_sampling
 from ckptcheck.values.detectors.exchanged_projections import find_exchanged_projections
 
 
@@ -60,8 +61,7 @@ from ckptcheck.values.detectors.exchanged_projections import find_exchanged_proj
     "VAL019", "exchanged-projections", severity="warning", on="values", when=lambda ckpt: bool(ckpt.components.layers)
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if not ckpt.can_sample:
-        raise Skip("matrices are read again only on disk, and in an object store with --values")
+    require_sampling(ckpt)
     for pair in find_exchanged_projections(ckpt):
         yield Problem(
             f"{pair.first} and {pair.second} of {format_layers(pair.layers)} seem to hold each other's weights: their norms follow "

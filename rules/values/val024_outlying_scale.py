@@ -42,17 +42,17 @@ unslothai/unsloth#6200 (71 scales of fp8 weights were lost: their numbers are th
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, join_truncated
+from ckptcheck.values.detectors.byte_compare import require_sampling
 from ckptcheck.values.detectors.init_detection import find_init_groups
 from ckptcheck.values.detectors.scale_outliers import ScaleOutlier, find_scale_outliers
 
 
 @rule("VAL024", "outlying-scale", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if not ckpt.can_sample:
-        raise Skip("matrices are read again only on disk, and in an object store with --values")
+    require_sampling(ckpt)
     by_layer: dict[tuple[int, bool], list[ScaleOutlier]] = {}
     outliers = find_scale_outliers(ckpt)
     # VAL012 reports matrices that an initialiser drew, at whatever scale it draws.

@@ -3,7 +3,7 @@
 ## What it checks
 In families that pair the two halves of a head (Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma, OLMo, …), channels half a head apart
 have norms alike in trained query and key projections. The rule reports a model in which neighbours are alike (a median correlation
-of 0.4 or more over the layers) and halves are not (0.15 or less). It reads four heads of both matrices in 12 layers.
+of 0.4 or more over the layers) and halves are not (0.15 or less). It reads four heads of both matrices in eight layers.
 
 ## Why it matters
 Meta's Llama files and GGUF pair neighbours. A converter that forgets to permute the rows of q_proj and k_proj, or permutes them
@@ -26,16 +26,16 @@ ggml-org/llama.cpp: convert_hf_to_gguf permutes both matrices, and a conversion 
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
+from ckptcheck.values.detectors.byte_compare import require_sampling
 from ckptcheck.values.detectors.rope_order import PROJECTIONS, measure_rope_order
 
 
 @rule("VAL025", "interleaved-rope", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_value_reader()
-    if not ckpt.can_sample:
-        raise Skip("matrices are read again only on disk, and in an object store with --values")
+    require_sampling(ckpt)
     order = measure_rope_order(ckpt)
     stack = ckpt.components.stack
     if order is not None and stack is not None and order.is_interleaved:

@@ -28,31 +28,26 @@ ModelTC/LightCompress#358 (a wrong bound of FP8), dropbox/gemlite#38 (scales so 
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, join_truncated
-from ckptcheck.values.detectors.clipped_values import ClippedMatrix, find_clipped_matrices
+from ckptcheck.values.detectors.byte_compare import require_sampling
+from ckptcheck.values.detectors.middle_pieces import find_clipped_matrices
+from ckptcheck.values.detectors.roles import group_by_file
 
 
 @rule("VAL030", "clipped-matrix", severity="warning", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    _ = ckpt.values
-    if not ckpt.can_sample:
-        raise Skip("matrices are read again only on disk, and in an object store with --values")
-    by_file: dict[str, list[ClippedMatrix]] = {}
-    for matrix in find_clipped_matrices(ckpt):
-        by_file.setdefault(ckpt.tensor_to_file[matrix.name], []).append(matrix)
-    for file, matrices in by_file.items():
-        first = matrices[0]
+    require_sampling(ckpt)
+    for file, (first, *others) in group_by_file(ckpt, find_clipped_matrices(ckpt)).items():
+        bound = ckpt.values.tensors[first.name].absmax
+        more = (
+            f"; so are those of {count(len(others), 'more matrix', 'more matrices')}: "
+            f"{join_truncated([matrix.name for matrix in others])}"
+        )
         yield Problem(
-            f"{100 * first.share:.2g} % of its numbers are ± {first.bound:.4g}, its largest magnitude, as if they were cut off "
-            "there"
-            + (
-                f"; so are those of {count(len(matrices) - 1, 'more matrix', 'more matrices')}: "
-                f"{join_truncated([matrix.name for matrix in matrices[1:]])}"
-                if len(matrices) > 1
-                else ""
-            ),
+            f"{100 * first.cut_off:.2g} % of its numbers are ± {bound:.4g}, its largest magnitude, as if they were cut off there"
+            f"{more if others else ''}",
             file=file,
             key=first.name,
             hint="convert again, with a scale for the largest weights; ckptcheck diff against the source shows what differs",

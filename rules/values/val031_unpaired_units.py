@@ -12,12 +12,12 @@ such pairs by that of units that do not match. The ratio is 1 for unrelated matr
 The rule first compares 64 units of each pair, in 256 channels of the stream (512 for queries and keys). If the ratio is at most
 2.0, or 2.2 in an eighth, it compares 256 units in 512 channels (2,048), and before it reports a pair it does so in all layers. It
 leaves out the first and the last layer of a stack, stacks of fewer than six layers, and what VAL010, VAL012, VAL014, VAL019,
-VAL021 or VAL029 explains.
+VAL021 or VAL029 explains. VAL029 compares how large channels are; this rule compares directions.
 
 ## Why it matters
-The cause is a gate with rows in the order of another tensor-parallel size, queries with another order of heads than the keys, a
-matrix that lacks one rank's part, or a matrix of another step or layer. Names, shapes and statistics of each tensor are right,
-every engine loads it, and the layer computes nonsense. VAL029 compares how large units are; this rule compares their directions.
+The cause is a gate or an up with rows in the order of another tensor-parallel size, queries with another order of heads than the
+keys, a matrix that lacks one rank's part, or a matrix of another step or layer. Names, shapes and statistics of each tensor are
+right, every engine loads it, and the layer computes nonsense.
 
 ## How to fix
 Convert again. `ckptcheck diff` against the checkpoint that this one was made from shows each such matrix.
@@ -47,17 +47,16 @@ NVIDIA-NeMo/Megatron-Bridge#2013 and #5376 (rows in the order of ranks, and spli
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import join_truncated
+from ckptcheck.values.detectors.byte_compare import require_sampling
 from ckptcheck.values.detectors.unpaired_units import UnpairedMatrices, find_unpaired_matrices
 
 
 @rule("VAL031", "unpaired-units", severity="warning", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    _ = ckpt.values
-    if not ckpt.can_sample:
-        raise Skip("matrices are read again only on disk, and in an object store with --values")
+    require_sampling(ckpt)
     for unpaired in find_unpaired_matrices(ckpt):
         first, *others = unpaired.names
         yield Problem(

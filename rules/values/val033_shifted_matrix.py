@@ -31,21 +31,23 @@ vllm-project/vllm#38966 (zero points of GPTQ's second format read as those of th
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, join_truncated
-from ckptcheck.values.detectors.shifted_values import ShiftedMatrix, find_shifted_matrices
+from ckptcheck.values.detectors.bare_codes import find_bare_codes
+from ckptcheck.values.detectors.byte_compare import require_sampling
+from ckptcheck.values.detectors.middle_pieces import find_shifted_matrices
+from ckptcheck.values.detectors.roles import group_by_file
 
 
 @rule("VAL033", "shifted-matrix", severity="warning", on="values", when=lambda ckpt: bool(ckpt.components.layers))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    _ = ckpt.values
-    if not ckpt.can_sample:
-        raise Skip("matrices are read again only on disk, and in an object store with --values")
-    by_file: dict[str, list[ShiftedMatrix]] = {}
-    for matrix in find_shifted_matrices(ckpt):
-        by_file.setdefault(ckpt.tensor_to_file[matrix.name], []).append(matrix)
-    for file, (first, *others) in by_file.items():
+    require_sampling(ckpt)
+    codes = {
+        name for found in find_bare_codes(ckpt) for name in found.names
+    }  # VAL036's: without a sign they are all shifted
+    shifted = [matrix for matrix in find_shifted_matrices(ckpt) if matrix.name not in codes]
+    for file, (first, *others) in group_by_file(ckpt, shifted).items():
         more = (
             f"; so are those of {count(len(others), 'more matrix', 'more matrices')}: "
             f"{join_truncated([matrix.name for matrix in others])}"

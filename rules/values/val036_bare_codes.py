@@ -32,17 +32,16 @@ unslothai/unsloth-zoo#803, thinking-machines-lab/tinker-cookbook#478, unslothai/
 
 from collections.abc import Iterator
 
-from ckptcheck import Problem, Skip, rule
+from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import join_truncated
 from ckptcheck.values.detectors.bare_codes import find_bare_codes
+from ckptcheck.values.detectors.byte_compare import require_sampling
 
 
 @rule("VAL036", "bare-codes", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    _ = ckpt.values
-    if not ckpt.can_sample:
-        raise Skip("matrices are read again only on disk, and in an object store with --values")
+    require_sampling(ckpt)
     for codes in find_bare_codes(ckpt):
         first = codes.names[0]
         has_scale = any(f"{first}_{role}" in ckpt.tensors for role in ("scale", "scale_inv"))

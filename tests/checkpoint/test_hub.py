@@ -717,7 +717,6 @@ def test_what_is_not_looked_for_on_the_hub_is_skipped_and_not_passed(hub: HubSer
         "VAL030",
         "VAL031",
         "VAL033",
-        "VAL035",
         "VAL036",
     }
 

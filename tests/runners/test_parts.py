@@ -389,7 +389,7 @@ def test_options_of_trusted_parts_are_taken(write_all: Callable[..., Path], tmp_
         {"verb": "diff", "arguments": {"*": ["a"]}},
         *({"arguments": {"*": ["a"], name: value}} for name, value in {
             "jobs": 3, "observer": "x", "nothing": 1, "recursive": "x", "near_zero_threshold": "x", "select": [3], "base": {},
-            "device": None, "near_zero_threshold ": 1,
+            "near_zero_threshold ": 1,
         }.items()),
         {"number": 10**12},
         {"number": 0},

@@ -12,7 +12,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 import ckptcheck.values.pattern_max as pattern_max
 from ckptcheck.values.chunk_scan import scan_chunk
@@ -113,7 +112,7 @@ def test_many_small_pieces_are_scanned_as_each_by_itself(dtype: str) -> None:
         pieces.append(Piece(1000 + begin, size, dtype, number, 0))
     chunks = scan_pieces(raw, 1000, pieces)
     alone = [scan_chunk(raw[piece.begin - 1000 :][: piece.nbytes], dtype) for piece in pieces]
-    assert [replace(chunk, marks=b"") for chunk in chunks] == alone
+    assert chunks == alone
 
 
 def test_a_library_of_another_version_is_not_used(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import run_in_threads
+from ckptcheck.values.dtypes import FORMATS
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 T = TypeVar("T")
@@ -24,12 +27,32 @@ REMOTE_PIECES = 32
 
 
 def read_tensor_bytes(ckpt: Checkpoint, name: str, start: int, length: int) -> bytes:
-    """Read `length` bytes of a tensor's data, from byte `start` of the tensor, unless the value pass kept them."""
+    """Read `length` bytes of a tensor's data, from byte `start` of the tensor, unless the value pass kept them.
+
+    It ends with the tensor. Raises Skip if the file has shrunk, OSError if reading fails.
+    """
+    length = min(length, ckpt.tensors[name].nbytes - start)
     kept = ckpt.values_read.kept.get(name) if ckpt.values_read is not None else None
     if kept is not None and (raw := kept.find_span(start, length)) is not None:
         return raw
     shard = ckpt.shards[ckpt.tensor_to_file[name]]
-    return ckpt.source.read(shard.name, shard.locate(name) + start, length)
+    raw = ckpt.source.read(shard.name, shard.locate(name) + start, length)
+    if len(raw) < length:
+        raise Skip(f"{shard.name} shrank while it was being read")
+    return raw
+
+
+def read_patterns(ckpt: Checkpoint, name: str, start: int, length: int) -> NDArray[Any]:
+    """Read bytes as `read_tensor_bytes` does, and return them as unsigned integers, one for each element."""
+    import numpy as np
+
+    return np.frombuffer(read_tensor_bytes(ckpt, name, start, length), FORMATS[ckpt.tensors[name].dtype].unsigned)
+
+
+def require_sampling(ckpt: Checkpoint, what: str = "matrices") -> None:
+    """Raise Skip if pieces of tensors are not read again."""
+    if not ckpt.can_sample:
+        raise Skip(f"{what} are read again only on disk, and in an object store with --values")
 
 
 def is_cleared(ckpt: Checkpoint, name: str, flags: int) -> bool:
@@ -59,10 +82,7 @@ def have_equal_bytes(ckpt: Checkpoint, first: tuple[str, int], second: tuple[str
     while offset < length:
         step = min(step, length - offset)
         ours = read_tensor_bytes(ckpt, name, name_start + offset, step)
-        theirs = read_tensor_bytes(ckpt, other, other_start + offset, step)
-        if len(ours) < step or len(theirs) < step:
-            raise Skip(f"{ckpt.tensor_to_file[name if len(ours) < step else other]} shrank while it was being read")
-        if ours != theirs:
+        if ours != read_tensor_bytes(ckpt, other, other_start + offset, step):
             return False
         offset, step = offset + step, STEP_BYTES
     return True

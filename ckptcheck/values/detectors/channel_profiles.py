@@ -11,7 +11,6 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.layout import Stack
-from ckptcheck.linter.evidence import remembered
 from ckptcheck.values.channel_sample import choose_channels
 from ckptcheck.values.detectors.matrix_samples import read_rows
 from ckptcheck.values.detectors.roles import NORM
@@ -39,16 +38,14 @@ def count_stream_channels(ckpt: Checkpoint, stack: Stack) -> int:
     return max(lengths, key=lambda length: (lengths[length], length), default=0)
 
 
-@remembered
 def read_norm_profile(ckpt: Checkpoint, name: str) -> NDArray[np.float64]:
-    """Return the logarithms of the sampled weights of a norm. Raises Skip if its file shrank, OSError if reading fails."""
+    """Return the profile of the sampled weights of a norm. Raises Skip if its file shrank, OSError if reading fails."""
     import numpy as np
 
     stats = ckpt.values.tensors[name]
     channels = stats.shape[0]
     weights = read_rows(ckpt, stats, np.arange(channels), np.arange(1))[choose_channels(channels), 0]
-    profile: NDArray[np.float64] = np.log(np.abs(weights) + 1e-3 * stats.absmax)
-    return profile
+    return centre_profile(np.log(np.abs(weights) + 1e-3 * stats.absmax))
 
 
 def take_profile(squares: NDArray[np.float64]) -> NDArray[np.float64]:

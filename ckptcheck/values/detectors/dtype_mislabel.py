@@ -1,4 +1,4 @@
-"""Detects BF16 bytes with the label F16, F16 bytes with the label BF16, and numbers in the wrong byte order.
+"""Detects BF16 bytes with the label F16, and F16 bytes with the label BF16.
 
 Both dtypes have 16 bits, so the size does not show the mistake. But BF16 has three more exponent bits: read as F16, magnitudes
 that span eight powers of two seem to lie within one; the other way round, one power of two seems to be eight. Between the
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.values.detectors.byte_compare import map_pieces, read_tensor_bytes
+from ckptcheck.values.detectors.byte_compare import map_pieces, read_patterns
 from ckptcheck.values.detectors.roles import group_by_kind, is_matrix, is_scale
 from ckptcheck.values.dtypes import decode
 from ckptcheck.values.stats import TensorStats
@@ -73,8 +73,7 @@ def _reads_better(ckpt: Checkpoint, stats: TensorStats, quarter: int) -> bool:
     nbytes = ckpt.tensors[stats.name].nbytes
     if nbytes < 4 * SAMPLE_BYTES:
         return False
-    raw = read_tensor_bytes(ckpt, stats.name, nbytes * quarter // 4 // 2 * 2 - SAMPLE_BYTES // 2, SAMPLE_BYTES)
-    patterns = np.frombuffer(raw, "<u2")
+    patterns = read_patterns(ckpt, stats.name, nbytes * quarter // 4 // 2 * 2 - SAMPLE_BYTES // 2, SAMPLE_BYTES)
     negative = int(np.count_nonzero(patterns >= 0x8000))
     if not patterns.size / 8 < negative < patterns.size * 7 / 8:
         # Scales and masks have one sign.
@@ -87,28 +86,6 @@ def _reads_better(ckpt: Checkpoint, stats: TensorStats, quarter: int) -> bool:
         median = float(np.median(decode("F16", patterns & np.uint16(0x7FFF))))
         is_odd = BF16_READ_AS_F16[0] < median < BF16_READ_AS_F16[1]
     return is_odd and USUAL_SPAN[0] < _magnitude_span(OTHER_DTYPE[stats.dtype], patterns) < USUAL_SPAN[1]
-
-
-def is_byte_swapped(ckpt: Checkpoint, name: str) -> bool:
-    """Whether values have the usual span of weights only with the bytes of each number swapped; False on the Hub.
-
-    It reads 1 KiB in three places. Raises OSError if reading fails.
-    """
-    import numpy as np
-
-    dtype, nbytes = ckpt.tensors[name].dtype, ckpt.tensors[name].nbytes
-    if dtype not in OTHER_DTYPE or nbytes < 4 * SAMPLE_BYTES or not ckpt.can_sample:
-        return False
-    for quarter in (1, 2, 3):
-        patterns = np.frombuffer(
-            read_tensor_bytes(ckpt, name, nbytes * quarter // 4 // 2 * 2 - SAMPLE_BYTES // 2, SAMPLE_BYTES), "<u2"
-        )
-        if (
-            _magnitude_span(dtype, patterns) < WIDE_SPAN
-            or not USUAL_SPAN[0] < _magnitude_span(dtype, patterns.byteswap()) < USUAL_SPAN[1]
-        ):
-            return False
-    return True
 
 
 def _magnitude_span(dtype: str, patterns: NDArray[Any]) -> float:

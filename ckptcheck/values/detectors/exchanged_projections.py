@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ckptcheck.checkpoint.layout import Stack
-from ckptcheck.linter.evidence import remembered
 from ckptcheck.values.channel_sample import MAX_CHANNELS, choose_channels
 from ckptcheck.values.detectors.channel_profiles import correlate_profiles
 from ckptcheck.values.detectors.matrix_samples import FLOATS, MatrixPart, compute_mean_squares, read_rows
@@ -91,24 +90,9 @@ class Agreement(msgspec.Struct, frozen=True):
     """The same with the other matrix. If the matrices are exchanged, so are the correlations."""
 
     @property
-    def own(self) -> float:
-        """The sum of the correlations with their own partners."""
-        return sum(self.with_own)
-
-    @property
-    def other(self) -> float:
-        """The sum of the correlations with each other's partners."""
-        return sum(self.with_other)
-
-    @property
     def differences(self) -> tuple[float, ...]:
         """For each partner, by how much more its own matrix agrees with it."""
         return tuple(own - other for own, other in zip(self.with_own, self.with_other, strict=True))
-
-    @property
-    def difference(self) -> float:
-        """The sum of the differences."""
-        return self.own - self.other
 
 
 def find_exchanged_projections(ckpt: Checkpoint) -> list[ExchangedPair]:
@@ -131,16 +115,16 @@ def find_exchanged_projections(ckpt: Checkpoint) -> list[ExchangedPair]:
         with ThreadPoolExecutor(ckpt.jobs) as pool:
             agreements = pool.map(partial(measure_agreement, ckpt), blocks)
             measured = list(zip(blocks, agreements, strict=True))
-        usual = median(agreement.difference for _, agreement in measured)
-        typical = median(max(agreement.own, agreement.other) for _, agreement in measured)
+        usual = median(sum(agreement.differences) for _, agreement in measured)
+        typical = median(max(sum(agreement.with_own), sum(agreement.with_other)) for _, agreement in measured)
         exchanged = [
-            (block, agreement.difference)
+            (block, sum(agreement.differences))
             for block, agreement in measured
             if abs(usual) > MIN_USUAL
-            and agreement.difference < -REVERSED_SHARE * abs(usual)
+            and sum(agreement.differences) < -REVERSED_SHARE * abs(usual)
             and max(agreement.differences) < 0
             # With two partners, a matrix that was drawn anew reverses only one difference.
-            and (len(agreement.differences) > 1 or agreement.other > MIN_TYPICAL_SHARE * typical)
+            and (len(agreement.differences) > 1 or sum(agreement.with_other) > MIN_TYPICAL_SHARE * typical)
         ]
         if exchanged:
             first, second = (stats.name.split(".")[-2] for stats in (exchanged[0][0].first, exchanged[0][0].second))
@@ -175,7 +159,7 @@ def iter_blocks(ckpt: Checkpoint, stack: Stack) -> Iterator[Block]:
 def _make_block(ckpt: Checkpoint, stack: Stack, layer: int, path: str, roles: list[str]) -> Iterator[Block]:
     """Yield the block of these matrices if it has them all, and their shapes fit."""
     tensors = [ckpt.values.tensors.get(stack.full_name(layer, role)) for role in roles]
-    matrices = [stats for stats in tensors if stats is not None and _can_judge(ckpt, stats)]
+    matrices = [stats for stats in tensors if stats is not None and can_judge(ckpt, stats)]
     if len(matrices) < len(roles):
         return
     first, second, last, *query = matrices
@@ -197,7 +181,8 @@ def _gives_heads(ckpt: Checkpoint) -> bool:
     return config is not None and bool(config.integer("head_dim", "num_key_value_heads", "num_kv_heads"))
 
 
-def _can_judge(ckpt: Checkpoint, stats: TensorStats) -> bool:
+def can_judge(ckpt: Checkpoint, stats: TensorStats) -> bool:
+    """Whether the value pass sampled a matrix, and it holds plain numbers."""
     return (
         stats.name in ckpt.tensor_to_file
         and stats.dtype in FLOATS
@@ -229,14 +214,12 @@ def measure_agreement(ckpt: Checkpoint, block: Block) -> Agreement:
 
 def measure_partner(ckpt: Checkpoint, block: Block) -> NDArray[np.float64]:
     """Return the mean squares of the columns of down, or of the outputs, over the sampled channels of up, or of the values."""
-    measured = _remember_partners(ckpt)
-    if block.last.name not in measured:
-        part = choose_partner_part(ckpt, block)
-        samples = ckpt.values.samples
-        squares = samples[block.last.name].columns if part is None else compute_mean_squares(read_rows(ckpt, *part), 0)
-        channels = min(block.first.shape[0], MAX_CHANNELS)
-        measured[block.last.name] = _raise_zeros(squares).reshape(-1, channels).mean(axis=0)
-    return measured[block.last.name]
+    part = choose_partner_part(ckpt, block)
+    samples = ckpt.values.samples
+    squares = samples[block.last.name].columns if part is None else compute_mean_squares(read_rows(ckpt, *part), 0)
+    channels = min(block.first.shape[0], MAX_CHANNELS)
+    mean: NDArray[np.float64] = _raise_zeros(squares).reshape(-1, channels).mean(axis=0)
+    return mean
 
 
 def choose_query_part(ckpt: Checkpoint, block: Block) -> MatrixPart | None:
@@ -253,12 +236,6 @@ def choose_partner_part(ckpt: Checkpoint, block: Block) -> MatrixPart | None:
     if len(columns) == 1:
         return None
     return MatrixPart(block.last, choose_channels(block.last.shape[0]), columns.ravel())
-
-
-@remembered
-def _remember_partners(_: Checkpoint) -> dict[str, NDArray[np.float64]]:
-    """Return the cache of `measure_partner`: a block cannot be a key, and several detectors ask for the same one."""
-    return {}
 
 
 def find_head_width(ckpt: Checkpoint, block: Block) -> int:

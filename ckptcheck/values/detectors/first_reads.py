@@ -11,14 +11,14 @@ from copy import copy
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ckptcheck.values.channel_sample import MAX_CHANNELS, RUNS, ChannelSample, is_sampled
+from ckptcheck.values.channel_sample import MAX_CHANNELS, ChannelSample, is_sampled
 from ckptcheck.values.detectors import fresh_rows, rope_order, split_order, unit_pairs
 from ckptcheck.values.detectors.byte_compare import PREFIX_BYTES
 from ckptcheck.values.detectors.exchanged_projections import choose_partner_part, choose_query_part, iter_blocks
 from ckptcheck.values.detectors.init_detection import PREVIEW_BYTES
 from ckptcheck.values.detectors.matrix_samples import MatrixPart, make_cut
 from ckptcheck.values.detectors.middle_pieces import PIECE
-from ckptcheck.values.detectors.repeated_heads import list_headed
+from ckptcheck.values.detectors.repeated_shares import list_headed
 from ckptcheck.values.detectors.roles import is_matrix, is_norm
 from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.kept_places import Cut, Places, merge_spans
@@ -68,7 +68,7 @@ def _expect_ordinary(ckpt: Checkpoint) -> Checkpoint:
         values.tensors[name] = TensorStats(name, file, tensor.dtype, tensor.shape, absmax=1.0)
         if is_sampled(name, tensor):
             rows, columns = (min(channels, MAX_CHANNELS) for channels in tensor.shape)
-            values.samples[name] = ChannelSample(np.ones((rows, RUNS), "f4"), np.ones((RUNS, columns), "f4"))
+            values.samples[name] = ChannelSample(np.ones(rows), np.ones(columns))
     ordinary = copy(ckpt)
     vars(ordinary).update(memory={}, _values=values)
     return ordinary

@@ -20,8 +20,7 @@ import msgspec
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.tensor import PLAIN
 from ckptcheck.linter.evidence import remembered
-from ckptcheck.linter.rule import Skip
-from ckptcheck.values.detectors.byte_compare import map_pieces, read_tensor_bytes
+from ckptcheck.values.detectors.byte_compare import map_pieces, read_patterns
 from ckptcheck.values.detectors.norm_convention import has_plain_norms
 from ckptcheck.values.detectors.roles import (
     NORM,
@@ -238,24 +237,14 @@ def find_constant_norms(ckpt: Checkpoint) -> dict[str, tuple[TensorStats, ...]]:
 
 
 def _list_fresh_looking(ckpt: Checkpoint) -> list[list[TensorStats]]:
-    """Return the matrices of the loaded files for which `can_look_fresh` holds, by kind."""
+    """Return the matrices of the loaded files that training should have changed, and that are large enough to judge, by kind."""
     may_be_unused = _count_sharing_layers(ckpt) > 0
     kinds = (
         [stats for stats in members if _is_drawable(stats) and not (may_be_unused and _is_unused(ckpt, stats.name))]
         for kind, members in group_by_kind(ckpt).items()
-        if _may_be_drawn(kind)
+        if not (is_scale(kind) or starts_at_zero(kind) or STAYS_RANDOM.search(kind))
     )
     return [members for members in kinds if members]
-
-
-def can_look_fresh(ckpt: Checkpoint, stats: TensorStats) -> bool:
-    """Whether a tensor is a large enough matrix of plain numbers that training should have changed."""
-    return _may_be_drawn(stats.name) and _is_drawable(stats) and not _is_unused(ckpt, stats.name)
-
-
-def _may_be_drawn(name: str) -> bool:
-    """Whether the name (or that of a kind) says that training changes what an initialiser drew."""
-    return not (is_scale(name) or starts_at_zero(name) or STAYS_RANDOM.search(name))
 
 
 def _is_drawable(stats: TensorStats) -> bool:
@@ -313,22 +302,14 @@ def _is_suspect(ckpt: Checkpoint, stats: TensorStats) -> bool:
 
 def _test_for_init(ckpt: Checkpoint, stats: TensorStats) -> InitSample | None:
     """Judge a suspect by a sample of its rows. Returns None for a trained matrix."""
-    match = match_initialiser(_read_sample_rows(ckpt, stats), stats.absmax)
-    return None if match is None else InitSample(stats.name, *match)
-
-
-def match_initialiser(values: NDArray[Any], absmax: float) -> tuple[str, float] | None:
-    """Return the distribution of rows of a matrix, and the spread of their norms, if they look drawn; otherwise None.
-
-    values: float32 [rows, columns]; this function overwrites them. absmax: the largest magnitude of the whole matrix.
-    """
     import numpy as np
 
+    values = _read_sample_rows(ckpt, stats)
     rows, columns = values.shape
     deviation = float(values.std())
-    if not isfinite(deviation) or deviation == 0 or absmax > MAX_DEVIATIONS * deviation:
+    if not isfinite(deviation) or deviation == 0 or stats.absmax > MAX_DEVIATIONS * deviation:
         return None
-    values /= deviation
+    values = values / deviation
     squares = values * values
     # The fourth moment is the kurtosis as long as the mean is near zero, which the next line checks.
     kurtosis = float(np.square(squares).mean())
@@ -342,7 +323,7 @@ def match_initialiser(values: NDArray[Any], absmax: float) -> tuple[str, float] 
             return None
     norms = np.sqrt(squares.mean(1))
     kind = "uniform" if kurtosis < 2 else "normal" if kurtosis > 2.8 else "truncated normal"
-    return kind, float(norms.std() / norms.mean())
+    return InitSample(stats.name, kind, float(norms.std() / norms.mean()))
 
 
 def _kurtosis(values: NDArray[Any]) -> float:
@@ -374,9 +355,4 @@ def _read_sample_rows(ckpt: Checkpoint, stats: TensorStats) -> NDArray[Any]:
 
 def _read_values(ckpt: Checkpoint, stats: TensorStats, begin: int, nbytes: int) -> NDArray[Any]:
     """Read `nbytes` of a tensor as float32 values, from byte `begin` of the tensor."""
-    import numpy as np
-
-    raw = read_tensor_bytes(ckpt, stats.name, begin, nbytes)
-    if len(raw) < nbytes:
-        raise Skip(f"{stats.shard} shrank while it was being read")
-    return decode(stats.dtype, np.frombuffer(raw, FORMATS[stats.dtype].unsigned)).astype(np.float32)
+    return decode(stats.dtype, read_patterns(ckpt, stats.name, begin, nbytes)).astype("f4")

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ckptcheck.checkpoint.quantization.storage import ModuleStorage, ModuleTensor
-from ckptcheck.linter.rule import Skip
-from ckptcheck.values.detectors.byte_compare import is_cleared, read_tensor_bytes
-from ckptcheck.values.dtypes import FORMATS
+from ckptcheck.values.detectors.byte_compare import is_cleared, read_patterns
 from ckptcheck.values.first_looks import NONZERO
 from ckptcheck.values.stats import clip_runs
 
@@ -55,14 +53,9 @@ def find_lost_blocks(ckpt: Checkpoint) -> list[LostBlocks]:
         return []
     found: list[LostBlocks] = []
     read = 0
-    for stored, name, weight, part in _iter_block_scales(ckpt, ckpt.quantization):
+    for stored, name, weight in _iter_block_scales(ckpt, ckpt.quantization):
         stats = ckpt.values.tensors.get(name)
-        if (
-            stats is None
-            or stats.constant
-            or weight not in ckpt.tensor_to_file
-            or not _may_have_zeros(ckpt, name, part)
-        ):
+        if stats is None or stats.constant or weight not in ckpt.tensor_to_file or not _may_have_zeros(ckpt, name):
             continue
         zeros = _read_numbers(ckpt, name) == 0
         if zeros.any() and (read := read + 1) <= MOST_WEIGHTS and (number := _count_lost(ckpt, weight, stored, zeros)):
@@ -70,21 +63,17 @@ def find_lost_blocks(ckpt: Checkpoint) -> list[LostBlocks]:
     return found
 
 
-def _iter_block_scales(
-    ckpt: Checkpoint, quantization: Quantization
-) -> Iterator[tuple[ModuleStorage, str, str, ModuleTensor]]:
-    """Yield each scale of more than one number: how its module is stored, its name and its weight's, its entry in the header."""
+def _iter_block_scales(ckpt: Checkpoint, quantization: Quantization) -> Iterator[tuple[ModuleStorage, str, str]]:
+    """Yield each scale of more than one number: how its module is stored, its name and its weight's."""
     for stored, modules in quantization.storages.items():
         parts = [part for role, part in stored.parts.items() if role in ROLES and prod(part.shape) > 1]
         if stored.weight is not None and stored.is_quantized:
             for module, part in product(modules, parts):
-                yield stored, stored.name(module, part.role), stored.name(module, stored.weight.role), part
+                yield stored, stored.name(module, part.role), stored.name(module, stored.weight.role)
 
 
-def _may_have_zeros(ckpt: Checkpoint, name: str, part: ModuleTensor) -> bool:
+def _may_have_zeros(ckpt: Checkpoint, name: str) -> bool:
     """Whether a scale is small, has a long run of zeros, or one of the numbers that were looked at is zero."""
-    import numpy as np
-
     shard, nbytes = ckpt.tensor_to_file[name], ckpt.tensors[name].nbytes
     begin = ckpt.shards[shard].tensors[name].data_offsets[0]
     if nbytes <= SMALL or clip_runs(ckpt.values.zero_runs.get(shard, []), begin, begin + nbytes):
@@ -92,19 +81,12 @@ def _may_have_zeros(ckpt: Checkpoint, name: str, part: ModuleTensor) -> bool:
     if name in ckpt.values.looks:
         return not is_cleared(ckpt, name, NONZERO)
     places = ((nbytes - PIECE) * number // (PIECES - 1) // 8 * 8 for number in range(PIECES))
-    raw = b"".join(read_tensor_bytes(ckpt, name, place, PIECE) for place in places)
-    return not np.frombuffer(raw, FORMATS[part.dtype].unsigned).all()
+    return not all(read_patterns(ckpt, name, place, PIECE).all() for place in places)
 
 
 def _read_numbers(ckpt: Checkpoint, name: str) -> NDArray[np.unsignedinteger]:
     """Read the patterns of a tensor, in its shape. Raises Skip if the file has shrunk."""
-    import numpy as np
-
-    tensor = ckpt.tensors[name]
-    raw = read_tensor_bytes(ckpt, name, 0, tensor.nbytes)
-    if len(raw) < tensor.nbytes:
-        raise Skip(f"{ckpt.tensor_to_file[name]} shrank while it was being read")
-    return np.frombuffer(raw, FORMATS[tensor.dtype].unsigned).reshape(tensor.shape)
+    return read_patterns(ckpt, name, 0, ckpt.tensors[name].nbytes).reshape(ckpt.tensors[name].shape)
 
 
 def _count_lost(ckpt: Checkpoint, weight: str, storage: ModuleStorage, zeros: NDArray[np.bool_]) -> int:

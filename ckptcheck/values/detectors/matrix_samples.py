@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptcheck.linter.rule import Skip
-from ckptcheck.values.detectors.byte_compare import map_pieces, read_tensor_bytes
+from ckptcheck.values.detectors.byte_compare import map_pieces, read_patterns
 from ckptcheck.values.dtypes import FORMATS, decode
 from ckptcheck.values.kept_places import Cut
 from ckptcheck.values.stats import TensorStats
@@ -42,16 +41,12 @@ def read_rows(
 
     if (kept := _find_kept(ckpt, stats, rows, columns)) is not None:
         return decode(stats.dtype, kept)
-    form = FORMATS[stats.dtype]
-    width = prod(stats.shape[1:]) * (form.bits // 8)
+    width = prod(stats.shape[1:]) * (FORMATS[stats.dtype].bits // 8)
     slices = None if columns is None else _find_runs(columns)
 
     def read_run(run: tuple[int, int]) -> NDArray[Any]:
         begin, end = run
-        raw = read_tensor_bytes(ckpt, stats.name, begin * width, (end - begin) * width)
-        if len(raw) < (end - begin) * width:
-            raise Skip(f"{stats.shard} shrank while it was being read")
-        whole = np.frombuffer(raw, form.unsigned).reshape(end - begin, -1)
+        whole = read_patterns(ckpt, stats.name, begin * width, (end - begin) * width).reshape(end - begin, -1)
         if slices is None:
             return whole
         if len(slices) <= MAX_SLICES:

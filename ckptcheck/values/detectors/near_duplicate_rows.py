@@ -14,7 +14,7 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.linter.rule import Skip
-from ckptcheck.values.detectors.byte_compare import read_tensor_bytes
+from ckptcheck.values.detectors.byte_compare import read_patterns
 from ckptcheck.values.detectors.duplicate_rank_shards import find_duplicate_rank_shards
 from ckptcheck.values.detectors.duplicate_rows import MAX_COMPARED_ROWS
 from ckptcheck.values.detectors.row_stats import compute_mean_row
@@ -135,11 +135,6 @@ def _find_candidates(first: NDArray[Any], row: int, slack: float) -> list[int]:
 
 def _read_row(ckpt: Checkpoint, name: str, row: int) -> NDArray[Any]:
     """Read a row as float64."""
-    import numpy as np
-
     tensor = ckpt.tensors[name]
     nbytes = tensor.nbytes // tensor.shape[0]
-    raw = read_tensor_bytes(ckpt, name, row * nbytes, nbytes)
-    if len(raw) < nbytes:
-        raise Skip(f"{name} shrank while it was being read")
-    return decode(tensor.dtype, np.frombuffer(raw, FORMATS[tensor.dtype].unsigned)).astype(np.float64)
+    return decode(tensor.dtype, read_patterns(ckpt, name, row * nbytes, nbytes)).astype("f8")

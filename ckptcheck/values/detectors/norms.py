@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.values.detectors.blank_weights import find_blank_tensors, find_blank_weights
-from ckptcheck.values.detectors.byte_compare import map_pieces, read_tensor_bytes
+from ckptcheck.values.detectors.byte_compare import map_pieces, read_patterns
 from ckptcheck.values.detectors.init_detection import has_constant_norms, looks_untrained
 from ckptcheck.values.detectors.norm_convention import has_plain_norms, has_zero_centred_norms
 from ckptcheck.values.detectors.roles import is_norm, name_pattern
-from ckptcheck.values.dtypes import FORMATS, decode
+from ckptcheck.values.dtypes import decode
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ MIN_RAISED_NORMS, MIN_RAISED_SHARE, MAX_BELOW_ONE = 6, 3 / 4, 0.01
 of the layers of SmolLM2 and all-MiniLM-L6-v2 at least 98 % are below one."""
 FINAL_NORM = re.compile(r"(^|\.)(final_)?(norm|ln_f|norm_f|layer_?norm|final_norm)\.weight$")
 """Names of the norm behind the last layer."""
-PRECISE = ("F32", "F64")
-"""dtypes so precise that every step of training moves a 1."""
 HEAD_NORM = re.compile(r"(^|[._])[qk]_?(layer|ln|norm)")
 """Names of norms of queries and keys, which may have any sign: changed together, the signs of both cancel out."""
 
@@ -70,23 +68,6 @@ def find_lost_norms(ckpt: Checkpoint) -> tuple[list[TensorStats], str | None]:
     layers = [stats for stats in norms if stats.name.startswith(inside)]
     trained_final_norms = [stats.name for stats in norms if _parent(stats.name) == near and not stats.constant]
     return layers, trained_final_norms[0] if trained_final_norms and len(layers) >= MIN_NORMS else None
-
-
-def find_norms_without_scale(ckpt: Checkpoint) -> tuple[list[TensorStats], int]:
-    """Return the layers' norms and the number of trained biases, if the norms hold 1 beside them; otherwise ([], 0).
-
-    A method that multiplies norms into the matrices moves their biases too, and leaves these zero. 16-bit norms are not
-    judged: a small step moves a bias away from 0, but the precision is too low to move a 1.
-    """
-    stack = ckpt.components.stack
-    if stack is None or not has_constant_norms(ckpt) or looks_untrained(ckpt):
-        return [], 0
-    tensors, inside = ckpt.values.tensors, stack.prefix + "."
-    norms = [stats for stats in tensors.values() if is_norm(stats) and stats.name.startswith(inside)]
-    biases = [tensors.get(f"{stats.name.removesuffix('weight')}bias") for stats in norms]
-    trained = sum(bias is not None and not bias.constant for bias in biases)
-    has_ones = all(stats.absmax == 1 and stats.dtype in PRECISE for stats in norms)
-    return (norms, trained) if has_ones and trained >= max(MIN_NORMS, len(norms) / 2) else ([], 0)
 
 
 def find_lost_final_norm(ckpt: Checkpoint) -> tuple[TensorStats | None, int]:
@@ -215,18 +196,13 @@ def find_misplaced_norms(ckpt: Checkpoint) -> dict[str, list[str]]:
 @remembered
 def _read_norm_weights(ckpt: Checkpoint) -> list[tuple[TensorStats, NDArray[Any]]]:
     """Return the norms that are not constant, with their weights, read once for all rules."""
-    # This comes before the import: it raises Skip if values are not read, and the rule then loads no numpy.
-    tensors = ckpt.values.tensors
-    import numpy as np
 
     def read(stats: TensorStats) -> NDArray[Any]:
-        width = FORMATS[stats.dtype].bits // 8
-        raw = read_tensor_bytes(ckpt, stats.name, 0, stats.shape[0] * width)
-        return decode(stats.dtype, np.frombuffer(raw[: len(raw) // width * width], FORMATS[stats.dtype].unsigned))
+        return decode(stats.dtype, read_patterns(ckpt, stats.name, 0, ckpt.tensors[stats.name].nbytes))
 
     norms = [
         stats
-        for name, stats in tensors.items()
+        for name, stats in ckpt.values.tensors.items()
         if ckpt.can_sample and name in ckpt.tensor_to_file and is_norm(stats) and not (stats.constant or stats.zero)
     ]
     return list(zip(norms, map_pieces(ckpt, read, norms), strict=True))

@@ -10,10 +10,11 @@ other pairs of nearby ids, it is within 0.004 of zero, 1.6 standard errors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from itertools import islice
 from math import sqrt
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.linter.rule import Skip
@@ -49,12 +50,10 @@ COLUMNS = 128
 """Elements of each row that the second look compares."""
 MAX_SHIFT = 1024
 """Rows by which ids may miss: no tokenizer reserves or adds more tokens (tekken.json reserves 1,000)."""
-COARSE_PAIRS, COARSE_COLUMNS, COARSE_RANGES = 2048, 32, 1024
-"""Pairs, elements of a row and ranges of ids with which every shift is tried."""
+COARSE_PAIRS, COARSE_COLUMNS = 2048, 32
+"""Pairs, and elements of a row, with which every shift is tried."""
 MIN_SHIFTED_PAIRS = 64
 """Pairs that a shift has to bring together."""
-MAX_SHIFTS = 4
-"""Ranges of ids that may be shifted, each by its own number: one for each token that was added or lost in the middle."""
 SAMPLED_ROWS = 2048
 """Rows among which the nearest neighbours show whether a matrix was trained."""
 MIN_NEIGHBOUR_EXCESS = 0.05
@@ -62,37 +61,26 @@ MIN_NEIGHBOUR_EXCESS = 0.05
 all-MiniLM-L6-v2: 0.077; rows of an initialiser: 0.002."""
 
 
-@dataclass(frozen=True)
-class ShiftedRange:
-    """A range of ids that miss their rows by one and the same number."""
-
-    first: int
-    """The first such id, as far as words with relatives show it."""
-    end: int
-    """The first id that is not shifted so."""
-    by: int
-    """The row of an id is this many rows later (earlier, if negative)."""
-
-
-@dataclass(frozen=True)
-class TokenFit:
+class TokenFit(msgspec.Struct, frozen=True):
     """How well the rows of one matrix fit the tokens."""
 
     similarity: float
-    """Mean cosine of related tokens' rows; with a `foreign_from`, only of ids from there on."""
+    """Mean cosine of related tokens' rows; of foreign rows, only of ids from `first` on."""
     pairs: int
     """The number of pairs in that mean."""
-    shifts: tuple[ShiftedRange, ...] = ()
-    """Where ids miss their rows; empty if they fit, or if no shift explains why they do not."""
+    first: int = 0
+    """The first id that does not fit, as far as words with relatives show it."""
+    shift: int = 0
+    """From `first` on the row of an id is this many rows later (earlier, if negative)."""
     similarity_if_shifted: float = 0.0
-    """The similarity if every shift were undone."""
-    foreign_from: int | None = None
-    """The first id from which the rows are trained but belong to other tokens; None without one."""
+    """The similarity if the shift were undone."""
+    is_foreign: bool = False
+    """Whether the rows from `first` on are trained but belong to other tokens."""
 
     @property
     def fits(self) -> bool:
         """Whether the rows may belong to the tokens."""
-        return not self.shifts and self.foreign_from is None
+        return not self.shift and not self.is_foreign
 
 
 @remembered
@@ -207,26 +195,21 @@ def _judge(rows: NDArray[np.float32], pairs: NDArray[np.intp]) -> TokenFit | Non
 
     if _neighbour_excess(rows) < MIN_NEIGHBOUR_EXCESS:
         return None
-    places = np.arange(len(rows))
     # The last row stands for ids without a row.
     rows = np.concatenate([rows, np.zeros_like(rows[:1])])
-    before = _similarities(rows, places, pairs)
+    before = _similarities(rows, pairs)
     fit = TokenFit(float(before.mean()), len(pairs))
     if _agree_everywhere(before, pairs) and not _are_unrelated(rows, pairs):
         return fit if fit.similarity >= MIN_SIMILARITY else None
-    shifts: list[ShiftedRange] = []
-    while len(shifts) < MAX_SHIFTS and (shift := _find_shift(rows, places, pairs)) is not None:
-        shifts.append(shift)
-        places = _apply_shift(places, shift)
-    if shifts:
-        after = float(_similarities(rows, places, pairs).mean())
-        shifts.sort(key=lambda shift: shift.first)
-        return replace(fit, shifts=tuple(shifts), similarity_if_shifted=after)
+    if (shifted := _find_shift(rows, pairs, before)) is not None:
+        return shifted
     first, judged = _find_break(before, pairs)
     if _are_unrelated(rows, judged) and _neighbour_excess(rows[first:-1]) >= MIN_NEIGHBOUR_EXCESS:
         # Rows of another kind may come before those of the text by design (sounds: Bark).
-        similarity = float(_similarities(rows, places, judged).mean())
-        return TokenFit(similarity, len(judged), foreign_from=first) if first or not _has_offset(rows, pairs) else None
+        similarity = float(_similarities(rows, judged).mean())
+        return (
+            TokenFit(similarity, len(judged), first, is_foreign=True) if first or not _has_offset(rows, pairs) else None
+        )
     return fit if fit.similarity >= MIN_SIMILARITY else None
 
 
@@ -250,88 +233,69 @@ def _are_unrelated(rows: NDArray[np.float32], pairs: NDArray[np.intp]) -> bool:
     """Whether related tokens are no more similar than the same tokens paired with tokens of nearby pairs."""
     import numpy as np
 
-    pairs, places = pairs[np.argsort(pairs[:, 1], kind="stable")], np.arange(len(rows))
+    pairs = pairs[np.argsort(pairs[:, 1], kind="stable")]
     others = [np.stack([pairs[:, 0], np.roll(pairs[:, 1], step)], axis=1) for step in NEARBY]
-    excess = _similarities(rows, places, pairs) - np.mean([_similarities(rows, places, one) for one in others], axis=0)
+    excess = _similarities(rows, pairs) - np.mean([_similarities(rows, one) for one in others], axis=0)
     error = float(excess.std()) / sqrt(len(excess))
     return bool(excess.mean() < min(MAX_EXCESS, MAX_DEVIATIONS * error))
 
 
-def _similarities(rows: NDArray[np.float32], places: NDArray[np.intp], pairs: NDArray[np.intp]) -> NDArray[np.float32]:
-    """Return the cosine of each pair. places: the row of each id."""
+def _similarities(rows: NDArray[np.float32], pairs: NDArray[np.intp]) -> NDArray[np.float32]:
+    """Return the cosine of each pair of rows."""
     import numpy as np
 
-    cosines: NDArray[np.float32] = np.einsum("ij,ij->i", rows[places[pairs[:, 0]]], rows[places[pairs[:, 1]]])
+    cosines: NDArray[np.float32] = np.einsum("ij,ij->i", rows[pairs[:, 0]], rows[pairs[:, 1]])
     return cosines
 
 
-def _apply_shift(places: NDArray[np.intp], shift: ShiftedRange) -> NDArray[np.intp]:
-    """Return the rows of ids after a shift."""
-    moved = places.copy()
-    moved[shift.first : shift.end] = _move(places[shift.first : shift.end], shift.by, len(places))
-    return moved
+def _find_shift(rows: NDArray[np.float32], pairs: NDArray[np.intp], before: NDArray[np.float32]) -> TokenFit | None:
+    """Return the fit with the shift of a tail of ids that brings the most related tokens together; None if none clearly does.
+
+    before: the cosine of each pair as the ids are.
+    """
+    some = pairs[:: max(1, len(pairs) // COARSE_PAIRS)]
+    few = _scale(rows[:, :COARSE_COLUMNS].copy())
+    most = min(MAX_SHIFT, len(rows) - 2)
+    by = max(
+        (by for by in range(-most, most + 1) if by),
+        key=lambda by: float(_shift_gains(few, some, by)[::-1].cumsum().max()),
+    )
+    # Of equal starts the last one: ids without relatives prove nothing.
+    first = len(rows) - 1 - int(_shift_gains(rows, pairs, by)[::-1].cumsum().argmax())
+    if first <= pairs[:, 0].min():
+        first = 0
+    inside = pairs[:, 1] >= first
+    restored = before.copy()
+    moved = _move(pairs[inside], by * (pairs[inside] >= first), len(rows) - 1)
+    restored[inside] = _similarities(rows, moved)
+    after = float(restored[inside].mean()) if inside.sum() >= MIN_SHIFTED_PAIRS else 0.0
+    if after < MIN_SIMILARITY or float(before[inside].mean()) >= after / 4:
+        return None
+    return TokenFit(float(before.mean()), len(pairs), first, by, float(restored.mean()))
 
 
-def _move(places: NDArray[np.intp], by: int, none: int) -> NDArray[np.intp]:
+def _move(ids: NDArray[np.intp], by: int | NDArray[np.intp], none: int) -> NDArray[np.intp]:
     """Return the rows that lie `by` further. none: the row that stands for rows outside the matrix."""
     import numpy as np
 
-    moved = places + by
-    return np.where((moved < 0) | (moved >= none) | (places == none), none, moved)
+    moved = ids + by
+    return np.where((moved < 0) | (moved >= none), none, moved)
 
 
-def _find_shift(rows: NDArray[np.float32], places: NDArray[np.intp], pairs: NDArray[np.intp]) -> ShiftedRange | None:
-    """Return the shift of a range of ids that brings the most related tokens together; None if none does so clearly."""
-    some = pairs[:: max(1, len(pairs) // COARSE_PAIRS)]
-    few = _scale(rows[:, :COARSE_COLUMNS].copy())
-    scale = -(-len(places) // COARSE_RANGES)
-    most = min(MAX_SHIFT, len(places) - 1)
-    by = max(
-        (by for by in range(-most, most + 1) if by),
-        key=lambda by: _best_range(_shift_gains(few, places, some, by, scale))[2],
-    )
-    first, end, _ = _best_range(_shift_gains(rows, places, pairs, by, 1))
-    if first <= pairs[:, 0].min():
-        first = 0
-    shift = ShiftedRange(first, end, by)
-    inside = pairs[(pairs[:, 1] >= first) & (pairs[:, 1] < end)]
-    if len(inside) < MIN_SHIFTED_PAIRS:
-        return None
-    before = float(_similarities(rows, places, inside).mean())
-    after = float(_similarities(rows, _apply_shift(places, shift), inside).mean())
-    return shift if after >= MIN_SIMILARITY and before < after / 4 else None
-
-
-def _shift_gains(
-    rows: NDArray[np.float32], places: NDArray[np.intp], pairs: NDArray[np.intp], by: int, scale: int
-) -> NDArray[np.float64]:
-    """Return the similarity that a shift gains with each id, or with each range of `scale` ids."""
+def _shift_gains(rows: NDArray[np.float32], pairs: NDArray[np.intp], by: int) -> NDArray[np.float64]:
+    """Return the similarity that a shift gains with each id."""
     import numpy as np
 
     low, high = pairs.T
     last = len(rows) - 1
-    now_low, now_high = rows[places[low]], rows[places[high]]
-    then_low, then_high = rows[_move(places[low], by, last)], rows[_move(places[high], by, last)]
-    neither = np.einsum("ij,ij->i", now_low, now_high)
-    higher = np.einsum("ij,ij->i", now_low, then_high)
+    then_low, then_high = rows[_move(low, by, last)], rows[_move(high, by, last)]
+    neither = np.einsum("ij,ij->i", rows[low], rows[high])
+    higher = np.einsum("ij,ij->i", rows[low], then_high)
     both = np.einsum("ij,ij->i", then_low, then_high)
     # A shift from an id between the two moves the higher one, a shift from below moves both.
-    ranges = last // scale + 1
-    by_higher: NDArray[np.float64] = np.bincount(high // scale, higher - neither, ranges).astype(np.float64)
-    by_lower: NDArray[np.float64] = np.bincount(low // scale, both - higher, ranges).astype(np.float64)
-    return by_higher + by_lower
-
-
-def _best_range(gains: NDArray[np.float64]) -> tuple[int, int, float]:
-    """Return the range [first, end) with the largest sum, and the sum."""
-    import numpy as np
-
-    sums = np.concatenate([[0.0], gains.cumsum()])
-    end = int((sums - np.minimum.accumulate(sums)).argmax())
-    lowest = sums[: end + 1].min()
-    # Of equal starts the last one: ids without relatives prove nothing.
-    first = int(np.flatnonzero(sums[: end + 1] == lowest)[-1])
-    return first, end, float(sums[end] - lowest)
+    gains: NDArray[np.float64] = np.bincount(high, higher - neither, len(rows)).astype(np.float64)
+    gains += np.bincount(low, both - higher, len(rows))
+    return gains
 
 
 def _has_offset(rows: NDArray[np.float32], pairs: NDArray[np.intp]) -> bool:
@@ -370,19 +334,18 @@ def _neighbour_excess(rows: NDArray[np.float32]) -> float:
 def describe_misfit(ckpt: Checkpoint, name: str, fit: TokenFit) -> str:
     """Return a clause that says how the rows of a matrix miss the tokens. fit: one that does not fit."""
     alike = f"words and their forms (after a space, with a capital letter, with an s; {fit.pairs:,} pairs)"
-    first = fit.foreign_from if fit.foreign_from is not None else fit.shifts[0].first
-    token = ckpt.tokenizer.token_for(first) if ckpt.tokenizer is not None else None
-    begin = f"from about id {first:,}" + (f" ({token})" if token is not None else "") + " on, " if first else ""
+    token = ckpt.tokenizer.token_for(fit.first) if ckpt.tokenizer is not None else None
+    named = f" ({token})" if token is not None else ""
+    begin = f"from about id {fit.first:,}{named} on, " if fit.first else ""
     # Zero without a sign.
     similarity = round(fit.similarity, 2) + 0.0
-    if fit.foreign_from is not None:
+    if fit.is_foreign:
         return (
             f"{begin}the rows of {name} belong to other tokens than the tokenizer's: {alike} are no more alike there than "
             f"other tokens (mean cosine {similarity:.2f}), though the rows were trained"
         )
-    by = fit.shifts[0].by
-    several = ", and further on by other numbers" if len({shift.by for shift in fit.shifts}) > 1 else ""
+    where = "after" if fit.shift > 0 else "before"
     return (
-        f"{begin}each token's row in {name} lies {count(abs(by), 'row', 'rows')} {'after' if by > 0 else 'before'} its id"
-        f"{several}: {alike} have a mean cosine of {fit.similarity_if_shifted:.2f} there, and of {similarity:.2f} by their ids"
+        f"{begin}each token's row in {name} lies {count(abs(fit.shift), 'row', 'rows')} {where} its id: {alike} "
+        f"have a mean cosine of {fit.similarity_if_shifted:.2f} there, and of {similarity:.2f} by their ids"
     )

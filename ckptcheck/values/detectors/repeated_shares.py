@@ -1,4 +1,4 @@
-"""Finds matrices that hold a quarter or an eighth of their rows or columns twice, after a wrong merge of ranks.
+"""Finds matrices that hold a quarter or an eighth of their rows or columns, or a head, twice, after a wrong merge of ranks.
 
 It reads the first bytes of the eight shares along each axis: eight short reads, and a row. Only if two of them are
 equal, it compares the whole shares.
@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckptcheck.linter.rule import Skip
-from ckptcheck.values.detectors.byte_compare import PREFIX_BYTES, STEP_BYTES, have_equal_bytes, read_tensor_bytes
+from ckptcheck.checkpoint.config import HEADS, HIDDEN
+from ckptcheck.values.detectors.byte_compare import (
+    PREFIX_BYTES,
+    STEP_BYTES,
+    have_equal_bytes,
+    is_cleared,
+    map_pieces,
+    read_tensor_bytes,
+)
+from ckptcheck.values.detectors.roles import KEYS, is_matrix
+from ckptcheck.values.first_looks import ROWS, choose_grid
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -35,6 +44,8 @@ MIN_SHARE_BYTES = 512
 """Chance may repeat a share of fewer bytes."""
 MIN_PREFIX_BYTES = 16
 """The beginning of a row of a share with fewer bytes says nothing."""
+MIN_LAYERS, MAX_SHARE = 4, 1 / 4
+"""Fewer layers do not show what is usual. Layers with copies of heads are an exception up to this share of the layers."""
 
 
 class RepeatedShare(msgspec.Struct, frozen=True):
@@ -99,21 +110,26 @@ def _find_along(
     if not fitting:
         return None
     prefixes = _read_prefixes(ckpt, matrix, axis, fitting[-1])
-    if len(set(prefixes)) == len(prefixes):
-        return None
     for ranks in fitting:
-        heads = prefixes[:: fitting[-1] // ranks]
-        pairs = [
-            pair
-            for pair in combinations(range(ranks), 2)
-            if heads[pair[0]] == heads[pair[1]]
-            and len(heads[pair[0]]) >= MIN_PREFIX_BYTES
-            and len(set(heads[pair[0]])) > 2
-            and _are_equal_shares(ckpt, matrix, axis, ranks, pair)
-        ]
+        pairs = list(_iter_pairs(ckpt, matrix, axis, prefixes[:: fitting[-1] // ranks]))
         if pairs and not (may_repeat and len({share for pair in pairs for share in pair}) == ranks):
             return RepeatedShare(axis, ranks, *pairs[0])
     return None
+
+
+def _iter_pairs(ckpt: Checkpoint, matrix: StoredMatrix, axis: str, prefixes: list[bytes]) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of each two equal shares. prefixes: the first bytes of each share; zeros do not count."""
+    if len(set(prefixes)) == len(prefixes):
+        return
+    for first, second in combinations(range(len(prefixes)), 2):
+        prefix = prefixes[first]
+        if (
+            prefix == prefixes[second]
+            and len(prefix) >= MIN_PREFIX_BYTES
+            and len(set(prefix)) > 2
+            and _are_equal_shares(ckpt, matrix, axis, len(prefixes), (first, second))
+        ):
+            yield first, second
 
 
 def _read_prefixes(ckpt: Checkpoint, matrix: StoredMatrix, axis: str, ranks: int) -> list[bytes]:
@@ -140,10 +156,75 @@ def _are_equal_shares(ckpt: Checkpoint, matrix: StoredMatrix, axis: str, ranks: 
     for start in range(0, matrix.rows, together):
         number = min(together, matrix.rows - start)
         raw = read_tensor_bytes(ckpt, matrix.name, matrix.offset + start * matrix.width, number * matrix.width)
-        if len(raw) < number * matrix.width:
-            raise Skip(f"{ckpt.tensor_to_file[matrix.name]} shrank while it was being read")
         rows = np.frombuffer(raw, np.uint8).reshape(number, matrix.width)
         first, second = (rows[:, rank * share : (rank + 1) * share] for rank in pair)
         if not np.array_equal(first, second):
             return False
     return True
+
+
+class RepeatedHead(msgspec.Struct, frozen=True):
+    """Two heads of a projection that hold the same bytes."""
+
+    name: str
+    first: int
+    second: int
+    """The numbers of the equal heads, from 0."""
+    heads: int
+    layers: int
+    """How many layers have the projection."""
+
+
+def find_repeated_heads(ckpt: Checkpoint) -> list[RepeatedHead]:
+    """Return the first two equal heads of each projection of keys or values, if only few layers have equal heads.
+
+    A model whose key-value heads were repeated, to serve them on more ranks, has copies in every layer. That is sound.
+    Raises Skip if a file has shrunk, OSError if reading fails.
+    """
+    names_by_role, width = list_headed(ckpt)
+
+    def find_pair(name: str) -> tuple[int, int] | None:
+        (matrix,), heads = _iter_matrices(ckpt, name), ckpt.tensors[name].shape[0] // width
+        if len(choose_grid((matrix.rows, matrix.width)).rows) % heads == 0 and is_cleared(ckpt, name, ROWS):
+            return None  # each head begins with a share of the rows, and these all differ
+        return next(_iter_pairs(ckpt, matrix, "rows", _read_prefixes(ckpt, matrix, "rows", heads)), None)
+
+    found = []
+    for names in names_by_role.values():
+        pairs = {name: pair for name, pair in zip(names, map_pieces(ckpt, find_pair, names), strict=True) if pair}
+        if len(pairs) <= MAX_SHARE * len(names):
+            found += [
+                RepeatedHead(name, *pair, ckpt.tensors[name].shape[0] // width, len(names))
+                for name, pair in pairs.items()
+            ]
+    return found
+
+
+def list_headed(ckpt: Checkpoint) -> tuple[dict[str, list[str]], int]:
+    """Return the projections of keys and of values that can be judged, by role, and the rows of a head."""
+    config, stack = ckpt.config, ckpt.components.stack
+    if config is None or stack is None:
+        return {}, 0
+    heads, hidden = config.integer(*HEADS), config.integer(*HIDDEN)
+    width = config.integer("head_dim") or (hidden // heads if heads and hidden else 0)
+    names_by_role: dict[str, list[str]] = {}
+    for layer, roles in sorted(stack.layers.items()):
+        for role in sorted(roles):
+            if KEYS.search(role) and _has_heads(ckpt, name := stack.full_name(layer, role), width):
+                names_by_role.setdefault(role, []).append(name)
+    return {role: names for role, names in names_by_role.items() if len(names) >= MIN_LAYERS}, width
+
+
+def _has_heads(ckpt: Checkpoint, name: str, width: int) -> bool:
+    """Whether a tensor is a matrix of two heads or more."""
+    stats = ckpt.values.tensors.get(name)
+    return (
+        stats is not None
+        and name in ckpt.tensor_to_file
+        and is_matrix(stats)
+        and len(stats.shape) == 2
+        and not (stats.constant or stats.zero)
+        and width > 0
+        and stats.shape[0] % width == 0
+        and stats.shape[0] > width
+    )

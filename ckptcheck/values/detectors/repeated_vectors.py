@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ckptcheck.values.detectors.byte_compare import is_cleared, map_pieces, read_tensor_bytes
+from ckptcheck.values.detectors.byte_compare import is_cleared, map_pieces, read_patterns
 from ckptcheck.values.detectors.matrix_samples import FLOATS
 from ckptcheck.values.detectors.roles import is_scale, starts_at_zero
 from ckptcheck.values.detectors.structured_tensors import TABLE
-from ckptcheck.values.dtypes import FORMATS
 from ckptcheck.values.first_looks import COLUMNS
 from ckptcheck.values.stats import TensorStats
 
@@ -58,8 +57,5 @@ def _repeats_half(ckpt: Checkpoint, name: str) -> bool:
     """Whether the second half of a vector holds the bytes of the first, and that is more than a few numbers."""
     import numpy as np
 
-    raw = read_tensor_bytes(ckpt, name, 0, ckpt.tensors[name].nbytes)
-    half = len(raw) // 2
-    if raw[:half] != raw[half:]:
-        return False
-    return np.unique(np.frombuffer(raw[:half], FORMATS[ckpt.tensors[name].dtype].unsigned)).size >= MIN_DIFFERENT
+    first, second = read_patterns(ckpt, name, 0, ckpt.tensors[name].nbytes).reshape(2, -1)
+    return np.array_equal(first, second) and np.unique(first).size >= MIN_DIFFERENT

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeVar
 
 from ckptcheck.checkpoint.components import HEAD
 from ckptcheck.checkpoint.layout import INDEX
@@ -17,6 +18,7 @@ from ckptcheck.values.stats import TensorStats
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
+T = TypeVar("T")
 ROUTER = re.compile(
     r"(^|\.)(gate|router|router\.(classifier|weight|proj|layer)|gate\.wg|moe\.gate|ffn\.router)\.weight$"
 )
@@ -131,3 +133,13 @@ def group_by_kind(ckpt: Checkpoint) -> Mapping[str, list[TensorStats]]:
         if name in ckpt.tensor_to_file:
             kinds.setdefault(name_pattern(name), []).append(stats)
     return kinds
+
+
+def group_by_file(
+    ckpt: Checkpoint, found: Iterable[T], name_of: Callable[[T], str] = attrgetter("name")
+) -> dict[str, list[T]]:
+    """Return file → what was found in tensors that lie in it, because each file gets one finding. name_of: gives the tensor."""
+    by_file: dict[str, list[T]] = {}
+    for one in found:
+        by_file.setdefault(ckpt.tensor_to_file[name_of(one)], []).append(one)
+    return by_file

@@ -30,16 +30,14 @@ HALVES = frozenset(
 )  # fmt: skip
 """Model types whose attention turns whole heads and pairs halves (`rotate_half` of transformers 5.23)."""
 PROJECTIONS = ("self_attn.q_proj.weight", "self_attn.k_proj.weight")
-MIN_LAYERS, MAX_LAYERS = 4, 12
-"""Layers that are read first (fewer are too few), and layers that are read if a doubt remains; both evenly spread."""
+MIN_LAYERS, MAX_LAYERS = 4, 8
+"""Fewer layers are too few; so many are read at most, evenly spread."""
 MAX_HEADS, MAX_COLUMNS = 4, 1024
 """Heads that are read of a matrix, and columns that estimate the norms of their rows (to 2 %)."""
 MIN_HEAD = 32
 """With fewer channels in a head chance may look like a relation."""
 NEIGHBOURS, HALF = 0.4, 0.15
 """Correlation at or above which neighbours are alike, and at or below which channels half a head apart are not."""
-DOUBT = 0.15
-"""Nearer to these limits than this, the first layers leave a doubt, and more are read."""
 
 
 class RopeOrder(msgspec.Struct, frozen=True):
@@ -53,44 +51,33 @@ class RopeOrder(msgspec.Struct, frozen=True):
     @property
     def is_interleaved(self) -> bool:
         """Whether pairs are neighbours and not halves."""
-        return self.is_nearly_interleaved(0)
-
-    def is_nearly_interleaved(self, doubt: float) -> bool:
-        """Whether pairs are neighbours and not halves, if each correlation may be wrong by `doubt`."""
-        return self.neighbours >= NEIGHBOURS - doubt and self.half <= HALF + doubt
+        return self.neighbours >= NEIGHBOURS and self.half <= HALF
 
 
 def measure_rope_order(ckpt: Checkpoint) -> RopeOrder | None:
     """Measure the order of the channels of queries and keys; None if the family or the sizes do not allow it.
 
-    It reads four heads of both matrices in four layers, and in 12 layers if the four leave a doubt. Raises Skip if a
-    file shrank since its values were read, OSError if reading fails.
+    It reads four heads of both matrices in eight layers. Raises Skip if a file shrank since its values were read, OSError if
+    reading fails.
     """
-    head, steps = _choose_layers(ckpt)
-    order = None
-    for layers in steps:
-        pairs = [
-            pair
-            for stats in _iter_projections(ckpt, layers)
-            if (pair := _correlate_channels(ckpt, stats, head)) is not None
-        ]
-        if len(pairs) >= MIN_LAYERS:
-            order = RopeOrder(median(near for near, _ in pairs), median(far for _, far in pairs))
-            if not order.is_nearly_interleaved(DOUBT):
-                break
-    return order
+    head, layers = _choose_layers(ckpt)
+    pairs = [_correlate_channels(ckpt, stats, head) for stats in _iter_projections(ckpt, layers)]
+    found = [pair for pair in pairs if pair is not None]
+    if len(found) < MIN_LAYERS:
+        return None
+    return RopeOrder(median(near for near, _ in found), median(far for _, far in found))
 
 
 def iter_first_parts(ckpt: Checkpoint) -> Iterator[MatrixPart]:
     """Yield the parts of matrices that are read first."""
-    head, steps = _choose_layers(ckpt)
-    for stats in _iter_projections(ckpt, steps[0]) if steps else ():
+    head, layers = _choose_layers(ckpt)
+    for stats in _iter_projections(ckpt, layers):
         if _can_judge(stats, head):
             yield from _iter_heads(stats, head)
 
 
-def _choose_layers(ckpt: Checkpoint) -> tuple[int, list[list[int]]]:
-    """Return the channels of a head, and the layers that are read first and in doubt; none if nothing is judged."""
+def _choose_layers(ckpt: Checkpoint) -> tuple[int, list[int]]:
+    """Return the channels of a head, and the layers that are read; none if nothing is judged."""
     config, stack = ckpt.config, ckpt.components.stack
     model_type = config.text.get("model_type", config.model_type) if config is not None else None
     if config is None or stack is None or not isinstance(model_type, str) or model_type not in HALVES:
@@ -100,7 +87,7 @@ def _choose_layers(ckpt: Checkpoint) -> tuple[int, list[list[int]]]:
     layers = [layer for layer in sorted(stack.layers) if {*PROJECTIONS} <= stack.layers[layer]]
     if head < MIN_HEAD or head % 2 or len(layers) < MIN_LAYERS:
         return 0, []
-    return head, [layers[::step] for step in (len(layers) // MIN_LAYERS, -(-len(layers) // MAX_LAYERS))]
+    return head, layers[:: -(-len(layers) // MAX_LAYERS)]
 
 
 def _iter_projections(ckpt: Checkpoint, layers: list[int]) -> Iterator[TensorStats]:

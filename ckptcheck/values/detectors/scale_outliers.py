@@ -11,6 +11,7 @@ nearest neighbours as well, which allows narrower limits.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -33,8 +34,7 @@ INNER_FACTOR = 4.0
 ENDS, NEIGHBOURS, MIN_LAYERS = 2, 4, 8
 """Layers of an end, layers near another on either side, and layers that a stack needs for a middle."""
 MAX_SUSPECTS = 4
-"""Matrices of one role that are examined between the ends: the ones whose largest magnitude is furthest from the
-median."""
+"""Matrices of one role that are examined at least: the ones whose largest magnitude is furthest from the median."""
 MIN_SIBLINGS = 4
 """Fewer other layers do not show what is usual."""
 GAP = 3.0
@@ -73,75 +73,44 @@ def _iter_stack(ckpt: Checkpoint, stack: Stack) -> Iterator[ScaleOutlier]:
             if stats is not None and stats.dtype in FLOATS and len(stats.shape) == 2 and _is_judged(stats):
                 siblings.setdefault((role, stats.shape, stats.dtype), {})[layer] = stats
     for (role, _, _), by_layer in siblings.items():
-        usual = median(stats.absmax for stats in by_layer.values())
-        if len(by_layer) <= MIN_SIBLINGS or not usual:
-            continue
-        found = [
-            ScaleOutlier(stats.name, layer, role, factor) for layer, stats, factor in _iter_far(ckpt, by_layer, usual)
-        ]
-        known = {outlier.layer for outlier in found}
-        found += [
-            ScaleOutlier(by_layer[layer].name, layer, role, factor)
-            for layer, factor in _find_between_ends(ckpt, by_layer, usual).items()
-            if layer not in known
-        ]
-        yield from sorted(found, key=lambda outlier: outlier.layer)
+        if len(by_layer) > MIN_SIBLINGS:
+            for layer, factor in sorted(_find_outliers(ckpt, by_layer).items()):
+                yield ScaleOutlier(by_layer[layer].name, layer, role, factor)
 
 
-def _iter_far(
-    ckpt: Checkpoint, by_layer: dict[int, TensorStats], usual: float
-) -> Iterator[tuple[int, TensorStats, float]]:
-    """Yield the layers that are out of line, at the ends or between them."""
-    suspects = {layer: stats for layer, stats in by_layer.items() if not SMALL * 2 < stats.absmax / usual < LARGE / 2}
-    # More than a quarter of the layers are no exception.
-    if not suspects or 4 * len(suspects) > len(by_layer):
-        return
-    others = sorted(
-        (stats for layer, stats in by_layer.items() if layer not in suspects),
-        key=lambda stats: abs(stats.absmax - usual),
-    )
-    references = [_estimate_rms(ckpt, stats) for stats in others[:MAX_REFERENCES]]
-    typical = median(references)
-    spread = max(max(typical / rms, rms / typical) for rms in references) if min(references) else float("inf")
-    for layer, stats in suspects.items():
-        factor = _estimate_rms(ckpt, stats) / typical if typical else 1.0
-        if (factor >= LARGE or 0 < factor <= SMALL) and max(factor, 1 / factor) >= GAP * spread:
-            yield layer, stats, factor
+def _find_outliers(ckpt: Checkpoint, by_layer: dict[int, TensorStats]) -> dict[int, float]:
+    """Return layer → factor, for the layers whose matrix is out of line; none if they are too many to be exceptions.
 
-
-def _find_between_ends(ckpt: Checkpoint, by_layer: dict[int, TensorStats], usual: float) -> dict[int, float]:
-    """Return layer → factor, for the layers between the ends that are out of line with the median and their neighbours.
-
-    Empty if more than an eighth of the layers are out of line: another kind of layer in between is no fault (Gemma 3).
+    Another kind of layer in between is no fault (Gemma 3), so fewer may be out of line by the narrower limits.
     """
     layers = sorted(by_layer)
-    if len(layers) < MIN_LAYERS:
+    usual = median(stats.absmax for stats in by_layer.values())
+    if not usual:
         return {}
-    distances = {
-        layer: max(by_layer[layer].absmax / usual, usual / by_layer[layer].absmax) for layer in layers[ENDS:-ENDS]
-    }
-    suspects = sorted(
-        (layer for layer in distances if distances[layer] > INNER_FACTOR / 2), key=lambda layer: -distances[layer]
-    )
+    inner = layers[ENDS:-ENDS] if len(layers) >= MIN_LAYERS else []
+    limits = {layer: (1 / INNER_FACTOR, INNER_FACTOR) if layer in inner else (SMALL, LARGE) for layer in layers}
+    ratios = {layer: by_layer[layer].absmax / usual for layer in layers}
+    suspects = [layer for layer, (low, high) in limits.items() if not 2 * low < ratios[layer] < high / 2]
+    suspects.sort(key=lambda layer: -max(ratios[layer], 1 / ratios[layer]))
+    sound = sorted(set(layers) - set(suspects), key=lambda layer: abs(by_layer[layer].absmax - usual))
+
+    @cache
+    def rms(layer: int) -> float:
+        return _estimate_rms(ckpt, by_layer[layer])
+
     found: dict[int, float] = {}
-    rms: dict[int, float] = {}
-
-    def typical_of(chosen: list[int]) -> float:
-        for layer in chosen:
-            if layer not in rms:
-                rms[layer] = _estimate_rms(ckpt, by_layer[layer])
-        return median(rms[layer] for layer in chosen)
-
-    for layer in suspects[:MAX_SUSPECTS]:
-        others = [other for other in layers if other != layer]
-        near = sorted(others, key=lambda other: abs(other - layer))[:NEIGHBOURS]
-        usual_ones = sorted(others, key=lambda other: abs(by_layer[other].absmax - usual))[:MAX_REFERENCES]
-        own, local, overall = typical_of([layer]), typical_of(near), typical_of(usual_ones)
-        if not own or not local or not overall:
+    for layer in suspects[: max(MAX_SUSPECTS, len(layers) // 4)] if sound else ():
+        references = [rms(other) for other in sound[:MAX_REFERENCES]]
+        typical, (low, high) = median(references), limits[layer]
+        near = sorted(set(layers) - {layer}, key=lambda other: (abs(other - layer), other))[:NEIGHBOURS]
+        local = median(map(rms, near)) if layer in inner else typical
+        if not min(rms(layer), local, *references) or any(low < rms(layer) / one < high for one in (typical, local)):
             continue
-        if min(own / local, own / overall) >= INNER_FACTOR or max(own / local, own / overall) <= 1 / INNER_FACTOR:
-            found[layer] = own / overall
-    return found if len(found) <= max(1, len(layers) // 8) else {}
+        factor, spread = rms(layer) / typical, max(max(typical / one, one / typical) for one in references)
+        if layer in inner or max(factor, 1 / factor) >= GAP * spread:
+            found[layer] = factor
+    is_large = all(not SMALL < factor < LARGE for factor in found.values())
+    return found if len(found) <= (len(layers) // 4 if is_large else max(1, len(layers) // 8)) else {}
 
 
 def _is_judged(stats: TensorStats) -> bool:

@@ -6,8 +6,7 @@ each other far more than vectors of different units do. The same holds for gate 
 keys, and for channel j of the values and of the output projection. The measure is the mean |cosine| of matching units,
 divided by the mean |cosine| of units that do not match: 1 for unrelated matrices, 3 to 10 in trained layers.
 
-Norms (`channel_order`) show how large a unit is; this measure uses its direction, which has as many numbers as the
-stream has channels.
+Norms show how large a unit is; this measure uses its direction, which has as many numbers as the stream has channels.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ckptcheck.checkpoint.layout import Stack
-from ckptcheck.values.channel_sample import MAX_CHANNELS, RUNS, choose_channels, find_run_starts
-from ckptcheck.values.detectors.channel_order import MIN_LAYERS, iter_feed_forward_blocks
-from ckptcheck.values.detectors.exchanged_projections import MIN_CHANNELS, expand_heads, iter_blocks
+from ckptcheck.values.channel_sample import MAX_CHANNELS, RUNS, choose_channels
+from ckptcheck.values.detectors.exchanged_projections import can_judge, expand_heads, iter_blocks
 from ckptcheck.values.detectors.matrix_samples import MatrixPart, read_rows
+from ckptcheck.values.detectors.residual_stream import MIN_CHANNELS, MIN_LAYERS
 from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
@@ -33,6 +32,23 @@ if TYPE_CHECKING:
 
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
+UP_AND_DOWN = (
+    ("up_proj", "down_proj"),
+    ("w3", "w2"),
+    ("fc1", "fc2"),
+    ("fc_in", "fc_out"),
+    ("c_fc", "c_proj"),
+    ("lin1", "lin2"),
+    ("linear1", "linear2"),
+    ("wi_1", "wo"),
+    ("wi", "wo"),
+    ("dense_h_to_4h", "dense_4h_to_h"),
+    ("intermediate.dense", "output.dense"),
+    ("intermediate_dense", "output_dense"),
+)
+"""Names of the matrix that computes the units of a feed-forward block (up, if there is a gate), and of the one that
+reads them."""
+GATES = {"up_proj": "gate_proj", "w3": "w1", "wi_1": "wi_0"}
 SHIFTS = (5, 37, 59, 83)
 """Distance of the units that serve as units that do not match."""
 
@@ -105,20 +121,39 @@ def _iter_pairs(ckpt: Checkpoint, stack: Stack, sample: SampleSize) -> Iterator[
             yield "queries", Pair(sample, block.layer, block.query, block.first, units_of_both, (0, 0), members)
             yield "values", Pair(sample, block.layer, block.second, block.last, units_of_both[::-1], (0, 1), members)
     for layer in sorted(stack.layers):
-        for _, feed_forward in iter_feed_forward_blocks(ckpt, stack, layer):
-            up, axis = feed_forward.up, feed_forward.axis
-            if min(up.shape) < MIN_CHANNELS:
-                continue
-            units = choose_channels(up.shape[axis], sample.units)
-            yield "feed-forward", Pair(sample, layer, up, feed_forward.down, (units, units), (axis, 1 - axis))
-            if (gate := feed_forward.gate_stats) is not None:
-                yield "feed-forward", Pair(sample, layer, gate, feed_forward.down, (units, units), (axis, 1 - axis))
+        for matrix, down, axis in _iter_feed_forward(ckpt, stack, layer):
+            units = choose_channels(matrix.shape[axis], sample.units)
+            yield "feed-forward", Pair(sample, layer, matrix, down, (units, units), (axis, 1 - axis))
 
 
 def _repeat(units: NDArray[np.intp], times: int) -> NDArray[np.intp]:
     import numpy as np
 
     return np.tile(units, times)
+
+
+def _iter_feed_forward(ckpt: Checkpoint, stack: Stack, layer: int) -> Iterator[tuple[TensorStats, TensorStats, int]]:
+    """Yield each up and gate of a layer, with its down and with the axis that counts units: 0 for torch.nn.Linear, 1 for Conv1D."""
+    tensors, names = ckpt.values.tensors, stack.layers[layer]
+    for role in sorted(names):
+        for up, down in UP_AND_DOWN:
+            prefix = role.removesuffix(f"{up}.weight")
+            if prefix == role or (prefix and not prefix.endswith(".")) or f"{prefix}{down}.weight" not in names:
+                continue
+            if up == "wi" and f"{prefix}wi_1.weight" in names:
+                continue
+            first, last, gate = (
+                tensors.get(stack.full_name(layer, f"{prefix}{part}.weight")) for part in (up, down, GATES.get(up, ""))
+            )
+            if first is None or last is None or not all(can_judge(ckpt, stats) for stats in (first, last)):
+                continue
+            if first.shape != last.shape[::-1] or first.shape[0] == first.shape[1] or min(first.shape) < MIN_CHANNELS:
+                continue
+            axis = 0 if first.shape[0] > first.shape[1] else 1
+            yield first, last, axis
+            if gate is not None and gate.shape == first.shape and can_judge(ckpt, gate):
+                yield gate, last, axis
+            break
 
 
 def measure_pairs(ckpt: Checkpoint, kinds: Kinds) -> dict[Kind, dict[int, Measure]]:
@@ -184,5 +219,5 @@ def compare_units(first: NDArray[np.float32], second: NDArray[np.float32], membe
     other = float(np.mean([compare_shifted(shift % number).mean() for shift in SHIFTS]))
     if not other > 0:
         return 0.0, (0.0,) * RUNS
-    parts = np.split(own / other, find_run_starts(len(own))[1:])
+    parts = np.split(own / other, [part * len(own) // RUNS for part in range(1, RUNS)])
     return float(own.mean()) / other, tuple(float(part.mean()) for part in parts)

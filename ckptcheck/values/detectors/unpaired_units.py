@@ -12,16 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ckptcheck.values.detectors.channel_order import (
-    MAX_SHARE,
-    find_explained,
-    find_mismatched_blocks,
-    find_scattered_matrices,
-)
 from ckptcheck.values.detectors.exchanged_projections import find_exchanged_projections
-from ckptcheck.values.detectors.foreign_values import find_exchanged_values
-from ckptcheck.values.detectors.fresh_shares import find_fresh_shares
 from ckptcheck.values.detectors.repeated_shares import find_repeated_share
+from ckptcheck.values.detectors.residual_stream import MAX_SHARE, find_explained, find_scattered_matrices
 from ckptcheck.values.detectors.unit_pairs import (
     FIRST_LOOK,
     WHOLE,
@@ -125,10 +118,7 @@ def _find_explained(ckpt: Checkpoint) -> set[str]:
     exchanged = find_exchanged_projections(ckpt)
     return {
         *find_explained(ckpt),
-        *(name for block in find_mismatched_blocks(ckpt) for name in (block.up, block.down)),
         *(matrix.name for matrix in find_scattered_matrices(ckpt)),
-        *(name for pair in find_exchanged_values(ckpt) for name in (*pair.values, *pair.outputs)),
-        *(share.name for share in find_fresh_shares(ckpt)),
         *(name for pair in exchanged for name in pair.tensors),
         *(name.replace(pair.first, pair.second) for pair in exchanged for name in pair.tensors),
     }

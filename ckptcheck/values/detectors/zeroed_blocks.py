@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 
 MAX_PADDING_SHARE = 1 / 8
 """Share of a matrix's rows that may be zero at its end: sizes are padded to multiples for kernels and ranks."""
-MIN_TABLE_ROWS = 8
-"""Zero rows of a table other than the vocabulary's that count as a rank's part. Fewer are padding (``padding_idx``)."""
-PATCH_FILTER_SHARE = 8
-"""Adjacent zero filters in a kernel of image patches count as lost from the share 1 / PATCH_FILTER_SHARE; fewer may have died."""
 
 
 class ZeroPart(NamedTuple):
@@ -167,26 +163,13 @@ def _may_be_zero(ckpt: Checkpoint, shard: Shard, part: ZeroPart) -> bool:
             begin - low, end - low, high - low, lambda: _has_ordinary_rows(ckpt, begin - low, end - low, row)
         )
         return not (share or _is_torn(begin - low, end - low, row))
-    if "embed" in name:
-        return not _is_damaged_table(stats, begin - low, end - low, high - low)
+    if "embed" in name:  # another table, or a kernel of image patches: whole rows or filters may be unused
+        row = row if len(stats.shape) > 3 else (high - low) * stats.shape[-1] // prod(stats.shape)
+        # Position 0 of a sinusoidal table is zero for one half of its row.
+        is_half = row % 2 == 0 and (begin - low) % (row // 2) == 0 and (end - low) % (row // 2) == 0
+        return is_half or not _is_torn(begin - low, end - low, row)
     at_the_end = end == high and (begin - low) % row == 0 and end - begin <= MAX_PADDING_SHARE * (high - low)
     return at_the_end and _may_be_padded(ckpt, stats)
-
-
-def _is_damaged_table(stats: TensorStats, begin: int, end: int, nbytes: int) -> bool:
-    """Whether zeros in a table other than the vocabulary's are damage: part of a row, or a rank's part that is not the last.
-
-    Whole rows may be unused. Position 0 of a sinusoidal table is zero for one half of its row. A kernel that cuts an image
-    into patches is called an embedding too; all its filters are in use, except for single ones that died.
-    begin, end: bytes from the start of the tensor.
-    """
-    if len(stats.shape) > 3:
-        return _is_torn(begin, end, nbytes // stats.shape[0]) or PATCH_FILTER_SHARE * (end - begin) >= nbytes
-    row = nbytes * stats.shape[-1] // prod(stats.shape)
-    if row % 2 == 0 and begin % (row // 2) == 0 and end % (row // 2) == 0:
-        several = end - begin >= MIN_TABLE_ROWS * row and begin % row == 0 and end < nbytes
-        return several and _is_rank_share(begin, end, nbytes, lambda: False)
-    return _is_torn(begin, end, row)
 
 
 def _is_torn(begin: int, end: int, row: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
-from ckptcheck.values.detectors.byte_compare import is_cleared, map_pieces, read_tensor_bytes
+from ckptcheck.values.detectors.byte_compare import is_cleared, map_pieces, read_patterns
 from ckptcheck.values.detectors.roles import is_matrix, is_scale, starts_at_zero
 from ckptcheck.values.detectors.structured_tensors import is_learned_weight
 from ckptcheck.values.dtypes import FORMATS
@@ -66,11 +66,8 @@ def _find_zero_parts(ckpt: Checkpoint, stats: TensorStats, first: int, number: i
     step = max(1, READ_BYTES // width)
     zero = np.ones(COLUMN_PARTS, np.bool_)
     for row in range(first, first + number, step):
-        raw = read_tensor_bytes(ckpt, stats.name, row * width, min(step, first + number - row) * width)
-        rows = np.frombuffer(raw[: len(raw) // width * width], np.uint8).reshape(
-            -1, COLUMN_PARTS, width // COLUMN_PARTS
-        )
-        zero &= ~rows.any(axis=(0, 2))
+        rows = read_patterns(ckpt, stats.name, row * width, min(step, first + number - row) * width)
+        zero &= ~rows.reshape(-1, COLUMN_PARTS, stats.shape[-1] // COLUMN_PARTS).any(axis=(0, 2))
         if not zero.any():
             break
     return {int(part) for part in np.flatnonzero(zero)}

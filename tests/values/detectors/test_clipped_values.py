@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.values.detectors.clipped_values import ClippedMatrix, find_clipped_matrices
+from ckptcheck.values.detectors.middle_pieces import MiddlePiece, find_clipped_matrices
 from ckptcheck.values.dtypes import decode
 from ckptcheck.values.value_pass import ValuePass
 from tests.conftest import needs
@@ -24,7 +24,7 @@ def read_matrix(folder: Path) -> NDArray[np.float32]:
     )
 
 
-def find_after(source: Path, target: Path, value: NDArray[np.float32]) -> list[ClippedMatrix]:
+def find_after(source: Path, target: Path, value: NDArray[np.float32]) -> list[MiddlePiece]:
     """Write a matrix as BF16, rounded toward zero, and look for clipped ones."""
     bits = (value.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     folder = copy_with_values(source, target, {NAME: bits.tobytes()})
@@ -37,8 +37,7 @@ def test_numbers_that_were_cut_off(smollm2: Path, tmp_path: Path, deviations: fl
     bound = deviations * value.std()
     (found,) = find_after(smollm2, tmp_path / "clipped", value.clip(-bound, bound))
     assert found.name == NAME
-    assert found.bound == pytest.approx(bound, rel=0.01)
-    assert found.share == pytest.approx(float((np.abs(value) >= bound).mean()), rel=0.5)
+    assert found.cut_off == pytest.approx(float((np.abs(value) >= bound).mean()), rel=0.5)
 
 
 def test_a_cast_that_saturates(smollm2: Path, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_shard_of_swapped_bytes_is_one_finding(smollm2: Path, tmp_path: Path) 
     ]
     assert [finding.file for finding in findings] == [shard]
     assert " tensors hold an absurdly large value: " in findings[0].message
-    assert findings[0].message.endswith(": a wrong order of bytes")
+    assert findings[0].message.endswith(": flipped bits, or a wrong dtype or order of bytes")
 
 
 def test_integers_for_numbers_in_a_real_model(smollm2: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.values.detectors.duplicate_rows import find_duplicate_rows
-from ckptcheck.values.detectors.repeated_runs import find_repeated_runs
 from ckptcheck.values.value_pass import ValuePass
 from tests.factories.value_cases import copy_with_embedding, find_embedding_codes
 
@@ -40,21 +39,6 @@ def test_a_used_token_that_is_a_copy_of_a_real_untrained_row(smollm2: Path, tmp_
     assert find_embedding_codes(copy_with_embedding(tmp_path / "start", smollm2, copy(1))) == ["EMB005"]
     assert find_embedding_codes(copy_with_embedding(tmp_path / "both", smollm2, copy(1, 2))) == ["EMB004", "EMB005"]
     assert find_embedding_codes(copy_with_embedding(tmp_path / "unused", smollm2, copy(3, 4, 5, 6))) == []
-
-
-@pytest.mark.parametrize(("first", "number", "codes"), [(4000, 2000, ["EMB002"]), (4000, 63, [])])
-def test_a_block_of_the_vocabulary_that_is_one_row(
-    smollm2: Path, tmp_path: Path, first: int, number: int, codes: list[str]
-) -> None:
-    def fill(rows: NDArray[np.uint16]) -> None:
-        rows[first : first + number] = rows[first]
-
-    folder = copy_with_embedding(tmp_path / "copy", smollm2, fill)
-    assert find_embedding_codes(folder) == codes
-    runs = find_repeated_runs(open_checkpoint(str(folder), value_reader=ValuePass()), "model.embed_tokens.weight")
-    assert [(run.first, run.last, len(run.words)) for run in runs] == (
-        [(first, first + number - 1, number)] if codes else []
-    )
 
 
 def test_a_thousand_copies_are_not_read_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,10 @@ from ckptcheck.values.detectors.duplicate_tensors import find_equal_matrices
 from ckptcheck.values.detectors.exchanged_projections import find_exchanged_projections
 from ckptcheck.values.detectors.fresh_rows import find_fresh_rows
 from ckptcheck.values.detectors.init_detection import find_init_groups
-from ckptcheck.values.detectors.middle_pieces import read_middle_pieces
+from ckptcheck.values.detectors.middle_pieces import find_shifted_matrices
 from ckptcheck.values.detectors.norms import find_torn_norms
-from ckptcheck.values.detectors.repeated_heads import find_repeated_heads
-from ckptcheck.values.detectors.residual_axis import find_transposed_matrices
+from ckptcheck.values.detectors.repeated_shares import find_repeated_heads
+from ckptcheck.values.detectors.residual_stream import find_transposed_matrices
 from ckptcheck.values.detectors.rope_order import measure_rope_order
 from ckptcheck.values.detectors.unit_pairs import FIRST_LOOK, collect_pairs, measure_pairs
 from ckptcheck.values.value_pass import ValuePass
@@ -73,7 +73,7 @@ def look(ckpt: Checkpoint) -> list[Any]:
         find_equal_matrices(ckpt),
         list(find_mislabelled(ckpt)),
         find_init_groups(ckpt),
-        read_middle_pieces(ckpt),
+        find_shifted_matrices(ckpt),
         find_torn_norms(ckpt),
         find_transposed_matrices(ckpt),
         find_exchanged_projections(ckpt),

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.values.detectors.shifted_values import ShiftedMatrix, find_shifted_matrices
+from ckptcheck.values.detectors.middle_pieces import MiddlePiece, find_shifted_matrices
 from ckptcheck.values.value_pass import ValuePass
 from tests.factories.value_cases import copy_with_values, read_raw_values
 
@@ -22,7 +22,7 @@ def read_matrix(folder: Path, name: str) -> NDArray[np.float32]:
     return (raw.astype(np.uint32) << 16).view(np.float32)
 
 
-def find_after(source: Path, target: Path, changed: dict[str, NDArray[np.float32]]) -> list[ShiftedMatrix]:
+def find_after(source: Path, target: Path, changed: dict[str, NDArray[np.float32]]) -> list[MiddlePiece]:
     """Write matrices as BF16, rounded toward zero, and look for shifted ones."""
     values = {name: (value.view(np.uint32) >> 16).astype(np.uint16).tobytes() for name, value in changed.items()}
     folder = copy_with_values(source, target, values)

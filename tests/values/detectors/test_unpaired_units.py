@@ -49,14 +49,33 @@ def test_queries_of_another_layer(smollm2: Path, tmp_path: Path) -> None:
     assert (unpaired.names, unpaired.belongs) == ((name_of(12, "q"), name_of(12, "k")), 20)
 
 
-def test_gates_of_two_layers(smollm2: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", [(1, 0), (2, 0, 3, 1)])
+def test_ranks_that_changed_places(smollm2: Path, tmp_path: Path, order: tuple[int, ...]) -> None:
+    (value,) = read_layer(open_checkpoint(str(smollm2)), 12, "up")
+    parts = np.split(value, len(order))
+    ckpt = open_changed(smollm2, tmp_path / "ranks", {name_of(12, "up"): np.concatenate([parts[at] for at in order])})
+    (unpaired,) = find_unpaired_matrices(ckpt)
+    assert unpaired.names == (name_of(12, "up"), name_of(12, "down"))
+
+
+@pytest.mark.parametrize(
+    ("part", "layers", "first"),
+    [("up", (8, 15), "up"), ("gate", (12, 20), "gate"), ("v", (2, 7), "v"), ("o", (2, 7), "v")],
+)
+def test_matrices_of_two_layers(smollm2: Path, tmp_path: Path, part: str, layers: tuple[int, int], first: str) -> None:
     sound = open_checkpoint(str(smollm2))
-    changed = {name_of(here, "gate"): read_layer(sound, there, "gate")[0] for here, there in ((12, 20), (20, 12))}
+    changed = {name_of(here, part): read_layer(sound, there, part)[0] for here, there in (layers, layers[::-1])}
     found = find_unpaired_matrices(open_changed(smollm2, tmp_path / "changed", changed))
     assert [(unpaired.names[0], unpaired.belongs) for unpaired in found] == [
-        (name_of(12, "gate"), 20),
-        (name_of(20, "gate"), 12),
+        (name_of(layers[0], first), layers[1]),
+        (name_of(layers[1], first), layers[0]),
     ]
+
+
+def test_exchanged_gates_are_left_to_their_own_rule(smollm2: Path, tmp_path: Path) -> None:
+    gate, up = read_layer(open_checkpoint(str(smollm2)), 12, "gate", "up")
+    ckpt = open_changed(smollm2, tmp_path / "gates", {name_of(12, "gate"): up, name_of(12, "up"): gate})
+    assert find_unpaired_matrices(ckpt) == []
 
 
 def test_the_part_of_one_rank(smollm2: Path, tmp_path: Path) -> None:
