@@ -8,9 +8,17 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
-from ckptcheck.jobs.document import Leaf
-from ckptcheck.jobs.framework import FieldSource, find_closest_name, make_setting, normalize_dtype, split_names
-from ckptcheck.jobs.interpolation import ResolvedValue
+from ckptcheck.jobs.document import Document
+from ckptcheck.jobs.framework import (
+    FieldSource,
+    find_closest_name,
+    is_positive,
+    make_setting,
+    negate,
+    normalize_dtype,
+    split_names,
+)
+from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, Setting, UnknownKey
 
 NEWEST = {"vllm": "0.32.0", "sglang": "0.5.23"}
@@ -23,10 +31,6 @@ SHORT = {
     "-cc": "compilation_config", "-ac": "attention_config",
 }  # fmt: skip
 """Short option of vLLM → the argument."""
-
-
-def _negate(value: object) -> object:
-    return None if not isinstance(value, bool) else not value
 
 
 def _is_asked_for(value: object) -> object:
@@ -49,10 +53,6 @@ def _raw_or_processed(value: object) -> object:
     }.get(str(value))
 
 
-def _is_positive(value: object) -> object:
-    return value > 0 if isinstance(value, (int, float)) else None
-
-
 def _is_float32(value: object) -> object:
     return normalize_dtype(value) == "float32"
 
@@ -66,7 +66,7 @@ VLLM: Mapping[str, FieldSource] = {
     "engine.logprobs": FieldSource(("logprobs_mode",), read=_raw_or_processed),
     "engine.prefix_caching": FieldSource(("enable_prefix_caching",)),
     "engine.async_scheduling": FieldSource(("async_scheduling",)),
-    "engine.cascade_attention": FieldSource(("disable_cascade_attn",), read=_negate),
+    "engine.cascade_attention": FieldSource(("disable_cascade_attn",), read=negate),
     "engine.chunked_prefill": FieldSource(("enable_chunked_prefill",)),
     "engine.fp32_head": FieldSource(("hf_overrides.head_dtype",), read=_is_float32),
     "engine.draft": FieldSource(
@@ -90,9 +90,9 @@ SGLANG: Mapping[str, FieldSource] = {
     "engine.quantization": FieldSource(("quantization",)),
     "engine.kv_cache_dtype": FieldSource(("kv_cache_dtype",)),
     "engine.max_model_len": FieldSource(("context_length",)),
-    "engine.prefix_caching": FieldSource(("disable_radix_cache",), read=_negate),
-    "engine.async_scheduling": FieldSource(("disable_overlap_schedule",), read=_negate),
-    "engine.chunked_prefill": FieldSource(("chunked_prefill_size",), read=_is_positive),
+    "engine.prefix_caching": FieldSource(("disable_radix_cache",), read=negate),
+    "engine.async_scheduling": FieldSource(("disable_overlap_schedule",), read=negate),
+    "engine.chunked_prefill": FieldSource(("chunked_prefill_size",), read=is_positive),
     "engine.fp32_head": FieldSource(("enable_fp32_lm_head",)),
     "engine.draft": FieldSource(("speculative_algorithm",), read=bool),
     "engine.draft_method": FieldSource(("speculative_algorithm",)),
@@ -231,15 +231,12 @@ def apply_engine_defaults(job: Job) -> None:
             job.settings[name] = Setting(value, "default", f"default of {TITLES[job.engine]} {version}")
 
 
-def arguments_in_section(
-    found: Mapping[str, Leaf], resolve: Callable[[str], ResolvedValue | None], section: str
-) -> dict[str, ResolvedValue]:
-    """Return the arguments in a section of a document: path below the section → resolved value.
+BESIDE = split_names("model_tag model_name api_key config vllm_model_impl log_level")
+"""Options that are none of the engine's; the last two are those of ``trl vllm-serve``."""
 
-    found: the document's leaves. resolve: resolves a path of that document.
-    """
-    arguments = {}
-    for path in found:
-        if path.startswith(f"{section}.") and (resolved := resolve(path)) is not None:
-            arguments[path[len(section) + 1 :]] = resolved
-    return arguments
+
+def finish_engine_job(job: Job, document: Document, engine: str) -> None:
+    """Set the engine's name and its arguments. engine: vllm or sglang."""
+    job.settings["engine.name"] = Setting(engine, "default", "the launch line")
+    arguments = {name: resolved for name in document.leaves if (resolved := resolve(document, name)) is not None}
+    apply_engine_arguments(job, engine, arguments, beside=BESIDE)

@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -111,6 +111,8 @@ def fill_job(job: Job, document: Document, framework: Framework) -> None:
             if key not in known and not leaf.is_default:
                 job.unknown_keys.append(UnknownKey(leaf, near=find_closest_name(key, known)))
     framework.finish(job, document)
+    if (job.number("trainer.ep") or 1) > 1 and job["trainer.moe"].status == "unknown":
+        set_derived(job, "trainer.moe", True, job["trainer.ep"])
     job.settings = {name: setting for name, setting in job.settings.items() if setting.status != "unknown"}
 
 
@@ -181,6 +183,26 @@ def is_switched_on(document: Document, *paths: str) -> bool:
     return found is not None and (bool(found.reason) or coerce(found.value, "flag") is True)
 
 
+def read_section(document: Document, section: str) -> dict[str, ResolvedValue]:
+    """Return the values below a section: path below it → value. The section may be written as one mapping: ``a.b={c: 1}``."""
+    values: dict[str, ResolvedValue] = {}
+    whole = resolve(document, section)
+    if whole is not None and isinstance(whole.value, dict):
+        values |= {str(key): ResolvedValue(value, whole.leaf) for key, value in whole.value.items()}
+    for rest, _ in document.iter_section(section):
+        if (resolved := resolve(document, f"{section}.{rest}")) is not None:
+            values[rest] = resolved
+    return values
+
+
+def expand_negations(document: Document, is_key: Callable[[str], bool]) -> None:
+    """Make ``--no_x`` of a command line x = false. is_key: whether the framework has a key of a name as it is."""
+    for path, leaf in list(document.leaves.items()):
+        if path.startswith("no_") and leaf.value is True and not is_key(path):
+            document.remove(path)
+            document.put(path.removeprefix("no_"), replace(leaf, value=False))
+
+
 def expand_mapping(document: Document, path: str) -> None:
     """Put the keys of a JSON object below its path: ``--generation_kwargs '{"top_p": 0.9}'``; other values stay as they are."""
     leaf = document.leaves.get(path)
@@ -227,6 +249,27 @@ def coerce(value: object, kind: Kind) -> object:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return None
     return str(value) or None
+
+
+def is_positive(value: object) -> object:
+    """Return whether a number is above 0; None for what is no number."""
+    return value > 0 if isinstance(value, (int, float)) else None
+
+
+def negate(value: object) -> object:
+    """Return the opposite of a flag; None for what is none."""
+    return not value if isinstance(value, bool) else None
+
+
+def name_backend(value: object) -> object:
+    """Return the name of a training backend: fsdp2 → fsdp, megatron_train → megatron."""
+    name = str(value).removesuffix("_train").removesuffix("_infer")
+    return "fsdp" if name.startswith("fsdp") else name
+
+
+def name_router_replay(value: object) -> object:
+    """Return whose choice of experts the trainer repeats: R3 → rollout, R2 → recompute."""
+    return {"R3": "rollout", "R2": "recompute"}.get(str(value), "none")
 
 
 def normalize_dtype(value: object) -> object:

@@ -1,7 +1,8 @@
-"""The names that keys of a framework's configuration have had (``key_names.json`` in its folder), and what is almost one of them.
+"""What is known of a framework's keys without its releases: the names that they have had, and those that its code reads nowhere.
 
-A table of names knows no releases and no values. It finds slips of the pen where neither the framework's sources are beside the job
-nor a table by release (`ckptcheck.jobs.key_table`) is. ``fixtures/learn_key_names.py`` writes it from a clone.
+A table of names (``key_names.json`` in the framework's folder) knows no releases and no values. It finds slips of the pen where
+neither the framework's sources are beside the job nor a table by release (`ckptcheck.jobs.key_table`) is.
+``fixtures/learn_key_names.py`` and ``fixtures/learn_unread_keys.py`` (``unread.json``) write the tables from a clone.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from functools import cache
 import msgspec
 
 from ckptcheck.framework_folders import find_framework_data
+from ckptcheck.jobs.dated_defaults import Change, DatedDefaults, describe_span, holds_in
 from ckptcheck.jobs.document import Document, Leaf
-from ckptcheck.jobs.framework import find_closest_name
-from ckptcheck.jobs.job import UnknownKey
+from ckptcheck.jobs.framework import Framework, find_closest_name
+from ckptcheck.jobs.job import UnknownKey, UnreadKey
 
 LEAST_LENGTH = 4
 """Names shorter than this are alike by chance."""
@@ -85,3 +87,70 @@ def list_refused(overrides: Mapping[str, Leaf], table: KeyNames, title: str) -> 
         if "." in path and find_unknown_part(path, table.names) is not None:
             why = f"no version of {title} to {table.date} has it, and Hydra refuses a key that the configuration lacks"
             yield UnknownKey(leaf, why)
+
+
+SAYS_NOTHING: tuple[object, ...] = (None, False, "", {}, [])
+"""Values that ask for nothing, so that it is no loss if nothing reads them."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A key that no code reads."""
+
+    since: Change
+    """The first release, or commit, from which on nothing reads it."""
+    defaults: tuple[object, ...]
+    """The values that the framework's own configurations give it."""
+    in_examples: bool
+    """Whether the framework's examples set it."""
+
+
+class UnreadTable(msgspec.Struct, frozen=True):
+    """The keys that a framework's code reads nowhere."""
+
+    repository: str
+    """The repository on GitHub: owner/name."""
+    commit: str
+    """The newest commit that was read."""
+    date: str
+    """The date of that commit."""
+    keys: Mapping[str, Entry]
+    """Dotted path → when nothing reads it."""
+
+
+@cache
+def load_unread_table(name: str) -> UnreadTable | None:
+    """Return the table of a framework, or None where there is none. name: as in ``--framework``."""
+    file = find_framework_data(name, "unread.json")
+    return msgspec.json.decode(file.read_bytes(), type=UnreadTable) if file is not None else None
+
+
+def is_read(name: str, path: str, defaults: DatedDefaults | None) -> bool:
+    """Return whether a framework's code reads a key in the version that a job runs with. name: as in ``--framework``."""
+    table = load_unread_table(name)
+    entry = table.keys.get(path) if table is not None else None
+    return (
+        entry is None
+        or defaults is None
+        or not holds_in(defaults.version, entry.since, None, defaults.table.newest_release)
+    )
+
+
+def list_unread_keys(document: Document, framework: Framework, defaults: DatedDefaults | None) -> list[UnreadKey]:
+    """Return the keys that a job sets and that its version of the framework reads nowhere.
+
+    A job with a program of its own has none, as that may read any key.
+    """
+    table = load_unread_table(framework.name)
+    is_own = document.script and (framework.launches is None or not framework.launches.search(document.script))
+    if table is None or defaults is None or is_own:
+        return []
+    found = []
+    for path, entry in table.keys.items():
+        leaf = document.leaves.get(path)
+        if leaf is None or leaf.is_default or leaf.value in SAYS_NOTHING or leaf.value in entry.defaults:
+            continue
+        if not is_read(framework.name, path, defaults):
+            found.append(
+                UnreadKey(leaf, f"{defaults.table.title}{describe_span(entry.since, None)}", entry.in_examples)
+            )
+    return found

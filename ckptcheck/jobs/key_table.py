@@ -15,7 +15,6 @@ from pathlib import Path
 from ckptcheck.jobs.dated_defaults import BY_KEYS, FrameworkVersion
 from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.framework import FieldSource, find_closest_name, read_setting
-from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, UnknownKey
 
 
@@ -178,6 +177,20 @@ class KeyTable:
             )
         return unknown
 
+    def list_unknown_flags(self, document: Document, release: int, others: frozenset[str]) -> list[UnknownKey]:
+        """Return the flags of a command line that neither a release has nor the programs around it. others: theirs."""
+        unknown: list[UnknownKey] = []
+        for path, leaf in document.leaves.items():
+            key = path.partition(".")[0]
+            if key in others or self.find(key, release) is not None:
+                continue
+            known_in = self.list_releases(key)
+            why = f"{self.describe(release)} has no such key; {self.describe(known_in[-1])} had it" if known_in else ""
+            near = "" if known_in else find_closest_name(key, self.names_below("", release) | others)
+            if (unknown_key := UnknownKey(leaf, why, near)) not in unknown:
+                unknown.append(unknown_key)
+        return unknown
+
     def names_below(self, path: str, release: int) -> frozenset[str]:
         """Return the keys that a release has in a section; none for a key that is no section."""
         section = self.roots[release]
@@ -221,15 +234,3 @@ def set_from_table(
     if default is not None and source.read is not None:
         default = source.read(default)
     job.settings[name] = read_setting(job, document, name, replace(source, default=default, of=of))
-
-
-def read_mapping(document: Document, section: str) -> dict[str, ResolvedValue]:
-    """Return the values below a section: path below it → value. The section may be written as one mapping: ``a.b={c: 1}``."""
-    values: dict[str, ResolvedValue] = {}
-    whole = resolve(document, section)
-    if whole is not None and isinstance(whole.value, dict):
-        values |= {str(key): ResolvedValue(value, whole.leaf) for key, value in whole.value.items()}
-    for path in document.leaves:
-        if path.startswith(f"{section}.") and (resolved := resolve(document, path)) is not None:
-            values[path[len(section) + 1 :]] = resolved
-    return values

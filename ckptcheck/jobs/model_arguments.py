@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.jobs.python_source.python_file import read_python_file
+from ckptcheck.jobs.python_source.evaluator import read_python_file
 from ckptcheck.jobs.python_source.values import Text
 from ckptcheck.jobs.shell.word import MARK, Word
 

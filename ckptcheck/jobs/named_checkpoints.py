@@ -1,6 +1,8 @@
 """Scans the checkpoints that a job names, headers only, where they are on this machine or in an object store.
 
-The scan compares their ignore lists with how the job's engine and trainer read them.
+The scan compares their ignore lists with how the job's engine and trainer read them. The sampling parameters that requests leave
+out come from the model's generation_config.json, as in vLLM's server (``ModelConfig.get_diff_sampling_param``;
+``--generation-config auto`` is the default since 0.8.0, vllm-project/vllm#12622).
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.objects.address import is_object_address
 from ckptcheck.checkpoint.open import REPOSITORY
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.jobs.job import Job, NamedCheckpoint
-from ckptcheck.jobs.model_defaults import NEUTRAL
+from ckptcheck.jobs.document import Leaf
+from ckptcheck.jobs.job import Job, NamedCheckpoint, Setting
 from ckptcheck.linter.rule import Skip
 from ckptcheck.text.file_io import expand_home
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from ckptcheck.checkpoint.config import Config
     from ckptcheck.checkpoint.tokenizer import Tokenizer
     from ckptcheck.checkpoint.vocabulary import Vocabulary
+
 
 TRACKER, STEP = "latest_checkpointed_iteration.txt", re.compile(r"iter_\d{7}")
 """Megatron's file with the number of the newest step, and the folder of a step."""
@@ -181,4 +184,35 @@ def _scan(job: Job, name: str, path: str) -> NamedCheckpoint:
         turn_ends=turn_ends,
         sampling=_read_sampling(ckpt.generation_config),
         quantized=str(quantization.get("quant_method")) if isinstance(quantization, dict) else "none",
+    )
+
+
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0.0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""The parameters that vLLM takes from generation_config.json → the value at which each changes nothing."""
+FILE = "generation_config.json"
+
+
+def apply_model_defaults(job: Job) -> None:
+    """Set the sampling parameters that the job's requests leave out to those of its model, where vLLM takes them from it."""
+    if not takes_model_defaults(job):
+        return
+    checkpoint = job.checkpoints.get("checkpoint.model")
+    if checkpoint is None or checkpoint.sampling is None:
+        return
+    for name, neutral in NEUTRAL.items():
+        value = checkpoint.sampling.get(name)
+        if value is None or job[f"rollout.{name}"].status in ("set", "unresolved"):
+            continue
+        is_neutral = value == neutral or (name == "top_k" and value <= 0)
+        if not is_neutral:
+            leaf = Leaf(value, name, f"{checkpoint.named}/{FILE}")
+            job.settings[f"rollout.{name}"] = Setting(value, "set", "", leaf)
+
+
+def takes_model_defaults(job: Job) -> bool:
+    """Return whether the engine fills what the job's requests leave out from the model's generation_config.json."""
+    return (
+        job.engine == "vllm"
+        and job.flag("rollout.from_engine") is True
+        and job.text("engine.generation_config") == "auto"
     )

@@ -19,16 +19,14 @@ from ckptcheck.jobs.files import PINNED, SHELL, TOML, YAML, JobFiles, find_envir
 from ckptcheck.jobs.framework import Framework, environment_flag, fill_job
 from ckptcheck.jobs.framework_version import find_framework_version, find_pin_around
 from ckptcheck.jobs.job import Job, Setting, UnknownKey
-from ckptcheck.jobs.key_names import list_refused, list_slips, load_key_names
+from ckptcheck.jobs.key_names import list_refused, list_slips, list_unread_keys, load_key_names
 from ckptcheck.jobs.known_issues import find_met_issues
 from ckptcheck.jobs.launch_script import read_launch_script
-from ckptcheck.jobs.model_defaults import apply_model_defaults
-from ckptcheck.jobs.named_checkpoints import scan_named_checkpoints
+from ckptcheck.jobs.live_arguments import SUGGESTIONS, suggest_commands
+from ckptcheck.jobs.named_checkpoints import apply_model_defaults, scan_named_checkpoints
 from ckptcheck.jobs.python_source.python_job import require_python_job
-from ckptcheck.jobs.shell.commands import SUGGESTIONS, suggest_commands
 from ckptcheck.jobs.shell.word import Word
 from ckptcheck.jobs.this_machine import Probe, look_at_machine
-from ckptcheck.jobs.unread_keys import list_unread_keys
 from ckptcheck.linter.report import Section
 from ckptcheck.text.file_io import expand_home
 from ckptcheck.text.formatting import join_truncated

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.jobs.job import Job, shown
-from ckptcheck.jobs.model_defaults import FILE, NEUTRAL, takes_model_defaults
+from ckptcheck.jobs.named_checkpoints import FILE, NEUTRAL, takes_model_defaults
 
 
 @rule("JOB053", "model-sampling", severity="warning", on="job", when=takes_model_defaults)

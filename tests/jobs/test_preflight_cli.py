@@ -16,8 +16,8 @@ import typer.main
 
 from ckptcheck import preflight
 from ckptcheck.cli.app import build_app
+from ckptcheck.jobs.live_arguments import suggest_commands
 from ckptcheck.jobs.open_job import list_frameworks, open_job, split_variables
-from ckptcheck.jobs.shell.commands import suggest_commands
 from tests.factories.checkpoint_cases import CHECKPOINTS, ROOT
 from tests.factories.sample_reports import SARIF
 

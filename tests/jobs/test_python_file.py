@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.jobs.python_source.python_file import PythonScript, find_modules_beside, read_python_file
+from ckptcheck.jobs.python_source.evaluator import PythonScript, read_python_file
+from ckptcheck.jobs.python_source.python_job import find_modules_beside
 from ckptcheck.jobs.python_source.values import Text, to_plain
 
 
@@ -128,7 +129,7 @@ TYPER = """
 app = typer.Typer()
 
 @app.command()
-def train(n: int = typer.Option(8, "--n")):
+def train(n: int = 8):
     use(n)
 
 if __name__ == "__main__":

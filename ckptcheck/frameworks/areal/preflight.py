@@ -28,9 +28,12 @@ from ckptcheck.jobs.framework import (
     Framework,
     derive_setting,
     find_written,
+    is_positive,
     leave_out_unresolved,
+    negate,
     normalize_dtype,
     read_setting,
+    remove_settings,
     set_derived,
     set_weights,
 )
@@ -46,14 +49,6 @@ MOST_TOP_K = 1_000_000
 
 def _top_k(value: object) -> object:
     return -1 if isinstance(value, (int, float)) and value >= MOST_TOP_K else value
-
-
-def _negate(value: object) -> object:
-    return not value if isinstance(value, bool) else None
-
-
-def _is_positive(value: object) -> object:
-    return value > 0 if isinstance(value, (int, float)) else None
 
 
 PATHS: dict[str, FieldSource] = {
@@ -83,17 +78,17 @@ BY_ENGINE: dict[str, dict[str, FieldSource]] = {
         "engine.kv_cache_dtype": FieldSource(("sglang.kv_cache_dtype",)),
         "engine.quantization": FieldSource(("sglang.quantization",)),
         "engine.max_model_len": FieldSource(("sglang.context_length",)),
-        "engine.prefix_caching": FieldSource(("sglang.disable_radix_cache",), read=_negate),
-        "engine.async_scheduling": FieldSource(("sglang.disable_overlap_schedule",), read=_negate),
-        "engine.chunked_prefill": FieldSource(("sglang.chunked_prefill_size",), read=_is_positive),
+        "engine.prefix_caching": FieldSource(("sglang.disable_radix_cache",), read=negate),
+        "engine.async_scheduling": FieldSource(("sglang.disable_overlap_schedule",), read=negate),
+        "engine.chunked_prefill": FieldSource(("sglang.chunked_prefill_size",), read=is_positive),
         "checkpoint.model": FieldSource(("sglang.model_path", f"{ACTOR}.path")),
     },
     "vllm": {
         "engine.dtype": FieldSource(("vllm.dtype",), read=normalize_dtype),
         "engine.quantization": FieldSource(("vllm.quantization",)),
         "engine.max_model_len": FieldSource(("vllm.max_model_len",)),
-        "engine.prefix_caching": FieldSource(("vllm.no_enable_prefix_caching",), read=_negate),
-        "engine.chunked_prefill": FieldSource(("vllm.no_enable_chunked_prefill",), read=_negate),
+        "engine.prefix_caching": FieldSource(("vllm.no_enable_prefix_caching",), read=negate),
+        "engine.chunked_prefill": FieldSource(("vllm.no_enable_chunked_prefill",), read=negate),
         "checkpoint.model": FieldSource(("vllm.model", f"{ACTOR}.path")),
     },
 }
@@ -151,8 +146,7 @@ def _finish(job: Job, document: Document) -> None:
     _set_update(job, document)
     _set_longest(job, document)
     if not any(document.has(section) for section in ("rollout", "sglang", "vllm", SAMPLING)):
-        beginnings = ("engine.", "rollout.", "algorithm.", "update.")  # supervised training has no engine
-        job.settings = {name: setting for name, setting in job.settings.items() if not name.startswith(beginnings)}
+        remove_settings(job, "engine.", "rollout.", "algorithm.", "update.")  # supervised training has no engine
 
 
 def _set_allocation(job: Job, document: Document) -> None:
@@ -198,8 +192,6 @@ def _set_allocation(job: Job, document: Document) -> None:
         job.settings["checkpoint.critic"] = read_setting(
             job, document, "checkpoint.critic", FieldSource(("critic.path",))
         )
-    if (job.number("trainer.ep") or 1) > 1:
-        set_derived(job, "trainer.moe", True, job["trainer.ep"])
 
 
 def _set_correction(job: Job, document: Document) -> None:

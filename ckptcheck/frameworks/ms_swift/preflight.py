@@ -23,25 +23,27 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from ckptcheck.jobs.document import Document, Leaf
-from ckptcheck.jobs.engine_flags import apply_engine_arguments, arguments_in_section
+from ckptcheck.jobs.document import Document
+from ckptcheck.jobs.engine_flags import apply_engine_arguments
 from ckptcheck.jobs.framework import (
     FieldSource,
     Framework,
     derive_setting,
     expand_mapping,
-    find_closest_name,
+    expand_negations,
     find_written,
     is_switched_on,
     normalize_dtype,
+    read_section,
     read_setting,
+    remove_settings,
     set_default,
     set_derived,
     set_weights,
     split_names,
 )
-from ckptcheck.jobs.interpolation import ResolvedValue, resolve
-from ckptcheck.jobs.job import Job, Setting, UnknownKey
+from ckptcheck.jobs.interpolation import ResolvedValue
+from ckptcheck.jobs.job import Job, Setting
 from ckptcheck.jobs.key_table import KeyTable, load_key_table, set_from_table
 from ckptcheck.jobs.python_source.script import PythonScript
 from ckptcheck.jobs.transformers_flags import TRAINING_ARGUMENTS
@@ -103,20 +105,18 @@ def _finish(job: Job, document: Document) -> None:
     _normalize(document, table)
     number, _ = table.pick_release(job, document, TRAINING_ARGUMENTS)
     of = f"{SWIFT} {table.describe(number).removeprefix('v')}"
-    _add_unknown_keys(job, document, table, number)
+    # ms-swift refuses them, but for what Megatron itself takes until 3.12.
+    job.unknown_keys += table.list_unknown_flags(document, number, TRAINING_ARGUMENTS | OTHER_KEYS | {SERVER})
     for name, source in {**PATHS, **(MEGATRON if is_megatron else {})}.items():
         set_from_table(job, document, name, source, table, number, of)
     if document.has("moe_permute_fusion"):
         set_from_table(
             job, document, "trainer.moe_permute_fusion", FieldSource(("moe_permute_fusion",)), table, number, of
         )
-    if (job.number("trainer.ep") or 1) > 1:
-        set_derived(job, "trainer.moe", True, job["trainer.ep"])
     _set_backend_and_dtype(job, document, is_megatron, of)
     kind = find_written(document, "rlhf_type")
     if kind is None or (not kind.reason and kind.value != "grpo"):
-        for name in [name for name in job.settings if name.startswith("rollout.")]:
-            del job.settings[name]
+        remove_settings(job, "rollout.")
         return
     job.settings["trainer.filters"] = read_setting(job, document, "trainer.filters", FieldSource())
     set_derived(job, "trainer.temperature", job["rollout.temperature"].value, job["rollout.temperature"])
@@ -145,25 +145,9 @@ def _normalize(document: Document, table: KeyTable) -> None:
         elif is_ray and section in GROUPS and key not in ("", "gpus"):
             document.remove(path)
             document.put(key, leaf)
-        elif path.startswith("no_") and leaf.value is True and not table.has(path):
-            document.remove(path)
-            document.put(path.removeprefix("no_"), Leaf(False, leaf.key, leaf.file, leaf.line, leaf.reason))
+    expand_negations(document, table.has)
     for path in (ENGINE_OPTIONS, f"{SERVER}.{ENGINE_OPTIONS}"):
         expand_mapping(document, path)
-
-
-def _add_unknown_keys(job: Job, document: Document, table: KeyTable, number: int) -> None:
-    """Add the keys that no argument class has; ms-swift refuses them, but for what Megatron itself takes until 3.12."""
-    for path, leaf in document.leaves.items():
-        key = path.partition(".")[0]
-        if key == SERVER or key in TRAINING_ARGUMENTS | OTHER_KEYS or table.find(key, number) is not None:
-            continue
-        known_in = [other for other in range(len(table.releases)) if table.find(key, other) is not None]
-        why = f"{table.describe(number)} has no such key; {table.describe(known_in[-1])} had it" if known_in else ""
-        near = "" if known_in else find_closest_name(key, table.names_below("", number) | TRAINING_ARGUMENTS)
-        unknown_key = UnknownKey(leaf, why, near)
-        if unknown_key not in job.unknown_keys:
-            job.unknown_keys.append(unknown_key)
 
 
 def _set_backend_and_dtype(job: Job, document: Document, is_megatron: bool, of: str) -> None:
@@ -250,7 +234,7 @@ def _apply_vllm_options(job: Job, document: Document, prefix: str) -> None:
         if found is not None and (prefix or name not in ("quantization", "max_model_len", "enable_prefix_caching")):
             arguments[name] = found
     section = f"{prefix}{ENGINE_OPTIONS}"
-    arguments |= arguments_in_section(document.leaves, lambda path: resolve(document, path), section)
+    arguments |= read_section(document, section)
     apply_engine_arguments(job, "vllm", arguments, beside=split_names("load_format"))
 
 

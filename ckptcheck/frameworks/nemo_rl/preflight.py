@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 from ckptcheck.jobs.document import Document
-from ckptcheck.jobs.engine_flags import apply_engine_arguments, arguments_in_section
+from ckptcheck.jobs.engine_flags import apply_engine_arguments
 from ckptcheck.jobs.framework import (
     FieldSource,
     Framework,
@@ -20,6 +20,7 @@ from ckptcheck.jobs.framework import (
     environment_flag,
     find_written,
     normalize_dtype,
+    read_section,
     read_setting,
     set_derived,
     set_weights,
@@ -146,19 +147,11 @@ def _finish(job: Job, document: Document) -> None:
     if job.engine == "vllm":
         for name, source in BY_VLLM.items():
             job.settings[name] = read_setting(job, document, name, source)
-        apply_engine_arguments(
-            job,
-            "vllm",
-            arguments_in_section(document.leaves, lambda path: resolve(document, path), f"{GENERATION}.vllm_kwargs"),
-        )
+        apply_engine_arguments(job, "vllm", read_section(document, f"{GENERATION}.vllm_kwargs"))
         head = environment_flag(document, "NRL_VLLM_FP32_LM_HEAD")
         if head.status != "unknown":
             job.settings["engine.fp32_head"] = head
     _set_refit(job, document)
-    if (job.number("trainer.ep") or 1) > 1:
-        set_derived(job, "trainer.moe", True, job["trainer.ep"])
-    if job.number("trainer.ep") == 1 and job.flag("trainer.moe") is None:
-        job.settings.pop("trainer.moe", None)
     threshold = resolve(document, "grpo.seq_logprob_error_threshold")
     if job.flag("algorithm.forced_ratio") and (threshold is None or threshold.value is None):
         # Only then the pass for old logprobs is skipped.

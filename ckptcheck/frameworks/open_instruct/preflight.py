@@ -21,12 +21,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ckptcheck.jobs.document import Document, Leaf
+from ckptcheck.jobs.document import Document
 from ckptcheck.jobs.framework import (
     Bound,
     FieldSource,
     Framework,
     derive_setting,
+    expand_negations,
     find_written,
     leave_out_unresolved,
     normalize_dtype,
@@ -100,11 +101,9 @@ def _finish(job: Job, document: Document) -> None:
 def _normalize(document: Document, table: KeyTable) -> None:
     """Give each flag its full name: ``--chat_template`` is --chat_template_name, and ``--no_x`` is --x false."""
     known = table.names_below("", table.newest)
+    expand_negations(document, known.__contains__)
     for path, leaf in list(document.leaves.items()):
-        if path.startswith("no_") and leaf.value is True and path not in known:
-            document.remove(path)
-            document.put(path.removeprefix("no_"), Leaf(False, leaf.key, leaf.file, leaf.line, leaf.reason))
-        elif not table.list_releases(path):
+        if not table.list_releases(path):
             meant = [name for name in known if name.startswith(path)]
             if len(meant) == 1:
                 document.remove(path)

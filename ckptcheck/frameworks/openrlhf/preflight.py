@@ -28,6 +28,7 @@ from ckptcheck.jobs.framework import (
     count_gpus,
     derive_setting,
     find_written,
+    is_positive,
     is_switched_on,
     normalize_dtype,
     read_setting,
@@ -43,10 +44,6 @@ OPENRLHF = "OpenRLHF"
 ADVANTAGE = "algo.advantage"
 
 
-def _is_positive(value: object) -> object:
-    return value > 0 if isinstance(value, (int, float)) else None
-
-
 DATED = (
     "trainer.backend", "trainer.filters", "engine.name", "engine.dtype", "engine.quantization", "engine.lora", "rollout.top_k",
     "update.mode", "update.merges_lora",
@@ -56,7 +53,7 @@ PATHS: Mapping[str, FieldSource] = {
     "trainer.dtype": FieldSource(("ds.param_dtype", "param_dtype"), read=normalize_dtype),
     "trainer.tp": FieldSource(("ds.tensor_parallel_size", "ds_tensor_parallel_size")),
     "trainer.cp": FieldSource(("ds.ring_attn_size", "ring_attn_size")),
-    "trainer.lora": FieldSource(("ds.lora.rank", "lora_rank"), read=_is_positive),
+    "trainer.lora": FieldSource(("ds.lora.rank", "lora_rank"), read=is_positive),
     "engine.tp": FieldSource(("vllm.tensor_parallel_size", "vllm_tensor_parallel_size")),
     "engine.prefix_caching": FieldSource(("vllm.enable_prefix_caching", "enable_prefix_caching")),
     "engine.max_model_len": FieldSource(("data.max_len", "max_len")),

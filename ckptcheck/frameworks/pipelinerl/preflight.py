@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 
 from ckptcheck.jobs.document import Document
-from ckptcheck.jobs.engine_flags import apply_engine_arguments, arguments_in_section
-from ckptcheck.jobs.framework import FieldSource, Framework, set_default, set_derived
+from ckptcheck.jobs.engine_flags import apply_engine_arguments
+from ckptcheck.jobs.framework import FieldSource, Framework, read_section, set_default, set_derived
 from ckptcheck.jobs.interpolation import resolve
 from ckptcheck.jobs.job import Job, Setting
 
@@ -62,7 +62,7 @@ def _finish(job: Job, document: Document) -> None:
         enabled = resolve(document, key)
         if enabled is not None and enabled.value is True:
             job.settings["trainer.backend"] = Setting(backend, "set", "", enabled.leaf)
-    arguments = arguments_in_section(document.leaves, lambda path: resolve(document, path), "vllm_config.vllm_kwargs")
+    arguments = read_section(document, "vllm_config.vllm_kwargs")
     apply_engine_arguments(job, "vllm", arguments, beside=frozenset(("return_tokens_as_token_ids",)))
     _set_defaults_of_v0(job, document)
     kind = resolve(document, "finetune.model_class")

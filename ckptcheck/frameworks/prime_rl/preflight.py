@@ -13,8 +13,8 @@ from __future__ import annotations
 import re
 
 from ckptcheck.jobs.document import Document
-from ckptcheck.jobs.engine_flags import apply_engine_arguments, arguments_in_section
-from ckptcheck.jobs.framework import FieldSource, Framework, normalize_dtype, set_derived
+from ckptcheck.jobs.engine_flags import apply_engine_arguments
+from ckptcheck.jobs.framework import FieldSource, Framework, normalize_dtype, read_section, set_derived
 from ckptcheck.jobs.interpolation import resolve
 from ckptcheck.jobs.job import Job, Setting
 
@@ -91,9 +91,7 @@ RESET = "inference.reset_prefix_cache_after_update"
 def _finish(job: Job, document: Document) -> None:
     """Set the engine's arguments and the fields that depend on several keys."""
     for section in ("inference.vllm", "inference.vllm_extra", "inference.vllm_args"):
-        apply_engine_arguments(
-            job, "vllm", arguments_in_section(document.leaves, lambda path: resolve(document, path), section)
-        )
+        apply_engine_arguments(job, "vllm", read_section(document, section))
     if job.text("trainer.router_replay") == "rollout" and document.has("inference"):
         # `auto_setup_router_replay`; an inference server started by hand has its own line.
         set_derived(job, "engine.routed_experts", True, job["trainer.router_replay"])

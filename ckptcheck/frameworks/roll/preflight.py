@@ -10,12 +10,15 @@ from __future__ import annotations
 import re
 
 from ckptcheck.jobs.document import Document
-from ckptcheck.jobs.engine_flags import apply_engine_arguments, arguments_in_section
+from ckptcheck.jobs.engine_flags import apply_engine_arguments
 from ckptcheck.jobs.framework import (
     FieldSource,
     Framework,
     derive_setting,
+    name_backend,
+    name_router_replay,
     normalize_dtype,
+    read_section,
     read_setting,
     remove_settings,
     remove_unused_critic,
@@ -36,15 +39,6 @@ OWN_ARGUMENTS = frozenset(("engine_mode", "pending_size", "sleep_level", "resour
 """Keys beside the engine's arguments that ROLL handles itself."""
 
 
-def _backend(value: object) -> object:
-    name = str(value).removesuffix("_train").removesuffix("_infer")
-    return "fsdp" if name.startswith("fsdp") else name
-
-
-def _router_replay(value: object) -> object:
-    return {"R3": "rollout", "R2": "recompute"}.get(str(value), "none")
-
-
 def _lag(value: object) -> object:
     return value if isinstance(value, (int, float)) else None
 
@@ -54,7 +48,7 @@ def _correction(value: object) -> object:
 
 
 SOURCES = {
-    "trainer.backend": FieldSource((f"{TRAIN}.strategy_args.strategy_name",), read=_backend),
+    "trainer.backend": FieldSource((f"{TRAIN}.strategy_args.strategy_name",), read=name_backend),
     "trainer.dtype": FieldSource((f"{TRAIN}.model_args.dtype",), read=normalize_dtype),
     "trainer.tp": FieldSource((f"{STRATEGY}.tensor_model_parallel_size",)),
     "trainer.pp": FieldSource((f"{STRATEGY}.pipeline_model_parallel_size",)),
@@ -83,7 +77,7 @@ SOURCES = {
     "batch.train": FieldSource(("rollout_batch_size",)),
     "trainer.vpp": FieldSource((f"{STRATEGY}.virtual_pipeline_model_parallel_size",)),
     "critic.enabled": FieldSource(("adv_estimator",), read=lambda value: value == "gae"),
-    "critic.backend": FieldSource((f"{CRITIC}.strategy_args.strategy_name",), read=_backend),
+    "critic.backend": FieldSource((f"{CRITIC}.strategy_args.strategy_name",), read=name_backend),
     "critic.tp": FieldSource((f"{CRITIC_STRATEGY}.tensor_model_parallel_size",)),
     "critic.pp": FieldSource((f"{CRITIC_STRATEGY}.pipeline_model_parallel_size",)),
     "critic.vpp": FieldSource((f"{CRITIC_STRATEGY}.virtual_pipeline_model_parallel_size",)),
@@ -94,7 +88,7 @@ SOURCES = {
     "checkpoint.critic": FieldSource((f"{CRITIC}.model_args.model_name_or_path", "reward_pretrain")),
     "checkpoint.model": FieldSource((f"{INFER}.model_args.model_name_or_path", "pretrain")),
     "checkpoint.trainer": FieldSource((f"{TRAIN}.model_args.model_name_or_path",)),
-    "trainer.router_replay": FieldSource((f"{TRAIN}.router_replay.mode",), "none", ROLL, _router_replay),
+    "trainer.router_replay": FieldSource((f"{TRAIN}.router_replay.mode",), "none", ROLL, name_router_replay),
     "trainer.lora": FieldSource((f"{TRAIN}.model_args.lora_target",), False, ROLL, bool),
     "update.merges_lora": FieldSource((), False, ROLL),
     "engine.load_format": FieldSource((), "dummy", ROLL),
@@ -108,12 +102,7 @@ DEVICES = re.compile(r"list\(range\((\d+),\s*(\d+)\)\)")
 def _finish(job: Job, document: Document) -> None:
     """Set the engine's arguments and the fields that depend on several keys."""
     if job.engine in ("vllm", "sglang"):
-        apply_engine_arguments(
-            job,
-            job.engine,
-            arguments_in_section(document.leaves, lambda path: resolve(document, path), ENGINE),
-            beside=OWN_ARGUMENTS,
-        )
+        apply_engine_arguments(job, job.engine, read_section(document, ENGINE), beside=OWN_ARGUMENTS)
         if job.engine == "vllm":
             set_default(job, "engine.prefix_caching", True, ROLL)
     if job.engine == "sglang":
@@ -129,8 +118,6 @@ def _finish(job: Job, document: Document) -> None:
     job.settings["engine.lora"] = read_setting(
         job, document, "engine.lora", FieldSource((f"{INFER}.model_args.lora_target",), False, ROLL, bool)
     )
-    if (job.number("trainer.ep") or 1) > 1:
-        set_derived(job, "trainer.moe", True, job["trainer.ep"])
     if job["trainer.max_length"].status == "set" and job["rollout.prompt_length"].status == "default":
         # An agent's turns end at sequence_length, whatever the default of prompt_length.
         del job.settings["rollout.prompt_length"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ckptcheck.jobs.document import Document
-from ckptcheck.jobs.engine_line import finish_engine_job
+from ckptcheck.jobs.engine_flags import finish_engine_job
 from ckptcheck.jobs.framework import FieldSource, Framework, environment_flag, set_derived
 from ckptcheck.jobs.job import Job
 

@@ -30,16 +30,20 @@ from ckptcheck.jobs.framework import (
     count_gpus,
     derive_setting,
     find_written,
+    is_positive,
     leave_out_unresolved,
+    name_backend,
     normalize_dtype,
+    read_section,
     read_setting,
+    remove_settings,
     remove_unused_critic,
     set_derived,
     set_weights,
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, Setting
-from ckptcheck.jobs.key_table import load_key_table, read_mapping, set_from_table
+from ckptcheck.jobs.key_table import load_key_table, set_from_table
 
 SKYRL = "SkyRL"
 SECTIONS = frozenset(("trainer", "generator", "data"))
@@ -54,16 +58,8 @@ def _in_engine(name: str, older: str = "") -> tuple[str, ...]:
     return f"{ENGINE}.{name}", f"generator.{older or name}"
 
 
-def _backend(value: object) -> object:
-    return "fsdp" if str(value).startswith("fsdp") else str(value)
-
-
-def _is_positive(value: object) -> object:
-    return value > 0 if isinstance(value, (int, float)) else None
-
-
 PATHS: dict[str, FieldSource] = {
-    "trainer.backend": FieldSource(("trainer.strategy",), read=_backend),
+    "trainer.backend": FieldSource(("trainer.strategy",), read=name_backend),
     "trainer.max_length": FieldSource(),
     "engine.name": FieldSource(_in_engine("backend")),
     "engine.tp": FieldSource(_in_engine("tensor_parallel_size", "inference_engine_tensor_parallel_size")),
@@ -83,7 +79,7 @@ PATHS: dict[str, FieldSource] = {
     "batch.mini": FieldSource(("trainer.policy_mini_batch_size",)),
     "batch.micro": FieldSource(("trainer.micro_train_batch_size_per_gpu",)),
     "trainer.remove_padding": FieldSource(("trainer.remove_microbatch_padding", "trainer.use_sample_packing")),
-    "trainer.lora": FieldSource(("trainer.policy.model.lora.rank",), read=_is_positive),
+    "trainer.lora": FieldSource(("trainer.policy.model.lora.rank",), read=is_positive),
     "engine.routed_experts": FieldSource((f"{ENGINE}.enable_return_routed_experts",)),
     "engine.colocated": FieldSource(("trainer.placement.colocate_all",)),
     "update.transport": FieldSource(_in_engine("weight_sync_backend")),
@@ -94,7 +90,7 @@ PATHS: dict[str, FieldSource] = {
     "save.directory": FieldSource(("trainer.ckpt_path",)),
     "save.interval": FieldSource(("trainer.ckpt_interval",)),
     "critic.enabled": FieldSource((f"{ALGORITHM}.advantage_estimator",), read=lambda value: value == "gae"),
-    "critic.backend": FieldSource(("trainer.strategy",), read=_backend),
+    "critic.backend": FieldSource(("trainer.strategy",), read=name_backend),
     "checkpoint.critic": FieldSource(("trainer.critic.model.path",)),
     "checkpoint.model": FieldSource(("trainer.policy.model.path",)),
 }
@@ -156,9 +152,7 @@ def _finish(job: Job, document: Document) -> None:
         SKYRL,
         (1, 1),
     )
-    if (job.number("trainer.ep") or 1) > 1:
-        set_derived(job, "trainer.moe", True, job["trainer.ep"])
-    elif job.text("trainer.router_replay") == "rollout":
+    if job.text("trainer.router_replay") == "rollout":
         set_derived(job, "trainer.moe", True, job["trainer.router_replay"])
     remove_unused_critic(job)
     leave_out_unresolved(job, "save.directory", "update.directory")
@@ -171,8 +165,7 @@ def _finish(job: Job, document: Document) -> None:
     _set_update_and_lag(job, document)
     _read_engine(job, document)
     if WITHOUT_TRAINER.search(document.script):
-        beginnings = ("trainer.", "algorithm.", "update.", "batch.")
-        job.settings = {name: setting for name, setting in job.settings.items() if not name.startswith(beginnings)}
+        remove_settings(job, "trainer.", "algorithm.", "update.", "batch.")
 
 
 def _set_correction(job: Job, document: Document) -> None:
@@ -281,7 +274,7 @@ def _read_engine(job: Job, document: Document) -> None:
     local = resolve(document, f"{ENGINE}.run_engines_locally") or resolve(document, "generator.run_engines_locally")
     arguments: dict[str, ResolvedValue] = {}
     for section in (f"{ENGINE}.engine_init_kwargs", "generator.engine_init_kwargs"):
-        arguments |= read_mapping(document, section)
+        arguments |= read_section(document, section)
     apply_engine_arguments(job, job.engine, arguments)
     _set_adapters(job, document)
     draft = resolve(document, f"{ENGINE}.speculative_config")

@@ -6,9 +6,8 @@ slime parses its command line with ``ignore_unknown_args``, so it drops an unkno
 
 from __future__ import annotations
 
-from difflib import SequenceMatcher
-
-from ckptcheck.jobs.framework import split_names
+from ckptcheck.jobs.framework import find_closest_name, split_names
+from ckptcheck.jobs.key_names import is_slip
 
 OWN = split_names("""
     actor_num_gpus_per_node actor_num_nodes advantage_estimator allgather_cp apply_chat_template
@@ -77,11 +76,8 @@ MEGATRON = split_names("""
 """)
 """Megatron's flags in slime's scripts. Megatron has more of them, so that a name which is not here need not be wrong."""
 KNOWN = OWN | MEGATRON
-LEAST_LENGTH = 6
-"""Names shorter than this are alike by chance."""
 LIKENESS = 0.92
-"""Least similarity of a misspelt name (difflib), if it differs in more than the order of its words or an s at the
-end."""
+"""Least similarity of a misspelt name (difflib), if it differs in more than the order of its words."""
 
 
 def find_meant_flag(name: str) -> str:
@@ -92,18 +88,7 @@ def find_meant_flag(name: str) -> str:
     >>> find_meant_flag("rollout_batch_size"), find_meant_flag("adam_beta3"), find_meant_flag("no_offload_train")
     ('', '', '')
     """
-    if name in KNOWN or len(name) < LEAST_LENGTH or len(name) > 80 or name.removeprefix("no_") in KNOWN:
+    if name in KNOWN or name.removeprefix("no_") in KNOWN:
         return ""
-    words = sorted(name.split("_"))
-    best, meant = 0.0, ""
-    for known in sorted(KNOWN):
-        if abs(len(known) - len(name)) > 2 and len(known) != len(name):
-            continue
-        if sorted(known.split("_")) == words:
-            return known
-        if [letter for letter in known if letter.isdigit()] != [letter for letter in name if letter.isdigit()]:
-            continue  # another number is another flag: adam_beta1, adam_beta2
-        likeness = SequenceMatcher(None, name, known).ratio()
-        if likeness > best:
-            best, meant = likeness, known
-    return meant if best >= LIKENESS else ""
+    near = find_closest_name(name, KNOWN, LIKENESS)
+    return near if is_slip(name, near) else ""

@@ -23,24 +23,25 @@ from pathlib import Path
 
 from ckptcheck.jobs.dated_defaults import FrameworkVersion
 from ckptcheck.jobs.document import Document, Leaf
-from ckptcheck.jobs.engine_flags import apply_engine_arguments, arguments_in_section
+from ckptcheck.jobs.engine_flags import apply_engine_arguments
 from ckptcheck.jobs.framework import (
     Bound,
     FieldSource,
     Framework,
     derive_setting,
     expand_mapping,
-    find_closest_name,
+    expand_negations,
     find_written,
     is_switched_on,
     normalize_dtype,
+    read_section,
     read_setting,
     set_default,
     set_derived,
     set_weights,
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
-from ckptcheck.jobs.job import Job, Setting, UnknownKey
+from ckptcheck.jobs.job import Job, Setting
 from ckptcheck.jobs.key_table import KeyTable, load_key_table, set_from_table
 from ckptcheck.jobs.python_source.script import PythonScript
 from ckptcheck.jobs.python_source.values import to_plain
@@ -57,7 +58,7 @@ MODEL_CONFIG = "ModelConfig"
 """Class with the settings of the model and of its adapter, as TRL's scripts parse it beside the trainer's."""
 OWN_KEYS = {"rloo": ("normalize_advantages",), "async_grpo": ("max_staleness", "weight_sync_steps")}
 """Trainer → keys that the others do not have."""
-NOT_OF_A_CLASS = frozenset(("config", "accelerate_config"))
+NOT_OF_A_CLASS = frozenset(("config", "accelerate_config", SERVER))
 OWN_SCRIPT = re.compile(r"\btrl[./](cli\b.*)?scripts[./](grpo|rloo)\b")
 """TRL's own scripts, which drop a key of the YAML file that no class has (``fail_with_unknown_args=False``)."""
 
@@ -103,7 +104,11 @@ def _finish(job: Job, document: Document) -> None:
     number, behaviour = table.pick_release(job, document, TRAINING_ARGUMENTS)
     release = table.version(behaviour)
     of = f"{TRL} {table.describe(number).removeprefix('v')}"
-    _add_unknown_keys(job, document, table, number)
+    others = TRAINING_ARGUMENTS | ACCELERATE_FLAGS | NOT_OF_A_CLASS
+    for unknown in table.list_unknown_flags(document, number, others):
+        in_yaml = (unknown.leaf.file or "").endswith((".yaml", ".yml"))
+        is_dropped = unknown.near and in_yaml and OWN_SCRIPT.search(document.script)
+        job.unknown_keys.append(replace(unknown, dropped_by=TRL) if is_dropped else unknown)
     for name, source in PATHS.items():
         set_from_table(job, document, name, source, table, number, of)
     job.settings["trainer.filters"] = read_setting(job, document, "trainer.filters", FieldSource())
@@ -139,9 +144,7 @@ def _normalize(document: Document, table: KeyTable) -> None:
         if path.startswith("env."):
             document.environment[path.removeprefix("env.")] = leaf
             document.remove(path)
-        elif path.startswith("no_") and leaf.value is True and path not in TRAINING_ARGUMENTS and not table.has(path):
-            document.remove(path)
-            document.put(path.removeprefix("no_"), Leaf(False, leaf.key, leaf.file, leaf.line, leaf.reason))
+    expand_negations(document, lambda path: path in TRAINING_ARGUMENTS or table.has(path))
     for path in ("generation_kwargs", "model_init_kwargs"):
         expand_mapping(document, path)
 
@@ -152,22 +155,6 @@ def _find_trainer(document: Document) -> str:
         if pattern.search(document.script):
             return name
     return next((name for name, keys in OWN_KEYS.items() if any(document.has(key) for key in keys)), "grpo")
-
-
-def _add_unknown_keys(job: Job, document: Document, table: KeyTable, number: int) -> None:
-    """Add the keys that neither TRL nor transformers has; TRL's own script drops a YAML file's silently."""
-    others = TRAINING_ARGUMENTS | ACCELERATE_FLAGS | NOT_OF_A_CLASS
-    for path, leaf in document.leaves.items():
-        key = path.partition(".")[0]
-        if key == SERVER or key in others or table.find(key, number) is not None:
-            continue
-        known_in = [other for other in range(len(table.releases)) if table.find(key, other) is not None]
-        why = f"{table.describe(number)} has no such key; {table.describe(known_in[-1])} had it" if known_in else ""
-        near = "" if known_in else find_closest_name(key, table.names_below("", number) | TRAINING_ARGUMENTS)
-        is_dropped = near and OWN_SCRIPT.search(document.script) and (leaf.file or "").endswith((".yaml", ".yml"))
-        unknown_key = UnknownKey(leaf, why, near, dropped_by=TRL if is_dropped else "")
-        if unknown_key not in job.unknown_keys:
-            job.unknown_keys.append(unknown_key)
 
 
 def _set_backend_and_dtype(job: Job, document: Document, release: tuple[int, ...], of: str) -> None:
@@ -266,7 +253,7 @@ def _read_engine(
 
 def _read_server(job: Job, document: Document, release: tuple[int, ...], of: str, mode: ResolvedValue | None) -> None:
     """Set the engine's fields by the options of the command that starts the server, where the script has it."""
-    arguments = arguments_in_section(document.leaves, lambda path: resolve(document, path), SERVER)
+    arguments = read_section(document, SERVER)
     is_own = "vllm-serve" in document.engine_script or "vllm_serve" in document.engine_script
     if document.engine_script:
         for name in ("engine.dtype", "engine.quantization"):

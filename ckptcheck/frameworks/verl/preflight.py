@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 
 from ckptcheck.jobs.document import Document
-from ckptcheck.jobs.engine_flags import apply_engine_arguments, arguments_in_section
+from ckptcheck.jobs.engine_flags import apply_engine_arguments
 from ckptcheck.jobs.framework import (
     Bound,
     FieldSource,
@@ -19,16 +19,23 @@ from ckptcheck.jobs.framework import (
     coerce,
     count_gpus,
     derive_setting,
+    is_positive,
+    name_backend,
+    name_router_replay,
     normalize_dtype,
+    read_section,
+    read_setting,
     remove_settings,
+    remove_unused_critic,
     set_default,
     set_derived,
+    set_uneven_stages,
     set_weights,
     split_names,
 )
 from ckptcheck.jobs.interpolation import ResolvedValue, resolve
 from ckptcheck.jobs.job import Job, Setting
-from ckptcheck.jobs.unread_keys import is_read
+from ckptcheck.jobs.key_names import is_read
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
@@ -37,7 +44,7 @@ VERL = "verl"
 
 def _backend(value: object) -> object:
     """Return the training engine, from `actor.strategy` or the group `model_engine`, in which dp is FSDP."""
-    return "fsdp" if str(value).startswith("fsdp") or value == "dp" else str(value)
+    return "fsdp" if value == "dp" else name_backend(value)
 
 
 def _name_of_correction(value: object) -> object:
@@ -48,14 +55,6 @@ def _name_of_correction(value: object) -> object:
     if isinstance(value, (bool, int, float)):
         return "tis" if value is True or (not isinstance(value, bool) and value > 0) else "none"
     return str(value)
-
-
-def _router_replay(value: object) -> object:
-    return {"R3": "rollout", "R2": "recompute"}.get(str(value), "none")
-
-
-def _is_positive(value: object) -> object:
-    return isinstance(value, (int, float)) and value > 0
 
 
 def _estimates_values(value: object) -> object:
@@ -110,7 +109,7 @@ SOURCES = {
     "checkpoint.critic": FieldSource(("critic.model.path",)),
     "trainer.router_replay": FieldSource(
         (f"{ACTOR}.megatron.router_replay.mode", f"{ACTOR}.veomni.router_replay.mode", f"{ACTOR}.router_replay.mode"),
-        read=_router_replay,
+        read=name_router_replay,
     ),
     "trainer.tokenizer": FieldSource(("actor_rollout_ref.model.tokenizer_path",)),
     "trainer.chat_template": FieldSource(("actor_rollout_ref.model.custom_chat_template",)),
@@ -125,7 +124,7 @@ SOURCES = {
         )
     ),
     "trainer.lora": FieldSource(
-        ("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank"), read=_is_positive
+        ("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank"), read=is_positive
     ),
     "trainer.trains_draft": FieldSource(("actor_rollout_ref.model.mtp.enable_train",)),
     "engine.routed_experts": FieldSource((f"{ROLLOUT}.enable_rollout_routing_replay",)),
@@ -242,18 +241,12 @@ def _split_bounds(found: ResolvedValue | None, default: float | None) -> tuple[B
 
 def _finish(job: Job, document: Document) -> None:
     """Set the engine's arguments and the fields that depend on several keys."""
-    from ckptcheck.jobs.framework import read_setting
-
     megatron = _is_megatron(job, document)
     for name, source in (MEGATRON if megatron else FSDP).items():
         job.settings[name] = read_setting(job, document, name, source)
     _read_critic(job, document, megatron)
     engine = job.engine
-    if engine in ("vllm", "sglang"):
-        section = f"{ROLLOUT}.engine_kwargs.{engine}"
-        apply_engine_arguments(
-            job, engine, arguments_in_section(document.leaves, lambda path: resolve(document, path), section)
-        )
+    apply_engine_arguments(job, engine, read_section(document, f"{ROLLOUT}.engine_kwargs.{engine}"))
     if job.text("trainer.backend") == "fsdp" and job["trainer.router_replay"].status == "set":
         # Only the engines for Megatron and VeOmni have it (`engine_workers.py`).
         job.settings["trainer.router_replay"] = Setting("none", "default", "verl's FSDP engine does not replay")
@@ -261,7 +254,6 @@ def _finish(job: Job, document: Document) -> None:
     if job.text("trainer.dtype") == "bfloat16" and not (fused is not None and (fused.value is True or fused.reason)):
         set_default(job, "trainer.fp32_head", False, VERL)
     _set_draft(job, document)
-    _set_moe(job)
     if job.defaults is not None and OWN_TRAINER.search(job.defaults.script):
         job.settings["trainer.v1"] = Setting(
             False, "default", "default of this entry point, which has a trainer of its own"
@@ -330,8 +322,6 @@ def _is_megatron(job: Job, document: Document) -> bool:
 
 def _read_critic(job: Job, document: Document, megatron: bool) -> None:
     """Read the critic's layout if a critic runs. megatron: whether Megatron trains the actor."""
-    from ckptcheck.jobs.framework import read_setting, remove_unused_critic, set_uneven_stages
-
     for side, section in (("trainer", f"{ACTOR}.megatron"), ("critic", "critic.megatron")):
         set_uneven_stages(job, document, side, f"{section}.override_transformer_config")
     if megatron and job["critic.backend"].status == "unknown":
@@ -349,12 +339,6 @@ def _set_draft(job: Job, document: Document) -> None:
     if all(switch is not None and switch.value is True for switch in switches) and switches[1] is not None:
         job.settings["engine.draft"] = Setting(True, "set", "", switches[1].leaf)
         job.settings["engine.draft_method"] = Setting("mtp", "set", "", switches[1].leaf)
-
-
-def _set_moe(job: Job) -> None:
-    """Conclude from expert parallelism that the model has experts."""
-    if (job.number("trainer.ep") or 1) > 1:
-        set_derived(job, "trainer.moe", True, job["trainer.ep"])
 
 
 FRAMEWORK = Framework(

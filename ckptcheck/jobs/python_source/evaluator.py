@@ -1,73 +1,99 @@
-"""Follows the statements of a Python script with values that may be unknown. It executes nothing."""
+"""Reads a Python script without running it: the calls that it makes, with those arguments that are constants of the script.
+
+Followed are assignments, arithmetic, texts and f-strings, lists, dicts, conditions, loops over known items, functions and
+classes of the script and of modules that lie beside it, and defaults of dataclasses, argparse, typer and ``os.environ.get``.
+Everything else is an `Unknown` with its reason. Of an unknown condition it reads both branches, and their common part
+stays known. It imports and executes nothing.
+
+To use it for a class whose keywords are settings::
+
+    script = read_python_file(text, "train.py")
+    for call in script.calls:                       # in the order in which the script makes them
+        if call.ends_with("GRPOConfig"):            # trl.GRPOConfig, by the script's imports
+            document.update(call.to_document())     # a Leaf for each keyword; nested dicts become sections
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.jobs.budget import current_budget
-from ckptcheck.jobs.python_source.calls import Calls
+from ckptcheck.jobs.python_source.branches import Outcome, merge
+from ckptcheck.jobs.python_source.expressions import OPAQUE, Expressions, TooLong
+from ckptcheck.jobs.python_source.functions import LISTS, PURE, call_pure, call_text_method, compare
 from ckptcheck.jobs.python_source.script import Find, PythonCall, PythonScript, parse_python
-from ckptcheck.jobs.python_source.state import MISSING, Class, Frame, Function, Missing, ModuleInfo, Outcome
-from ckptcheck.jobs.python_source.values import Instance, Items, Reference, Table, Text, Unknown, Value
+from ckptcheck.jobs.python_source.values import (
+    MISSING,
+    Class,
+    Frame,
+    Function,
+    Instance,
+    Items,
+    Missing,
+    Piece,
+    Reference,
+    Table,
+    Text,
+    Unknown,
+    Unset,
+    Value,
+    spend_on_each,
+    to_items,
+    to_key,
+    to_truth,
+)
 
-MOST_STEPS = 200_000
-"""Statements and expressions that are followed: loops and functions can go on forever."""
 MOST_MODULES = 20
 """Largest number of modules beside the script that are read."""
+DEEPEST = 12
+"""Largest depth of calls of the script's own functions."""
 NOT_CALLED = "in a function that the script itself does not call"
+CLASS_PARSERS = ("HfArgumentParser", "TrlParser")
+"""Parsers of transformers and TRL that make an object of each of their classes from the command line."""
+RUNNERS = ("run", "Fire", "main", "cli", "launch")
+"""Last parts of functions that call their argument: ``typer.run(main)``, ``fire.Fire(main)``, ``app.run(main)``."""
+END = Reference("exit")
+Arguments = Sequence[Value]
+Keywords = Mapping[Hashable, Value]
 
 
-class TooLong(Exception):
-    """The script needs more than `MOST_STEPS` steps."""
-
-
-class Evaluator(Calls):
+class Evaluator(Expressions):
     """Follows the statements of a script and of the modules that it imports."""
 
     def __init__(
-        self, script: PythonScript, find: Find, environment: dict[str, str], results: dict[str, Value]
+        self, script: PythonScript, name: str, find: Find, environment: Mapping[str, str], results: Mapping[str, Value]
     ) -> None:
-        super().__init__(environment, results)
-        self.script, self.find, self.defaulted = script, find, script.defaulted
-        self.left, self.budget, self.name = MOST_STEPS, current_budget(), "the script"
+        super().__init__(script, name)
+        self.find, self.environment, self.results = find, environment, results
         # Why it is unknown whether the present statements run, innermost last.
         self.conditions: list[str] = []
         self.modules: dict[str, Frame | None] = {}
+        self.depth = 0
+        # The functions that the script calls, by id of their node.
+        self.followed: set[int] = set()
 
-    def run(self, tree: ast.Module, name: str, text: str) -> None:
+    def run(self, tree: ast.Module, text: str) -> None:
         """Follow a script, and then the functions that it never calls."""
-        self.name = name
-        frame = self.module_frame(name, text, "__main__")
+        frame = self.module_frame(self.name, text, "__main__")
         try:
             self.block(tree.body, frame)
-            self.conditions = [NOT_CALLED]
-            for value in list(frame.slots.values()):
-                if isinstance(value, Function) and id(value.node) not in self.followed:
-                    self.call_function(value, (), {})
+            functions = [each for each in frame.slots.values() if isinstance(each, Function)]
+            for function in sorted(functions, key=lambda each: not _is_command(each)):
+                if id(function.node) not in self.followed:
+                    self.conditions = [] if _is_command(function) else [NOT_CALLED]
+                    self.call_function(function, (), {})
         except (TooLong, RecursionError):
-            self.script.notes.append(f"{name} is not read to its end: its loops and functions run too long")
+            self.script.notes.append(f"{self.name} is not read to its end: its loops and functions run too long")
 
-    def module_frame(self, name: str, text: str, dotted: str) -> Frame:
-        """Make the frame of a module. name: its file for the report; dotted: its ``__name__``."""
-        module = ModuleInfo(name, text.splitlines())
-        file, named = (self.make_text(value, 1, module) for value in (name, dotted))
-        return Frame({"__file__": file, "__name__": named}, module=module)
-
-    def record(self, call: PythonCall) -> None:
-        """Add a call of something that the script does not define."""
-        call.condition = self.conditions[-1] if self.conditions else ""
-        self.script.calls.append(call)
-
-    def spend(self, steps: int = 1) -> None:
-        """Count steps. Raises TooLong if the script's own budget is used up, CkptcheckError if the job's is."""
-        self.left -= 1
-        if self.left < 0:
-            raise TooLong
-        # Two plain steps cost about as much as one of the budget.
-        self.budget.spend(steps - self.left % 2 if steps else 0, self.name)
+    def module_frame(self, file: str, text: str, dotted: str) -> Frame:
+        """Make the frame of a module. file: its name for the report; dotted: its ``__name__``."""
+        names: dict[Hashable, Value] = {
+            name: Text((Piece(value, 1, file),)) for name, value in (("__file__", file), ("__name__", dotted))
+        }
+        return Frame(names, file=file, lines=text.splitlines())
 
     # --- statements ---
 
@@ -75,28 +101,29 @@ class Evaluator(Calls):
         """Follow statements up to one that ends the block; return how it ends."""
         for statement in body:
             self.spend()
-            follow: Callable[[ast.stmt, Frame], Outcome] = getattr(self, f"_do_{type(statement).__name__}", self.skip)
-            if (outcome := follow(statement, frame)) is not None:
+            follow: Callable[[ast.stmt, Frame], Outcome] | None = getattr(self, f"_do_{type(statement).__name__}", None)
+            if follow is not None and (outcome := follow(statement, frame)) is not None:
                 return outcome
         return None
 
-    def skip(self, node: ast.stmt, frame: Frame) -> Outcome:
-        """Pass over a statement that changes no value."""
+    def either(self, reason: str, bodies: Iterable[Sequence[ast.stmt]], frame: Frame) -> Outcome:
+        """Follow alternative blocks: one of them runs, and ckptcheck cannot decide which."""
+        self.conditions.append(reason)
+        try:
+            return self.heap.branch(reason, [lambda body=body: self.block(body, frame) for body in bodies])  # type: ignore[misc]
+        finally:
+            self.conditions.pop()
 
     def _do_Expr(self, node: ast.Expr, frame: Frame) -> Outcome:
-        """Follow a call."""
-        value = self.value(node.value, frame)
-        return "raise" if isinstance(value, Reference) and value.name == "exit" else None
+        return "raise" if self.value(node.value, frame) is END else None
 
     def _do_Assign(self, node: ast.Assign, frame: Frame) -> Outcome:
-        """Follow ``a = b = value``."""
         value = self.value(node.value, frame)
         for target in node.targets:
             self.assign(target, value, frame)
         return None
 
     def _do_AnnAssign(self, node: ast.AnnAssign, frame: Frame) -> Outcome:
-        """Follow ``a: int = value``."""
         if node.value is not None:
             self.assign(node.target, self.value(node.value, frame), frame)
         return None
@@ -113,80 +140,80 @@ class Evaluator(Calls):
         return None
 
     def _do_If(self, node: ast.If, frame: Frame) -> Outcome:
-        """Follow the branch that runs; both if that is unknown."""
-        test = self.truth(self.value(node.test, frame))
-        if test is not None:
-            return self.block(node.body if test else node.orelse, frame)
-        return self.either(self.condition_of(node.test), (node.body, node.orelse), frame)
-
-    def either(self, reason: str, bodies: Sequence[Sequence[ast.stmt]], frame: Frame) -> Outcome:
-        """Follow alternative blocks: one of them runs, and ckptcheck cannot decide which."""
-        self.conditions.append(reason)
-        try:
-            return self.heap.branch(reason, [lambda body=body: self.block(body, frame) for body in bodies])  # type: ignore[misc]
-        finally:
-            self.conditions.pop()
+        test = to_truth(self.value(node.test, frame))
+        if test is None:
+            return self.either(self.condition_of(node.test), (node.body, node.orelse), frame)
+        return self.block(node.body if test else node.orelse, frame)
 
     def _do_Match(self, node: ast.Match, frame: Frame) -> Outcome:
         """Follow the first case that matches; if that is unknown, all that may match."""
         subject = self.value(node.subject, frame)
         possible: list[Sequence[ast.stmt]] = []
         for case in node.cases:
-            matches = self.matches(case.pattern, subject, frame)
-            if matches is True and case.guard is not None:
-                matches = self.truth(self.value(case.guard, frame))
-            if matches is True and not possible:
-                return self.block(case.body, frame)
+            matches = self.matches(case.pattern, subject, frame) if case.guard is None else None
             if matches is not False:
                 possible.append(case.body)
-            if matches is True:
+            if matches:
                 break
         else:
             possible.append([])
+        if len(possible) == 1:
+            return self.block(possible[0], frame)
         return self.either(self.condition_of(node.subject), possible, frame)
+
+    def matches(self, pattern: ast.pattern, subject: Value, frame: Frame) -> bool | None:
+        """Whether a value matches a pattern; None if unknown."""
+        if isinstance(pattern, ast.MatchValue):
+            return compare(ast.Eq(), subject, self.value(pattern.value, frame))
+        if isinstance(pattern, ast.MatchAs) and pattern.name is None:
+            return True
+        if isinstance(pattern, ast.MatchOr):
+            answers = {self.matches(each, subject, frame) for each in pattern.patterns}
+            return True if True in answers else None if None in answers else False
+        if isinstance(pattern, ast.MatchSequence) and isinstance(subject, Items):
+            if len(subject.items) != len(pattern.patterns):
+                return False
+            pairs = zip(pattern.patterns, subject.items, strict=True)
+            answers = {self.matches(each, item, frame) for each, item in pairs}
+            return False if False in answers else None if None in answers else True
+        return None
 
     def _do_For(self, node: ast.For | ast.AsyncFor, frame: Frame) -> Outcome:
         """Follow a loop over known items; over others, its body once."""
-        items = self.iterate(self.value(node.iter, frame))
+        items = to_items(self.value(node.iter, frame))
         if items is None:
-            reason = f"set in a loop over {clip(self.source(node.iter), 60)}"
+            reason = f"set in a loop over {self.shown(node.iter)}"
             self.assign(node.target, Unknown(reason, node.lineno), frame)
             outcome = self.either(reason, (node.body, []), frame)
             return outcome if outcome in ("return", "raise") else None
         for item in items:
             self.assign(node.target, item, frame)
             outcome = self.block(node.body, frame)
-            if outcome == "break":
-                return None
             if outcome in ("return", "raise"):
                 return outcome
+            if outcome == "break":
+                return None
         return self.block(node.orelse, frame)
-
-    _do_AsyncFor = _do_For
 
     def _do_While(self, node: ast.While, frame: Frame) -> Outcome:
         """Follow the body once, because the number of its runs is unknown."""
-        if self.truth(self.value(node.test, frame)) is False:
+        if to_truth(self.value(node.test, frame)) is False:
             return self.block(node.orelse, frame)
-        outcome = self.either(f"set in a loop while {clip(self.source(node.test), 60)}", (node.body, []), frame)
+        outcome = self.either(f"set in a loop while {self.shown(node.test)}", (node.body, []), frame)
         return outcome if outcome in ("return", "raise") else None
 
     def _do_With(self, node: ast.With | ast.AsyncWith, frame: Frame) -> Outcome:
-        """Follow the body."""
         for item in node.items:
             value = self.value(item.context_expr, frame)
             if item.optional_vars is not None:
                 self.assign(item.optional_vars, value, frame)
         return self.block(node.body, frame)
 
-    _do_AsyncWith = _do_With
-
     def _do_Try(self, node: ast.Try, frame: Frame) -> Outcome:
         """Follow the body as if it raised nothing."""
         return self.block([*node.body, *node.orelse, *node.finalbody], frame)
 
     def _do_Return(self, node: ast.Return, frame: Frame) -> Outcome:
-        """Record the value that the function returns."""
         frame.returned.append(self.value(node.value, frame) if node.value is not None else None)
         return "return"
 
@@ -195,54 +222,64 @@ class Evaluator(Calls):
         return "raise"
 
     def _do_Break(self, node: ast.Break, frame: Frame) -> Outcome:
-        """End the loop."""
         return "break"
 
     def _do_Continue(self, node: ast.Continue, frame: Frame) -> Outcome:
-        """Go on with the next item."""
         return "continue"
 
     def _do_Global(self, node: ast.Global | ast.Nonlocal, frame: Frame) -> Outcome:
-        """Record the names that belong to an outer frame."""
-        frame.global_names.update(node.names)
+        frame.outer_names.update(node.names)
         return None
 
-    _do_Nonlocal = _do_Global
-
     def _do_Delete(self, node: ast.Delete, frame: Frame) -> Outcome:
-        """Remove names, and keys of dicts."""
         for target in node.targets:
-            if isinstance(target, ast.Name):
-                self.heap.write(frame, target.id, MISSING)
-            elif isinstance(target, ast.Subscript):
-                owner, key = self.value(target.value, frame), self.key(self.value(target.slice, frame))
-                if isinstance(owner, Table) and key is not MISSING:
-                    self.heap.write(owner, key, MISSING)
+            self.assign(target, MISSING, frame)
         return None
 
     def _do_Import(self, node: ast.Import, frame: Frame) -> Outcome:
-        """Name a module."""
         for alias in node.names:
             name = alias.name if alias.asname else alias.name.partition(".")[0]
             self.heap.write(frame, alias.asname or name, Reference(name))
         return None
 
     def _do_ImportFrom(self, node: ast.ImportFrom, frame: Frame) -> Outcome:
-        """Set the names imported from a module: to their values if the module lies beside the script and sets them."""
         base = _package_of(frame, node.level) if node.level else ""
         for alias in node.names:
             dotted = ".".join(part for part in (base, node.module, alias.name) if part)
             self.heap.write(frame, alias.asname or alias.name, self.imported(dotted))
         return None
 
+    def _do_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame) -> Outcome:
+        self.heap.write(frame, node.name, self.make_function(node, frame))
+        return None
+
+    def _do_ClassDef(self, node: ast.ClassDef, frame: Frame) -> Outcome:
+        """Define a class: its constants, its methods and the defaults of its fields."""
+        bases = [self.value(base, frame) for base in node.bases]
+        body = frame.inside()
+        self.block(node.body, body)
+        fields: dict[str, Value] = {}
+        for base in reversed(bases):
+            fields |= base.fields if isinstance(base, Class) else {}
+        for statement in node.body:
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                fields[statement.target.id] = body.slots.get(statement.target.id, MISSING)
+        self.heap.write(frame, node.name, Class(node.name, body, fields, bases))
+        return None
+
+    _do_AsyncFor, _do_AsyncWith, _do_Nonlocal, _do_AsyncFunctionDef = _do_For, _do_With, _do_Global, _do_FunctionDef
+
+    # --- modules ---
+
     def imported(self, dotted: str) -> Value:
         """Return the definition from a module beside the script; a `Reference` for any other module."""
+        if dotted == "os.environ":
+            return self.environ
         module, _, name = dotted.rpartition(".")
         frame = self.module(module) if module else None
         value = frame.slots.get(name, MISSING) if frame is not None else MISSING
-        if isinstance(value, Function) and name not in self.results:
-            return value
-        return Reference(dotted) if isinstance(value, (Missing, Function, Reference)) else value
+        is_foreign = isinstance(value, (Missing, Reference)) or (isinstance(value, Function) and name in self.results)
+        return Reference(dotted) if is_foreign else value
 
     def module(self, dotted: str) -> Frame | None:
         """Return the frame of a module beside the script; None without one."""
@@ -256,122 +293,299 @@ class Evaluator(Calls):
                 except CkptcheckError:
                     return None
                 frame = self.modules[dotted] = self.module_frame(name, text, dotted)
-                calls, conditions = len(self.script.calls), self.conditions
-                trails, self.heap.trails = self.heap.trails, []
+                calls, conditions, trails = len(self.script.calls), self.conditions, self.heap.trails
+                self.heap.trails = []
                 self.block(tree.body, frame)
                 self.heap.trails, self.conditions = trails, conditions
                 del self.script.calls[calls:]
         return self.modules[dotted]
 
-    def _do_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef, frame: Frame) -> Outcome:
-        """Define a function. A call of its owner runs a function with a decorator ``.command``."""
-        self.heap.write(frame, node.name, function := self.make_function(node, frame))
-        for decorator in node.decorator_list:
-            target = decorator.func if isinstance(decorator, ast.Call) else decorator
-            if isinstance(target, ast.Attribute) and target.attr == "command":
-                owner = self.value(target.value, frame)
-                if isinstance(owner, Instance):
-                    commands = owner.slots.get("commands")
-                    before = commands.items if isinstance(commands, Items) else ()
-                    self.heap.write(owner, "commands", Items.of((*before, function)))
-        return None
+    # --- calls ---
 
-    _do_AsyncFunctionDef = _do_FunctionDef
+    def _of_Call(self, node: ast.Call, frame: Frame) -> Value:
+        owner: Value = None
+        method = ""
+        if isinstance(node.func, ast.Attribute):
+            owner, method = self.value(node.func.value, frame), node.func.attr
+            is_plain = isinstance(owner, (Text, Items, Table))
+            function = None if is_plain else self.attribute(owner, method, node.func)
+        else:
+            function, is_plain = self.value(node.func, frame), False
+        arguments = self.values_of(node.args, frame)
+        keywords: dict[Hashable, Value] = {}
+        lines: dict[Hashable, int] = {}
+        for keyword in node.keywords:
+            value = self.value(keyword.value, frame)
+            if keyword.arg is not None:
+                keywords[keyword.arg], lines[keyword.arg] = value, keyword.lineno
+            elif isinstance(value, (Table, Instance)):
+                keywords |= value.slots
+        if is_plain:
+            return self.call_method(owner, method, arguments, keywords, node, frame)
+        if isinstance(owner, Instance) and owner.name.endswith(("ArgumentParser", *CLASS_PARSERS)):
+            parsed = self.call_parser(owner, method, arguments, keywords, node, frame)
+            if parsed is not MISSING:
+                return parsed
+        return self.call(function, arguments, keywords, node, frame, lines)
 
-    def _do_ClassDef(self, node: ast.ClassDef, frame: Frame) -> Outcome:
-        """Define a class: its constants, its methods and the defaults of its fields."""
-        bases = [self.value(base, frame) for base in node.bases]
-        body = Frame(parent=frame, module=frame.module)
-        self.block(node.body, body)
-        fields: dict[str, Value] = {}
-        for base in reversed(bases):
-            if isinstance(base, Class):
-                fields |= base.fields
-        for statement in node.body:
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                fields[statement.target.id] = body.slots.get(statement.target.id, MISSING)
-        self.heap.write(frame, node.name, Class(node.name, body, fields, bases))
-        return None
+    def call(
+        self, function: Value, arguments: Arguments, keywords: Keywords, node: ast.Call, frame: Frame,
+        lines: dict[Hashable, int],
+    ) -> Value:  # fmt: skip
+        """Call a function or class of the script, a builtin, or something that the script does not define."""
+        if isinstance(function, Function):
+            return self.call_function(function, arguments, keywords)
+        if isinstance(function, Class):
+            made = self.instantiate(function, arguments, keywords)
+            if (base := function.find_imported_base()) is not None:
+                # ``class Mine(GRPOConfig)`` is such a configuration, with defaults and fields of its own.
+                self.record(base, arguments, made, made.slots, node, frame, lines)
+            return made
+        if isinstance(function, Reference):
+            name = function.name
+            folded = self.call_known(name, arguments, keywords, node, frame)
+            if folded is not MISSING:
+                return folded
+        else:
+            name = ast.unparse(node.func) if _is_dotted(node.func) else ""
+        result = Instance(dict(keywords), name)
+        last = name.rpartition(".")[2]
+        if last in CLASS_PARSERS and arguments:
+            result.slots["dataclass_types"] = arguments[0]
+        if name:
+            self.record(name, arguments, result, result.slots, node, frame, lines)
+        if last in self.results:
+            return self.results[last]
+        for each in arguments if last in RUNNERS else ():
+            if isinstance(each, Function):
+                self.call_function(each, (), {})
+        # The script can change an object of an imported class; the result of an imported function is unknown.
+        if last[:1].isupper():
+            return result
+        return Unknown(f"{clip(name, 60) or self.shown(node.func)}(…) is known only when the script runs", node.lineno)
 
-    # --- targets and patterns ---
+    def record(
+        self, name: str, arguments: Arguments, result: Instance, keywords: dict[Hashable, Value], node: ast.Call,
+        frame: Frame, lines: dict[Hashable, int],
+    ) -> None:  # fmt: skip
+        """Add a call of something that the script does not define."""
+        condition = self.conditions[-1] if self.conditions else ""
+        call = PythonCall(name, tuple(arguments), keywords, node.lineno, frame.file, condition, lines, result)
+        self.script.calls.append(call)
 
-    def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
-        """Set a name, an attribute, an item, or several of them."""
-        if isinstance(target, ast.Name):
-            owner = frame.parent.find(target.id) if target.id in frame.global_names and frame.parent else None
-            self.heap.write(owner or frame, target.id, value)
-        elif isinstance(target, ast.Attribute):
-            instance = self.value(target.value, frame)
-            if isinstance(instance, Instance):
-                self.heap.write(instance, target.attr, value)
-        elif isinstance(target, ast.Subscript):
-            self.assign_item(self.value(target.value, frame), self.value(target.slice, frame), value)
-        elif isinstance(target, (ast.Tuple, ast.List)):
-            items = self.iterate(value)
-            if items is None or len(items) != len(target.elts):
-                missing = value if isinstance(value, Unknown) else Unknown("it is not known", target.lineno)
-                items = [missing] * len(target.elts)
-            for element, item in zip(target.elts, items, strict=True):
-                self.assign(element, item, frame)
-        elif isinstance(target, ast.Starred):
-            self.assign(target.value, value, frame)
+    def call_known(self, name: str, arguments: Arguments, keywords: Keywords, node: ast.Call, frame: Frame) -> Value:
+        """Return the result of a builtin or pure function; MISSING for any other function."""
+        first = arguments[0] if arguments else None
+        key = to_key(arguments[name == "getattr"]) if len(arguments) > (name == "getattr") else MISSING
+        if name in ("exit", "sys.exit"):
+            return END
+        if name == "os.getenv" and isinstance(key, str):
+            return self.variable(key, arguments[1] if len(arguments) > 1 else keywords.get("default"), node)
+        if name in ("dict", "collections.OrderedDict"):
+            return Table((dict(first.slots) if isinstance(first, Table) else {}) | dict(keywords))
+        if name in ("field", "dataclasses.field") and "default_factory" in keywords:
+            return self.call(keywords["default_factory"], [], {}, node, frame, {})
+        if name in ("field", "dataclasses.field"):
+            return keywords.get("default", MISSING)
+        if name == "getattr" and isinstance(key, str):
+            return self.attribute(first, key, node)
+        result = call_pure(name, arguments, node.lineno, frame.file)
+        return self.unknown(node) if result is MISSING and name in (*OPAQUE, *LISTS, *PURE) else result
 
-    def assign_item(self, owner: Value, index: Value, value: Value) -> None:
-        """Set ``owner[index]``; of ``os.environ``, a variable of the job."""
-        key = self.key(index)
-        if isinstance(owner, Reference) and owner.name == "os.environ" and isinstance(key, str):
-            self.script.environment[key] = value
-            self.environment_set[key] = value
-        elif isinstance(owner, Table) and key is not MISSING:
-            self.heap.write(owner, key, value)
-        elif isinstance(owner, Items) and isinstance(key, int) and -len(owner.items) <= key < len(owner.items):
-            items = list(owner.items)
-            items[key] = value
-            self.heap.write(owner, "items", tuple(items))
+    def call_method(
+        self, owner: Value, name: str, arguments: Arguments, keywords: Keywords, node: ast.Call, frame: Frame
+    ) -> Value:
+        """Return the result of a method of a text, list or dict; MISSING if it is not known."""
+        first = arguments[0] if arguments else None
+        second = arguments[1] if len(arguments) > 1 else None
+        if isinstance(owner, Text):
+            return call_text_method(owner, name, arguments, node.lineno, frame.file)
+        if isinstance(owner, Items):
+            if name in ("append", "add"):
+                self.heap.write(owner, "items", (*owner.items, first))
+            elif name == "extend":
+                self.heap.write(owner, "items", (*owner.items, *self.items_of(first, node)))
+            else:
+                if name in ("insert", "remove", "pop", "clear", "sort", "reverse"):
+                    self.heap.write(owner, "items", (Unknown(f"the list is changed by {name}"),))
+                return MISSING
+            return None
+        assert isinstance(owner, Table)
+        key = to_key(first)
+        if owner is self.environ and name == "get" and isinstance(key, str):
+            return self.variable(key, second if second is not None else keywords.get("default"), node)
+        if name in ("get", "pop", "setdefault") and key is not MISSING:
+            value = owner.slots.get(key, second)
+            if name != "get":
+                self.heap.write(owner, key, MISSING if name == "pop" else value)
+            return value
+        if name == "update":
+            self.update_table(owner, first)
+            self.update_table(owner, Table(dict(keywords)))
+            return None
+        if name == "items":
+            return Items.of(Items.of(pair) for pair in zip(to_items(owner) or (), owner.slots.values(), strict=True))
+        return Table(dict(owner.slots)) if name == "copy" else MISSING
 
-    def matches(self, pattern: ast.pattern, subject: Value, frame: Frame) -> bool | None:
-        """Whether a value matches a pattern; None if unknown."""
-        if isinstance(pattern, ast.MatchValue):
-            return self.equal(subject, self.value(pattern.value, frame))
-        if isinstance(pattern, ast.MatchSingleton):
-            return None if isinstance(subject, Unknown) else subject is pattern.value
-        if isinstance(pattern, ast.MatchAs):
-            matches = True if pattern.pattern is None else self.matches(pattern.pattern, subject, frame)
-            if pattern.name is not None and matches is not False:
-                self.heap.write(frame, pattern.name, subject)
-            return matches
-        if isinstance(pattern, ast.MatchOr):
-            return _any(self.matches(each, subject, frame) for each in pattern.patterns)
-        if isinstance(pattern, ast.MatchSequence) and isinstance(subject, Items):
-            if len(subject.items) != len(pattern.patterns):
-                return False
-            pairs = zip(pattern.patterns, subject.items, strict=True)
-            some = _any(_negate(self.matches(each, item, frame)) for each, item in pairs)
-            return _negate(some)
-        return None
+    def call_parser(
+        self, parser: Instance, method: str, arguments: Arguments, keywords: Keywords, node: ast.Call, frame: Frame
+    ) -> Value:
+        """Follow a method of a parser of the command line: return the parsed options, MISSING for any other call."""
+        if parser.name.endswith(CLASS_PARSERS):
+            given = parser.slots.get("dataclass_types")
+            classes = [given] if isinstance(given, (Reference, Class)) else to_items(given) or ()
+            made = [self.call(each, [], {}, node, frame, {}) for each in spend_on_each(classes)]
+            for each in made:
+                if isinstance(each, Instance):
+                    each.is_parsed = True
+            return Items.of(made) if method.startswith("parse_") else MISSING
+        if method == "add_argument":
+            _add_option(parser, arguments, keywords, node.lineno)
+            return None
+        if method in ("add_argument_group", "add_mutually_exclusive_group"):
+            return parser
+        options = Instance(dict(parser.slots), parser.name, is_parsed=True)
+        if method == "parse_known_args":
+            return Items.of([options, Items.of([])])
+        return options if method == "parse_args" else MISSING
+
+    def variable(self, name: str, default: Value, node: ast.expr) -> Value:
+        """Return an environment variable: as the user or the script sets it, else the default."""
+        if name in self.environment:
+            return Text((Piece(self.environment[name], node.lineno, ""),))
+        if name in self.environ.slots:
+            return self.environ.slots[name]
+        if default is None or default is MISSING:
+            kind = Unset if default is None else Unknown
+            return kind(f"the environment variable {clip(name, 60)} is not set in the script", node.lineno)
+        self.script.defaulted.add(name)
+        return default
+
+    # --- functions and classes of the script ---
+
+    def make_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, frame: Frame) -> Function:
+        """Define a function, with the defaults of its parameters."""
+        positional = [*node.args.posonlyargs, *node.args.args]
+        pairs = [
+            *zip(positional[len(positional) - len(node.args.defaults) :], node.args.defaults, strict=True),
+            *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True),
+        ]
+        defaults = {parameter.arg: self.value(given, frame) for parameter, given in pairs if given is not None}
+        return Function(node, frame, defaults)
+
+    def call_function(self, function: Function, arguments: Arguments, keywords: Keywords) -> Value:
+        """Follow a function of the script; return what it returns."""
+        node = function.node
+        self.followed.add(id(node))
+        if self.depth >= DEEPEST:
+            return Unknown("its functions call each other too deeply", node.lineno)
+        frame = function.frame.inside()
+        names = [*node.args.posonlyargs, *node.args.args]
+        parameters = [*names, *node.args.kwonlyargs]
+        given = list(arguments) if function.owner is MISSING else [function.owner, *arguments]
+        frame.slots = {parameter.arg: value for parameter, value in zip(names, given, strict=False)}
+        for parameter in parameters:
+            if parameter.arg in keywords:
+                frame.slots[parameter.arg] = keywords[parameter.arg]
+            elif parameter.arg not in frame.slots:
+                frame.slots[parameter.arg] = self.default_of(parameter, function)
+        if node.args.vararg is not None:
+            frame.slots[node.args.vararg.arg] = Items.of(given[len(names) :])
+        if node.args.kwarg is not None:
+            known = {parameter.arg for parameter in parameters}
+            frame.slots[node.args.kwarg.arg] = Table({key: item for key, item in keywords.items() if key not in known})
+        self.depth += 1
+        try:
+            if isinstance(node, ast.Lambda):
+                return self.value(node.body, frame)
+            self.block(node.body, frame)
+        finally:
+            self.depth -= 1
+        return merge(frame.returned or [None], f"{node.name}(…) returns one of several values")
+
+    def default_of(self, parameter: ast.arg, function: Function) -> Value:
+        """Return the value of a parameter that a call leaves out: its default, or an object of its class with defaults."""
+        if parameter.arg in function.defaults:
+            return function.defaults[parameter.arg]
+        if parameter.annotation is not None and not isinstance(parameter.annotation, ast.Constant):
+            annotated = self.value(parameter.annotation, function.frame)
+            if isinstance(annotated, Class):
+                return self.instantiate(annotated, (), {})
+        name = getattr(function.node, "name", "a function")
+        return Unknown(f"{parameter.arg} of {name}(…) is known only when the script runs", parameter.lineno)
+
+    def instantiate(self, cls: Class, arguments: Arguments, keywords: Keywords) -> Instance:
+        """Make an object of a class of the script: by its fields, then by its ``__init__`` or ``__post_init__``."""
+        instance = Instance(name=cls.name, cls=cls)
+        for name, default in cls.fields.items():
+            instance.slots[name] = Unknown(f"{name} is not set in the script") if default is MISSING else default
+        instance.slots |= dict(zip(cls.fields, arguments, strict=False)) | dict(keywords)
+        for name, takes in (("__init__", (arguments, keywords)), ("__post_init__", ((), {}))):
+            if isinstance(starter := cls.find(name), Function):
+                self.call_function(replace(starter, owner=instance), *takes)
+        return instance
+
+
+def _is_command(function: Function) -> bool:
+    """Whether a decorator makes a function a command of a program, as ``@app.command()`` of typer does."""
+    decorators = getattr(function.node, "decorator_list", ())
+    targets = [each.func if isinstance(each, ast.Call) else each for each in decorators]
+    return any(isinstance(each, ast.Attribute) and each.attr == "command" for each in targets)
+
+
+def _is_dotted(node: ast.expr) -> bool:
+    """Whether an expression is a dotted name."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
 
 
 def _package_of(frame: Frame, level: int) -> str:
     """Return the package that ``from .x import y`` means: ``a.b`` in the module a.b.c, for one dot."""
-    outermost: Frame | None = frame
-    while outermost is not None and outermost.parent is not None:
-        outermost = outermost.parent
-    name = outermost.slots.get("__name__") if outermost is not None else None
+    owner = frame.find("__name__")
+    name = owner.slots["__name__"] if owner is not None else None
     parts = name.shown.split(".") if isinstance(name, Text) else []
-    is_package = frame.module is not None and frame.module.file.endswith("__init__.py")
-    up = level - is_package
-    return ".".join(parts[: len(parts) - up] if up else parts)
+    up = level - frame.file.endswith("__init__.py")
+    return ".".join(parts[: len(parts) - up])
 
 
-def _any(answers: Iterator[bool | None]) -> bool | None:
-    """Return whether one of the answers is True; None if that depends on an unknown one."""
-    unknown = False
-    for answer in answers:
-        if answer:
-            return True
-        unknown |= answer is None
-    return None if unknown else False
+def _add_option(parser: Instance, arguments: Arguments, keywords: Keywords, line: int) -> None:
+    """Record the default of an option that ``parser.add_argument`` defines, as a slot of the parser."""
+    names = [each.known or "" for each in arguments if isinstance(each, Text)]
+    written = next((each for each in names if each.startswith("--")), next(iter(names), ""))
+    name, action = to_key(keywords.get("dest")) or written.lstrip("-").replace("-", "_"), to_key(keywords.get("action"))
+    if "default" in keywords:
+        value = keywords["default"]
+    elif action in ("store_true", "store_false"):
+        value = action == "store_false"
+    elif keywords.get("required") is True or not written.startswith("-"):
+        value = Unknown(f"the option {written} has no default", line)
+    else:
+        value = None
+    if isinstance(name, str) and name:
+        parser.slots[name] = value
 
 
-def _negate(answer: bool | None) -> bool | None:
-    return None if answer is None else not answer
+def read_python_file(
+    text: str,
+    name: str,
+    *,
+    find: Find = lambda module: None,
+    environment: Mapping[str, str] | None = None,
+    results: Mapping[str, Value] | None = None,
+) -> PythonScript:
+    """Read a Python script.
+
+    Args:
+        text: The script.
+        name: The file as the report names it.
+        find: Finds the modules that the script imports; by default the script is read alone.
+        environment: Values of environment variables that the user gives.
+        results: Last part of a function's name → what it returns. Such a function is not followed, and its calls are listed.
+
+    Raises:
+        CkptcheckError: It is not Python; the message has the line.
+    """
+    script = PythonScript()
+    Evaluator(script, name, find, environment or {}, results or {}).run(parse_python(text, name), text)
+    return script

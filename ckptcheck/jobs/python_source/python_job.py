@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs.document import Document, Leaf
 from ckptcheck.jobs.files import JobFiles, find_pinned_versions
 from ckptcheck.jobs.framework import Framework
-from ckptcheck.jobs.python_source.python_file import find_modules_beside, read_python_file
+from ckptcheck.jobs.python_source.evaluator import read_python_file
 from ckptcheck.jobs.python_source.python_launcher import NO_SETTINGS, read_python_launch
+from ckptcheck.jobs.python_source.script import Find
 from ckptcheck.jobs.python_source.values import to_plain
+from ckptcheck.text.file_io import real_path
 
 
 def read_python_job(
@@ -54,7 +56,7 @@ def read_python_job(
     document.versions |= find_pinned_versions(text, name)
     for variable, value in script.environment.items():
         plain, reason = to_plain(value)
-        document.environment.setdefault(variable, Leaf(plain, variable, name, None, reason))
+        document.environment.setdefault(str(variable), Leaf(plain, str(variable), name, None, reason))
     return document, framework
 
 
@@ -69,3 +71,32 @@ def require_python_job(
             hint="name the launch script or the configuration file that the job takes",
         )
     return found
+
+
+def find_modules_beside(
+    folder: Path, shown: Callable[[Path], str], read: Callable[[Path], str], others: Collection[str] = ()
+) -> Find:
+    """Return a function that finds ``a.b`` as ``a/b.py`` in a folder and in the four above it.
+
+    Args:
+        folder: The script's folder.
+        shown: Returns the name of a file for the report.
+        read: Returns the text of a file.
+        others: Packages that are not looked for.
+    """
+    folders = [folder, *list(real_path(folder).parents)[:4]]
+
+    def find(module: str) -> tuple[str, str] | None:
+        parts = module.split(".")
+        if parts[0] in others or not all(part.isidentifier() for part in parts):
+            return None
+        for start in folders:
+            for file in (start.joinpath(*parts[:-1], f"{parts[-1]}.py"), start.joinpath(*parts, "__init__.py")):
+                try:
+                    if file.is_file():
+                        return read(file), shown(file)
+                except (OSError, CkptcheckError):
+                    return None
+        return None
+
+    return find

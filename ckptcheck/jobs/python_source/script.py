@@ -59,11 +59,7 @@ class PythonCall:
     def _put(self, document: Document, path: str, value: Value, line: int) -> None:
         if len(document.leaves) >= MOST_ITEMS or path.count(".") > DEEPEST:
             return
-        if isinstance(value, Table) and value.slots:
-            for key, item in value.slots.items():
-                self._put(document, f"{path}.{key}", item, line)
-            return
-        if isinstance(value, Instance) and value.name:
+        if (isinstance(value, Table) and value.slots) or (isinstance(value, Instance) and value.name):
             for key, item in value.slots.items():
                 self._put(document, f"{path}.{key}", item, line)
             return
@@ -82,7 +78,7 @@ class PythonScript:
 
     calls: list[PythonCall] = field(default_factory=list)
     """The calls of what it does not define itself, in order; those of functions that it never calls come last."""
-    environment: dict[str, Value] = field(default_factory=dict)
+    environment: dict[Hashable, Value] = field(default_factory=dict)
     """Environment variable → the value that the script sets: ``os.environ["X"] = "1"``."""
     defaulted: set[str] = field(default_factory=set)
     """Environment variables of which the script takes a default: ``os.environ.get("X", 8)``."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import ast
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ckptcheck.jobs.budget import CHARACTERS, ITEMS, current_budget
@@ -11,9 +12,15 @@ from ckptcheck.jobs.budget import CHARACTERS, ITEMS, current_budget
 T = TypeVar("T")
 MOST_ITEMS = 5000
 """Largest number of items of a list, and of values that `to_plain` follows: a list can double itself repeatedly."""
-UNDER_CONDITION = "set under a condition"
 Value = object
-"""A number, True, False or None as Python has them; a `Text`, `Items`, `Table`, `Instance` or `Reference`; or an `Unknown`."""
+"""A number, True, False or None as Python has them; one of the classes below."""
+
+
+class Missing:
+    """Stands for a missing name, key or result."""
+
+
+MISSING = Missing()
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Text:
-    """A text, which can have unknown parts."""
+    """A text, which can have unknown parts. A pathlib.Path is one too."""
 
     pieces: tuple[Piece, ...] = ()
 
@@ -51,6 +58,11 @@ class Text:
         """Why the text is unknown; "" if it is known."""
         return next((piece.reason for piece in self.pieces if piece.reason), "")
 
+    def replaced(self, text: str) -> Text:
+        """Return another text in the place of this one."""
+        first = self.pieces[0] if self.pieces else Piece("", 0, "")
+        return Text((Piece(text, first.line, first.file),))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Text) and self.known is not None and self.known == other.known
 
@@ -62,7 +74,7 @@ class Text:
 class Unknown:
     """A value that is known only when the script runs."""
 
-    reason: str
+    reason: str = "it is known only when the script runs"
     """Why, as a part of a sentence."""
     line: int = 0
 
@@ -70,6 +82,13 @@ class Unknown:
 @dataclass(frozen=True)
 class Unset(Unknown):
     """The value of an environment variable that the script asks for without a default: it counts as false."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Something that the script imports, by its dotted name: ``subprocess.run``."""
+
+    name: str
 
 
 @dataclass(eq=False)
@@ -83,9 +102,9 @@ class Items(Slots):
     """A list, tuple or set: the slot ``items`` has a tuple."""
 
     @staticmethod
-    def of(items: Sequence[Value]) -> Items:
+    def of(items: Iterable[Value]) -> Items:
         """Make a list of these items; of a longer one than `MOST_ITEMS`, the first of them."""
-        return Items({"items": tuple(items[:MOST_ITEMS])})
+        return Items({"items": tuple(items)[:MOST_ITEMS]})
 
     @property
     def items(self) -> tuple[Value, ...]:
@@ -104,19 +123,83 @@ class Instance(Slots):
     """An object of a class: of the script, or of one that the script imports (`name` is its dotted name then)."""
 
     name: str = ""
+    cls: Class | None = None
+    """The class, if it is one of the script."""
     is_parsed: bool = False
     """Whether the command line fills it."""
 
 
-@dataclass(frozen=True)
-class Reference:
-    """Something that the script imports, by its dotted name: ``subprocess.run``."""
+@dataclass(eq=False)
+class Frame(Slots):
+    """The names of a module, of the body of a class, or of a call of a function."""
+
+    parent: Frame | None = None
+    """The frame for names that this one lacks."""
+    file: str = ""
+    """The module whose code runs, as the report names it."""
+    lines: Sequence[str] = ()
+    """The module's lines, in which the places of texts are looked up."""
+    returned: list[Value] = field(default_factory=list)
+    """The values that the function may return."""
+    outer_names: set[str] = field(default_factory=set)
+    """The names that ``global`` and ``nonlocal`` declare."""
+
+    def inside(self) -> Frame:
+        """Return an empty frame within this one."""
+        return Frame(parent=self, file=self.file, lines=self.lines)
+
+    def find(self, name: str) -> Frame | None:
+        """Return the frame that has a name; None if no frame has it."""
+        frame: Frame | None = self
+        while frame is not None and name not in frame.slots:
+            frame = frame.parent
+        return frame
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A function of the script."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+    frame: Frame
+    """The frame in which it is defined."""
+    defaults: dict[str, Value]
+    """Parameter → its default."""
+    owner: Value = MISSING
+    """The object of a bound method."""
+
+
+@dataclass(frozen=True, eq=False)
+class Class:
+    """A class of the script."""
 
     name: str
+    frame: Frame
+    """The definitions of its body: constants and methods."""
+    fields: dict[str, Value]
+    """Annotated names with their defaults (MISSING: none), those of base classes first."""
+    bases: Sequence[Value]
 
+    def _walk(self) -> Iterator[Value]:
+        """Yield the class and its bases, each once."""
+        waiting: list[Value] = [self]
+        seen: set[int] = set()
+        while waiting:
+            cls = waiting.pop()
+            if id(cls) not in seen:
+                seen.add(id(cls))
+                yield cls
+                waiting += reversed(cls.bases) if isinstance(cls, Class) else ()
+        current_budget().spend(len(seen) // ITEMS, "a Python script")
 
-MOST_DIFFERENT = 300
-"""Most pieces in which two branches may differ: a value that every branch writes anew would double with each of them."""
+    def find_imported_base(self) -> str | None:
+        """Return the dotted name of the first base that the script imports; None without one."""
+        return next((cls.name for cls in self._walk() if isinstance(cls, Reference)), None)
+
+    def find(self, name: str) -> Value:
+        """Return a constant or method of the class or of its bases; MISSING without one."""
+        owners = (cls.frame.slots for cls in self._walk() if isinstance(cls, Class))
+        return next((slots[name] for slots in owners if name in slots), MISSING)
 
 
 def weigh(value: Value) -> int:
@@ -128,46 +211,44 @@ def weigh(value: Value) -> int:
     return len(value.slots) // ITEMS if isinstance(value, Slots) else 0
 
 
-def unknown_if(value: Value, reason: str) -> Value:
-    """Return a value that only an undecided branch sets: still visible, but unknown for this reason."""
+def spend_on_each(items: Sequence[T]) -> Sequence[T]:
+    """Return the items, and charge the budget for a loop over them: one step for three items."""
+    current_budget().spend(len(items) // 3, "a Python script")
+    return items
+
+
+def is_number(value: Value) -> bool:
+    """Whether a value is a number, True, False or None."""
+    return value is None or isinstance(value, (int, float))
+
+
+def to_key(value: Value) -> Hashable:
+    """Return a value as the key of a dict; MISSING if it is unknown."""
     if isinstance(value, Text):
-        return Text(tuple(replace(piece, reason=piece.reason or reason) for piece in value.pieces))
+        return MISSING if value.known is None else value.known
+    return value if value is None or isinstance(value, (int, float)) else MISSING
+
+
+def to_truth(value: Value) -> bool | None:
+    """Whether a value counts as true; None if unknown."""
+    if isinstance(value, Text):
+        return bool(value.shown) or (None if value.reason else False)
     if isinstance(value, Items):
-        return Items.of([item if isinstance(item, Slots) else unknown_if(item, reason) for item in value.items])
-    if isinstance(value, (Slots, Reference)) or callable(value):
-        return value
-    return value if isinstance(value, Unknown) else Unknown(reason)
+        return bool(value.items)
+    if isinstance(value, Table) or is_number(value):
+        return bool(value.slots if isinstance(value, Table) else value)
+    if isinstance(value, (Function, Class, Instance)):
+        return True
+    return False if isinstance(value, Unset) else None
 
 
-def merge(one: Value, other: Value, reason: str) -> Value:
-    """Return the common part of two branches of a condition: a text or list keeps its equal beginning as known."""
-    if one is other or (type(one) is type(other) and not isinstance(one, (Slots, Unknown)) and one == other):
-        return one
-    if isinstance(one, Text) and isinstance(other, Text):
-        same, rests = _split_common(one.pieces, other.pieces)
-        if len(rests) > MOST_DIFFERENT:
-            return Unknown(reason)
-        return Text((*same, *(replace(piece, reason=piece.reason or reason) for piece in rests)))
-    if isinstance(one, Items) and isinstance(other, Items):
-        return Items.of(merge_items(one.items, other.items, reason))
-    return Unknown(reason)
-
-
-def merge_items(one: tuple[Value, ...], other: tuple[Value, ...], reason: str) -> tuple[Value, ...]:
-    """Return the common beginning of two lists, and the rest of both with the reason."""
-    same, rests = _split_common(one, other)
-    if len(rests) > MOST_DIFFERENT:
-        return (*same, Unknown(reason))
-    return (*same, *(unknown_if(item, reason) for item in rests))
-
-
-def _split_common(one: tuple[T, ...], other: tuple[T, ...]) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Return (the common beginning of two tuples, what follows in the one and then in the other)."""
-    current_budget().spend((len(one) + len(other)) // ITEMS, "a Python script")
-    length = 0
-    while length < min(len(one), len(other)) and one[length] == other[length]:
-        length += 1
-    return one[:length], (*one[length:], *other[length:])
+def to_items(value: Value) -> Sequence[Value] | None:
+    """Return the items of a list, or the keys of a dict; None if they are unknown."""
+    if isinstance(value, Items):
+        return value.items
+    if isinstance(value, Table):
+        return [Text((Piece(key, 0, ""),)) if isinstance(key, str) else key for key in value.slots]
+    return None
 
 
 def to_plain(value: Value) -> tuple[object, str]:
@@ -176,12 +257,6 @@ def to_plain(value: Value) -> tuple[object, str]:
     plain = _to_plain(value, left)
     current_budget().spend((MOST_ITEMS - left[0]) // ITEMS, "a Python script")
     return plain
-
-
-def spend_on_each(items: Sequence[T]) -> Sequence[T]:
-    """Return the items, and charge the budget for a loop over them: one step for three items."""
-    current_budget().spend(len(items) // 3, "a Python script")
-    return items
 
 
 def _to_plain(value: Value, left: list[int]) -> tuple[object, str]:
@@ -201,15 +276,13 @@ def _to_plain(value: Value, left: list[int]) -> tuple[object, str]:
         return {key: item for key, (item, _) in pairs.items()}, next((why for _, why in pairs.values() if why), "")
     if isinstance(value, Reference):
         return value.name, ""
-    if value is None or isinstance(value, (bool, int, float)):
-        return value, ""
-    return None, "it is an object of the script"
+    return (value, "") if is_number(value) else (None, "it is an object of the script")
 
 
-def iter_texts(value: Value) -> Iterator[Text]:
-    """Yield the texts in a value: the text itself, or those of a list."""
-    if isinstance(value, Text):
-        yield value
-    elif isinstance(value, Items):
-        for item in value.items:
-            yield from iter_texts(item) if isinstance(item, Text) else ()
+def from_plain(plain: object, line: int, file: str) -> Value:
+    """Return a result of plain Python as a value at a line; MISSING for one of another kind."""
+    if isinstance(plain, str):
+        return Text((Piece(plain, line, file),))
+    if isinstance(plain, (list, tuple)):
+        return Items.of(from_plain(item, line, file) for item in plain)
+    return plain if is_number(plain) else MISSING

@@ -11,10 +11,8 @@ from pathlib import Path
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs.budget import CHARACTERS, WORDS, current_budget
-from ckptcheck.jobs.shell.arithmetic import evaluate
+from ckptcheck.jobs.shell.functions import apply_pattern, evaluate, print_text
 from ckptcheck.jobs.shell.lexer import ShellChunk, ShellToken, tokenize
-from ckptcheck.jobs.shell.output import print_text
-from ckptcheck.jobs.shell.pattern import apply_pattern
 from ckptcheck.jobs.shell.word import MARK, Command, Word
 
 PARAMETER = re.compile(r"(#?)([A-Za-z_]\w*|[0-9@*#?$!-])(\[[^\]]*\])?(.*)", re.DOTALL)

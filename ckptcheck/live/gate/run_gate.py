@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptcheck.errors import CkptcheckError, OutputError
 from ckptcheck.jobs.job import Job
-from ckptcheck.jobs.shell.commands import SUGGESTIONS
+from ckptcheck.jobs.live_arguments import SUGGESTIONS
 from ckptcheck.linter.report import FailOn, Report, Section
 from ckptcheck.linter.rule import SEVERITIES
 from ckptcheck.live.gate.gate_file import STAGES, GateRequest
