@@ -1,16 +1,14 @@
-"""A config gives a special token an id that the model has no row for, or that is not an id.
+"""A config gives a special token an id that the model has no row for.
 
 ## What it checks
-- `bos_token_id`, `eos_token_id` and `pad_token_id` of config.json and generation_config.json are smaller than the number of rows of
-  the embedding. Of several ends, one is enough. Negative ids are left out: older models write them for "none".
-- In generation_config.json each of them is a whole number (or, for ends, a list of them), not a text or a fraction.
+`bos_token_id`, `eos_token_id` and `pad_token_id` of config.json and generation_config.json are smaller than the number of rows of
+the embedding. Of several ends, one is enough. Negative ids are left out: older models write them for "none".
 
 ## Why it matters
 - transformers refuses to build most models whose `pad_token_id` in config.json lies beyond the embedding (`Padding_idx must be
   within num_embeddings`). With one in generation_config.json `generate` raises an IndexError as soon as one answer of a batch ends
   before the others.
 - An end beyond the embedding never comes, so `generate` does not stop. A beginning beyond it is an IndexError.
-- A text, even `"2"`, is a TypeError in `generate`; a fraction, even `2.0`, is one in vLLM.
 
 Usually the ids are defaults of the config's class, or the vocabulary was cut.
 
@@ -24,19 +22,10 @@ A model may keep such ids for another part than the language model. The rule jud
 GaiZhenbiao/Phi3V-Finetuning#12
 """
 
-from __future__ import annotations
-
-import json
 from collections.abc import Iterator
-from math import isfinite
-from typing import TYPE_CHECKING
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
-
-if TYPE_CHECKING:
-    from ckptcheck.checkpoint.tokenizer import Tokenizer
 
 PADDING_HARM = "generate of transformers stops with an IndexError once an answer of a batch ends before the others"
 HARM = {
@@ -59,7 +48,6 @@ LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     from ckptcheck.checkpoint.embedding_table import find_embedding_table
 
-    yield from _check_types(ckpt.tokenizer)
     table = find_embedding_table(ckpt)
     if table is None:
         return
@@ -76,29 +64,3 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
                     key=name,
                     hint="write the ids of this model's tokenizer",
                 )
-
-
-def _check_types(tokenizer: Tokenizer) -> Iterator[Problem]:
-    """Yield the settings of generation_config.json that are not ids."""
-    part = tokenizer.generation_config
-    for name in HARM if part is not None else ():
-        setting = part.value.get(name)  # type: ignore[union-attr]
-        if name == "eos_token_id" and isinstance(setting, float) and isfinite(setting):
-            harm = "vLLM stops with a TypeError at every request"
-        elif _is_refused(setting) or (name == "pad_token_id" and isinstance(setting, list)):
-            harm = "generate of transformers stops with an error"
-        else:
-            continue
-        yield Problem(
-            f"{name} is {clip(json.dumps(setting, ensure_ascii=False), 40)}, which is not a token id; {harm}",
-            file="generation_config.json",
-            key=name,
-            hint="write the ids of this model's tokenizer",
-        )
-
-
-def _is_refused(setting: object) -> bool:
-    """Whether `torch.tensor(setting, dtype=torch.long)` refuses it. It accepts fractions and booleans, and never receives None."""
-    if isinstance(setting, list):
-        return any(part is None or _is_refused(part) for part in setting if not isinstance(part, list))
-    return isinstance(setting, (str, dict)) or (isinstance(setting, float) and not isfinite(setting))
