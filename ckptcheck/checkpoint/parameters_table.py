@@ -6,19 +6,18 @@ of the built model: transformers maps older names to them by renamings, and a sc
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layout import INDEX, Layout
+from ckptcheck.checkpoint.learned_table import read_line
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig
 
 LONGEST_NAME = 400
@@ -188,7 +187,7 @@ def find_served(config: Config) -> dict[str, Any] | None:
     It loads EXAONE as a Llama whose stored names are `transformer.h…`, so what was learned of Llama's stored names does not
     hold for such a checkpoint.
     """
-    types: dict[str, dict[str, Any]] = _parse_line("served") or {}
+    types: dict[str, dict[str, Any]] = read_line("parameters", "served") or {}
     served = types.get(str(config.model_type))
     return served if served is not None and config.architecture in served["classes"] else None
 
@@ -246,35 +245,20 @@ def _parse_renaming(found: Mapping[str, Any]) -> Renaming:
 
 
 @cache
-def _table() -> bytes:
-    return (Path(__file__).parent / "parameters.json").read_bytes()
-
-
-def _parse_line(key: str) -> Any:
-    """Return the value of a line of the table, or None."""
-    table, opening = _table(), f"\n{json.dumps(key)}: ".encode()
-    start = table.find(opening)
-    if start < 0:
-        return None
-    start += len(opening)
-    return json.loads(table[start : table.index(b"\n", start)].removesuffix(b","))
-
-
-@cache
 def _legacy_renamings() -> tuple[Renaming, ...]:
-    return tuple(_parse_renaming(found) for found in _parse_line("renames"))
+    return tuple(_parse_renaming(found) for found in read_line("parameters", "renames"))
 
 
 @cache
 def _find(architecture: str) -> ParametersTable | None:
-    facts = _parse_line(architecture)
+    facts = read_line("parameters", architecture)
     return None if facts is None else ParametersTable(architecture, facts)
 
 
 @cache
 def _relatives() -> dict[str, dict[str, Any]]:
     """Return, for classes without a line of their own, the class whose line they share, and their differences from it."""
-    relatives: dict[str, dict[str, Any]] | None = _parse_line("relatives")
+    relatives: dict[str, dict[str, Any]] | None = read_line("parameters", "relatives")
     return relatives or {}
 
 

@@ -5,12 +5,10 @@ fixtures/learn_weights.py generates the table from transformers, with one line f
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +18,7 @@ from ckptcheck.checkpoint.decoder_families import family_of
 from ckptcheck.checkpoint.layer_kinds import RULES as LAYER_RULES
 from ckptcheck.checkpoint.layer_kinds import LayerRule
 from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.checkpoint.learned_table import read_line
 from ckptcheck.checkpoint.parameters_table import find_served
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig, Setting
 from ckptcheck.checkpoint.shape_formula import choose_size, evaluate_choices, fields_of_formula, find_place
@@ -321,10 +320,5 @@ def _find_relative(models: tuple[str, ...]) -> WeightsTable | None:
 
 @cache
 def _find(architecture: str) -> WeightsTable | None:
-    table = (Path(__file__).parent / "weights.json").read_bytes()
-    opening = f"\n{json.dumps(architecture)}: ".encode()
-    start = table.find(opening)
-    if start < 0:
-        return None
-    start += len(opening)
-    return WeightsTable(architecture, json.loads(table[start : table.index(b"\n", start)].removesuffix(b",")))
+    facts = read_line("weights", architecture)
+    return None if facts is None else WeightsTable(architecture, facts)
