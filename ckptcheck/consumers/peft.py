@@ -1,4 +1,4 @@
-"""How PEFT reads an adapter_config.json: the modules to which it adds matrices.
+"""How PEFT reads an adapter_config.json: the settings that it refuses, and the modules to which it adds matrices.
 
 Source: PEFT 0.21, `LoraConfig` (peft/tuners/lora/config.py) and `check_target_module_exists` (peft/tuners/tuners_utils.py).
 """
@@ -6,18 +6,145 @@ Source: PEFT 0.21, `LoraConfig` (peft/tuners/lora/config.py) and `check_target_m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from typing import Any
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.consumers.regex_set import Automaton
 
+KINDS: dict[str, tuple[type, ...]] = {
+    "a number": (int, float),
+    "a whole number": (int,),
+    "true or false": (bool,),
+    "a list or a text": (list, str, type(None)),
+    "a list": (list, type(None)),
+    "a list or a whole number": (list, int, type(None)),
+    "a list or an object": (list, dict, type(None)),
+    "true, false or a text": (bool, str, type(None)),
+    "an object": (dict,),
+    "an object or null": (dict, type(None)),
+}
+SETTINGS = {
+    "r": "a whole number",
+    "lora_alpha": "a number",
+    "lora_dropout": "a number",
+    "target_modules": "a list or a text",
+    "exclude_modules": "a list or a text",
+    "modules_to_save": "a list",
+    "target_parameters": "a list",
+    "layers_to_transform": "a list or a whole number",
+    "layers_pattern": "a list or a text",
+    "rank_pattern": "an object",
+    "alpha_pattern": "an object",
+    "trainable_token_indices": "a list or an object",
+    "layer_replication": "a list",
+    "init_lora_weights": "true, false or a text",
+    "alora_invocation_tokens": "a list",
+    **dict.fromkeys(
+        (
+            "megatron_config", "eva_config", "corda_config", "lora_ga_config", "velora_config", "monteclora_config",
+            "arrow_config", "kasa_config", "use_bdlora",
+        ),
+        "an object or null",
+    ),
+}  # fmt: skip
+"""Setting of `LoraConfig` → the kind of value, for settings that PEFT computes with when it loads an adapter."""
+SWITCHES = ("use_dora", "use_rslora", "lora_bias", "use_qalora", "fan_in_fan_out", "ensure_weight_tying")
+VARIANTS = {
+    "lora_magnitude_vector": ("use_dora", "DoRA", "from the base model's weight"),
+    "lora_diag": ("kasa_config", "KaSA", "from random numbers"),
+    "lora_monteclora_sampler": ("monteclora_config", "MonteCLoRA", "from random numbers"),
+    "lora_velora_embed": ("velora_config", "VeLoRA", "anew"),
+}
+"""Tensor that a variant of LoRA stores beside lora_A and lora_B → the setting, the variant, and PEFT's value if it is missing."""
+TASKS = ("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
+BIASES = ("none", "all", "lora_only")
+NEEDED = ("r", "lora_alpha", "target_modules")
+"""Settings without which vLLM 0.32 refuses an adapter (vllm/lora/peft_helper.py); PEFT's defaults are 8, 8 and per family."""
+FAMILY_TARGETS = frozenset(
+    frozenset(names.split())
+    for names in (
+        "Wqkv", "c_attn c_proj", "c_attn", "fc1 fc2 q_proj v_proj", "in_proj", "q_proj k_proj v_proj o_proj", "q v",
+        "q_proj v_proj", "key value receptance output", "qkv_proj", "query value", "query_key_value", "query_proj value_proj",
+    )
+)  # fmt: skip
+"""The modules that PEFT 0.21 takes if `target_modules` is null, for every family (peft/utils/constants.py)."""
 LAYER = re.compile(r"\.[^.]*+\.(\d{1,9})\.")
 
 
 def is_lora(config: Config | None) -> bool:
     """Whether a config declares LoRA by its `peft_type`."""
     return config is not None and config.value.get("peft_type") == "LORA"
+
+
+def list_refusals(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the key of each setting of LoRA that PEFT or vLLM refuses, and why, as the end of a sentence."""
+    for key, kind in SETTINGS.items():
+        if key not in settings:
+            continue
+        value: Any = settings[key]
+        if not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and bool not in KINDS[kind]):
+            yield key, f"is {_write(value)}, and PEFT needs {kind}"
+        elif key == "r" and settings["r"] < 1:
+            yield key, f"is {_write(value)}, and PEFT needs at least 1"
+        elif key == "lora_dropout" and not 0 <= settings["lora_dropout"] <= 1:
+            yield key, f"is {_write(value)}, and PEFT needs a number from 0 to 1"
+        elif key == "lora_alpha" and value == 0:
+            yield key, "is 0, and with it the adapter changes nothing"
+        elif isinstance(value, dict) and key in ("rank_pattern", "alpha_pattern"):
+            odd = next(
+                (name for name, number in value.items() if type(number) not in (int, float) or number <= 0), None
+            )
+            if odd is not None:
+                yield key, f"gives {odd!r} {_write(value[odd])}, and PEFT needs a number above 0"
+        elif isinstance(value, list) and key in ("target_modules", "exclude_modules", "modules_to_save"):
+            if any(not isinstance(name, str) for name in value):
+                yield key, "lists something that is no text"
+        elif key == "layers_to_transform" and isinstance(value, list) and any(type(each) is not int for each in value):
+            yield key, "lists something that is no whole number"
+    for key in SWITCHES:
+        if settings.get(key) is not None and not isinstance(settings[key], bool):
+            yield key, f"is {_write(settings[key])}, and PEFT needs true or false"
+    if "bias" in settings and settings["bias"] not in BIASES:
+        yield "bias", f"is {_write(settings['bias'])}, and PEFT knows none, all and lora_only"
+    if settings.get("task_type") is not None and settings["task_type"] not in TASKS:
+        yield "task_type", f"is {_write(settings['task_type'])}, and PEFT knows {', '.join(TASKS)}"
+    targets: Any = settings.get("target_modules")
+    parameters: Any = settings.get("target_parameters")
+    for name in parameters if isinstance(parameters, list) and isinstance(targets, list) else []:
+        if isinstance(name, str) and name.rpartition(".")[0].rpartition(".")[2] in targets:
+            yield (
+                "target_parameters",
+                f"names {_write(name)}, whose module target_modules names too, and PEFT takes only one of them",
+            )
+    for key in ("arrow_config", "velora_config"):
+        if isinstance(settings.get(key), dict) and not any(settings[key].values()):
+            yield key, "says nothing, and PEFT needs null, or what it is to do"
+    yield from _list_contradictions(settings)
+    for key in NEEDED:
+        if key not in settings and not (key == "target_modules" and settings.get("target_parameters")):
+            usual = "the modules that it lists for the model's family" if key == "target_modules" else "8"
+            yield key, f"is missing: vLLM refuses the adapter, and PEFT takes {usual}"
+
+
+def _list_contradictions(settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the settings that contradict each other by `LoraConfig.__post_init__`."""
+    layers, pattern = settings.get("layers_to_transform"), settings.get("layers_pattern")
+    if isinstance(settings.get("target_modules"), str):
+        for key, value in (("layers_to_transform", layers), ("layers_pattern", pattern)):
+            if value is not None:
+                yield key, "is set, and PEFT takes no layers where target_modules is a text"
+    elif pattern and layers is None:
+        yield "layers_pattern", "is set, and PEFT needs layers_to_transform with it"
+    if settings.get("lora_bias") is True and settings.get("use_dora") is True:
+        yield "lora_bias", "is true, and PEFT has no biases with use_dora"
+    if settings.get("alora_invocation_tokens") is not None and settings.get("task_type") != "CAUSAL_LM":
+        yield "alora_invocation_tokens", "is set, and PEFT takes it with the task_type CAUSAL_LM only"
+
+
+def _write(value: Any) -> str:
+    return repr(value)[:40]
 
 
 class Targets:

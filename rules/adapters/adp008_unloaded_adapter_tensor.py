@@ -34,15 +34,14 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.adapter import PREFIX, list_lora_pairs
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import Config
-from ckptcheck.consumers.peft import Targets, is_lora
+from ckptcheck.consumers.peft import VARIANTS, Targets, is_lora
 from ckptcheck.consumers.regex_nfa import UnsupportedRegex
 from ckptcheck.linter.rule import Skip
 from ckptcheck.text.formatting import count, join_truncated
 
 PART = re.compile(
     r"\.(lora_[AB](\.(?!weight$|bias$)[^.]+)?\.(weight|bias)|lora_embedding_[AB](\.[^.]+)?"
-    r"|token_adapter\.trainable_tokens_delta(\.[^.]+)?"
-    r"|(lora_magnitude_vector|lora_diag|lora_monteclora_sampler|lora_velora_embed)(\.[^.]+)*)$"
+    r"|token_adapter\.trainable_tokens_delta(\.[^.]+)?|(" + "|".join(VARIANTS) + r")(\.[^.]+)*)$"
 )
 """What PEFT calls the parts of LoRA, with the adapter's name or without."""
 MAGNITUDE = "lora_magnitude_vector"

@@ -139,7 +139,7 @@ def _list_lost_head(ckpt: Checkpoint, stored: StoredParameters) -> list[str]:
     Sentence encoders are saved so: their config still names the class with the head.
     """
     table = stored.table
-    base = f"{table.facts.get('base', '')}."
+    base = f"{table.base}."
     head = sorted(name for name in table.needs if not name.startswith(base))
     is_saved_alone = base != "." and not any(name.startswith(base) for name in ckpt.tensors)
     is_for_pretraining = table.architecture.endswith(PRETRAINED)
