@@ -91,8 +91,6 @@ class ParametersTable(msgspec.Struct, frozen=True, dict=True):
     given: dict[str, GivenParameters] = {}
     untied: frozenset[str] = frozenset()
     """The further parameters of a model whose config unties its embeddings."""
-    adds_cross_attention: bool = False
-    """Whether ``add_cross_attention`` gives the model more parameters, or makes transformers refuse it."""
     kinds: dict[str, LayerTypes] = {}
     renames: tuple[dict[str, Any], ...] = ()
     base: str = ""
@@ -110,11 +108,7 @@ class ParametersTable(msgspec.Struct, frozen=True, dict=True):
         served = find_served(config)
         if table is not None and served is not None:
             table = replace(table, renames=tuple(served["renames"]))
-        if table is None:  # a classifier: the tables know only what its config class does to the layers
-            models = map(_find, config.resolved.top.config_class.models)
-            adds = any(model is not None and model.adds_cross_attention for model in models)
-            return ParametersTable(architecture, adds_cross_attention=True) if adds else None
-        return table if table.can_rename and not config.resolved.other_parts else None
+        return table if table is not None and table.can_rename and not config.resolved.other_parts else None
 
     @property
     def can_rename(self) -> bool:
@@ -270,7 +264,6 @@ def _find_relative(architecture: str) -> ParametersTable | None:
     return ParametersTable(
         architecture,
         needs | more,
-        adds_cross_attention=shared.adds_cross_attention,
         renames=shared.renames,
         base=base,
     )

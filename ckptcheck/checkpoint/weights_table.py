@@ -6,9 +6,8 @@ fixtures/learn_weights.py generates the table from transformers, with one line f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, cached_property
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -64,62 +63,6 @@ class Switch(msgspec.Struct, frozen=True, rename={"is_nullable": "nullable", "is
         return setting.value if isinstance(setting.value, bool) else None
 
 
-class LayerRule(msgspec.Struct, frozen=True):
-    """One way of configs to give layers experts."""
-
-    name: str
-    fields: tuple[str, ...]
-    """The settings that it reads."""
-    decide: Callable[..., bool]
-    """Decides from the number of a layer and the values of the settings."""
-
-    def has_experts(self, layer: int, values: Sequence[Any]) -> bool | None:
-        """Return whether a layer has experts; None if the values do not decide it (null, or another type)."""
-        try:
-            return bool(self.decide(layer, *values))
-        except (TypeError, IndexError, ZeroDivisionError, AttributeError):
-            return None
-
-
-def _by_name(name: str, fields: Sequence[tuple[str, ...]], decide: Callable[..., bool]) -> list[LayerRule]:
-    return [LayerRule(name, keys, decide) for keys in fields]
-
-
-RULES: tuple[LayerRule, ...] = (
-    *_by_name("listed_kinds", [("mlp_layer_types",)], lambda layer, kinds: kinds[layer] == "sparse"),
-    *_by_name(
-        "from_layer_every",
-        [("first_k_dense_replace", "moe_layer_freq")],
-        lambda layer, first, step: layer >= first and layer % step == 0,
-    ),
-    *_by_name(
-        "every_except",
-        [("decoder_sparse_step", "mlp_only_layers")],
-        lambda layer, step, dense: (layer + 1) % step == 0 and layer not in (dense or ()),
-    ),
-    *_by_name("from_layer", [("first_k_dense_replace",), ("num_dense_layers",)], lambda layer, first: layer >= first),
-    *_by_name("listed_flags", [("moe_layer_freq",)], lambda layer, flags: bool(flags[layer])),
-    *_by_name("listed_layers", [("moe_layers",)], lambda layer, listed: layer in listed),
-    *_by_name(
-        "period", [("expert_layer_period", "expert_layer_offset")], lambda layer, step, first: layer % step == first
-    ),
-    *_by_name("every", [("interleave_moe_layer_step",)], lambda layer, step: (layer + 1) % step == 0),
-)
-"""The rules by which configs give layers experts, in order of precedence; fixtures/layer_patterns.py learns which one an
-architecture follows."""
-
-
-class LayerKinds(msgspec.Struct, frozen=True):
-    """The rules by which layers have experts, and the modules by which the two kinds of layers differ."""
-
-    by: tuple[tuple[LayerRule, tuple[str, ...]], ...]
-    """The rules that the architecture follows, with the paths of the fields that each reads; the first one that is set decides."""
-    experts: frozenset[str]
-    """The modules within a layer that only layers with experts have, with {} for each number."""
-    dense: frozenset[str]
-    """The modules that only layers without experts have."""
-
-
 class Joining(msgspec.Struct, frozen=True):
     """The modules that join encoders and language model, and the settings that have to be one number each for them."""
 
@@ -135,10 +78,8 @@ class SwitchedShape(msgspec.Struct, frozen=True):
 
 
 class ExpertLayers(msgspec.Struct, frozen=True):
-    """How the layers with experts are told from the others, as the table writes it."""
+    """The tensors of a layer that only layers with experts have, and those that only the others have."""
 
-    by: tuple[tuple[str, ...], ...]
-    """The name of each rule, and the paths of its fields."""
     experts: tuple[str, ...]
     dense: tuple[str, ...]
 
@@ -154,10 +95,6 @@ class WeightsTable(msgspec.Struct, frozen=True, dict=True, rename={"listed_switc
     listed_switches: dict[str, Switch] = {}
     depths: dict[str, str] = {}
     """Prefix of a stack → the config field with the number of its layers, if there are several stacks."""
-    layered: dict[str, str] = {}
-    """Pattern → its dimensions, for tensors whose sizes a layer may set for itself (``per_layer_config``)."""
-    kinds: dict[str, dict[str, str]] = {}
-    """Pattern → kind of layer in ``layer_types`` → its dimensions, for tensors whose size the kind decides."""
     places: dict[str, str] = {}
     """Pattern that keeps the innermost module's number → its dimensions: ``merger.mlp.0.weight`` differs from ``mlp.2``."""
     joining: Joining = Joining()
@@ -209,10 +146,10 @@ class WeightsTable(msgspec.Struct, frozen=True, dict=True, rename={"listed_switc
                 shapes.setdefault(f"{pattern.removesuffix('weight')}bias", formulas.partition(",")[0])
         stacks = {pattern.partition(".self_attn.")[0] for pattern in shapes if ".{}.self_attn." in pattern}
         width = next((name for name in self.sizes if name.rpartition(".")[2] == "hidden_size"), None)
-        if self.layer_kinds is not None and width is not None and len(stacks) == 1:
+        if width is not None and len(stacks) == 1:
             inner = f"{width.removesuffix('hidden_size')}intermediate_size"
             (stack,) = stacks
-            for module in self.layer_kinds.dense & _DENSE.keys():
+            for module in self.dense_modules & _DENSE.keys():
                 shapes.setdefault(f"{stack}.{module}.weight", _DENSE[module].format(inner, width))
         return replace(self, shapes=shapes)
 
@@ -253,8 +190,6 @@ class WeightsTable(msgspec.Struct, frozen=True, dict=True, rename={"listed_switc
             shapes={pattern: formulas for pattern, formulas in self.shapes.items() if has_base(pattern)},
             required=frozenset(filter(has_base, self.required)),
             listed_switches=switches,
-            layered={pattern: found for pattern, found in self.layered.items() if has_base(pattern)},
-            kinds={pattern: found for pattern, found in self.kinds.items() if has_base(pattern)},
         )
 
     def without_names(self) -> WeightsTable:
@@ -284,20 +219,15 @@ class WeightsTable(msgspec.Struct, frozen=True, dict=True, rename={"listed_switc
         """The switches that add tensors."""
         return tuple(replace(each, name=name) for name, each in self.listed_switches.items())
 
-    @cached_property
-    def layer_kinds(self) -> LayerKinds | None:
-        """The layers with experts; None if all layers of the architecture are alike, or if it follows no known rule."""
+    @property
+    def dense_modules(self) -> frozenset[str]:
+        """The modules that only layers without experts have; none if all layers are alike."""
         if self.layers is None:
-            return None
-        rules = {(rule.name, rule.fields): rule for rule in RULES}
-        by = tuple(
-            (rules[name, tuple(path.rpartition(".")[2] for path in paths)], tuple(paths))
-            for name, *paths in self.layers.by
-        )
+            return frozenset()
         experts, dense = (
-            frozenset(part.rpartition(".")[0] for part in parts) for parts in (self.layers.experts, self.layers.dense)
+            {part.rpartition(".")[0] for part in parts} for parts in (self.layers.experts, self.layers.dense)
         )
-        return LayerKinds(by, experts - dense, dense - experts)
+        return frozenset(dense - experts)
 
     @cached_property
     def sizes(self) -> frozenset[str]:
