@@ -117,7 +117,7 @@ def _check_missing_end(ckpt: TokenizedCheckpoint) -> Problem | None:
     elif settings["eos_token_id"] in (None, []):
         text = f"eos_token_id is {json.dumps(settings['eos_token_id'])}"
     else:
-        # TOK010 reports a setting of another type.
+        # A setting of another type stops whoever reads it.
         return None
     elsewhere = {number for number in tokenizer.eos_ids("config.json") if number >= 0}
     architecture = (ckpt.config.architecture if ckpt.config is not None else None) or ""

@@ -428,7 +428,7 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     folder = damaged("ids of another model")
     edited(folder, "config.json", pad_token_id=50256)
     edited(folder, "generation_config.json", eos_token_id=[128001, 128009])
-    assert "TOK010" in codes(folder)
+    assert "TOK009" in codes(folder)
 
     folder = damaged("no template")
     (folder / "chat_template.jinja").unlink()
