@@ -21,8 +21,6 @@ LORA = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<half>[AB]
 """A LoRA matrix: ``….q_proj.lora_A.weight``, ``….embed_tokens.lora_embedding_A``, with the adapter's name after it or without."""
 SAVED = re.compile(r"(?P<module>.+?)(\.modules_to_save(\.(?!weight$|bias$)[^.]+)?)?\.(?P<part>weight|bias)")
 """A module that the adapter holds as a whole."""
-MAX_LAYERS = 10_000
-"""Most layers for which `layer_replication` is followed: a hundred bytes may ask for any number, and models have some 130."""
 PREFIX = "base_model.model."
 """PEFT's prefix of the base model's names."""
 
@@ -88,22 +86,6 @@ def tail_of(name: str) -> str:
     parts = name.split(".")
     number = next((at for at, part in enumerate(parts) if part.isdigit()), len(parts) - 1)
     return ".".join(parts[max(number - 1, 0) :])
-
-
-def list_replicated_layers(config: Config) -> list[int]:
-    """Return the base model's layer for each layer that `layer_replication` makes; [] if it makes none, or too many.
-
-    PEFT repeats the layers [start, end) of each pair, one pair after the other (peft/tuners/tuners_utils.py, `replicate_layers`).
-    """
-    pairs = config.value.get("layer_replication")
-    layers: list[int] = []
-    for pair in pairs if isinstance(pairs, list) else ():
-        if not isinstance(pair, list) or len(pair) != 2 or any(type(end) is not int or end < 0 for end in pair):
-            return []
-        if pair[1] - pair[0] + len(layers) > MAX_LAYERS:
-            return []
-        layers += range(*pair)
-    return layers
 
 
 def find_vocabulary_rows(tensors: dict[str, Tensor]) -> dict[str, int]:

@@ -22,8 +22,6 @@ MOST_CHARACTERS = 1 << 20
 MARKER = re.compile(r"<[|｜][^<>\s|｜]{1,60}[|｜]>")
 """The usual form of a control token: <|im_end|>, <｜User｜>."""
 
-OPENING = re.compile(r"\s*+(?:<[^<>\s]{1,60}+>|\[[^][\s]{1,60}+\])?+[^\S\n]*+\w{0,60}+")
-"""How a turn begins: a control token, and a word that names who speaks."""
 QUOTED = re.compile(r"'([^']{1,100})'")
 
 QUESTION, ANSWER, AGAIN, ORDER = "Zebras ask alpha", "Quokkas answer beta", "Zebras ask gamma", "Otters order delta"
@@ -176,31 +174,6 @@ class ChatTemplate:
     def literals(self) -> str:
         """The literal text and the string constants of the parsed template, joined by NUL."""
         return "".join(str(line["literals"]) for line in self._lines("literals"))
-
-    @cached_property
-    def generation_prompt(self) -> str:
-        """The text that `add_generation_prompt` adds; empty where it adds none at the end."""
-        with_it, without = (self.rendered.get(name, "") for name in ("asked", "asked, no prompt"))
-        return with_it.removeprefix(without) if without and with_it.startswith(without) else ""
-
-    @cached_property
-    def answer_start(self) -> str:
-        """The text between the question and the answer that `generation_prompt` should begin; empty where nothing shows it."""
-        without, answered = (self.rendered.get(name, "") for name in ("asked, no prompt", "answered"))
-        start, found, _ = answered.removeprefix(without).partition(ANSWER)
-        return start if without and answered.startswith(without) and found else ""
-
-    @cached_property
-    def unlike_starts(self) -> tuple[str, str] | None:
-        """The speaker's name in the generation prompt and in a rendered answer, if they differ; else None.
-
-        The text after the name may differ: a prompt may open a block of thinking that a rendered answer does not have.
-        """
-        prompt, answer = (OPENING.match(text) for text in (self.generation_prompt, self.answer_start))
-        if prompt is None or answer is None:
-            return None
-        names = prompt[0].strip(), answer[0].strip()
-        return names if names[0] != names[1] and all(names) else None
 
     @cached_property
     def ordinary(self) -> str:

@@ -194,7 +194,7 @@ class Checkpoint(EvidenceDefaults):
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer beside the weights; None without tokenizer.json, tokenizer_config.json and token files."""
-        from ckptcheck.checkpoint.token_file import has_token_file
+        from ckptcheck.checkpoint.sentencepiece_file import has_token_file
 
         if not {"tokenizer.json", "tokenizer_config.json"} & self.files.keys() and not has_token_file(self.files):
             return None
@@ -455,7 +455,8 @@ class Checkpoint(EvidenceDefaults):
     @cached_property
     def _defects(self) -> dict[str, tuple[Defect, ...]]:
         """All defects of form, by file."""
-        parts = [self.index, self.config, self.adapter, *self.processor_configs, *self.quantization_files.values()]
+        parts = [self.index, self.config, self.adapter, self.generation_config]
+        parts += [*self.processor_configs, *self.quantization_files.values()]
         defects = {name: shard.defects for name, shard in self.shards.items()}
         defects |= {part.file: part.defects for part in parts if part is not None}
         for name, file in self.files.items():

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from ckptcheck.checkpoint.learned_table import read_line, read_table
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
@@ -30,117 +30,73 @@ _TYPES: dict[str, tuple[type, ...]] = {
 """Name in a type → the Python types that a JSON value of it has; JSON has no tuples and no config objects."""
 
 
-class NestedClass(msgspec.Struct, frozen=True):
+class NestedClass(msgspec.Struct, frozen=True, rename={"class_name": "class", "is_optional": "optional"}):
     """How a class builds a sub-config: by which class, and from which values if config.json has no such sub-config."""
 
     model_type: str
-    class_name: str | None
+    class_name: str | None = None
     """The class that builds it whatever its model_type is; None if the sub-config's model_type decides."""
-    defaults: Mapping[str, Any]
-    is_optional: bool
+    defaults: dict[str, Any] = {}
+    is_optional: bool = False
     """Whether the model can do without it."""
 
 
-@dataclass(frozen=True)
-class ConfigClass:
+class Opaque(msgspec.Struct, frozen=True):
+    """Fields that a class computes in its own way as soon as config.json has one of some keys."""
+
+    keys: tuple[str, ...] = ()
+    fields: frozenset[str] = frozenset()
+
+
+class ConfigClass(msgspec.Struct, frozen=True, dict=True, rename={"name": "class", "older_names": "older"}):
     """The config class of one ``model_type``."""
 
-    model_type: str
-    facts: Mapping[str, Any]
-    """Its line of the table."""
-
-    @property
-    def name(self) -> str:
-        """The name of the class: ``LlamaConfig``."""
-        return str(self.facts["class"])
+    name: str
+    """The name of the class: ``LlamaConfig``."""
+    fields: dict[str, dict[str, Any]]
+    """Type, as Python writes it (``int | None``) → the fields of that type, with their defaults."""
+    model_type: str = ""
+    derived: frozenset[str] = frozenset()
+    """The fields that the class derives from others."""
+    aliases: dict[str, str] = {}
+    """Other name of a field → the attribute that keeps its value: ``num_hidden_layers`` → ``n_layer`` in GPT-2."""
+    older_names: dict[str, str] = {}
+    """Key that is no field → the field that gets its value: ``n_embed`` → ``hidden_size`` in Bloom."""
+    opaque: Opaque = Opaque()
+    nested: dict[str, NestedClass] = {}
+    """Sub-config → how the class builds it."""
+    nulls: dict[str, str] = {}
+    """Field → the field whose value it takes if it is null."""
+    flat: tuple[str, ...] = ()
+    """The sub-configs that the class builds from the top level if they are absent (Qwen2-VL)."""
+    bounds: dict[str, tuple[Any, Any]] = {}
+    """Field → the least and the largest value that the class accepts; None for no bound."""
+    divisors: dict[str, str] = {}
+    """Number of heads → the size that it must divide; else the class refuses the config."""
+    models: tuple[str, ...] = ()
+    """The model classes that transformers' auto classes build from it: ``LlamaForCausalLM``, …."""
+    rope: dict[str, Any] = {}
+    """The defaults for rotary embeddings: ``theta``, ``default``; {} for a class without them."""
+    own_layer_check: bool = False
+    """Whether the class checks lists of layer kinds in its own way, not as most classes do."""
+    has_layer_types: bool = False
+    """Whether the class gives each layer a kind even if config.json lists none (Jamba's periods)."""
 
     @cached_property
     def types(self) -> dict[str, str]:
         """Field → its type, as Python writes it: ``int | None``."""
-        return {name: hint for hint, fields in self.facts["fields"].items() for name in fields}
+        return {name: hint for hint, fields in self.fields.items() for name in fields}
 
     @cached_property
     def defaults(self) -> dict[str, Any]:
         """Field → its default, without the fields that the class derives from others."""
-        derived = set(self.facts.get("derived", ()))
-        return {
-            name: default
-            for fields in self.facts["fields"].values()
-            for name, default in fields.items()
-            if name not in derived
-        }
-
-    @property
-    def aliases(self) -> Mapping[str, str]:
-        """Other name of a field → the attribute that keeps its value: ``num_hidden_layers`` → ``n_layer`` in GPT-2."""
-        aliases: Mapping[str, str] = self.facts.get("aliases", {})
-        return aliases
-
-    @property
-    def older_names(self) -> Mapping[str, str]:
-        """Key that is no field → the field that gets its value: ``n_embed`` → ``hidden_size`` in Bloom."""
-        older: Mapping[str, str] = self.facts.get("older", {})
-        return older
+        listed = (field for fields in self.fields.values() for field in fields.items())
+        return {name: default for name, default in listed if name not in self.derived}
 
     def list_undecided(self, settings: Mapping[str, Any]) -> frozenset[str]:
         """Return the fields whose defaults do not hold, because the class computes them from other keys in config.json."""
-        opaque = self.facts.get("opaque", {})
-        given = any(settings.get(key) is not None for key in opaque.get("keys", ()))
-        return frozenset(opaque["fields"]) if given else frozenset()
-
-    @cached_property
-    def nested(self) -> dict[str, NestedClass]:
-        """Sub-config → how the class builds it."""
-        return {
-            key: NestedClass(
-                spec["model_type"], spec.get("class"), spec.get("defaults", {}), bool(spec.get("optional"))
-            )
-            for key, spec in self.facts.get("nested", {}).items()
-        }
-
-    @property
-    def nulls(self) -> Mapping[str, str]:
-        """Field → the field whose value it takes if it is null."""
-        nulls: Mapping[str, str] = self.facts.get("nulls", {})
-        return nulls
-
-    @property
-    def flat(self) -> tuple[str, ...]:
-        """The sub-configs that the class builds from the top level if they are absent (Qwen2-VL)."""
-        return tuple(self.facts.get("flat", ()))
-
-    @property
-    def bounds(self) -> Mapping[str, tuple[float | None, float | None]]:
-        """Field → the least and the largest value that the class accepts; None for no bound."""
-        bounds: Mapping[str, tuple[float | None, float | None]] = self.facts.get("bounds", {})
-        return bounds
-
-    @property
-    def divisors(self) -> Mapping[str, str]:
-        """Number of heads → the size that it must divide; else the class refuses the config."""
-        divisors: Mapping[str, str] = self.facts.get("divisors", {})
-        return divisors
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The model classes that transformers' auto classes build from it: ``LlamaForCausalLM``, …."""
-        return tuple(self.facts.get("models", ()))
-
-    @property
-    def rope(self) -> Mapping[str, Any]:
-        """The defaults for rotary embeddings: ``theta``, ``default``; {} for a class without them."""
-        rope: Mapping[str, Any] = self.facts.get("rope", {})
-        return rope
-
-    @property
-    def checks_layer_lists(self) -> bool:
-        """Whether the class checks lists of layer kinds as most classes do, not in its own way."""
-        return not self.facts.get("own_layer_check", False)
-
-    @property
-    def has_layer_types(self) -> bool:
-        """Whether the class gives each layer a kind even if config.json lists none (Jamba's periods)."""
-        return bool(self.facts.get("has_layer_types"))
+        given = any(settings.get(key) is not None for key in self.opaque.keys)
+        return self.opaque.fields if given else frozenset()
 
     def attribute(self, key: str) -> str:
         """Return the attribute that keeps the value of a key."""
@@ -199,28 +155,16 @@ def _matches(value: Any, hint: ast.expr) -> bool:
     return True
 
 
-@cache
-def _table() -> bytes:
-    return (Path(__file__).parent / "config_classes.json").read_bytes()
-
-
-@cache
-def _parse_line(key: str) -> Any:
-    """Return the value of a line of the table, or None."""
-    table, opening = _table(), f"\n{json.dumps(key)}: ".encode()
-    start = table.find(opening)
-    if start < 0:
-        return None
-    start += len(opening)
-    value = table[start : table.index(b"\n", start)].removesuffix(b",")
-    return None if value == b"{" else json.loads(value)
+def _read_class(key: str, model_type: str) -> ConfigClass | None:
+    facts = read_line("config_classes", key)
+    is_class = isinstance(facts, dict) and "class" in facts
+    return msgspec.convert({**facts, "model_type": model_type}, ConfigClass) if is_class else None
 
 
 @cache
 def find_config_class(model_type: str) -> ConfigClass | None:
     """Return transformers' config class for a ``model_type``; None if it does not know it."""
-    facts = _parse_line(model_type) if model_type and not model_type.startswith("class:") else None
-    return ConfigClass(model_type, facts) if isinstance(facts, dict) and "class" in facts else None
+    return _read_class(model_type, model_type) if model_type and not model_type.startswith("class:") else None
 
 
 def find_nested_class(nested: NestedClass, settings: Mapping[str, Any]) -> ConfigClass | None:
@@ -231,23 +175,22 @@ def find_nested_class(nested: NestedClass, settings: Mapping[str, Any]) -> Confi
     found = find_config_class(nested.model_type)
     if found is not None and found.name == nested.class_name:
         return found
-    facts = _parse_line(f"class:{nested.class_name}")
-    return ConfigClass(nested.model_type, facts) if facts else None
+    return _read_class(f"class:{nested.class_name}", nested.model_type)
 
 
 def learned_version() -> str:
     """Return the version of transformers that the table was generated from."""
-    return str(_parse_line("transformers"))
+    return str(read_line("config_classes", "transformers"))
 
 
 def known_activations() -> frozenset[str]:
     """Return the names of the activation functions that transformers has."""
-    return frozenset(_parse_line("activations"))
+    return frozenset(read_line("config_classes", "activations"))
 
 
 def known_dtypes() -> frozenset[str]:
     """Return the names of the dtypes that torch has."""
-    return frozenset(_parse_line("dtypes"))
+    return frozenset(read_line("config_classes", "dtypes"))
 
 
 def is_model_class(name: str) -> bool:
@@ -259,9 +202,9 @@ def is_model_class(name: str) -> bool:
 def find_model_types(architecture: str) -> tuple[str, ...]:
     """Return every ``model_type`` for which transformers' auto classes build a model class; () for a class they do not build."""
     name = json.dumps(architecture).encode()
-    if name not in _table():
+    if name not in read_table("config_classes"):
         return ()
-    lines = (line for line in _table().splitlines() if name in line and b'"models": ' in line)
+    lines = (line for line in read_table("config_classes").splitlines() if name in line and b'"models": ' in line)
     return tuple(
         json.loads(line.partition(b": ")[0])
         for line in lines
@@ -271,10 +214,10 @@ def find_model_types(architecture: str) -> tuple[str, ...]:
 
 def required_rope_keys() -> dict[str, list[str]]:
     """Return the types of rotary embeddings: name → the keys that transformers requires."""
-    keys: dict[str, list[str]] = _parse_line("rope_types")
+    keys: dict[str, list[str]] = read_line("config_classes", "rope_types")
     return keys
 
 
 def known_layer_types() -> dict[str, frozenset[str]]:
     """Return the entries that transformers accepts in its lists of layer kinds, by the name of the list."""
-    return {name: frozenset(_parse_line(name)) for name in ("layer_types", "mlp_layer_types")}
+    return {name: frozenset(read_line("config_classes", name)) for name in ("layer_types", "mlp_layer_types")}

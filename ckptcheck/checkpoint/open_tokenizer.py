@@ -5,12 +5,12 @@ The library `tokenizers` is written in Rust: a hostile file may make it panic, w
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.sandbox import run_sandboxed
 from ckptcheck.checkpoint.source import Folder, Source, read_document
-from ckptcheck.checkpoint.vocabulary import LOADING_MEMORY, LOADING_SECONDS, MOST_BYTES, RARE_TEXT
+from ckptcheck.checkpoint.vocabulary import MOST_BYTES, find_refusal
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
 from ckptcheck.text.file_io import read_whole_file
@@ -42,7 +42,10 @@ def open_tokenizer(raw: bytes, name: str) -> tokenizers.Tokenizer:
     """Return the tokenizer of a tokenizer.json. name: of the file, for the message. Raises CkptcheckError."""
     import tokenizers
 
-    if (refusal := _try(raw)) is not None:
+    refusal = None
+    with contextlib.suppress(Skip):  # where no child runs on this system
+        refusal = find_refusal(raw)
+    if refusal is not None:
         raise CkptcheckError(f"cannot read the tokenizer {name}: {refusal}")
     try:
         return tokenizers.Tokenizer.from_buffer(raw)
@@ -50,20 +53,3 @@ def open_tokenizer(raw: bytes, name: str) -> tokenizers.Tokenizer:
         raise
     except BaseException as error:  # the library raises bare Exceptions, and a panic is none
         raise CkptcheckError(f"cannot read the tokenizer {name}: {error}") from error
-
-
-def _try(raw: bytes) -> str | None:
-    """Return why a child process with limits cannot load it; None if it can, or if no child runs on this system.
-
-    Raises EvidenceError if the child cannot be started.
-    """
-    try:
-        answer = run_sandboxed("tokenizer", raw, seconds=LOADING_SECONDS, memory=LOADING_MEMORY, **{"try": RARE_TEXT})
-    except Skip:
-        return None
-    for line in answer.lines:
-        if "refused" in line:
-            return str(line["refused"]).removeprefix("Exception: ")
-        if "bound" in line:
-            return "it takes more memory than any tokenizer does"
-    return answer.bound

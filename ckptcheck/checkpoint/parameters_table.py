@@ -6,19 +6,18 @@ of the built model: transformers maps older names to them by renamings, and a sc
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layout import INDEX, Layout
+from ckptcheck.checkpoint.learned_table import read_line
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig
 
 LONGEST_NAME = 400
@@ -68,21 +67,34 @@ class Renaming(msgspec.Struct, frozen=True):
 class LayerTypes(msgspec.Struct, frozen=True):
     """The parameters by which layers of each type differ, where a list in the config gives each layer its type."""
 
-    path: str
-    """The JSON path of the list."""
     prefix: str
     """The name in front of the layers' numbers."""
-    own: Mapping[str, frozenset[str]]
+    own: dict[str, frozenset[str]]
     """Type → the parameters within a layer that only layers of this type have."""
+    path: str = ""
+    """The JSON path of the list."""
 
 
-@dataclass(frozen=True)
-class ParametersTable:
+class GivenParameters(msgspec.Struct, frozen=True):
+    """The parameters that a setting adds if it is a number above 0, or true, or false."""
+
+    on: bool | Literal["number"]
+    needs: frozenset[str]
+
+
+class ParametersTable(msgspec.Struct, frozen=True, dict=True):
     """The parameters of one architecture, as the built model names them; names have {} for each number."""
 
     architecture: str
-    facts: Mapping[str, Any]
-    """Its line of the table."""
+    needs: frozenset[str] = frozenset()
+    """The parameters that every model of this architecture has: outside the layers, or in each layer of a stack."""
+    given: dict[str, GivenParameters] = {}
+    untied: frozenset[str] = frozenset()
+    """The further parameters of a model whose config unties its embeddings."""
+    kinds: dict[str, LayerTypes] = {}
+    renames: tuple[dict[str, Any], ...] = ()
+    base: str = ""
+    """The module of the model without its head."""
 
     @staticmethod
     def of(config: Config | None) -> ParametersTable | None:
@@ -95,56 +107,34 @@ class ParametersTable:
         table = _find(architecture) or _find_relative(architecture)
         served = find_served(config)
         if table is not None and served is not None:
-            table = ParametersTable(architecture, {**table.facts, "renames": served["renames"]})
-        if table is None:  # a classifier: the tables know only what its config class does to the layers
-            models = map(_find, config.resolved.top.config_class.models)
-            adds = any(model is not None and model.adds_cross_attention for model in models)
-            return ParametersTable(architecture, {"adds_cross_attention": True}) if adds else None
-        return table if table.can_rename and not config.resolved.other_parts else None
+            table = replace(table, renames=tuple(served["renames"]))
+        return table if table is not None and table.can_rename and not config.resolved.other_parts else None
 
     @property
     def can_rename(self) -> bool:
         """Whether a scan can apply every renaming of the architecture."""
-        return all(found.get("kind") in KNOWN_KINDS for found in self.facts.get("renames", ()))
-
-    @cached_property
-    def needs(self) -> frozenset[str]:
-        """The parameters that every model of this architecture has: outside the layers, or in each layer of a stack."""
-        return frozenset(self.facts.get("needs", ()))
+        return all(found.get("kind") in KNOWN_KINDS for found in self.renames)
 
     def list_given(self, resolved: ResolvedConfig) -> frozenset[str]:
         """Return the parameters that a single setting of this config adds."""
         found: set[str] = set()
-        for path, given in self.facts.get("given", {}).items():
+        for path, given in self.given.items():
             setting = resolved.at(path)
             value = setting.value if setting is not None else None
-            is_number = given["on"] == "number" and type(value) is int and value > 0
-            if is_number or (isinstance(value, bool) and value is given["on"]):
-                found.update(given["needs"])
+            is_number = given.on == "number" and type(value) is int and value > 0
+            if is_number or (isinstance(value, bool) and value is given.on):
+                found.update(given.needs)
         return frozenset(found)
-
-    @cached_property
-    def untied(self) -> frozenset[str]:
-        """The further parameters of a model whose config unties its embeddings."""
-        return frozenset(self.facts.get("untied", ()))
-
-    @property
-    def adds_cross_attention(self) -> bool:
-        """Whether ``add_cross_attention`` gives the model more parameters, or makes transformers refuse it."""
-        return bool(self.facts.get("adds_cross_attention"))
 
     @cached_property
     def layer_types(self) -> tuple[LayerTypes, ...]:
         """The lists in the config that give layers types, with the parameters of each type."""
-        return tuple(
-            LayerTypes(path, found["prefix"], {kind: frozenset(names) for kind, names in found["own"].items()})
-            for path, found in self.facts.get("kinds", {}).items()
-        )
+        return tuple(replace(found, path=path) for path, found in self.kinds.items())
 
     @cached_property
     def renamings(self) -> tuple[Renaming, ...]:
         """The renamings of this architecture, then the ones that apply to all."""
-        return tuple(_parse_renaming(found) for found in self.facts.get("renames", ())) + _legacy_renamings()
+        return tuple(_parse_renaming(found) for found in self.renames) + _legacy_renamings()
 
     def find_places(self, layout: Layout, stored: Iterable[str]) -> Places:
         """Return the parameters that the stored tensors fill.
@@ -176,9 +166,8 @@ class ParametersTable:
                 renamed = next(iter(step.rename(renamed)), renamed)
         found = (one for step in self.renamings if step.converts and (one := step.rename(renamed)))
         names = {name, *next(found, (renamed,))}
-        base = self.facts.get("base")
-        if base:
-            names |= {f"{base}.{one}" for one in names} | {one.removeprefix(f"{base}.") for one in names}
+        if self.base:
+            names |= {f"{self.base}.{one}" for one in names} | {one.removeprefix(f"{self.base}.") for one in names}
         return names
 
 
@@ -188,7 +177,7 @@ def find_served(config: Config) -> dict[str, Any] | None:
     It loads EXAONE as a Llama whose stored names are `transformer.h…`, so what was learned of Llama's stored names does not
     hold for such a checkpoint.
     """
-    types: dict[str, dict[str, Any]] = _parse_line("served") or {}
+    types: dict[str, dict[str, Any]] = read_line("parameters", "served") or {}
     served = types.get(str(config.model_type))
     return served if served is not None and config.architecture in served["classes"] else None
 
@@ -246,46 +235,24 @@ def _parse_renaming(found: Mapping[str, Any]) -> Renaming:
 
 
 @cache
-def _table() -> bytes:
-    return (Path(__file__).parent / "parameters.json").read_bytes()
-
-
-def _parse_line(key: str) -> Any:
-    """Return the value of a line of the table, or None."""
-    table, opening = _table(), f"\n{json.dumps(key)}: ".encode()
-    start = table.find(opening)
-    if start < 0:
-        return None
-    start += len(opening)
-    return json.loads(table[start : table.index(b"\n", start)].removesuffix(b","))
-
-
-@cache
 def _legacy_renamings() -> tuple[Renaming, ...]:
-    return tuple(_parse_renaming(found) for found in _parse_line("renames"))
+    return tuple(_parse_renaming(found) for found in read_line("parameters", "renames"))
 
 
 @cache
 def _find(architecture: str) -> ParametersTable | None:
-    facts = _parse_line(architecture)
-    return None if facts is None else ParametersTable(architecture, facts)
-
-
-@cache
-def _relatives() -> dict[str, dict[str, Any]]:
-    """Return, for classes without a line of their own, the class whose line they share, and their differences from it."""
-    relatives: dict[str, dict[str, Any]] | None = _parse_line("relatives")
-    return relatives or {}
+    facts = read_line("parameters", architecture)
+    return None if facts is None else msgspec.convert({"architecture": architecture, **facts}, ParametersTable)
 
 
 @cache
 def _find_relative(architecture: str) -> ParametersTable | None:
     """Return the table of a class with the same layers, without its head: for a base model, or a model with another head."""
-    own = _relatives().get(architecture)
+    own = (read_line("parameters", "relatives") or {}).get(architecture)
     shared = _find(own["of"]) if own is not None else None
     if own is None or shared is None:
         return None
-    usual = shared.facts.get("base", "")
+    usual = shared.base
     base = own.get("prefix", usual)
     lacks, more = {*own.get("lacks", ())}, {*own.get("own", ())}
     if own.get("is_whole"):
@@ -294,5 +261,9 @@ def _find_relative(architecture: str) -> ParametersTable | None:
         start = "" if own.get("is_base") else f"{base}."
         inside = (name for name in shared.needs - lacks if name.startswith(f"{usual}."))
         needs = frozenset(start + name.removeprefix(f"{usual}.") for name in inside)
-    kept = {key: shared.facts[key] for key in ("renames", "adds_cross_attention") if key in shared.facts}
-    return ParametersTable(architecture, {**kept, "needs": sorted(needs | more), "base": base})
+    return ParametersTable(
+        architecture,
+        needs | more,
+        renames=shared.renames,
+        base=base,
+    )

@@ -265,19 +265,12 @@ def templates(job: dict[str, Any], _: bytes, library: tuple[Any, type[Exception]
 
 
 def tokenizer(job: dict[str, Any], raw: bytes, tokenizers: Any) -> None:
-    """Load a tokenizer.json as transformers does; encode the texts `try` and `encode` of the job, decode its ids `decode`.
+    """Load a tokenizer.json as transformers does, and decode the ids `decode` of the job.
 
     For each of the job's `steps`, put them in place of the file's and encode the texts `cut`.
     """
     try:
         loaded = tokenizers.Tokenizer.from_buffer(raw)
-        if "try" in job:
-            try:
-                loaded.encode(job["try"], add_special_tokens=False)
-            except Exception as error:
-                say(unencodable=words(error))
-        if "encode" in job:
-            say(ids=loaded.encode(job["encode"], add_special_tokens=False).ids)
         for ids in job.get("decode", ()):
             say(text=loaded.decode(ids, skip_special_tokens=False)[:MOST_TEXT])
         for steps in job.get("steps", ()):

@@ -13,7 +13,8 @@ from functools import cached_property
 from ckptcheck.checkpoint.chat_template import ChatTemplate, Turns
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.document import Defect
-from ckptcheck.checkpoint.source import Source
+from ckptcheck.checkpoint.sentencepiece_file import PieceFile, read_piece_files
+from ckptcheck.checkpoint.source import Source, read_document
 from ckptcheck.checkpoint.special_tokens import (
     TokenRole,
     find_implicit_added_tokens,
@@ -22,15 +23,14 @@ from ckptcheck.checkpoint.special_tokens import (
     read_token_roles,
 )
 from ckptcheck.checkpoint.template_files import Templates, read_templates
-from ckptcheck.checkpoint.token_file import TokenFile, read_token_files
 from ckptcheck.checkpoint.token_search import LONGEST_TOKEN, TokenSearch
 from ckptcheck.checkpoint.vocabulary import (
     FILES,
+    MOST_BYTES,
     AddedToken,
-    TokenizerTrial,
     Vocabulary,
+    find_refusal,
     read_vocabulary,
-    try_tokenizer,
 )
 from ckptcheck.linter.rule import Skip
 
@@ -92,20 +92,14 @@ class Tokenizer:
     @cached_property
     def defects(self) -> dict[str, tuple[Defect, ...]]:
         """File → its defects, for files that are not the JSON that they should be."""
-        parts = [
-            self.vocabulary,
-            self.tokenizer_config,
-            self.older_names,
-            self.older_tokens,
-            self.generation_config,
-        ]
+        parts = [self.vocabulary, self.tokenizer_config, self.older_names, self.older_tokens]
         found = {part.file: part.defects for part in parts if part is not None and not part.readable}
-        return found | {each.file: each.defects for each in self.token_files if each.defects}
+        return found | {each.file: each.defects for each in self.piece_files if each.defects}
 
     @cached_property
-    def token_files(self) -> tuple[TokenFile, ...]:
-        """The files of SentencePiece, tiktoken and tekken that a loader reads."""
-        return read_token_files(self.source, has_own_code=self.has_own_code)
+    def piece_files(self) -> tuple[PieceFile, ...]:
+        """The SentencePiece models that a loader reads."""
+        return read_piece_files(self.source, has_own_code=self.has_own_code)
 
     @property
     def has_own_code(self) -> bool:
@@ -131,24 +125,26 @@ class Tokenizer:
         return replace(vocabulary, added=declared)
 
     @cached_property
-    def trial(self) -> TokenizerTrial | None:
-        """The result of loading tokenizer.json with the library `tokenizers`; None if no tokenizer.json can be read.
+    def refusal(self) -> str | None:
+        """Why the library `tokenizers` does not load tokenizer.json; None if it does, or if there is no JSON to load.
 
         Raises Skip where the library is not installed or its child process cannot run.
         """
         vocabulary = self.vocabulary
         if vocabulary is None or vocabulary.file != "tokenizer.json":
             return None
-        is_json = vocabulary.readable or any(defect.kind == "no-vocabulary" for defect in vocabulary.defects)
-        return try_tokenizer(self.source) if is_json else None
+        if not vocabulary.readable and all(defect.kind != "no-vocabulary" for defect in vocabulary.defects):
+            return None
+        return find_refusal(read_document(self.source, vocabulary.file, MOST_BYTES))
 
     def _read_pieces(self) -> Vocabulary | None:
         """Return the tokens of a SentencePiece model whose ids are the model's own, such as Llama's tokenizer.model."""
-        found = [each for each in self.token_files if each.form == "SentencePiece" and not each.defects]
+        found = [each for each in self.piece_files if not each.defects]
         if self.has_own_code or len(found) != 1 or not found[0].file.startswith("tokenizer.model"):
             return None
-        ids = {token: number for number, token in found[0].tokens.items()}
-        return Vocabulary(found[0].file, ids, len(found[0].tokens), added=self.declared, readable=True)
+        pieces = found[0].pieces
+        ids = {token: number for number, token in enumerate(pieces)}
+        return Vocabulary(found[0].file, ids, len(pieces), added=self.declared, readable=True)
 
     @cached_property
     def declared(self) -> tuple[AddedToken, ...]:

@@ -8,9 +8,12 @@ numpy's `ndarray.__reduce__`; tensordict 0.15 `_reductions.py` (`_make_td`, and 
 
 from __future__ import annotations
 
+import io
 import os
+import pickletools
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +22,6 @@ from ckptcheck.checkpoint.distributed_tensor import is_distributed_global, parse
 from ckptcheck.checkpoint.megatron import stubs
 from ckptcheck.checkpoint.megatron.stubs import StoredTensor, load_persistent, storage_span
 from ckptcheck.checkpoint.megatron.tensor import itemsize, numpy_dtype
-from ckptcheck.checkpoint.pickled_storage import HEAD, PickledStorage, PickledTensor, load_storage, rebuild_tensor
 from ckptcheck.checkpoint.torch_archive import Archive, ArchiveRecord, UnreadableArchive, open_archive
 from ckptcheck.checkpoint.unpickle import (
     MAX_PICKLE,
@@ -41,6 +43,64 @@ NUMPY_KIND = re.compile(r"[|<>=]?[?a-zA-Z][0-9]{0,9}")
 """The spelling of a plain dtype. numpy parses longer spellings as a small language, which a hostile file could abuse."""
 DEEP = 64
 """Deepest nesting of containers that is read."""
+
+HEAD = 1 << 14
+"""Bytes within which the five pickles end."""
+PICKLES = 5
+ID_PICKLE = 3
+"""The pickle that holds the persistent id."""
+
+
+@dataclass(frozen=True)
+class PickledStorage:
+    """A storage: the content of its persistent id, and its elements."""
+
+    storage: Any
+    elements: bytes
+
+
+@dataclass(frozen=True)
+class PickledTensor:
+    """A tensor, and the bytes of its storage."""
+
+    tensor: StoredTensor
+    elements: bytes
+
+
+def load_storage(raw: Any) -> PickledStorage:
+    """Stand for `torch.storage._load_from_bytes`, by which a plain `pickle.dump` spells a storage. Raises UnreadablePickle.
+
+    The bytes are a torch.save file of the old kind: five pickles (a magic number, a version, the machine, the storage's persistent
+    id, the list of storages), the number of elements in 8 bytes, and the elements. Source: PyTorch 2.13 torch/storage.py
+    (`TypedStorage.__reduce__`) and torch/serialization.py (`_legacy_save`).
+    """
+    if type(raw) is not bytes:
+        raise UnreadablePickle("it holds a storage that is no bytes")
+    head, starts = raw[:HEAD], [0]
+    try:
+        for _ in range(PICKLES):
+            part = io.BytesIO(head[starts[-1] :])
+            for _opcode in pickletools.genops(part):
+                pass
+            starts.append(starts[-1] + part.tell())
+    except (ValueError, IndexError, UnicodeError) as error:
+        raise UnreadablePickle("it holds a storage that PyTorch does not write") from error
+    described = unpickle(head[starts[ID_PICKLE] : starts[ID_PICKLE + 1]], stubs.stub_for, _load_old_persistent)
+    return PickledStorage(described.value, raw[starts[PICKLES] + 8 :])
+
+
+def _load_old_persistent(pid: Any) -> Any:
+    """Return the storage of a persistent id of the old kind, which has a view at its end."""
+    return stubs.load_persistent(pid[:5] if type(pid) is tuple else pid)
+
+
+def rebuild_tensor(storage: Any, *rest: Any) -> StoredTensor | PickledTensor:
+    """Stand for `torch._utils._rebuild_tensor_v2`, for both spellings of the storage. Raises UnreadablePickle."""
+    build = stubs.stub_for("torch._utils", "_rebuild_tensor_v2")
+    if not isinstance(storage, PickledStorage):
+        tensor: StoredTensor = build(storage, *rest)
+        return tensor
+    return PickledTensor(build(storage.storage, *rest), storage.elements)
 
 
 def read_torch_file(path: Path) -> Any:

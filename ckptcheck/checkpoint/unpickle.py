@@ -1,9 +1,8 @@
 """Reads a pickle without executing anything in it: every global becomes a stub that does nothing.
 
-A pickle is a program. Before it runs, this module checks all of its opcodes (mostly with a regular expression; 25 MB take a
-fifth of a second): it refuses opcodes that no checkpoint needs, memory use without bound, and keys that take long to hash
-(`hash_cost`). Then the pickle runs on `pickle.Unpickler` with a `find_class` that imports nothing. Opcodes: Lib/pickletools.py of
-CPython.
+A pickle is a program. Before it runs, this module follows all of its opcodes: it refuses those that no checkpoint needs, memory use
+without bound, and keys that take long to hash. Then the pickle runs on `pickle.Unpickler` with a `find_class` that imports nothing.
+Opcodes: Lib/pickletools.py of CPython.
 
 `Unpickled.unexpected_globals` lists the globals that a checkpoint does not need, so that a rule can report them:
 `torch.load(weights_only=False)` would run them.
@@ -13,12 +12,9 @@ from __future__ import annotations
 
 import io
 import pickle
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
-
-from ckptcheck.checkpoint.hash_cost import CostlyKeys, check_hash_cost
 
 MAX_PICKLE = 1 << 28
 """Longest pickle that is read, in bytes. 25 MB describe 100,000 tensors."""
@@ -40,28 +36,24 @@ MAX_GLOBALS, MAX_GLOBAL = 1 << 10, 1 << 10
 Known = Callable[[str, str], Any]
 """Maps the module and the name of a global to its stub, or to None if a checkpoint does not need it."""
 
-_SHORT = 128
-"""The regular expression skips strings shorter than this, which nearly all names of tensors are."""
-
-
-def _counted(op: bytes, lengths: range) -> bytes:
-    """Return a pattern for an opcode with a length of one byte."""
-    return re.escape(op) + b"(?:" + b"|".join(re.escape(bytes([n])) + b".{%d}" % n for n in lengths) + b")"
-
-
-_PLAIN = re.compile(
-    rb"(?:[()\]}NQRabestu.\x81\x85-\x89\x8f-\x94]++|[Khq].|M..|[Jj]....|G.{8}|\x95.{8}|"
-    + _counted(b"\x8c", range(_SHORT))
-    + b"|"
-    + _counted(b"\x8a", range(10))
-    + b")*+",
-    re.DOTALL,
-)
-"""Opcodes of fixed length, short strings and 64-bit integers. STOP is among them: a run ends there only if it is the last."""
+MAX_KEYS = 1 << 13
+"""Most tuples, and integers beyond 64 bits, as keys or in sets: if all share one hash, CPython compares each pair, 34 million
+in all."""
+MAX_WEIGHT = 1 << 17
+"""Most values that the hashes of these visit together; each comparison of two may visit as many again."""
+MAX_DEPTH = 100
+"""Deepest nesting of tuples: hashing recurses in C, where Python's recursion limit does not hold."""
+_DEPTH = 20
+"""A value that is no tuple is 0; a tuple is its weight and, from this bit on, the depth of its nesting."""
+_WEIGHT = (1 << _DEPTH) - 1
+_FLAT = tuple(1 << _DEPTH | n + 1 for n in range(4))
+"""The values of tuples with up to three elements that are no tuples."""
 _LENGTHS = {0x8C: 1, 0x58: 4, 0x8D: 8, 0x43: 1, 0x42: 4, 0x8E: 8, 0x8A: 1, 0x8B: 4, 0x55: 1, 0x54: 4, 0x96: 8}
-"""Opcode → bytes of the length that follows it: text, bytes, integers, and bytearrays, as protocol 5 writes numpy arrays."""
+"""Opcodes that push a text, bytes, an integer, or a bytearray (protocol 5 writes numpy arrays so) → bytes of the length that
+follows."""
+_FIXED = {0x4B: 1, 0x4D: 2, 0x4A: 4, 0x47: 8, 0x4E: 0, 0x88: 0, 0x89: 0, 0x5D: 0, 0x7D: 0, 0x8F: 0}
+"""Opcodes that push another value → bytes that follow."""
 _INTEGERS = (0x8A, 0x8B)
-_LONG_BINPUT = 0x72
 _MAKERS = b"(]}R\x81\x85\x86\x87\x8f\x91"
 _MEMOIZE = b"\x94"
 
@@ -196,7 +188,7 @@ def unpickle(
 
     Raises UnreadablePickle.
     """
-    _walk(raw)
+    _check_opcodes(raw)
     foreign: dict[str, None] = {}
     stubs: dict[tuple[str, str], Any] = {}
 
@@ -217,7 +209,7 @@ def unpickle(
                 raise UnreadablePickle("it names a persistent object")
             return load_persistent(pid)
 
-        # `_walk` refuses the opcodes that lead here already.
+        # `_check_opcodes` refuses the opcodes that lead here already.
         def get_extension(self, code: int) -> Any:
             raise UnreadablePickle("it uses the extension registry")
 
@@ -238,7 +230,7 @@ def make_stub(module: str, name: str) -> type[ObjectStub]:
     return cast("type[ObjectStub]", stub)
 
 
-def _walk(raw: bytes) -> None:
+def _check_opcodes(raw: bytes) -> None:
     """Check all opcodes, and what they cost. Raises UnreadablePickle."""
     if len(raw) > MAX_PICKLE:
         raise UnreadablePickle(f"it has {len(raw):,} bytes, and no more than {MAX_PICKLE:,} are read")
@@ -246,41 +238,140 @@ def _walk(raw: bytes) -> None:
         raise UnreadablePickle("it makes more objects than a checkpoint needs")
     if _number(raw, _MEMOIZE) > MAX_MEMO:
         raise UnreadablePickle("it remembers more objects than a checkpoint needs")
-    at, end, plain = 0, len(raw), _PLAIN.match
-    while True:
-        match = plain(raw, at)
-        assert match is not None
-        start, at = at, match.end()
-        if at >= end:
-            if start == at or raw[-1] != 0x2E:
-                raise UnreadablePickle("it ends before it is complete")
-            break
+    try:
+        _follow(raw)
+    except (IndexError, KeyError):
+        return  # the unpickler stops there too
+
+
+class _Keys:
+    """Counts the hashed keys."""
+
+    def __init__(self) -> None:
+        self.number = self.weight = 0
+
+    def add(self, values: list[int]) -> None:
+        """Count further keys. Raises UnreadablePickle if there are too many."""
+        self.number += sum(map(bool, values))
+        self.weight += sum(value & _WEIGHT for value in values)
+        if self.number > MAX_KEYS or self.weight > MAX_WEIGHT:
+            raise UnreadablePickle("its keys take too long to be compared")
+
+
+def _joined(parts: list[int]) -> int:
+    """Return the value of a tuple of these. Raises UnreadablePickle where it is nested too deep."""
+    deep = max(parts, default=0) >> _DEPTH
+    if deep >= MAX_DEPTH:
+        raise UnreadablePickle("its tuples are nested too deep")
+    weight = 1 + len(parts) + sum(value & _WEIGHT for value in parts)
+    return deep + 1 << _DEPTH | min(weight, MAX_WEIGHT + 1)
+
+
+def _follow(raw: bytes) -> None:
+    """Follow the stack and the memo. One branch per opcode, frequent ones first, because calls would take twice the time.
+
+    CPython hashes a tuple recursively, without a cache: forty tuples that each hold the one before twice take 300 bytes, and a
+    trillion steps to hash, in C, where nothing can interrupt it. So each value here is its *weight*: how many values its hash
+    visits.
+    """
+    stack: list[int] = []
+    marks: list[int] = []
+    memo: dict[int, int] = {}
+    keys = _Keys()
+    push, lengths, fixed = stack.append, _LENGTHS, _FIXED
+    at, end = 0, len(raw)
+    while at < end:
         op = raw[at]
-        if (width := _LENGTHS.get(op)) is not None:
-            length = int.from_bytes(raw[at + 1 : at + 1 + width], "little")
-            if op in _INTEGERS and length > MAX_NUMBER:
+        at += 1
+        if op == 0x94:  # MEMOIZE
+            memo[len(memo)] = stack[-1]
+        elif op in fixed:
+            at += fixed[op]
+            push(0)
+        elif op == 0x68:  # BINGET
+            push(memo[raw[at]])
+            at += 1
+        elif op == 0x6A:  # LONG_BINGET
+            push(memo[int.from_bytes(raw[at : at + 4], "little")])
+            at += 4
+        elif op in lengths:
+            width = lengths[op]
+            length = int.from_bytes(raw[at : at + width], "little")
+            at += width + length
+            if length > MAX_NUMBER and op in _INTEGERS:
                 raise UnreadablePickle("it holds an integer of absurd length")
-            at += 1 + width + length
-        elif op == _LONG_BINPUT:
-            index = int.from_bytes(raw[at + 1 : at + 5], "little")
+            # integers that differ by a multiple of 2^61 - 1 share a hash, as tuples can, so count them as keys too
+            push(_FLAT[0] if length > 8 and op in _INTEGERS else 0)
+        elif 0x85 <= op <= 0x87:  # TUPLE1, TUPLE2, TUPLE3
+            first = len(stack) + 0x84 - op
+            if first < 0:
+                return
+            parts = stack[first:]
+            stack[first:] = [_joined(parts) if any(parts) else _FLAT[len(parts)]]
+        elif op == 0x52 or op == 0x81:  # REDUCE, NEWOBJ: what is called may return what it was given
+            given = stack.pop()
+            stack[-1] = 0 if given & _WEIGHT == 1 else given
+        elif op == 0x28:  # MARK
+            marks.append(len(stack))
+        elif op == 0x71:  # BINPUT
+            memo[raw[at]] = stack[-1]
+            at += 1
+        elif op == 0x72:  # LONG_BINPUT
+            index = int.from_bytes(raw[at : at + 4], "little")
             # the unpickler allocates all entries below the index, and each real entry takes at least a byte of the pickle
             if index > min(at, MAX_MEMO):
                 raise UnreadablePickle("it asks for a memo of absurd size")
-            at += 5
+            memo[index] = stack[-1]
+            at += 4
+        elif op == 0x74:  # TUPLE
+            first = marks.pop()
+            stack[first:] = [_joined(stack[first:])]
+        elif op == 0x75:  # SETITEMS
+            first = marks.pop()
+            named = stack[first::2]
+            if any(named):
+                keys.add(named)
+            del stack[first:]
+        elif op == 0x73:  # SETITEM
+            if stack[-2]:
+                keys.add(stack[-2:-1])
+            del stack[-2:]
+        elif op == 0x62 or op == 0x61:  # BUILD, APPEND
+            stack.pop()
+        elif op == 0x29:  # EMPTY_TUPLE
+            push(_FLAT[0])
+        elif op == 0x65:  # APPENDS
+            del stack[marks.pop() :]
+        elif op == 0x51:  # BINPERSID
+            stack[-1] = 0
+        elif op == 0x90 or op == 0x91:  # ADDITEMS, FROZENSET
+            first = marks.pop()
+            parts = stack[first:]
+            keys.add(parts)
+            stack[first:] = [_joined(parts)] if op == 0x91 else []
+        elif op == 0x93:  # STACK_GLOBAL
+            stack.pop()
+            stack[-1] = 0
+        elif op == 0x92:  # NEWOBJ_EX
+            del stack[-2:]
+            stack[-1] = 0
+        elif op == 0x63:  # GLOBAL
+            line = raw.find(b"\n", at)
+            at = raw.find(b"\n", line + 1) + 1 if line >= 0 else 0
+            if at == 0:
+                break
+            push(0)
         elif op == 0x80:  # PROTO
-            at += 2
-        elif op == 0x63:  # GLOBAL: module and name, a line each
-            if (line := raw.find(b"\n", at)) < 0 or (line := raw.find(b"\n", line + 1)) < 0:
-                raise UnreadablePickle("it ends before it is complete")
-            at = line + 1
+            at += 1
+        elif op == 0x95:  # FRAME
+            at += 8
+        elif op == 0x2E:  # STOP
+            if at < end:
+                raise UnreadablePickle("it goes on after its end")
+            return
         else:
             raise UnreadablePickle(f"it has the opcode {bytes([op])!r}, which no checkpoint needs")
-        if at > end:
-            raise UnreadablePickle("it ends before it is complete")
-    try:
-        check_hash_cost(raw)
-    except CostlyKeys as error:
-        raise UnreadablePickle(str(error)) from error
+    raise UnreadablePickle("it ends before it is complete")
 
 
 def _number(raw: bytes, ops: bytes, step: int = 1 << 18) -> int:

@@ -5,21 +5,17 @@ fixtures/learn_weights.py generates the table from transformers, with one line f
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache, cached_property
-from pathlib import Path
-from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.decoder_families import family_of
-from ckptcheck.checkpoint.layer_kinds import RULES as LAYER_RULES
-from ckptcheck.checkpoint.layer_kinds import LayerRule
 from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.checkpoint.learned_table import read_line
 from ckptcheck.checkpoint.parameters_table import find_served
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig, Setting
 from ckptcheck.checkpoint.shape_formula import choose_size, evaluate_choices, fields_of_formula, find_place
@@ -38,10 +34,9 @@ _DENSE = {"mlp.gate_proj": "{0},{1}", "mlp.up_proj": "{0},{1}", "mlp.down_proj":
 """Shapes of a dense feed-forward block, for an architecture whose tiny model has experts in every layer."""
 
 
-class Switch(msgspec.Struct, frozen=True):
+class Switch(msgspec.Struct, frozen=True, rename={"is_nullable": "nullable", "is_on_at_zero": "zero", "word": "value"}):
     """A setting that adds tensors: if it is true, or if it is a number and not null."""
 
-    name: str
     on: frozenset[str]
     """The patterns of tensors that the model has only with it."""
     off: frozenset[str]
@@ -52,6 +47,7 @@ class Switch(msgspec.Struct, frozen=True):
     """Whether the number 0 turns it on, as any other number does; None if unknown."""
     word: str | None = None
     """The text that turns it on: the name of an activation function with numbers of its own."""
+    name: str = ""
 
     def is_on(self, setting: Setting) -> bool | None:
         """Return whether a setting turns it on; None if unknown."""
@@ -67,24 +63,43 @@ class Switch(msgspec.Struct, frozen=True):
         return setting.value if isinstance(setting.value, bool) else None
 
 
-class LayerKinds(msgspec.Struct, frozen=True):
-    """The rules by which layers have experts, and the modules by which the two kinds of layers differ."""
+class Joining(msgspec.Struct, frozen=True):
+    """The modules that join encoders and language model, and the settings that have to be one number each for them."""
 
-    by: tuple[tuple[LayerRule, tuple[str, ...]], ...]
-    """The rules that the architecture follows, with the paths of the fields that each reads; the first one that is set decides."""
-    experts: frozenset[str]
-    """The modules within a layer that only layers with experts have, with {} for each number."""
-    dense: frozenset[str]
-    """The modules that only layers without experts have."""
+    shapes: dict[str, str] = {}
+    scalars: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class WeightsTable:
+class SwitchedShape(msgspec.Struct, frozen=True):
+    """The shapes among which some switches choose: their values, such as ``true,false`` → dimensions."""
+
+    by: tuple[str, ...]
+    formulas: dict[str, str]
+
+
+class ExpertLayers(msgspec.Struct, frozen=True):
+    """The tensors of a layer that only layers with experts have, and those that only the others have."""
+
+    experts: tuple[str, ...]
+    dense: tuple[str, ...]
+
+
+class WeightsTable(msgspec.Struct, frozen=True, dict=True, rename={"listed_switches": "switches"}):
     """The fields and switches that decide the tensors of one architecture; names of tensors have {} for each number."""
 
     architecture: str
-    facts: Mapping[str, Any]
-    """Its line of the table."""
+    shapes: dict[str, str] = {}
+    """Pattern → its dimensions as formulas of config fields; ``?`` is unknown, ``a;b`` is one or the other."""
+    required: frozenset[str] = frozenset()
+    """The patterns of tensors that the tiny model has with the defaults of all switches."""
+    listed_switches: dict[str, Switch] = {}
+    depths: dict[str, str] = {}
+    """Prefix of a stack → the config field with the number of its layers, if there are several stacks."""
+    places: dict[str, str] = {}
+    """Pattern that keeps the innermost module's number → its dimensions: ``merger.mlp.0.weight`` differs from ``mlp.2``."""
+    joining: Joining = Joining()
+    switched_shapes: dict[str, SwitchedShape] = {}
+    layers: ExpertLayers | None = None
 
     @staticmethod
     def of(config: Config | None) -> WeightsTable | None:
@@ -103,7 +118,7 @@ class WeightsTable:
         if (own := _find(config.architecture)) is not None:
             found = own.without_heads() if config.architecture.endswith(_WITHOUT_HEADS) else own
             if config.architecture.endswith("ForMaskedLM"):  # the stored part of the head fits
-                found = WeightsTable(own.architecture, {**found.facts, "shapes": own.shapes})
+                found = replace(found, shapes=own.shapes)
             return found.with_joining(config.resolved).with_switched(config.resolved)
         if _NOT_TEXT.search(config.architecture):  # it may have other input modules (Perceiver)
             return None
@@ -131,34 +146,33 @@ class WeightsTable:
                 shapes.setdefault(f"{pattern.removesuffix('weight')}bias", formulas.partition(",")[0])
         stacks = {pattern.partition(".self_attn.")[0] for pattern in shapes if ".{}.self_attn." in pattern}
         width = next((name for name in self.sizes if name.rpartition(".")[2] == "hidden_size"), None)
-        if self.layer_kinds is not None and width is not None and len(stacks) == 1:
+        if width is not None and len(stacks) == 1:
             inner = f"{width.removesuffix('hidden_size')}intermediate_size"
             (stack,) = stacks
-            for module in self.layer_kinds.dense & _DENSE.keys():
+            for module in self.dense_modules & _DENSE.keys():
                 shapes.setdefault(f"{stack}.{module}.weight", _DENSE[module].format(inner, width))
-        return WeightsTable(self.architecture, {**self.facts, "shapes": shapes})
+        return replace(self, shapes=shapes)
 
     def with_joining(self, resolved: ResolvedConfig) -> WeightsTable:
         """Return the table with the shapes of the modules that join encoders and language model, if they hold for the config.
 
         They hold if the sub-configs have the class's default types, and if the model reads one layer of an encoder, not several.
         """
-        joining = self.facts.get("joining", {})
-        settings = (resolved.at(path) for path in joining.get("scalars", ()))
-        if not joining or resolved.other_parts or any(each is None or type(each.value) is not int for each in settings):
+        settings = (resolved.at(path) for path in self.joining.scalars)
+        if resolved.other_parts or any(each is None or type(each.value) is not int for each in settings):
             return self
-        return WeightsTable(self.architecture, {**self.facts, "shapes": {**self.shapes, **joining["shapes"]}})
+        return replace(self, shapes=self.shapes | self.joining.shapes)
 
     def with_switched(self, resolved: ResolvedConfig) -> WeightsTable:
         """Return the table with the shapes that the switches of the config choose."""
         chosen = dict(self.shapes)
-        for pattern, found in self.facts.get("switched_shapes", {}).items():
-            settings = [resolved.at(path) for path in found["by"]]
+        for pattern, found in self.switched_shapes.items():
+            settings = [resolved.at(path) for path in found.by]
             values = [setting.value if setting is not None else None for setting in settings]
-            formulas = found["formulas"].get(",".join("true" if value else "false" for value in values))
+            formulas = found.formulas.get(",".join("true" if value else "false" for value in values))
             if formulas is not None and pattern in chosen and all(isinstance(value, bool) for value in values):
                 chosen[pattern] = formulas
-        return WeightsTable(self.architecture, {**self.facts, "shapes": chosen})
+        return replace(self, shapes=chosen)
 
     def without_heads(self) -> WeightsTable:
         """Return the part that another model of the same config class shares: the tensors under the names of the layers."""
@@ -168,47 +182,19 @@ class WeightsTable:
             return pattern.partition(".")[0] in bases
 
         switches = {
-            name: {
-                key: [*filter(has_base, value)] if isinstance(value, list) else value for key, value in found.items()
-            }
-            for name, found in self.facts.get("switches", {}).items()
+            name: replace(each, on=frozenset(filter(has_base, each.on)), off=frozenset(filter(has_base, each.off)))
+            for name, each in self.listed_switches.items()
         }
-        kept = {
-            "shapes": {pattern: formulas for pattern, formulas in self.shapes.items() if has_base(pattern)},
-            "required": [*filter(has_base, self.facts.get("required", ()))],
-            "switches": switches,
-            "layered": {pattern: found for pattern, found in self.layered.items() if has_base(pattern)},
-            "kinds": {pattern: found for pattern, found in self.kinds.items() if has_base(pattern)},
-        }
-        return WeightsTable(self.architecture, {**self.facts, **kept})
+        return replace(
+            self,
+            shapes={pattern: formulas for pattern, formulas in self.shapes.items() if has_base(pattern)},
+            required=frozenset(filter(has_base, self.required)),
+            listed_switches=switches,
+        )
 
     def without_names(self) -> WeightsTable:
         """Return the part that every model of the config class shares, with a head or without: the shapes of stored tensors."""
-        return WeightsTable(self.architecture, {"shapes": self.shapes})
-
-    @property
-    def shapes(self) -> Mapping[str, str]:
-        """Pattern → its dimensions as formulas of config fields; ``?`` is unknown, ``a;b`` is one or the other."""
-        shapes: Mapping[str, str] = self.facts.get("shapes", {})
-        return shapes
-
-    @property
-    def layered(self) -> Mapping[str, str]:
-        """Pattern → its dimensions, for tensors whose sizes a layer may set for itself (``per_layer_config``)."""
-        layered: Mapping[str, str] = self.facts.get("layered", {})
-        return layered
-
-    @property
-    def kinds(self) -> Mapping[str, Mapping[str, str]]:
-        """Pattern → kind of layer in ``layer_types`` → its dimensions, for tensors whose size the kind decides."""
-        kinds: Mapping[str, Mapping[str, str]] = self.facts.get("kinds", {})
-        return kinds
-
-    @cached_property
-    def places(self) -> Mapping[str, str]:
-        """Pattern that keeps the innermost module's number → its dimensions: ``merger.mlp.0.weight`` differs from ``mlp.2``."""
-        places: Mapping[str, str] = self.facts.get("places", {})
-        return places
+        return WeightsTable(self.architecture, self.shapes)
 
     @cached_property
     def patterns_of_places(self) -> frozenset[str]:
@@ -223,11 +209,6 @@ class WeightsTable:
         return self.shapes.get(pattern)
 
     @cached_property
-    def required(self) -> frozenset[str]:
-        """The patterns of tensors that the tiny model has with the defaults of all switches."""
-        return frozenset(self.facts.get("required", ()))
-
-    @cached_property
     def modules(self) -> frozenset[str]:
         """The modules of the required tensors and of the switched ones: ``model.encoder.layers.{}.fc1``."""
         switched = {pattern for switch in self.switches for pattern in (*switch.on, *switch.off)}
@@ -236,37 +217,17 @@ class WeightsTable:
     @cached_property
     def switches(self) -> tuple[Switch, ...]:
         """The switches that add tensors."""
-        return tuple(
-            Switch(
-                name,
-                frozenset(found["on"]),
-                frozenset(found["off"]),
-                bool(found.get("nullable")),
-                found.get("zero"),
-                found.get("value"),
-            )
-            for name, found in self.facts.get("switches", {}).items()
-        )
+        return tuple(replace(each, name=name) for name, each in self.listed_switches.items())
 
     @property
-    def depths(self) -> Mapping[str, str]:
-        """Prefix of a stack → the config field with the number of its layers, if there are several stacks."""
-        depths: Mapping[str, str] = self.facts.get("depths", {})
-        return depths
-
-    @cached_property
-    def layer_kinds(self) -> LayerKinds | None:
-        """The layers with experts; None if all layers of the architecture are alike, or if it follows no known rule."""
-        facts = self.facts.get("layers")
-        if not facts:
-            return None
-        rules = {(rule.name, rule.fields): rule for rule in LAYER_RULES}
-        by = tuple(
-            (rules[name, tuple(path.rpartition(".")[2] for path in paths)], tuple(paths))
-            for name, *paths in facts["by"]
+    def dense_modules(self) -> frozenset[str]:
+        """The modules that only layers without experts have; none if all layers are alike."""
+        if self.layers is None:
+            return frozenset()
+        experts, dense = (
+            {part.rpartition(".")[0] for part in parts} for parts in (self.layers.experts, self.layers.dense)
         )
-        experts, dense = (frozenset(part.rpartition(".")[0] for part in facts[key]) for key in ("experts", "dense"))
-        return LayerKinds(by, experts - dense, dense - experts)
+        return frozenset(dense - experts)
 
     @cached_property
     def sizes(self) -> frozenset[str]:
@@ -304,10 +265,10 @@ class WeightsTable:
 
     def _list_switches(self, pattern: str, axis: int) -> list[str]:
         """Return the switches that choose between formulas for a dimension."""
-        switched = self.facts.get("switched_shapes", {}).get(pattern)
-        if switched is None or len({formulas.split(",")[axis] for formulas in switched["formulas"].values()}) < 2:
+        switched = self.switched_shapes.get(pattern)
+        if switched is None or len({formulas.split(",")[axis] for formulas in switched.formulas.values()}) < 2:
             return []
-        return [*switched["by"]]
+        return [*switched.by]
 
 
 def _find_relative(models: tuple[str, ...]) -> WeightsTable | None:
@@ -321,10 +282,5 @@ def _find_relative(models: tuple[str, ...]) -> WeightsTable | None:
 
 @cache
 def _find(architecture: str) -> WeightsTable | None:
-    table = (Path(__file__).parent / "weights.json").read_bytes()
-    opening = f"\n{json.dumps(architecture)}: ".encode()
-    start = table.find(opening)
-    if start < 0:
-        return None
-    start += len(opening)
-    return WeightsTable(architecture, json.loads(table[start : table.index(b"\n", start)].removesuffix(b",")))
+    facts = read_line("weights", architecture)
+    return None if facts is None else msgspec.convert({"architecture": architecture, **facts}, WeightsTable)

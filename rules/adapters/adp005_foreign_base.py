@@ -2,7 +2,7 @@
 
 ## What it checks
 With the base model at hand (`--base FOLDER`, or a folder beside the adapter that adapter_config.json names):
-- Each layer that the adapter changes exists (with `layer_replication` the one that it repeats), and has a module of that name.
+- Each layer that the adapter changes exists, and has a module of that name.
 - The pairs of experts fit: their number, and the ranks and shape of a parameter that holds all experts of a layer
   (`target_parameters`, laid out as PEFT does before 0.19 or since).
 - lora_A and lora_B fit the shape of the base model's weight, and tensors that the adapter holds as a whole have its
@@ -20,7 +20,8 @@ Name the model that the adapter was trained on, in `base_model_name_or_path`.
 
 ## When it can be wrong
 A quantized or fused weight has no shape to compare, so the rule only looks for its module. Of experts it checks their number and
-the pairs of `target_parameters`. If several modules have the same place in a layer (text and vision), one that fits is enough.
+the pairs of `target_parameters`. With `layer_replication` the rule is skipped. If several modules have the same place in a layer
+(text and vision), one that fits is enough.
 
 ## Seen in
 huggingface/autotrain-advanced#487 (an adapter of 18,944 numbers, loaded into a model of 14,336)
@@ -32,7 +33,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ckptcheck import Problem, rule
+from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.adapter import (
     LORA,
     PREFIX,
@@ -41,7 +42,6 @@ from ckptcheck.checkpoint.adapter import (
     LoraPair,
     index_by_tail,
     list_lora_pairs,
-    list_replicated_layers,
     lora_rank,
     tail_of,
 )
@@ -66,23 +66,23 @@ HINT = "name the base model that the adapter was trained on"
     when=lambda ckpt: ckpt.is_adapter and bool(list_lora_pairs(ckpt.tensors)),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    if ckpt.adapter is not None and ckpt.adapter.value.get("layer_replication"):
+        raise Skip("with layer_replication the layers of the adapter are not those of the base model")
     base = open_base_model(ckpt)
     places = {_place(name.rpartition(".")[0]) for name in base.tensors}
     by_tail = index_by_tail(base.tensors)
-    replicated = list_replicated_layers(ckpt.adapter) if ckpt.adapter is not None else []
     lacking: list[str] = []
     shapes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[str]] = {}
     experts: dict[str, list[str]] = {}
     for pair in list_lora_pairs(ckpt.tensors):
-        module = _in_base(pair.module, replicated)
-        weights = _plain_weights(base, by_tail.get(tail_of(f"{module}.weight"), []))
+        weights = _plain_weights(base, by_tail.get(tail_of(f"{pair.module}.weight"), []))
         expected = pair.base_shapes(ckpt.tensors)
         if ".experts" in pair.module:
             if reason := _judge_experts(ckpt, base, by_tail, pair):
                 experts.setdefault(reason, []).append(pair.module)
             continue
-        if _place(module) not in places:
-            if not _is_tied(base, module, expected):
+        if _place(pair.module) not in places:
+            if not _is_tied(base, pair.module, expected):
                 lacking.append(pair.module)
         elif weights and not any(_fits(weight.shape, expected, is_embedding=pair.is_embedding) for weight in weights):
             shapes.setdefault((expected[0], weights[0].shape), []).append(pair.module)
@@ -159,14 +159,6 @@ def _count_experts(tail: str, tensor: Tensor) -> Iterator[int]:
         yield int(found[1]) + 1
     elif len(tensor.shape) == 3:
         yield tensor.shape[0]
-
-
-def _in_base(module: str, replicated: list[int]) -> str:
-    """Return the name in the base model of a module in a layer that `layer_replication` made."""
-    found = LAYER.search(module) if replicated else None
-    if found is None or int(found[1]) >= len(replicated):
-        return module
-    return f"{module[: found.start(1)]}{replicated[int(found[1])]}{module[found.end(1) :]}"
 
 
 def _is_tied(base: Checkpoint, module: str, expected: tuple[tuple[int, int], ...]) -> bool:

@@ -6,11 +6,7 @@ For LoRA, with the rules by which PEFT matches names:
   least one matrix.
 - Each module with matrices is one that `target_modules` and the settings beside it choose. With `ensure_weight_tying` the rule
   leaves out modules outside of the layers: PEFT gives matrices to both embedding and head if one of them has some.
-- With `use_dora` each pair has its magnitude, and without it none. The same holds for `lora_bias`, and for the tensors that KaSA,
-  MonteCLoRA and VeLoRA add.
-- With `trainable_token_indices` there are trained tokens, as many as it names.
-- Biases belong to modules with matrices, or to those that are saved as a whole.
-- With `layer_replication` the last of the replicated layers has matrices.
+- With `use_dora` each pair has its magnitude, and without it none.
 
 ## Why it matters
 PEFT 0.21 builds the matrices that the config asks for, and fills them from the file by name. It initialises a matrix that the file
@@ -35,7 +31,7 @@ import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.adapter import PREFIX, list_lora_pairs, list_replicated_layers
+from ckptcheck.checkpoint.adapter import PREFIX, list_lora_pairs
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.consumers.peft import VARIANTS, Targets, is_lora
@@ -48,6 +44,8 @@ PART = re.compile(
     r"|token_adapter\.trainable_tokens_delta(\.[^.]+)?|(" + "|".join(VARIANTS) + r")(\.[^.]+)*)$"
 )
 """What PEFT calls the parts of LoRA, with the adapter's name or without."""
+MAGNITUDE = "lora_magnitude_vector"
+"""What DoRA stores beside lora_A and lora_B."""
 OTHER_PART = re.compile(r"lora|magnitude|trainable_tokens", re.IGNORECASE)
 LAYER = re.compile(r"\.(\d{1,9})\.")
 HINT = "save the adapter with save_pretrained of PEFT, and keep its config beside it"
@@ -75,9 +73,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             )
     if misnamed or odd:
         return
-    yield from _check_variants(ckpt, config)
-    yield from _check_biases(ckpt, config)
-    yield from _check_tokens(ckpt, config)
+    yield from _check_magnitudes(ckpt, config)
     yield from _check_targets(ckpt, config)
 
 
@@ -89,92 +85,26 @@ def _is_known_part(ckpt: Checkpoint, name: str) -> bool:
     return not name.endswith(".bias") or f"{name.removesuffix('bias')}weight" in ckpt.tensors
 
 
-def _check_variants(ckpt: Checkpoint, config: Config) -> Iterator[Problem]:
-    """Yield what is missing of DoRA, of biases and of other variants, or stored without being declared."""
+def _check_magnitudes(ckpt: Checkpoint, config: Config) -> Iterator[Problem]:
+    """Yield the magnitudes of DoRA that are missing, or stored without being declared."""
     pairs = {f"{PREFIX}{pair.module}": pair for pair in list_lora_pairs(ckpt.tensors)}
-    for part, (setting, title, start) in VARIANTS.items():
-        stored = {module: name for name in ckpt.tensors for module, found, _ in [name.partition(f".{part}")] if found}
-        value = config.value.get(setting)
-        if value in (None, False) and stored:
-            yield _problem(
-                ckpt,
-                list(stored.values()),
-                f"{count(len(stored), 'module has', 'modules have')} a {part}, which belongs to {title}, and {setting} is not set: "
-                "PEFT leaves it out",
-            )
-        elif value not in (None, False) and (alone := [name for module, name in stored.items() if module not in pairs]):
-            yield _problem(
-                ckpt,
-                alone,
-                f"{count(len(alone), 'module has', 'modules have')} a {part}, and no lora_A and lora_B: PEFT starts those anew",
-            )
-        elif value not in (None, False) and (lacking := [pairs[each].down for each in pairs if each not in stored]):
-            yield _problem(
-                ckpt,
-                lacking,
-                f"{setting} is set, and {count(len(lacking), 'module has', 'modules have')} no {part}: PEFT starts it {start}",
-            )
-    biases = [name for name in ckpt.tensors if re.search(r"\.lora_B(\.[^.]+)?\.bias$", name)]
-    if (config.value.get("lora_bias") is True) != bool(biases) and pairs:
+    stored = {name.partition(f".{MAGNITUDE}")[0]: name for name in ckpt.tensors if f".{MAGNITUDE}" in name}
+    is_declared = config.value.get("use_dora") not in (None, False)
+    lacking = [pair.down for module, pair in pairs.items() if module not in stored]
+    if stored and not is_declared:
         yield _problem(
             ckpt,
-            biases or [next(iter(pairs.values())).up],
-            "biases of lora_B are stored, and lora_bias is not true: PEFT leaves them out"
-            if biases
-            else "lora_bias is true, and no bias of a lora_B is stored: PEFT starts them at zero",
+            list(stored.values()),
+            f"{count(len(stored), 'module has', 'modules have')} a {MAGNITUDE}, which belongs to DoRA, and use_dora is not set: "
+            "PEFT leaves it out",
         )
-
-
-def _check_biases(ckpt: Checkpoint, config: Config) -> Iterator[Problem]:
-    """Yield biases of modules that the adapter neither changes nor saves as a whole."""
-    if config.value.get("bias", "none") not in ("none", "lora_only"):
-        return
-    modules = {f"{PREFIX}{pair.module}" for pair in list_lora_pairs(ckpt.tensors)}
-    saved = config.value.get("modules_to_save")
-    names = [name for name in ckpt.tensors if name.endswith(".bias") and ".lora_" not in name]
-    foreign = [
-        name
-        for name in names
-        if name.removesuffix(".bias").removesuffix(".base_layer") not in modules
-        and not any(f".{each}." in name for each in (saved if isinstance(saved, list) else ()))
-    ]
-    if foreign and modules:
+    elif is_declared and lacking:
         yield _problem(
             ckpt,
-            foreign,
-            f"{count(len(foreign), 'bias belongs', 'biases belong')} to no module that the adapter changes or saves, so that PEFT "
-            "leaves them out",
+            lacking,
+            f"use_dora is set, and {count(len(lacking), 'module has', 'modules have')} no {MAGNITUDE}: PEFT starts it from the "
+            "base model's weight",
         )
-
-
-def _check_tokens(ckpt: Checkpoint, config: Config) -> Iterator[Problem]:
-    """Yield trained tokens that are missing, undeclared, or of another number than the config says."""
-    indices = config.value.get("trainable_token_indices")
-    trained = [name for name in ckpt.tensors if "trainable_tokens_delta" in name]
-    if bool(indices) != bool(trained):
-        yield _problem(
-            ckpt,
-            trained or [next(iter(ckpt.tensors))],
-            "trained tokens are stored, and trainable_token_indices names none: PEFT leaves them out"
-            if trained
-            else "trainable_token_indices names tokens, and none is stored: PEFT stops with a KeyError",
-        )
-        return
-    for name in trained:
-        module = name.partition(".token_adapter.")[0]
-        named = (
-            next((each for key, each in indices.items() if f"{PREFIX}{module}".endswith(f".{key}")), None)
-            if isinstance(indices, dict)
-            else indices
-        )
-        rows = ckpt.tensors[name].shape[0] if ckpt.tensors[name].shape else 0
-        if isinstance(named, list) and rows != len(named):
-            yield _problem(
-                ckpt,
-                [name],
-                f"{count(rows, 'trained token is', 'trained tokens are')} stored, and trainable_token_indices names {len(named)}: "
-                "PEFT stops with a size mismatch",
-            )
 
 
 def _check_targets(ckpt: Checkpoint, config: Config) -> Iterator[Problem]:
@@ -188,15 +118,6 @@ def _check_targets(ckpt: Checkpoint, config: Config) -> Iterator[Problem]:
             ckpt,
             [next(iter(ckpt.tensors))],
             "there is no lora_A and no lora_B: PEFT starts all matrices anew, so that they change nothing",
-        )
-    replicated = list_replicated_layers(config)
-    layers = [int(found[1]) for module in modules if (found := LAYER.search(module))]
-    if replicated and layers and max(layers) < len(replicated) - 1 and config.value.get("layers_to_transform") is None:
-        yield _problem(
-            ckpt,
-            [next(iter(modules.values()))],
-            f"layer_replication makes {len(replicated)} layers, and the last one with matrices is layer {max(layers)}: PEFT starts "
-            "the others anew, so that they change nothing",
         )
     if not targets.is_known or not modules:
         return

@@ -4,7 +4,6 @@
 For LoRA, with the base model at hand (`--base FOLDER`, or a folder beside the adapter that adapter_config.json names):
 - Each module of it that `target_modules` and the settings beside it choose has matrices here.
 - Each of `modules_to_save` that it has is stored.
-- Each module with parameters that `target_parameters` names has a pair of matrices for each of them.
 
 Only headers of the base model are read. Without it the rule is skipped, and says so; ADP008 checks what the adapter alone shows.
 
@@ -27,7 +26,6 @@ huggingface/peft#2566, huggingface/peft#2772 (matrices start anew)
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
@@ -63,7 +61,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             yield from _check_modules(base, config, targets, inside, modules)
         except UnsupportedRegex as error:
             raise Skip(f"a pattern of adapter_config.json cannot be evaluated: {error}") from error
-    yield from _check_parameters(base, config, modules)
     yield from _check_saved(ckpt, config, inside)
 
 
@@ -110,33 +107,6 @@ def _check_modules(
         )
 
 
-def _check_parameters(base: Checkpoint, config: Config, modules: set[str]) -> Iterator[Problem]:
-    """Yield the parameters that `target_parameters` names, that the base model has, and that have no matrices here."""
-    named = config.value.get("target_parameters")
-    names = [name for name in named if isinstance(name, str) and name] if isinstance(named, list) else []
-    wanted = Counter(
-        stored.rpartition(".")[0] for stored in base.tensors if any(_ends_with(stored, name) for name in names)
-    )
-    # PEFT wraps a module once for each of its parameters: `experts.base_layer` beside `experts`
-    has = Counter(module.replace(".base_layer", "") for module in modules)
-    lacking = sorted(module for module, number in wanted.items() if has[module] < number)
-    if lacking and not any(any(_ends_with(module, _parent(name)) for module in has) for name in names):
-        yield Problem(
-            f"target_parameters names {join_truncated(names)}, the base model has such parameters, and the adapter has no "
-            f"matrices for {join_truncated(lacking)}: PEFT starts theirs anew, so that they change nothing",
-            file="adapter_config.json",
-            key="target_parameters",
-            hint=HINT,
-        )
-    elif lacking and has.keys() & wanted.keys():
-        yield Problem(
-            f"{count(len(lacking), 'module')} with parameters of target_parameters {'has' if len(lacking) == 1 else 'have'} too "
-            f"few matrices here: {join_truncated(lacking)}; PEFT starts the others anew, so that they change nothing",
-            file="adapter_model.safetensors",
-            hint=HINT,
-        )
-
-
 def _check_saved(ckpt: Checkpoint, config: Config, inside: set[str]) -> Iterator[Problem]:
     """Yield the modules that were to be saved as a whole, that the base model has, and that are not stored."""
     saved = config.value.get("modules_to_save")
@@ -151,10 +121,6 @@ def _check_saved(ckpt: Checkpoint, config: Config, inside: set[str]) -> Iterator
                 key="modules_to_save",
                 hint=HINT,
             )
-
-
-def _parent(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _last(module: str) -> str:

@@ -1,18 +1,19 @@
 """The config cannot be read, or a number in it has another type.
 
 ## What it checks
-`config.json` (or `adapter_config.json`), `preprocessor_config.json`, `processor_config.json` and what the tools of a quantization
-write beside them (`quantize_config.json`, `quant_config.json`, `hf_quant_config.json`) are JSON objects. Sizes and counts of the
-config (layers, heads, hidden and intermediate size, vocabulary, experts) are non-negative integers, lists of them, or null. The
-nested config of the language model is checked too. Where transformers knows the `model_type`, keys that neither its class nor
-an engine reads do not count.
+`config.json` (or `adapter_config.json`), `generation_config.json`, `preprocessor_config.json`, `processor_config.json` and what
+the tools of a quantization write beside them (`quantize_config.json`, `quant_config.json`, `hf_quant_config.json`) are JSON
+objects. Sizes and counts of the config (layers, heads, hidden and intermediate size, vocabulary, experts) are non-negative
+integers, lists of them, or null. The nested config of the language model is checked too. Where transformers knows the
+`model_type`, keys that neither its class nor an engine reads do not count.
 
 ## Why it matters
 transformers, vLLM and SGLang stop on a config that is no JSON object, `AutoProcessor` stops on such a processor config, and whoever
-looks for the quantization in a file of its own finds none. A quoted number passes the parser and fails later, or is compared as
-text. A whole number with a point stops them too: of 182 classes of language models, transformers 5.24 refuses `8.0` for every size
-and count that the class reads ("must be int", or torch's "tuple of ints"), as 4.57 does when it builds the model. A `head_dim` that
-the class does not know goes on to SGLang's cache. With multi-head latent attention it only sets angles, and `64.0` is taken for 64.
+looks for the quantization in a file of its own finds none. Without generation_config.json all go on, and lose its ends and its
+sampling settings. A quoted number passes the parser and fails later, or is compared as text. A whole number with a point stops
+them too: of 182 classes of language models, transformers 5.24 refuses `8.0` for every size and count that the class reads ("must
+be int", or torch's "tuple of ints"), as 4.57 does when it builds the model. A `head_dim` that the class does not know goes on to
+SGLang's cache. With multi-head latent attention it only sets angles, and `64.0` is taken for 64.
 
 ## How to fix
 Write the file again with the library that made it, or correct the value.
@@ -33,7 +34,10 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.quantization.declarations import SIDE_FILES
 
-FILES = {"config.json", "adapter_config.json", "preprocessor_config.json", "processor_config.json", *SIDE_FILES}
+FILES = {
+    "config.json", "generation_config.json", "adapter_config.json", "preprocessor_config.json", "processor_config.json",
+    *SIDE_FILES,
+}  # fmt: skip
 
 
 @rule(

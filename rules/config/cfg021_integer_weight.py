@@ -4,14 +4,12 @@
 If neither a config nor a scale indicates quantization, no tensor called `weight` or `…_proj` is labelled as integers (I8 to
 I64, U8 to U64) or BOOL. Tables of indices, counters and masks have other names.
 
-A `bias` of one dimension beside a weight is no integer either, also where the weight is quantized: the methods that ckptcheck
-knows, TorchAO, HQQ and Quanto store biases as floats. One with a `bias_scale` beside it, or for which Quark's settings have a
-scheme, is left out.
+A `bias` of one dimension beside a weight counts as a weight.
 
 ## Why it matters
 The bytes are right but the header is wrong: a BF16 weight labelled I16 has the right size. transformers 5.23 silently loads
 it and interprets each bit pattern as an integer, so weights of 0.01 become -17,408 and 14,848. Engines also copy the integers
-into their own dtype. A bias that was cast to integers is 0 or wrong by its fraction; compressed-tensors stops at the first token.
+into their own dtype.
 
 ## How to fix
 Write the header again with the dtype of the bytes; usually `config.json` names it. A column of bytes, `[n, 1]`, is how bitsandbytes
@@ -32,12 +30,8 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.adapter import PREFIX
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.quantization.declarations import KNOWN
-from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.text.formatting import count, join_truncated
 
-BESIDE = ("weight", "qweight", "weight_packed", "_weight_qdata", "W_q", "weight._data", "weight._data._data")
-"""Names that a weight beside a bias may have in its module."""
 INTEGERS = frozenset(("BOOL", *(f"{kind}{bits}" for kind in "IU" for bits in (8, 16, 32, 64))))
 
 
@@ -45,27 +39,14 @@ INTEGERS = frozenset(("BOOL", *(f"{kind}{bits}" for kind in "IU" for bits in (8,
     "CFG021",
     "integer-weight",
     severity="error",
-    when=lambda ckpt: (
-        bool(ckpt.tensors)
-        and (ckpt.is_adapter or not ckpt.is_partial)
-        and (not _is_quantized(ckpt) or _has_float_biases(ckpt))
-    ),
+    when=lambda ckpt: bool(ckpt.tensors) and (ckpt.is_adapter or not ckpt.is_partial) and not _is_quantized(ckpt),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    if not _is_quantized(ckpt):
-        yield from _check_weights(ckpt)
-    if not ckpt.is_adapter:
-        yield from _check_biases(ckpt)
-    ckpt.require_headers()
-
-
-def _check_weights(ckpt: Checkpoint) -> Iterator[Problem]:
     found: dict[tuple[str, str], list[str]] = {}
-    for name, tensor in _iter_integers(ckpt):
-        if ckpt.is_adapter and not name.startswith(PREFIX):
-            continue
-        if tensor.shape and name.endswith(("weight", "_proj")):
-            found.setdefault((ckpt.tensor_to_file[name], tensor.dtype), []).append(name)
+    if any(dtype in INTEGERS for forms in ckpt.forms_by_template.values() for dtype, _ in forms):
+        for name, tensor in ckpt.tensors.items():
+            if tensor.dtype in INTEGERS and tensor.shape and _is_weight(ckpt, name):
+                found.setdefault((ckpt.tensor_to_file[name], tensor.dtype), []).append(name)
     for (shard, dtype), names in found.items():
         # bitsandbytes packs all 4-bit numbers of a matrix in one column of bytes
         packed = dtype in ("I8", "U8") and all(ckpt.tensors[name].shape[1:] == (1,) for name in names)
@@ -79,44 +60,15 @@ def _check_weights(ckpt: Checkpoint) -> Iterator[Problem]:
             if packed
             else "write the header again with the dtype of the bytes",
         )
+    ckpt.require_headers()
 
 
-def _check_biases(ckpt: Checkpoint) -> Iterator[Problem]:
-    """Yield the biases beside weights that are stored as integers."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for name, tensor in _iter_integers(ckpt):
-        if len(tensor.shape) != 1 or not name.endswith(".bias"):
-            continue
-        module = name.removesuffix("bias")
-        if f"{name}_scale" not in ckpt.tensors and any(f"{module}{role}" in ckpt.tensors for role in BESIDE):
-            found.setdefault((ckpt.tensor_to_file[name], tensor.dtype), []).append(name)
-    for (shard, dtype), names in found.items():
-        yield Problem(
-            f"{count(len(names), 'bias is', 'biases are')} {dtype}, and nothing declares a scale: transformers takes the integers "
-            f"for the numbers, or stops at the first token: {join_truncated(names)}",
-            file=shard,
-            key=min(names),
-            hint="copy the biases from the checkpoint that this one was made of, as floats",
-        )
-
-
-def _iter_integers(ckpt: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of integers, if there are any."""
-    if any(dtype in INTEGERS for forms in ckpt.forms_by_template.values() for dtype, _ in forms):
-        yield from ((name, tensor) for name, tensor in ckpt.tensors.items() if tensor.dtype in INTEGERS)
-
-
-def _has_float_biases(ckpt: Checkpoint) -> bool:
-    """Whether the declared method stores biases as floats."""
-    quantization = ckpt.quantization
-    if ckpt.is_adapter or quantization is None or quantization.method not in (*KNOWN, "torchao", "hqq", "quanto"):
+def _is_weight(ckpt: Checkpoint, name: str) -> bool:
+    """Whether a name is that of a weight, or of a bias beside one; of an adapter only what PEFT gives the model counts."""
+    if ckpt.is_adapter and not name.startswith(PREFIX):
         return False
-    settings = quantization.config
-    parts: list[object] = [settings.get("global_quant_config")]  # of Quark, the only one that has schemes for biases
-    for key in ("layer_quant_config", "layer_type_quant_config"):
-        nested = settings.get(key)
-        parts += nested.values() if isinstance(nested, dict) else ()
-    return not any(isinstance(part, dict) and isinstance(part.get("bias"), dict) for part in parts)
+    is_bias = len(ckpt.tensors[name].shape) == 1 and name.endswith(".bias")
+    return name.endswith(("weight", "_proj")) or (is_bias and f"{name.removesuffix('bias')}weight" in ckpt.tensors)
 
 
 def _is_quantized(ckpt: Checkpoint) -> bool:

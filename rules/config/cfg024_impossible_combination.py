@@ -1,4 +1,4 @@
-"""Sizes of the config do not go together: heads, kinds of layers, or the row of padding.
+"""Settings do not go together: heads, kinds of layers, experts, padding or rotary embeddings.
 
 ## What it checks
 Where transformers knows the `model_type`, in the config and its nested configs:
@@ -7,35 +7,48 @@ Where transformers knows the `model_type`, in the config and its nested configs:
   width of heads of its own, but those that project from rounded heads (GLM-4.5V) or take both numbers by default (Qwen3-Omni)
 - lists of layer kinds (`layer_types`, `mlp_layer_types`) have an entry for each layer, and each is a kind that transformers has
 - `pad_token_id` is a row of the embedding, where the language model gives it to its embedding
+- the type of the rotary embeddings (`rope_scaling`, `rope_parameters`) is one that transformers computes, and has the keys that it
+  needs (`factor` of linear, `low_freq_factor` of llama3, `long_factor` of longrope)
+
+Where the tensors show routed experts, `num_experts_per_tok` (and its synonyms) is at least 1 and at most the number of experts.
 
 CFG012 compares key-value heads with heads, and both with the tensors.
 
 ## Why it matters
-transformers stops when it builds or runs the model, and so do vLLM and SGLang, which read the config through it.
+transformers stops when it builds or runs the model, and so do vLLM and SGLang, which read the config through it. With 0 experts
+per token, every token skips the experts, and the model computes something else without a word.
 
 ## How to fix
 Copy the values from the config of the model this one was trained or converted from. Tools that remove layers often leave
-`layer_types` as long as it was: remove the same entries.
+`layer_types` as long as it was: remove the same entries. To stretch a context anew, follow the model card: each type of rotary
+embeddings has its own keys.
 
 ## When it can be wrong
-A config with its own class (`auto_map`) is not checked. `--dry-load transformers` reports all else that a model refuses.
+A config with its own class (`auto_map`) is not checked. A model whose own code gives a key another meaning, under a known
+`model_type`: use `--ignore CFG024`. Older versions of transformers only warned about a missing key of `rope_scaling`.
+`--dry-load transformers` reports all else that a model refuses.
 
 ## Seen in
 kakaocorp/kanana-1.5-2.1b-instruct-2505 (24 heads, hidden size 1,792; huggingface/transformers#46211), ramanathanlab/genslm#110,
 peremartra/optipfair#20 (`layer_types` after layers were removed), huggingface/transformers#19296 and Ucas-HaoranWei/GOT-OCR2.0#17
-(padding without a row)
+(padding without a row), huggingface/transformers#32167 and #32182 (which missing keys of `rope_scaling` stop transformers),
+vllm-project/llm-compressor#2864 (tools that remove experts write their numbers anew)
 """
 
 import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
+from ckptcheck.checkpoint.config import EXPERTS, EXPERTS_PER_TOKEN
 from ckptcheck.checkpoint.config_class import known_layer_types
 from ckptcheck.checkpoint.resolved_config import ResolvedPart, Setting
+from ckptcheck.checkpoint.rope_settings import iter_wrong_rope
 from ckptcheck.checkpoint.setting_text import Fault, describe, is_int, write_value
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 from ckptcheck.checkpoint.weights_table import WeightsTable
 
+ROUTED = re.compile(r"\bexperts\b|_moe\b|\brouter\b")
+"""Names of modules with routed experts: `mlp.experts`, GraniteMoE's `block_sparse_moe`."""
 HEADS = re.compile(r"((?:encoder|decoder)_)?(num_)?(attention_)?heads|n_heads?")
 WIDTHS = ("hidden_size", "d_model", "embed_dim", "n_embd")
 WIDTH_OF_HEADS = re.compile(
@@ -56,27 +69,44 @@ WITHOUT_PADDING = frozenset(
     "impossible-combination",
     severity="error",
     on="config",
-    when=lambda ckpt: not ckpt.is_partial and ckpt.config.resolved is not None,
+    when=lambda ckpt: not ckpt.is_partial and (ckpt.config.resolved is not None or _has_experts(ckpt)),
 )
 def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
-    config = ckpt.config
-    if (resolved := config.resolved) is None:
+    config, resolved = ckpt.config, ckpt.config.resolved
+    hint = "copy the values from the model's own config"
+    if resolved is not None:
+        table = WeightsTable.of(config)
+        found: dict[str, str] = {}
+        for part in resolved.parts:
+            for path, fault in (
+                *_iter_wrong_heads(part, table),
+                *_iter_wrong_layer_lists(part),
+                *iter_wrong_rope(part),
+            ):
+                found.setdefault(path, fault)
+        if table is not None:
+            found.update(_iter_lost_padding(resolved.text))
+        for path, fault in found.items():
+            if path not in config.malformed_counts:
+                message = f"{fault}; transformers stops when it builds or runs the model"
+                yield Problem(message, file=config.file, key=path, hint=hint)
+    experts, chosen = ckpt.components.num_experts, config.number(*EXPERTS_PER_TOKEN)
+    if chosen is None or not is_int(experts) or experts < 1 or not _has_experts(ckpt):
         return
-    table = WeightsTable.of(config)
-    found: dict[str, str] = {}
-    for part in resolved.parts:
-        for path, fault in (*_iter_wrong_heads(part, table), *_iter_wrong_layer_lists(part)):
-            found.setdefault(path, fault)
-    if table is not None:
-        found.update(_iter_lost_padding(resolved.text))
-    for path, fault in found.items():
-        if path not in config.malformed_counts:
-            yield Problem(
-                f"{fault}; transformers stops when it builds or runs the model",
-                file=config.file,
-                key=path,
-                hint="copy the values from the model's own config",
-            )
+    if not 1 <= chosen <= experts:
+        what = "so no token reaches an expert" if chosen < 1 else f"but {config.describe(*EXPERTS)}"
+        harm = "computes without the experts" if chosen == 0 else "stops in the first forward pass"
+        yield Problem(
+            f"{config.describe(*EXPERTS_PER_TOKEN)}, {what}; transformers {harm}",
+            file=config.file,
+            key=config.key_path(*EXPERTS_PER_TOKEN),
+            hint=hint,
+        )
+
+
+def _has_experts(ckpt: ConfiguredCheckpoint) -> bool:
+    """Whether any layer has routed experts, by the names of its tensors."""
+    return any(ROUTED.search(template) for template in ckpt.layout.names_by_template)
 
 
 def _iter_wrong_heads(part: ResolvedPart, table: WeightsTable | None) -> Iterator[Fault]:
@@ -115,7 +145,7 @@ def _iter_wrong_layer_lists(part: ResolvedPart) -> Iterator[Fault]:
     """Yield lists of layer kinds with an entry that transformers does not know, or of another length than the model."""
     depth = part.find("num_hidden_layers")
     has_kinds = part.settings.get("layer_types") is not None or part.config_class.has_layer_types
-    if depth is None or not has_kinds or not part.config_class.checks_layer_lists:
+    if depth is None or not has_kinds or part.config_class.own_layer_check:
         return
     for name, known in known_layer_types().items():
         listed, path = part.settings.get(name), f"{part.path}{name}"

@@ -1,13 +1,11 @@
 """`architectures` and `model_type` belong to two different models.
 
 ## What it checks
-The first of `architectures` is a class that transformers builds for this `model_type`, if transformers knows both. And no nested
-config has the model type of another one, such as the image model's type in `text_config`, as if the two were exchanged.
+The first of `architectures` is a class that transformers builds for this `model_type`, if transformers knows both.
 
 ## Why it matters
 transformers builds what `model_type` says and does not look at `architectures`; vLLM and SGLang do the reverse. Trainer and engine
-then compute two different models from one checkpoint, or the engine refuses it. From exchanged nested configs transformers builds
-another model, and starts what the checkpoint lacks of it from random numbers.
+then compute two different models from one checkpoint, or the engine refuses it.
 
 ## How to fix
 Take both from the config of the model this one was trained or converted from.
@@ -26,7 +24,6 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.config_class import find_config_class, find_model_types
-from ckptcheck.checkpoint.resolved_config import ResolvedPart
 from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 
 
@@ -41,8 +38,6 @@ from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 )
 def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     config = ckpt.config
-    for part in config.resolved.parts if config.resolved is not None else ():
-        yield from _find_exchanged(part, config.file)
     architecture, model_type = config.architecture, config.value.get("model_type")
     if architecture is None or not isinstance(model_type, str):
         return
@@ -59,25 +54,6 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
             key="architectures",
             hint="take both from the config of the model this one was made from",
         )
-
-
-def _find_exchanged(part: ResolvedPart, file: str) -> Iterator[Problem]:
-    """Yield the nested configs that have the model type of a neighbouring one."""
-    nested = part.config_class.nested
-    for name, own in nested.items():
-        settings = part.settings.get(name)
-        model_type = settings.get("model_type") if isinstance(settings, dict) else None
-        if not model_type or model_type == own.model_type:
-            continue
-        for other in (other for other, theirs in nested.items() if theirs.model_type == model_type):
-            yield Problem(
-                f"{part.path}{name} has the model type {model_type}, which is that of {part.path}{other}, as if the two were "
-                "exchanged: transformers builds another model",
-                file=file,
-                key=f"{part.path}{name}.model_type",
-                severity="error",
-                hint="put each under its own name, as in the config of the model this one was made from",
-            )
 
 
 def _list_parts(model_type: str) -> frozenset[str]:

@@ -1,17 +1,19 @@
 """A shard is missing that the index names, or that the numbers of the others call for.
 
 ## What it checks
-- Every file that the index's `weight_map` names exists beside it. If none of them exists but other shards do, the whole index
-  is stale, and IDX006 reports that instead.
+- Every file that the index's `weight_map` names exists beside it. If none of them exists but other shards do, the index remains
+  from an earlier save or upload.
 - All files named like `…-00002-of-00005.safetensors` exist, counted from 0 or from 1 as the set does.
 
 ## Why it matters
 transformers, vLLM 0.32 and SGLang 0.5.23 stop at a missing file that the index names. Older versions of the engines, and other
 loaders that glob `*.safetensors`, start without it, and so does everything where there is no index: they serve layers that were
-never loaded, and only the garbage they generate reveals it.
+never loaded, and only the garbage they generate reveals it. Of a stale index the model itself may be complete; download tools
+treat the folder as an interrupted download.
 
 ## How to fix
-Fetch or upload the file again. If it was removed on purpose, write the index again.
+Fetch or upload the file again. If it was removed on purpose, or the index is stale and the shards are a complete set, write the
+index again: `ckptcheck scan --fix`. Beside a single `model.safetensors` no index is needed: delete it.
 
 ## When it can be wrong
 - A node that stores only its own pipeline stage, or a partial download on purpose, is an incomplete checkpoint and fires: scan
@@ -22,7 +24,8 @@ Fetch or upload the file again. If it was removed on purpose, write the index ag
   set counts from 0. The rule only checks that a shard exists; ST001 reports truncated and empty ones.
 
 ## Seen in
-sgl-project/sglang#32279, inferencerlabs/inferencer-feedback#306, JustVugg/colibri#1317
+sgl-project/sglang#32279, inferencerlabs/inferencer-feedback#306, JustVugg/colibri#1317; jundot/omlx#2432, Blaizzy/mlx-vlm#1827,
+Neph0s/CoSER#3 and huggingface/diffusers#14719 (a stale index)
 """
 
 from collections import Counter
@@ -30,8 +33,8 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.checkpoint.index import escapes_folder
-from ckptcheck.text.formatting import count, format_ranges
+from ckptcheck.checkpoint.index import Index, escapes_folder
+from ckptcheck.text.formatting import count, format_ranges, join_truncated
 
 
 @rule(
@@ -41,6 +44,8 @@ from ckptcheck.text.formatting import count, format_ranges
     when=lambda ckpt: ckpt.has_index or (bool(ckpt.shard_sets) and not ckpt.is_single_shard),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
+    if ckpt.index is not None and ckpt.index_is_stale:
+        yield _describe_stale(ckpt, ckpt.index)
     if ckpt.index is not None and ckpt.index_decides:
         missing = [shard for shard in ckpt.index.shards if shard not in ckpt.files and not escapes_folder(shard)]
         tensors = Counter(ckpt.index.weight_map.values()) if missing else {}
@@ -53,6 +58,18 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             )
     if not ckpt.is_single_shard:
         yield from _find_gaps(ckpt)
+
+
+def _describe_stale(ckpt: Checkpoint, index: Index) -> Problem:
+    return Problem(
+        f"the index is stale: none of the {count(len(index.shards), 'file')} it names exists, "
+        f"while {join_truncated(ckpt.model_files)} {'does' if len(ckpt.model_files) == 1 else 'do'}",
+        file=index.file,
+        key="weight_map",
+        hint="delete it: a single model.safetensors needs no index"
+        if ckpt.model_files == ("model.safetensors",)
+        else "ckptcheck scan --fix writes it again from the headers",
+    )
 
 
 def _find_gaps(ckpt: Checkpoint) -> Iterator[Problem]:

@@ -14,7 +14,7 @@ Runs may link old iterations from another disk: check the target of the link its
 
 ## Seen in
 torch.distributed.checkpoint joins `relative_path` of `.metadata` to the folder as it stands (`FileSystemReader.read_data`); the
-same in indexes of Hugging Face checkpoints (IDX009)
+same in indexes of Hugging Face checkpoints (IDX010)
 """
 
 from collections.abc import Iterator

@@ -5,9 +5,8 @@ The id of every token is smaller than the number of rows of the token embedding.
 - those that the library `tokenizers` reads from the tokenizer's files;
 - those that tokenizer_config.json adds: `added_tokens_decoder`, and tokens of `extra_special_tokens`,
   `additional_special_tokens` and further names (`boi_token`) that tokenizer.json lacks, which transformers appends;
-- without a tokenizer.json, the pieces of a SentencePiece model that numbers the tokens (which no vocab.json or dict.txt does),
-  and the tokens of a tiktoken file or of tekken.json. Some classes put further tokens before the pieces (XLM-R), and the code of
-  a repository may add tokens: those are not counted.
+- without a tokenizer.json, the pieces of a SentencePiece model that numbers the tokens (which no vocab.json or dict.txt does).
+  Some classes put further tokens before the pieces (XLM-R), and the code of a repository may add tokens: those are not counted.
 - the tokens of added_tokens.json, if tokenizer_config.json has no `added_tokens_decoder` (else transformers ignores the file).
 
 TOK009 reports a new bos, eos or padding token.
@@ -85,7 +84,7 @@ def _is_placeholder(token: str) -> bool:
 
 
 def _check_token_files(ckpt: TokenizedCheckpoint, table: EmbeddingTable) -> Iterator[Problem]:
-    """Yield the files of SentencePiece, tiktoken and tekken that have more tokens than the embedding has rows.
+    """Yield the SentencePiece models that have more tokens than the embedding has rows.
 
     Of a tokenizer that is not read as a whole, the added tokens have known ids all the same.
     """
@@ -98,16 +97,14 @@ def _check_token_files(ckpt: TokenizedCheckpoint, table: EmbeddingTable) -> Iter
                 hint="resize the embedding and save again, or save the model's own tokenizer",
             )
             return
-    for each in ckpt.tokenizer.token_files:
+    for each in ckpt.tokenizer.piece_files:
         if each.defects or not each.numbers_tokens:
             continue
-        beyond = sorted(
-            number for number, token in each.tokens.items() if number >= table.rows and not _is_placeholder(token)
-        )
+        beyond = [number for number in range(table.rows, len(each.pieces)) if not _is_placeholder(each.pieces[number])]
         if beyond:
             yield Problem(
                 f"the embedding has {table.rows:,} rows, and {each.file} has tokens up to the id {beyond[-1]:,}, such as "
-                f"{clip(each.tokens[beyond[0]], 40)} ({beyond[0]:,}); transformers raises an IndexError at such a token, and on a "
+                f"{clip(each.pieces[beyond[0]], 40)} ({beyond[0]:,}); transformers raises an IndexError at such a token, and on a "
                 "GPU a device-side assertion fails",
                 file=each.file,
                 hint="save the model's own tokenizer",

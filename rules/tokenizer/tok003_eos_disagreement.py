@@ -3,7 +3,7 @@
 ## What it checks
 - The tokenizer's `eos_token` is among the `eos_token_id` of generation_config.json (of config.json if there is no such file), or
   one of these ids ends the assistant's turn in the chat template. The first token of the next turn counts as such an end only if
-  the template writes no other (GLM). An `eos_token` that is an ordinary word of the vocabulary is reported in any case.
+  the template writes no other (GLM).
 - generation_config.json names an end. It is reported with `null`, `[]`, a negative id or no entry, if config.json or a language
   model's tokenizer has one: transformers asks neither then.
 
@@ -36,13 +36,11 @@ QwenLM/Qwen3#927, Blaizzy/mlx-vlm#2112
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
-from ckptcheck.checkpoint.special_tokens import token_content
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
 from ckptcheck.linter.rule import Skip
 
@@ -51,11 +49,6 @@ if TYPE_CHECKING:
 
 
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-TOKENS_MAP = "special_tokens_map.json"
-WITHOUT_DEFAULTS = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes of tokenizers that have no eos_token of their own."""
-WORD = re.compile(r"[Ġ▁ ]?\w+")
-"""A token that stands in ordinary texts: no mark of punctuation is in it."""
 HINT = "give both the token with which the model was trained to end, or list it beside the other"
 
 
@@ -75,8 +68,6 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
         return
     file, own = tokenizer.generation_file, tokenizer.eos_role
     stops = {number for number in tokenizer.eos_ids(file) if number >= 0}
-    if (problem := _check_unread_map(tokenizer)) is not None and stops:
-        yield problem
     if not stops or own is None:
         return
     if own.id is None:
@@ -85,32 +76,10 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
         return
     if own.id in stops:
         return
-    other = (
-        token_content(tokenizer.tokenizer_config.value.get("eos_token"))
-        if tokenizer.tokenizer_config is not None
-        else None
-    )
-    if own.file == TOKENS_MAP and other not in (None, own.token):
-        yield Problem(
-            f"transformers takes {clip(own.token or '', 40)} ({own.id:,}) from here as eos_token, not "
-            f"{clip(other or '', 40)} of tokenizer_config.json; generation ends at {_format_ids(tokenizer, stops)}",
-            file=TOKENS_MAP,
-            key="eos_token",
-            hint=HINT,
-        )
-        return
     try:
         ends = {tokenizer.ids[token] for token in tokenizer.turn_end_tokens if token in tokenizer.ids}
     except Skip:
         ends = set()
-    if ends & stops and own.token not in tokenizer.added_tokens and WORD.fullmatch(own.token or ""):
-        yield Problem(
-            f"the tokenizer's eos_token is {clip(own.token or '', 40)} ({own.id:,}), an ordinary word of the vocabulary; "
-            f"generation ends at {_format_ids(tokenizer, stops)}",
-            file=own.file,
-            key="eos_token",
-            hint=HINT,
-        )
     if not ends & stops:
         yield Problem(
             f"generation ends at {_format_ids(tokenizer, stops)}, but the tokenizer's eos_token is "
@@ -133,25 +102,6 @@ def _may_generate(ckpt: TokenizedCheckpoint) -> bool:
     return config.architecture is None or config.architecture.endswith(LANGUAGE_MODELS)
 
 
-def _check_unread_map(tokenizer: Tokenizer) -> Problem | None:
-    """Return the problem if only special_tokens_map.json has an eos_token, and transformers does not read that file."""
-    if tokenizer.eos_role is not None or not tokenizer.is_declared or tokenizer.special_tokens_map is None:
-        return None
-    settings = tokenizer.tokenizer_config
-    if settings is None or settings.value.get("tokenizer_class") not in WITHOUT_DEFAULTS:
-        return None
-    token = token_content(tokenizer.special_tokens_map.value.get("eos_token"))
-    if token is None:
-        return None
-    return Problem(
-        f"eos_token is {clip(token, 40)} here, but transformers does not read this file where tokenizer_config.json has "
-        "added_tokens_decoder: the tokenizer has no eos_token",
-        file=TOKENS_MAP,
-        key="eos_token",
-        hint="name it in tokenizer_config.json",
-    )
-
-
 def _check_missing_end(ckpt: TokenizedCheckpoint) -> Problem | None:
     """Return the problem if the file that transformers asks names no end, and another one does."""
     tokenizer = ckpt.tokenizer
@@ -167,7 +117,7 @@ def _check_missing_end(ckpt: TokenizedCheckpoint) -> Problem | None:
     elif settings["eos_token_id"] in (None, []):
         text = f"eos_token_id is {json.dumps(settings['eos_token_id'])}"
     else:
-        # TOK010 reports a setting of another type.
+        # A setting of another type stops whoever reads it.
         return None
     elsewhere = {number for number in tokenizer.eos_ids("config.json") if number >= 0}
     architecture = (ckpt.config.architecture if ckpt.config is not None else None) or ""

@@ -6,8 +6,6 @@ The templates are chat_template.jinja, the files in additional_chat_templates, a
 - The default one, and the one for tools (`tool_use`), render at least one of twelve small conversations (with a system prompt,
   an answer, tools; contents as texts and as lists of parts).
 - The default one is not empty; in a text model its output depends on the conversation and contains the user's text.
-- What `add_generation_prompt` adds names the same speaker, after the same control token, as the beginning of a written answer
-  does (a warning). What follows may differ, such as a block of thinking.
 
 It renders them in transformers' sandbox, in a separate process with hard limits of time and memory, and reports a template that
 exceeds them.
@@ -16,21 +14,15 @@ exceeds them.
 - `apply_chat_template` of transformers raises an error, and vLLM and SGLang answer every chat with one.
 - A file that is not text, or an entry without its template, keeps the tokenizer from loading.
 - A template that drops the user's text raises no error: the model answers prompts that it never received.
-- A prompt that names another speaker than the answers in training (`message['role']` lost, or a word mistyped) makes every answer
-  worse, and no loader sees it.
-- transformers, vLLM and SGLang take a byte order mark for text and start every prompt with it: one to three invisible tokens that
-  the model has not seen in training.
 - One that takes endless time or memory does so inside the server.
 
 ## How to fix
-Take the template of the model this one was made from. Check that `{{` survives the tool that writes it. Save the file as UTF-8
-without a mark.
+Take the template of the model this one was made from. Check that `{{` survives the tool that writes it.
 
 ## When it can be wrong
 - A template may need a variable of its own to render anything, and fail with an error of jinja. One that refuses in its own
   words (`raise_exception`) is not reported, nor is a named one such as `rag` that parses.
 - The rule leaves out a template for other roles (`query`, `document`), which compares the role with these names.
-- A model that was trained with a marked template has learned the mark.
 - An older or newer jinja than the installed one may parse differently.
 
 ## Seen in
@@ -43,7 +35,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.template_files import is_text_only
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
 
@@ -53,8 +44,6 @@ if TYPE_CHECKING:
 HINT = "take the template of the model this one was made from"
 RENDERED_TEMPLATES = ("default", "tool_use")
 """The templates that transformers uses if the caller names none."""
-MARK = "\ufeff"
-"""The byte order mark."""
 
 
 @rule(
@@ -70,14 +59,6 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     for fault in tokenizer.template_files.faults:
         yield Problem(fault.text, file=fault.file, key=fault.key, hint=HINT)
     for name, template in tokenizer.templates.items():
-        if template.text.startswith(MARK) and template.undecodable is None:
-            yield Problem(
-                "the chat template begins with a byte order mark (U+FEFF), and so does every prompt",
-                file=template.file,
-                key=template.key,
-                severity="warning",
-                hint="save the file as UTF-8 without a mark",
-            )
         if template.undecodable is not None:
             text = (
                 f"the chat template is not UTF-8 text from byte {template.undecodable:,} on: transformers does not load"
@@ -99,15 +80,6 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
         elif name == "default" and for_text and template.loses_questions:
             text = "the chat template writes the user's turns without what the user says"
             yield Problem(text, file=template.file, key=template.key, hint=HINT)
-        elif name == "default" and (starts := template.unlike_starts) is not None:
-            yield Problem(
-                f"generation begins after {clip(starts[0], 60)}, and the template begins a written answer with "
-                f"{clip(starts[1], 60)}: the model is asked in a form in which it was not trained",
-                file=template.file,
-                key=template.key,
-                hint=HINT,
-                severity="warning",
-            )
 
 
 def _fault_of(template: ChatTemplate) -> str | None:

@@ -1,10 +1,8 @@
 """The chat template writes a control token that the tokenizer does not have.
 
 ## What it checks
-- What the chat template writes in ordinary conversations and looks like a control token (`<|im_end|>`, `<｜User｜>`) is one token
-  of the tokenizer: the one that ends a turn, and every one in a template that has others in the tokenizer.
-- It is an added token, or one that tokenizer_config.json names: the tokenizer does not find a mere entry of the vocabulary in a
-  text. For tokenizer.json the rule tries that with the library `tokenizers`; of vocab.json and vocab.txt every entry counts.
+What the chat template writes in ordinary conversations and looks like a control token (`<|im_end|>`, `<｜User｜>`) is one token
+of the tokenizer: the one that ends a turn, and every one in a template that has others in the tokenizer.
 
 ## Why it matters
 The tokenizer splits the marker into pieces of ordinary text (`<`, `|`, `im`, …). No engine can stop at it by its id, and the model
@@ -25,7 +23,6 @@ OpenHelix-Team/ReconVLA#7
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -60,7 +57,6 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
         return
     # Only markers that the template spells out count: its bos_token and eos_token come from the tokenizer.
     own = set(MARKER.findall(template.ordinary)) & set(MARKER.findall(template.literals))
-    hint = "save the tokenizer with which the model was trained, or take the template that belongs to this one"
     unknown = sorted(own - vocabulary.ids.keys())
     known = sorted(own & vocabulary.ids.keys() - _find_literal_eos(tokenizer, unknown))
     if unknown and (known or tokenizer.turn_end in unknown):
@@ -71,16 +67,7 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
             f"{beside}; it is split into pieces of text",
             file=template.file,
             key=template.key,
-            hint=hint,
-        )
-    if split := _find_split_marks(ckpt, own):
-        verb = "is" if len(split) == 1 else "are"
-        yield Problem(
-            f"the chat template writes {join_truncated([clip(mark, 40) for mark in split])}, which {verb} in the vocabulary of "
-            "tokenizer.json but not among its added tokens; it is split into pieces of text",
-            file="tokenizer.json",
-            key="added_tokens",
-            hint=hint,
+            hint="save the tokenizer with which the model was trained, or take the template that belongs to this one",
         )
 
 
@@ -90,28 +77,3 @@ def _find_literal_eos(tokenizer: Tokenizer, unknown: list[str]) -> set[str]:
     if own is None or own.token is None or CHAT_END.search(own.token):
         return set()
     return {own.token} if all(ROLE.fullmatch(mark) for mark in unknown) else set()
-
-
-def _find_split_marks(ckpt: TokenizedCheckpoint, marks: set[str]) -> list[str]:
-    """Return the marks that the vocabulary has, but that the library `tokenizers` does not find in a text."""
-    from ckptcheck.checkpoint.chat_template import MARKER
-    from ckptcheck.checkpoint.vocabulary import encode_text
-
-    tokenizer = ckpt.tokenizer
-    vocabulary = tokenizer.require_vocabulary()
-    if vocabulary.file != "tokenizer.json":
-        return []
-    config_parts = [
-        part.value for part in (tokenizer.tokenizer_config, tokenizer.special_tokens_map) if part is not None
-    ]
-    texts = [
-        json.dumps(value, ensure_ascii=False)
-        for part in config_parts
-        for key, value in part.items()
-        if "chat" not in key
-    ]
-    # transformers adds the special tokens that these two files name.
-    named = {mark for text in texts for mark in MARKER.findall(text)}
-    candidates = list((marks & vocabulary.model.keys()) - tokenizer.added_tokens.keys() - named)
-    token_ids = encode_text(ckpt.source, " ".join(candidates)) if candidates else frozenset()
-    return sorted(mark for mark in candidates if token_ids is not None and vocabulary.ids[mark] not in token_ids)

@@ -3,7 +3,6 @@
 ## What it checks
 Beside a tokenizer_config.json there is a file with tokens that the class it names reads:
 - for `PreTrainedTokenizerFast` and `TokenizersBackend`: tokenizer.json, or a SentencePiece, tiktoken or tekken file;
-- for the classes of GPT-2, Qwen2, RoBERTa and the like: merges.txt with vocab.json;
 - for other classes: any file that may hold a vocabulary.
 
 It leaves out classes that are the repository's own code (`auto_map`, tokenization_*.py) or need no vocabulary (ByT5, Canine,
@@ -29,10 +28,8 @@ import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
-from ckptcheck.consumers.paired_tokenizers import PAIRED
 
 GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes that need tokenizer.json, or a file that transformers converts to it."""
@@ -71,26 +68,14 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
         return
     name = class_name.removesuffix("Fast") if isinstance(class_name, str) else ""
     is_generic = class_name in GENERIC
-    if name in FILELESS_CLASSES or (
-        any(VOCABULARY.fullmatch(file) for file in ckpt.files) and not (is_generic or _has_half_of_pair(ckpt, name))
-    ):
+    if name in FILELESS_CLASSES or (not is_generic and any(VOCABULARY.fullmatch(file) for file in ckpt.files)):
         return
-    harm = "refuses it"
-    if not is_generic and not _has_half_of_pair(ckpt, name):
-        harm += ", or makes a tokenizer that knows its special tokens and no words"
+    harm = "refuses it" if is_generic else "refuses it, or makes a tokenizer that knows its special tokens and no words"
     class_text = f"names {clip(class_name, 40)}" if isinstance(class_name, str) else "names no class"
-    missing = "merges.txt" if "vocab.json" in ckpt.files else "vocab.json"
     missing_text = "there is no tokenizer.json" if is_generic else "no file here holds the tokens"
-    if _has_half_of_pair(ckpt, name):
-        missing_text = f"there is no {missing}, and no tokenizer.json"
     yield Problem(
         f"it {class_text}, and {missing_text}: AutoTokenizer of transformers {harm}",
         file=config.file,
         key="tokenizer_class" if isinstance(class_name, str) else None,
         hint="copy tokenizer.json from the model this one was made from, or save the tokenizer again",
     )
-
-
-def _has_half_of_pair(ckpt: Checkpoint, name: str) -> bool:
-    """Whether only one of the two files is present that these classes need together."""
-    return name in PAIRED and len({"vocab.json", "merges.txt"} & ckpt.files.keys()) == 1

@@ -81,8 +81,7 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
         ),
         ("config.json", "model_type", None),
     )
-    words = {*(vocabulary.encoding_words or ()), *(vocabulary.decoding_words or ()), *vocabulary.post_processor_tokens}
-    taken = find_built_class(named, model_type, byte_level="ByteLevel" in words)
+    taken = find_built_class(named, model_type, byte_level=vocabulary.is_byte_level)
     if taken is None:
         return
     hint = HINT if find_built_class("PreTrainedTokenizerFast", model_type, byte_level=False) is None else HINT_FOR_TYPE
@@ -95,7 +94,7 @@ def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
         yield Problem(message, file=file, key=key, hint=hint)
         return
     built = find_built_steps(taken, tokenizer.tokenizer_config.value if tokenizer.tokenizer_config is not None else {})
-    # A file without steps is TOK017's.
+    # A file without steps cuts nothing that a class could cut in another way.
     if built is None or not (vocabulary.steps["normalizer"] or vocabulary.steps["pre_tokenizer"]):
         return
     faults = [_compare(tokenizer, vocabulary, built, readers, keepers)]

@@ -143,42 +143,6 @@ def test_what_tokenizers_refuses_is_reported(tmp_path: Path) -> None:
         assert report.findings[0].file == "tokenizer.json"
 
 
-PIECES = {"continuing_subword_prefix": "##", "max_input_chars_per_word": 9}
-
-
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [
-        (
-            {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"},
-            "WordLevel error: Missing [UNK] token from the vocabulary",
-        ),
-        (
-            {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "", **PIECES},
-            "WordPiece error: Missing [UNK] token from the vocabulary",
-        ),
-        (
-            {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None},
-            "Encountered an unknown token but `unk_id` is missing",
-        ),
-        (
-            {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "<unk>"},
-            "Unk token `<unk>` not found in the vocabulary",
-        ),
-    ],
-    ids=["WordLevel", "WordPiece", "Unigram", "BPE"],
-)
-def test_a_tokenizer_that_stops_at_an_unknown_character_is_reported(
-    model: dict[str, object], reason: str, tmp_path: Path
-) -> None:
-    folder = build_checkpoint({"base": "tiny-chat"}, tmp_path / "model")
-    edited(folder, "tokenizer.json", model=model, added_tokens=[])
-    report = run_rules(open_checkpoint(str(folder)), [rule for rule in RULES if rule.code == "TOK021"])
-    (finding,) = report.findings
-    assert finding.message == f"the library tokenizers stops at a character that the vocabulary lacks: {reason}"
-    assert (finding.severity, finding.file, finding.key) == ("warning", "tokenizer.json", "model")
-
-
 ODD = [
     "null",
     "[]",

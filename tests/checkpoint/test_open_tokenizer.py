@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptcheck.checkpoint import open_tokenizer as opening
-from ckptcheck.checkpoint import sandbox
+from ckptcheck.checkpoint import sandbox, vocabulary
 from ckptcheck.checkpoint.sandbox import SandboxResult
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.verbs.rollout_files import load_decoder
@@ -52,7 +52,7 @@ def test_what_the_child_cannot_load_is_not_loaded_here(monkeypatch: pytest.Monke
             "PanicException: index out of range",
         ),
     ):
-        monkeypatch.setattr(opening, "run_sandboxed", lambda *_, answer=answer, **__: answer)
+        monkeypatch.setattr(vocabulary, "run_sandboxed", lambda *_, answer=answer, **__: answer)
         with pytest.raises(CkptcheckError, match=f"cannot read the tokenizer x: {why}"):
             opening.open_tokenizer(raw, "x")
 
@@ -82,6 +82,6 @@ def test_a_panic_in_this_process_is_a_sentence(monkeypatch: pytest.MonkeyPatch) 
             raise Panic("called `Option::unwrap()` on a `None` value")
 
     monkeypatch.setattr(tokenizers, "Tokenizer", Panics)
-    monkeypatch.setattr(opening, "run_sandboxed", lambda *_, **__: SandboxResult((), None))
+    monkeypatch.setattr(vocabulary, "run_sandboxed", lambda *_, **__: SandboxResult((), None))
     with pytest.raises(CkptcheckError, match="unwrap"):
         opening.open_tokenizer(b"{}", "x")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import shutil
 import subprocess
@@ -17,7 +16,6 @@ import pytest
 from ckptcheck.checkpoint import chat_template
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.checkpoint.tokenizer import Tokenizer
-from ckptcheck.checkpoint.vocabulary import measure_late_merges
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
@@ -68,22 +66,6 @@ def agrees(path: Path) -> None:
     assert {token.id: (token.content, token.special) for token in vocabulary.added} == theirs
     assert all(read.token_for(number) == real.id_to_token(number) for number in vocabulary.ids.values())
     assert read.max_id == max(real.get_vocab().values())
-
-
-def shuffled(merges: list[Any]) -> list[Any]:
-    return random.Random(0).sample(merges, len(merges))
-
-
-def exchanged(merges: list[Any]) -> list[Any]:
-    return merges[len(merges) // 2 :] + merges[: len(merges) // 2]
-
-
-def test_merges_whose_parts_come_later_are_counted() -> None:
-    merges = (("a", "b"), ("ab", "c"), ("de", "f"), ("d", "e"), ("x", "yz"))
-    assert measure_late_merges(merges) == measure_late_merges(merges[::-1]) == 1 / 5
-    assert measure_late_merges([*merges, ("d", "e")]) == 1 / 6
-    assert measure_late_merges(["d ef", "e f"]) == 1 / 2
-    assert [measure_late_merges(broken) for broken in ([1], [["a"]], ["a b c"], [["a", 1]], [None])] == [0.0] * 5
 
 
 def test_the_ids_of_smollm2_are_those_of_tokenizers(smollm2: Path) -> None:
@@ -361,7 +343,7 @@ def test_the_unused_rows_of_bert(minilm: Path) -> None:
     assert read.why_used(101) == "it is cls_token of special_tokens_map.json"  # which is read first, and says the same
 
 
-@pytest.mark.parametrize(("token", "found"), [("[CLS]", True), ("[SEP]", True), ("[UNK]", True), ("[MASK]", False)])
+@pytest.mark.parametrize(("token", "found"), [("[CLS]", True), ("[SEP]", True), ("[MASK]", False)])
 def test_special_tokens_that_minilm_lost(token: str, found: bool, minilm: Path, tmp_path: Path) -> None:
     folder = tmp_path / "ckpt"
     shutil.copytree(minilm, folder)
@@ -369,17 +351,13 @@ def test_special_tokens_that_minilm_lost(token: str, found: bool, minilm: Path, 
     number = value["model"]["vocab"].pop(token)
     value["added_tokens"] = [entry for entry in value["added_tokens"] if entry["content"] != token]
     edited(folder, "tokenizer.json", **value)
-    assert codes(folder) == ({"TOK009"} if found else set()) | ({"TOK021"} if token == "[UNK]" else set())
+    assert codes(folder) == ({"TOK009"} if found else set())
     needs("transformers", "torch")
     from transformers import AutoTokenizer
 
     loaded = AutoTokenizer.from_pretrained(folder)
-    if token == "[UNK]":
-        with pytest.raises(Exception, match=r"Missing \[UNK\] token"):
-            loaded("\u2603")
-    else:
-        assert (loaded("zebra").input_ids != AutoTokenizer.from_pretrained(minilm)("zebra").input_ids) is found
-        assert loaded.convert_tokens_to_ids(token) != number
+    assert (loaded("zebra").input_ids != AutoTokenizer.from_pretrained(minilm)("zebra").input_ids) is found
+    assert loaded.convert_tokens_to_ids(token) != number
 
 
 def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
@@ -408,17 +386,13 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
         folder = damaged(f"the end is {end}")
         edited(folder, "generation_config.json", eos_token_id=end)
         assert codes(folder) == {"TOK003"}, end
-    for end in ("2", "<|im_end|>", math.nan, 2.0):
-        folder = damaged(f"the end is {end!r}, which is no id")
-        edited(folder, "generation_config.json", eos_token_id=end)
-        assert codes(folder) == {"TOK010"}, end
 
     added = json.loads((smollm2 / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
     declared = {str(token["id"]): {key: token[key] for key in token if key != "id"} for token in added}
     folder = damaged("an older file overrides the end, and adds a token")
     (folder / "special_tokens_map.json").write_text('{"eos_token": "<file_sep>"}', encoding="utf-8")
     (folder / "added_tokens.json").write_text('{"<|foo|>": 49152}', encoding="utf-8")
-    assert codes(folder) == {"TOK001", "TOK003"}
+    assert codes(folder) == {"TOK001"}
     edited(folder, "tokenizer_config.json", added_tokens_decoder=declared)
     assert codes(folder) == set()  # transformers reads neither beside added_tokens_decoder
 
@@ -430,12 +404,6 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
         token["content"] = token["content"].replace("<|im_start|>", "<|another|>")
     edited(folder, "tokenizer.json", **value)
     assert codes(folder) == {"TOK007", "TOK009"}  # it is bos_token too
-
-    folder = damaged("a template's token is no longer an added one")
-    edited(folder, "tokenizer.json", added_tokens=[token for token in added if token["content"] != "<|im_start|>"])
-    assert codes(folder) == set()  # transformers adds bos_token by itself
-    edited(folder, "tokenizer_config.json", bos_token="<|endoftext|>")
-    assert codes(folder) == {"TOK007"}
 
     folder = damaged("special tokens of a training that was not saved")
     edited(folder, "tokenizer_config.json", extra_special_tokens=["<|im_end|>", "<|call|>"])
@@ -460,7 +428,7 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     folder = damaged("ids of another model")
     edited(folder, "config.json", pad_token_id=50256)
     edited(folder, "generation_config.json", eos_token_id=[128001, 128009])
-    assert "TOK010" in codes(folder)
+    assert "TOK009" in codes(folder)
 
     folder = damaged("no template")
     (folder / "chat_template.jinja").unlink()
@@ -485,47 +453,18 @@ def test_damage_to_smollm2(smollm2: Path, tmp_path: Path) -> None:
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{% for x in %}", encoding="utf-8")
     assert codes(folder) == {"TOK006"}
 
-    folder = damaged("a template with a byte order mark")
-    raw = (folder / "chat_template.jinja").read_bytes()
-    (folder / "chat_template.jinja").unlink()
-    (folder / "chat_template.jinja").write_bytes(b"\xef\xbb\xbf" + raw)
-    assert codes(folder) == {"TOK006"}
-
-    folder = damaged("most merges lost")
-    value = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    value["model"]["merges"] = value["model"]["merges"][:100]
-    edited(folder, "tokenizer.json", **value)
-    assert codes(folder) == {"TOK012"}
-
-    for way, order in (
-        ("reversed", lambda merges: merges[::-1]),
-        ("sorted by chance", shuffled),
-        ("halves exchanged", exchanged),
-    ):
-        folder = damaged(f"merges {way}")
-        value = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        value["model"]["merges"] = order(value["model"]["merges"])
-        edited(folder, "tokenizer.json", **value)
-        assert codes(folder) == {"TOK012"}, way
-
     folder = damaged("half a tokenizer")
     raw = (folder / "tokenizer.json").read_bytes()
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").write_bytes(raw[: len(raw) // 2])
     assert codes(folder) == {"TOK008"}
 
-    folder = damaged("half a generation_config.json")
-    damage.truncate(folder / "generation_config.json", 40)
-    (found,) = scan(folder).findings
-    assert (found.code, found.file) == ("TOK022", "generation_config.json")
-    assert found.hint == "write it again, or copy it from the model this one was made from"
-
 
 NO_TOKENS = {
     "TokenizersBackend": [(), ("vocab.json", "merges.txt")],
     "PreTrainedTokenizerFast": [(), ("vocab.json",)],
-    "Qwen2TokenizerFast": [(), ("vocab.json",), ("merges.txt",)],
-    "GPT2Tokenizer": [(), ("vocab.json",)],
+    "Qwen2TokenizerFast": [(), ("merges.txt",)],
+    "GPT2Tokenizer": [()],
     "LlamaTokenizerFast": [(), ("added_tokens.json", "special_tokens_map.json")],
     "OfSomebodyElse": [()],
 }

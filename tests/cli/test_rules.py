@@ -25,8 +25,8 @@ def test_rules_lists_every_rule_and_rule_prints_its_page(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "codes"),
     [
-        ("escaping-path", ["IDX009", "MEG034"]),
-        ("Escaping Path", ["IDX009", "MEG034"]),
+        ("foreign-tokenizer", ["JOB041", "TOK014"]),
+        ("Foreign Tokenizer", ["JOB041", "TOK014"]),
         ("missing_shard", ["IDX001"]),
         ("CFG03", ["CFG003"]),
         ("cfg3", ["CFG003"]),
@@ -66,10 +66,10 @@ def test_what_may_be_meant_is_suggested(here: Path, words: str, sentence: str) -
 
 
 def test_a_name_of_two_rules_prints_both_pages(here: Path) -> None:
-    for words in (["escaping-path"], ["escaping", "path"]):
+    for words in (["foreign-tokenizer"], ["foreign", "tokenizer"]):
         page = run(here, "rule", *words).stdout
-        assert page.startswith("# IDX009 escaping-path (error)\n")
-        assert "\n\n# MEG034 escaping-path (error)\n" in page
+        assert page.startswith("# JOB041 foreign-tokenizer (warning)\n")
+        assert "\n\n# TOK014 foreign-tokenizer (error)\n" in page
 
 
 def test_a_selection_has_to_be_written_as_it_is(here: Path) -> None:

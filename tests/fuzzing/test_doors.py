@@ -56,7 +56,6 @@ FOUND = {
     "kept-saves": [5008528, 7043145],  # a time that no calendar has; a step of hundreds of digits
     "hub": [20, 24, 34, 58],  # a Link to an address that is none
     "saves": [1817, 1954],  # a learning rate of hundreds of digits
-    "token-files": [92],  # more special tokens of tekken.json than memory has places
     "prompts": [9, 17, 33, 56, 133, 178],  # JSON nested too deep
 }
 """Seeds that a door did not survive, and does now."""

@@ -1,27 +1,28 @@
-"""The base of the rotary embeddings is one that no released model has, or the config has two of them.
+"""The rotary base or the epsilon of the norms is one that no released model has.
 
 ## What it checks
 In a config whose `model_type` transformers knows:
 
 - the base of the language model's rotary embeddings is at least 100 (most released models have 10,000 to 100 million)
 - the base of every part is at most 1e15
+- the epsilon of the language model's norms is between 1e-13 and 1e-2 (released models have 1e-12 to 1e-3)
 - where both `rope_theta` and `rope_parameters` are there, they have the same base
 - in a config that transformers 5 did not write, `rope_parameters` does not stand alone with another base or type than the default
   of its class, if transformers 4.57 knows the class too (an info)
 
 ## Why it matters
-transformers, vLLM and SGLang compute with any base, without a word. Of two, transformers 5 takes the one in `rope_parameters`, and
-whatever is built on transformers 4 takes `rope_theta`: answers get worse, the more so the longer the text. Where `rope_parameters`
-stands alone, transformers 4.57 takes the default of the class, and so does vLLM where it runs on it. transformers 5 writes every
-config so; these are left out.
+transformers, vLLM and SGLang compute with any number, without a word: an epsilon of 1 makes every norm nearly constant. Of two
+bases, transformers 5 takes the one in `rope_parameters`, and whatever is built on transformers 4 takes `rope_theta`: answers get
+worse, the more so the longer the text. Where `rope_parameters` stands alone, transformers 4.57 takes the default of the class, and
+so does vLLM where it runs on it. transformers 5 writes every config so; these are left out.
 
 ## How to fix
-Copy the base from the config of the model this one was trained or converted from. For readers of both generations write
+Copy the number from the config of the model this one was trained or converted from. For readers of both generations write
 `rope_theta`, and `rope_scaling` for another type than `default`, beside `rope_parameters`.
 
 ## When it can be wrong
-Research on other position encodings may use a small base on purpose: use `--ignore CFG028`. A base that some other model has
-passes, however wrong it is for this one.
+Research on other position encodings may use a small base on purpose: use `--ignore CFG028`. A number that some other model
+has passes, however wrong it is for this one.
 
 ## Seen in
 Open-Athena/MarinFold#184 and THUDM/slime#1720 (two readers of one config take two bases); `patch_rope_parameters` of vLLM
@@ -32,6 +33,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.architecture import list_written_keys
+from ckptcheck.checkpoint.config import NORM_EPSILON
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.checkpoint.resolved_config import ResolvedPart
 from ckptcheck.checkpoint.rope_settings import iter_rope
@@ -40,13 +42,15 @@ from ckptcheck.checkpoint.views import ConfiguredCheckpoint
 
 LEAST_BASE, LARGEST_BASE = 100.0, 1e15
 """Released language models have 10,000 to 1e11; only a slip of the pen lies beyond these by four digits."""
+EPSILONS = (1e-13, 1e-2)
+"""Released models have 1e-12 (BERT) to 1e-3 (BatchNorm in encoders); the bounds leave a factor of ten."""
 OLDER = (4, 57, 1)
 """The last generation of transformers that reads `rope_theta` and `rope_scaling` alone."""
 
 
 @rule(
     "CFG028",
-    "implausible-rope-base",
+    "implausible-number",
     severity="warning",
     on="config",
     when=lambda ckpt: not ckpt.is_partial and ckpt.config.resolved is not None,
@@ -57,6 +61,8 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
         is_text = resolved is not None and part is resolved.text
         for path, fault in _iter_odd_bases(part, is_text=is_text):
             yield Problem(fault, file=ckpt.config.file, key=path, hint="copy it from the model's own config")
+        if is_text:
+            yield from _find_odd_epsilons(part, ckpt.config.file)
         by_five = re.match(r"(?:[5-9]|\d\d)\.", str(ckpt.config.value.get("transformers_version")))
         if is_text and not by_five and (unread := _find_unread_by_older(part)) is not None:
             hint = "for readers of both generations write rope_theta, and rope_scaling for another type, beside it"
@@ -83,6 +89,15 @@ def _iter_odd_bases(part: ResolvedPart, *, is_text: bool) -> Iterator[Fault]:
             f"{place} is {older:,}, and {path} {base:,}: transformers 5 takes the second, and what is built on transformers 4 the "
             "first",
         )
+
+
+def _find_odd_epsilons(part: ResolvedPart, file: str) -> Iterator[Problem]:
+    for key, value in part.settings.items():
+        if not NORM_EPSILON.fullmatch(key) or key not in part.config_class.types or not is_number(value):
+            continue
+        if not EPSILONS[0] <= value <= EPSILONS[1]:
+            message = f"{part.path}{key} is {value}, and no released model has an epsilon outside of 1e-12 to 1e-3"
+            yield Problem(message, file=file, key=f"{part.path}{key}", hint="copy it from the model's own config")
 
 
 def _find_unread_by_older(part: ResolvedPart) -> str | None:
