@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ckptcheck.consumers.base import ConsumerInput, DecideModule, Module, UndeclaredOutcome
+from ckptcheck.consumers.base import ConsumerInput, DecideModule, Module
 from ckptcheck.consumers.entries import EntryList
 from ckptcheck.consumers.structures import Structures
 
@@ -27,7 +27,6 @@ class QuantizationPolicy:
 
 
 ReadConfig = Callable[[ConsumerInput], QuantizationPolicy]
-ReadUndeclared = Callable[[Mapping[str, Any], str], UndeclaredOutcome | None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -65,10 +64,6 @@ class Consumer:
     sync_effect: str | None = None
     """What an engine does with a tensor from a trainer without a parameter, as a predicate; None if no trainer sends weights
     to it."""
-    read_undeclared: ReadUndeclared | None = None
-    """Returns how it reads a config without ``quant_method``, from the config and its key; None if it ignores that key."""
-    undeclared_clue: str = ""
-    """By what it recognizes a config without ``quant_method``: "by its producer"."""
 
     @property
     def label(self) -> str:

@@ -193,12 +193,8 @@ def _is_certain(ckpt: Checkpoint, evaluation: Evaluation, name: str, decision: D
     return not any(each is not None and each[1].quantized is stored for each in others)
 
 
-def require_known_architecture(ckpt: Checkpoint, *, quantized: bool | None = None) -> None:
-    """Skip a rule, after it has checked all consumers, if ckptcheck does not know what one of them builds.
-
-    quantized: how the modules are stored that the rule judges; None if it does not compare modules with how they are stored.
-    Raises Skip with the reason.
-    """
+def require_known_architecture(ckpt: Checkpoint) -> None:
+    """Skip a rule, after it has checked all consumers, if ckptcheck does not know what one of them builds. Raises Skip."""
     for evaluation in evaluate_checkpoint(ckpt).values():
         if evaluation.reason is not None:
             raise Skip(f"{evaluation.consumer.label}: {evaluation.reason}")
@@ -206,11 +202,10 @@ def require_known_architecture(ckpt: Checkpoint, *, quantized: bool | None = Non
             architecture = ckpt.config.architecture or "a model without architectures"
             raise Skip(f"which modules {evaluation.consumer.label} builds for {architecture} is not known to ckptcheck")
     for mismatch in find_uncertain_mismatches(ckpt):
-        if mismatch.is_stored_quantized is quantized:
-            raise Skip(
-                f"{mismatch.consumer.label} was never built with this architecture: whether it builds {mismatch.module} as it is "
-                "stored is not known"
-            )
+        raise Skip(
+            f"{mismatch.consumer.label} was never built with this architecture: whether it builds {mismatch.module} as it is "
+            "stored is not known"
+        )
 
 
 def _distinct_decisions(evaluation: Evaluation) -> list[tuple[Module, Decision]]:
