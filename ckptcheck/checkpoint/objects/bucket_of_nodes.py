@@ -120,7 +120,7 @@ class NodesBucket:
 
     view = read
 
-    def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
+    def write(self, key: str, content: bytes) -> None:
         """Raise RequestFailure: nothing is written there."""
         raise RequestFailure(errno.EROFS, "the disks of the nodes are only read")
 
