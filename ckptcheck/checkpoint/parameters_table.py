@@ -96,11 +96,7 @@ class ParametersTable:
         served = find_served(config)
         if table is not None and served is not None:
             table = ParametersTable(architecture, {**table.facts, "renames": served["renames"]})
-        if table is None:  # a classifier: the tables know only what its config class does to the layers
-            models = map(_find, config.resolved.top.config_class.models)
-            adds = any(model is not None and model.adds_cross_attention for model in models)
-            return ParametersTable(architecture, {"adds_cross_attention": True}) if adds else None
-        return table if table.can_rename and not config.resolved.other_parts else None
+        return table if table is not None and table.can_rename and not config.resolved.other_parts else None
 
     @property
     def can_rename(self) -> bool:
@@ -127,11 +123,6 @@ class ParametersTable:
     def untied(self) -> frozenset[str]:
         """The further parameters of a model whose config unties its embeddings."""
         return frozenset(self.facts.get("untied", ()))
-
-    @property
-    def adds_cross_attention(self) -> bool:
-        """Whether ``add_cross_attention`` gives the model more parameters, or makes transformers refuse it."""
-        return bool(self.facts.get("adds_cross_attention"))
 
     @cached_property
     def layer_types(self) -> tuple[LayerTypes, ...]:
@@ -294,5 +285,5 @@ def _find_relative(architecture: str) -> ParametersTable | None:
         start = "" if own.get("is_base") else f"{base}."
         inside = (name for name in shared.needs - lacks if name.startswith(f"{usual}."))
         needs = frozenset(start + name.removeprefix(f"{usual}.") for name in inside)
-    kept = {key: shared.facts[key] for key in ("renames", "adds_cross_attention") if key in shared.facts}
+    kept = {key: shared.facts[key] for key in ("renames",) if key in shared.facts}
     return ParametersTable(architecture, {**kept, "needs": sorted(needs | more), "base": base})

@@ -177,8 +177,6 @@ class WeightsTable:
             "shapes": {pattern: formulas for pattern, formulas in self.shapes.items() if has_base(pattern)},
             "required": [*filter(has_base, self.facts.get("required", ()))],
             "switches": switches,
-            "layered": {pattern: found for pattern, found in self.layered.items() if has_base(pattern)},
-            "kinds": {pattern: found for pattern, found in self.kinds.items() if has_base(pattern)},
         }
         return WeightsTable(self.architecture, {**self.facts, **kept})
 
@@ -191,18 +189,6 @@ class WeightsTable:
         """Pattern → its dimensions as formulas of config fields; ``?`` is unknown, ``a;b`` is one or the other."""
         shapes: Mapping[str, str] = self.facts.get("shapes", {})
         return shapes
-
-    @property
-    def layered(self) -> Mapping[str, str]:
-        """Pattern → its dimensions, for tensors whose sizes a layer may set for itself (``per_layer_config``)."""
-        layered: Mapping[str, str] = self.facts.get("layered", {})
-        return layered
-
-    @property
-    def kinds(self) -> Mapping[str, Mapping[str, str]]:
-        """Pattern → kind of layer in ``layer_types`` → its dimensions, for tensors whose size the kind decides."""
-        kinds: Mapping[str, Mapping[str, str]] = self.facts.get("kinds", {})
-        return kinds
 
     @cached_property
     def places(self) -> Mapping[str, str]:

@@ -13,8 +13,7 @@ A stored tensor fills every parameter of the model. Each cause is one finding, w
   multi-token prediction (a warning);
 - **whole parts**: a tower that a section of the config describes (`vision_config`, `audio_config`). Where all of it is stored
   under another prefix, the message names that prefix. In architectures of unknown code this is a warning;
-- **anything else** that every model of the architecture has: norms, position tables, towers, projectors, poolers. A bias of a
-  module beside the layers has its weight.
+- **anything else** that every model of the architecture has: norms, position tables, towers, projectors, poolers.
 
 What transformers builds, and by which renamings it finds older names, was learned by building every architecture. Quantized
 weights count under their packed names.

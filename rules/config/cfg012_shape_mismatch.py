@@ -3,7 +3,7 @@
 ## What it checks
 - Each dimension of each tensor of an architecture of transformers, against the fields of the config that decide it: these were
   learned by building every architecture with one size changed after the other. Where config.json lacks a field, the default of
-  its class counts. Layers with sizes of their own (`per_layer_config`, `layer_types`) are held against those.
+  its class counts.
 - A tensor that alone among at least four siblings, layers of a kind or experts of a layer, has another shape.
 - In any architecture: `vocab_size` rows of the embedding and the output head, `hidden_size` columns of these and of the common
   norms, the size of fused experts in either order; key-value heads that divide the heads.

@@ -17,7 +17,7 @@ from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
 from tests.factories.checkpoint_cases import build_checkpoint
 
-CODES = ("CFG003", "CFG004", "CFG012", "CFG016", "CFG041")
+CODES = ("CFG003", "CFG004", "CFG012", "CFG016")
 RULES = [rule for rule in rule_loader.load_rules() if rule.code in CODES]
 
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 from ckptcheck.linter.rule import Problem
 
-Fact = Literal["missing", "surplus", "shape", "layout", "kind"]
+Fact = Literal["missing", "surplus", "shape", "layout"]
 """What a user sees: a parameter that no tensor fills, a tensor that no parameter reads, a tensor of another shape, names of
-another layout, a layer of another kind than the config declares."""
+another layout."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from ckptcheck.checkpoint.expected.ends import find_lost_ends
 from ckptcheck.checkpoint.expected.expert_faults import find_expert_faults
 from ckptcheck.checkpoint.expected.fault import Explained, Fact, Fault, place_of
 from ckptcheck.checkpoint.expected.foreign_layout import find_foreign_layout, find_mixed_layouts
-from ckptcheck.checkpoint.expected.layer_types import find_layers_of_other_kinds
-from ckptcheck.checkpoint.expected.parameters import find_lone_biases, find_lost_outer_tensors, find_unfilled_parameters
+from ckptcheck.checkpoint.expected.parameters import find_lost_outer_tensors, find_unfilled_parameters
 from ckptcheck.checkpoint.expected.rank_shards import find_rank_shards
 from ckptcheck.checkpoint.expected.shapes import find_other_shapes
 from ckptcheck.checkpoint.expected.surplus import find_foreign_modules, find_unread_heads
@@ -34,12 +33,10 @@ STEPS: tuple[Step, ...] = (
     find_wrong_depth,
     find_expert_faults,
     find_torn_layer_faults,
-    find_layers_of_other_kinds,
     find_switched_tensors,
     find_lost_ends,
     find_lost_outer_tensors,
     find_unfilled_parameters,
-    find_lone_biases,
     find_foreign_modules,
     find_unread_heads,
     find_rank_shards,
@@ -51,7 +48,7 @@ STEPS: tuple[Step, ...] = (
 def iter_problems(ckpt: Checkpoint, fact: Fact) -> Iterator[Problem]:
     """Yield the problems of one fact. Raises Skip if a dry load asks transformers itself, or if a shard cannot be read."""
     answered = find_answer(ckpt, "transformers")
-    if fact in ("missing", "kind"):
+    if fact == "missing":
         ckpt.require_whole()
     for fault in find_faults(ckpt):
         if fault.fact == fact and (answered is None or fault.is_of_engines):

@@ -1,4 +1,4 @@
-"""Finds parameters that no stored tensor fills: outside the layers, in every model of the architecture, or beside a bias."""
+"""Finds parameters that no stored tensor fills: outside the layers, or in every model of the architecture."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.components import HEAD
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.expected.absent_parts import describe_moved, find_moved_parts
-from ckptcheck.checkpoint.expected.fault import Explained, Fault, place_of
+from ckptcheck.checkpoint.expected.fault import Explained, Fault
 from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
 from ckptcheck.checkpoint.incomplete_layers import KEYS_OR_VALUES, list_sharing_layers
 from ckptcheck.checkpoint.layer_blocks import list_outer_tensors
 from ckptcheck.checkpoint.packing import unquantized_names
-from ckptcheck.checkpoint.parameters_table import ParametersTable
 from ckptcheck.checkpoint.siblings import SHARED, SPARSE, layer_kinds
 from ckptcheck.linter.rule import Problem
 from ckptcheck.text.formatting import count, format_layers, join_truncated
@@ -52,16 +51,6 @@ def find_unfilled_parameters(ckpt: Checkpoint, explained: Explained) -> Iterator
     config = ckpt.config
     if stored is None or config is None:
         return
-    has_cross = any(part in name for name in stored.places for part in ("cross", "encoder_attn", "encoder_decoder"))
-    if config.value.get("add_cross_attention") is True and stored.table.adds_cross_attention and not has_cross:
-        problem = Problem(
-            f"add_cross_attention is true, but no layer has the tensors of it; transformers refuses to build a "
-            f"{config.architecture} so, or builds them of random numbers",
-            file=config.file,
-            key="add_cross_attention",
-            hint="set it to false, as the model was trained",
-        )
-        yield Fault("missing", problem)
     if not stored.table.needs:
         return
     lost_head = _list_lost_head(ckpt, stored)
@@ -207,55 +196,3 @@ def _is_kind(ckpt: Checkpoint, head: str, layers: Collection[int]) -> bool:
     kinds = layer_kinds(ckpt.config.text, max(ckpt.components.layers, default=-1) + 1)
     own = {kinds.get(layer) for layer in layers}
     return own.isdisjoint(kind for layer, kind in kinds.items() if layer not in layers)
-
-
-def find_lone_biases(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield modules outside the layers that store their bias but not their weight."""
-    if ckpt.config is None or ckpt.is_mlx:
-        return
-    table = ParametersTable.of(ckpt.config)
-    by_file: dict[str, list[str]] = {}
-    misspelt = {place_of(name) for name in explained.names}
-    for name in _list_lone_biases(ckpt):
-        if place_of(name) in misspelt:
-            continue
-        weight = f"{name.removesuffix('bias')}weight"
-        is_explained = any(known == weight or known.endswith(f".{weight}") for known in explained.names)
-        if not is_explained and (table is None or weight not in table.needs):
-            by_file.setdefault(ckpt.tensor_to_file[name], []).append(name)
-    for file, names in by_file.items():
-        subject = "its weight is" if len(names) == 1 else f"the weights of {join_truncated(names)} are"
-        effect = (
-            ": transformers starts it from random numbers"
-            if table is not None
-            else ", and common modules have a bias only beside a weight"
-        )
-        problem = Problem(
-            f"{subject} not stored{effect}",
-            file=file,
-            key=names[0],
-            severity="error" if table is not None else "warning",
-            hint="export again",
-        )
-        yield Fault("missing", problem)
-
-
-def _list_lone_biases(ckpt: Checkpoint) -> list[str]:
-    """Return the biases outside the layers that are their module's only tensor and shorter than a vocabulary."""
-    lengths = {ckpt.tensors[name].shape[:1] for parts in ckpt.vocabulary_tensors.values() for name in parts}
-    vocabulary = ckpt.config.integer("vocab_size") if ckpt.config is not None else None
-    companions = {
-        name[: place + 1]
-        for name in ckpt.layout.outside
-        if not name.endswith(".bias")
-        for place, letter in enumerate(name)
-        if letter == "."
-    }
-    return [
-        name
-        for name in ckpt.layout.outside
-        if name.endswith(".bias")
-        and name.removesuffix("bias") not in companions
-        and len(shape := ckpt.tensors[name].shape) == 1
-        and shape not in lengths | {(vocabulary,)}
-    ]

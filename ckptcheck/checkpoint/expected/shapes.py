@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import Config
@@ -13,8 +13,8 @@ from ckptcheck.checkpoint.incomplete_layers import iter_compared_stacks, list_ki
 from ckptcheck.checkpoint.layout import INDEX
 from ckptcheck.checkpoint.packing import has_own_shape
 from ckptcheck.checkpoint.resolved_config import ResolvedConfig
-from ckptcheck.checkpoint.setting_text import INTEGER, describe
-from ckptcheck.checkpoint.shape_formula import compute_size, fields_of_formula, find_place
+from ckptcheck.checkpoint.setting_text import describe
+from ckptcheck.checkpoint.shape_formula import find_place
 from ckptcheck.checkpoint.siblings import find_uneven_shapes
 from ckptcheck.checkpoint.tensor import Tensor
 from ckptcheck.checkpoint.weights_table import WeightsTable
@@ -109,25 +109,6 @@ def _find_by_table(ckpt: Checkpoint, explained: Explained) -> Iterator[Problem]:
     for names in ranks.values():
         yield _describe_ranks(ckpt, names, shapes[names[0]])
     yield from _describe_odd(ckpt, config, table, choose_sizes, odd)
-    if (found := _find_unlike_layer(ckpt, table, size_of)) is not None:
-        name, layer, wanted, own = found
-        yield Problem(
-            f"its shape is {format_shape(ckpt.tensors[name].shape)}, but per_layer_config gives layer {layer} "
-            f"{own or 'nothing of its own'}, so that it is {wanted} there; transformers refuses to load it",
-            file=ckpt.tensor_to_file[name],
-            key=name,
-            hint="use the config of this model",
-        )
-    for name, kind, axis, wanted, formulas in _iter_unlike_kinds(ckpt, table, size_of):
-        found_settings = map(resolved.at, fields_of_formula(formulas.split(",")[axis]))
-        reason = "; ".join(describe(setting) for setting in found_settings if setting is not None)
-        yield Problem(
-            f"its shape is {format_shape(ckpt.tensors[name].shape)}, but its layer is of the kind {kind}, for which the config "
-            f"needs {wanted} ({reason}); transformers refuses to load it",
-            file=ckpt.tensor_to_file[name],
-            key=name,
-            hint="use the config of this model",
-        )
 
 
 def read_sizes(ckpt: Checkpoint, resolved: ResolvedConfig) -> tuple[SizeOf, Callable[[str], SizeOf], tuple[str, ...]]:
@@ -249,75 +230,6 @@ def _fits(ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf, name: str) -> 
     return expected is not None and all(
         size is None or size == stored for size, stored in zip(expected, shape, strict=True)
     )
-
-
-def _iter_unlike_kinds(
-    ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf
-) -> Iterator[tuple[str, str, int, str, str]]:
-    """Yield one tensor for each size that layers of one kind store and that the config gives to another kind only.
-
-    With the kind, the dimension, the shape that layers of this kind have, and its formulas.
-    """
-    resolved = ckpt.config.resolved if ckpt.config is not None else None
-    listed = resolved.text.settings.get("layer_types") if resolved is not None else None
-    if not isinstance(listed, list):
-        return
-    said: set[tuple[str, str]] = set()
-    for names in ckpt.layout.names_by_template.values():
-        by_kind = table.kinds.get(INDEX.sub("{}", names[0]))
-        if by_kind is None:
-            continue
-        for name in names:
-            number = INDEX.search(name)
-            layer = int(number[1]) if number is not None else len(listed)
-            kind = listed[layer] if layer < len(listed) else None
-            formulas = by_kind.get(kind) if isinstance(kind, str) else None
-            tensor = ckpt.tensors[name]
-            if formulas is None or not isinstance(kind, str) or not tensor.is_plain:
-                continue
-            expected = tuple(compute_size(formula, size_of) for formula in formulas.split(","))
-            if None in expected or table.expect_shape(name, size_of, tensor.shape) != tensor.shape:
-                continue  # it fits no kind: another step reports it
-            axis = next(
-                (at for at, (one, two) in enumerate(zip(expected, tensor.shape, strict=True)) if one != two), None
-            )
-            if axis is None or (kind, formulas.split(",")[axis]) in said:
-                continue
-            said.add((kind, formulas.split(",")[axis]))
-            yield name, kind, axis, format_shape(size for size in expected if size is not None), formulas
-
-
-def _find_unlike_layer(ckpt: Checkpoint, table: WeightsTable, size_of: SizeOf) -> tuple[str, int, str, str] | None:
-    """Return a tensor that its layer's own settings do not fit, with the layer, the shape that they give, and the settings.
-
-    Without per_layer_config the class derives them, so that none is found.
-    """
-    resolved = ckpt.config.resolved if ckpt.config is not None else None
-    settings = resolved.text.settings if resolved is not None else {}
-    listed = settings.get("per_layer_config", "") or {}
-    if resolved is None or "per_layer_config" not in settings or not isinstance(listed, dict):
-        return None
-    layers = {int(number): own for number, own in listed.items() if INTEGER.fullmatch(number) and isinstance(own, dict)}
-    for names in ckpt.layout.names_by_template.values():
-        pattern = INDEX.sub("{}", names[0])
-        for name in names if pattern in table.layered else ():
-            number = INDEX.search(name)
-            layer = int(number[1]) if number is not None else -1
-            own = layers.get(layer, {})
-
-            def size_here(field: str, own: Mapping[str, object] = own) -> int | None:
-                path, _, last = field.rpartition(".")
-                value = own.get(last) if f"{path}." == resolved.text.path or not path else None
-                return value if type(value) is int else size_of(field)
-
-            tensor = ckpt.tensors[name]
-            expected = tuple(compute_size(formula, size_here) for formula in table.layered[pattern].split(","))
-            if tensor.is_plain and None not in expected and len(expected) == len(tensor.shape):
-                sizes = [size for size in expected if size is not None]
-                if tuple(sizes) != tensor.shape:
-                    said = " and ".join(f"{key} {value}" for key, value in own.items())
-                    return name, layer, format_shape(sizes), said
-    return None
 
 
 def iter_expected(
