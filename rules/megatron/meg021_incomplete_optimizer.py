@@ -7,7 +7,7 @@ Where the states are stored per weight (`optimizer.state.exp_avg.…`):
 - The chunks of each state cover it without a gap, and it has the shape of the weight.
 - Adam's second moment does not exist without the first. In a plain torch.distributed.checkpoint folder, a state has both
   moments if most states have both.
-- Each weight with a state was saved too, where most of them were. MEG018 and MEG036 report the weights that a layer lacks.
+- Each weight with a state was saved too, where most of them were. MEG018 reports the weights that a layer lacks.
 
 Where the distributed optimizer stores buckets instead of weights (`dp_reshardable`):
 - Every bucket of a buffer exists, from the first to the last one found, with every kind that most buckets have, all of equal
