@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.consumers.base import ConsumerInput, DecideModule, Module
 from ckptcheck.consumers.entries import EntryList
-from ckptcheck.consumers.structures import Structures
+from ckptcheck.consumers.structures import ParameterStructures, StructureTable
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -42,7 +42,7 @@ class Consumer:
     read_config: ReadConfig
     """Reads a quantization config. Raises ConsumerError if the consumer raises, UnknownBehavior for a method that is not
     modelled."""
-    structures: Structures
+    structures: StructureTable | ParameterStructures
     """The modules that the consumer builds for an architecture, and the checkpoint's modules that each one loads."""
     missing_parameter_effect: str
     """What the consumer does with a tensor without a parameter, as a predicate with ``{tensor}``."""

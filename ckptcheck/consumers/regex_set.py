@@ -91,12 +91,13 @@ class _Unfolding:
             _, added, removed, inner = value
             return self.sequence(inner, after, (flags | added) & ~removed)
         if name in (op.MAX_REPEAT, op.MIN_REPEAT):
-            return self._repeat(*value, after, flags)
+            return self._repeat(value, after, flags)
         if name in (op.AT, op.ASSERT, op.ASSERT_NOT):
             return self.add(free=[(_guard(name, value, flags), after)])
         raise UnsupportedRegex(f"the pattern uses {str(name).lower().replace('_', ' ')}, which is not evaluated")
 
-    def _repeat(self, least: int, most: Any, inner: Sequence[Any], after: int, flags: int) -> int:
+    def _repeat(self, value: Any, after: int, flags: int) -> int:
+        least, most, inner = value
         first = after
         if most is op.MAXREPEAT:
             first = self.add()
