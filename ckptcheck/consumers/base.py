@@ -7,7 +7,7 @@ and looks each one up in the quantization config, by name and class. ckptcheck d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -55,10 +55,6 @@ class Decision(msgspec.Struct, frozen=True):
 
 UNQUANTIZED = Decision(quantized=False)
 DecideModule = Callable[[Module], Decision]
-
-UndeclaredOutcome = Literal["known", "plain", "refused"]
-"""How a consumer reads a config without ``quant_method``. known: it recognizes the method. plain: it takes the model for
-unquantized. refused: it stops at the config."""
 
 
 class ConsumerError(Exception):

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ckptcheck.consumers.base import ConsumerInput, DecideModule, Module, UndeclaredOutcome
+from ckptcheck.consumers.base import ConsumerInput, DecideModule, Module
 from ckptcheck.consumers.entries import EntryList
-from ckptcheck.consumers.structures import Structures
+from ckptcheck.consumers.structures import ParameterStructures, StructureTable
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -27,7 +27,6 @@ class QuantizationPolicy:
 
 
 ReadConfig = Callable[[ConsumerInput], QuantizationPolicy]
-ReadUndeclared = Callable[[Mapping[str, Any], str], UndeclaredOutcome | None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -43,7 +42,7 @@ class Consumer:
     read_config: ReadConfig
     """Reads a quantization config. Raises ConsumerError if the consumer raises, UnknownBehavior for a method that is not
     modelled."""
-    structures: Structures
+    structures: StructureTable | ParameterStructures
     """The modules that the consumer builds for an architecture, and the checkpoint's modules that each one loads."""
     missing_parameter_effect: str
     """What the consumer does with a tensor without a parameter, as a predicate with ``{tensor}``."""
@@ -65,10 +64,6 @@ class Consumer:
     sync_effect: str | None = None
     """What an engine does with a tensor from a trainer without a parameter, as a predicate; None if no trainer sends weights
     to it."""
-    read_undeclared: ReadUndeclared | None = None
-    """Returns how it reads a config without ``quant_method``, from the config and its key; None if it ignores that key."""
-    undeclared_clue: str = ""
-    """By what it recognizes a config without ``quant_method``: "by its producer"."""
 
     @property
     def label(self) -> str:

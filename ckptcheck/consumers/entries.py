@@ -16,8 +16,7 @@ from functools import lru_cache
 import msgspec
 
 from ckptcheck.consumers.base import ConsumerError, UnknownBehavior
-from ckptcheck.consumers.regex_nfa import UnsupportedRegex
-from ckptcheck.consumers.regex_set import compile_list
+from ckptcheck.consumers.regex_set import UnsupportedRegex, compile_list
 
 MAX_NAME = 1_000
 """Longest module name that is matched, in characters, because time grows with it; released models have up to some 100."""

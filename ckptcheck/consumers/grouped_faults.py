@@ -38,7 +38,7 @@ class FaultGroup:
         return f", as in {len(rest):,} more {'module' if len(rest) == 1 else 'modules'} ({join_truncated(rest, 2)})"
 
 
-SCHEME_FAULTS = ("dtype", "shape", "excluded")
+SCHEME_FAULTS = ("dtype", "shape")
 """Kinds of faults whose text names the scheme."""
 
 

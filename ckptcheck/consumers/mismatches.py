@@ -193,12 +193,8 @@ def _is_certain(ckpt: Checkpoint, evaluation: Evaluation, name: str, decision: D
     return not any(each is not None and each[1].quantized is stored for each in others)
 
 
-def require_known_architecture(ckpt: Checkpoint, *, quantized: bool | None = None) -> None:
-    """Skip a rule, after it has checked all consumers, if ckptcheck does not know what one of them builds.
-
-    quantized: how the modules are stored that the rule judges; None if it does not compare modules with how they are stored.
-    Raises Skip with the reason.
-    """
+def require_known_architecture(ckpt: Checkpoint) -> None:
+    """Skip a rule, after it has checked all consumers, if ckptcheck does not know what one of them builds. Raises Skip."""
     for evaluation in evaluate_checkpoint(ckpt).values():
         if evaluation.reason is not None:
             raise Skip(f"{evaluation.consumer.label}: {evaluation.reason}")
@@ -206,11 +202,10 @@ def require_known_architecture(ckpt: Checkpoint, *, quantized: bool | None = Non
             architecture = ckpt.config.architecture or "a model without architectures"
             raise Skip(f"which modules {evaluation.consumer.label} builds for {architecture} is not known to ckptcheck")
     for mismatch in find_uncertain_mismatches(ckpt):
-        if mismatch.is_stored_quantized is quantized:
-            raise Skip(
-                f"{mismatch.consumer.label} was never built with this architecture: whether it builds {mismatch.module} as it is "
-                "stored is not known"
-            )
+        raise Skip(
+            f"{mismatch.consumer.label} was never built with this architecture: whether it builds {mismatch.module} as it is "
+            "stored is not known"
+        )
 
 
 def _distinct_decisions(evaluation: Evaluation) -> list[tuple[Module, Decision]]:
@@ -311,13 +306,22 @@ def find_unused_entries(ckpt: Checkpoint) -> list[UnusedEntry]:
     unused -= _match_missing_tensors(ckpt, unused)
     if not any(entry.text in unused for entry in ckpt.quantization.ignore):
         return []
-    names = set(map_stored_modules(ckpt))
+    by_form: dict[str, list[str]] = {}
+    for name in sorted(map_stored_modules(ckpt)):
+        by_form.setdefault(to_template(name), []).append(name)
     modules = {name.rpartition(".")[0] for name in ckpt.tensors}
     parents = {name[:at] for name in modules for at in range(len(name)) if name[at] == "."}
     harmless = modules | parents | {"lm_head", "re:.*lm_head"}
     found = [entry for entry in ckpt.quantization.ignore if entry.text in unused and entry.text not in harmless]
-    corrections = _Corrections(names, [entry.text for entry in found])
-    entries = [UnusedEntry(entry.text, entry.file, entry.key, corrections.find(entry.text)) for entry in found]
+    entries = [
+        UnusedEntry(
+            entry.text,
+            entry.file,
+            entry.key,
+            _correct(entry.text, by_form) if number < MOST_CORRECTED and len(entry.text) < MAX_PATTERN else None,
+        )
+        for number, entry in enumerate(found)
+    ]
     if any(evaluation.is_guess for evaluation in readers):
         # a guess may lack the module that an entry means, unless what it would mean is here and packed against it
         packed = [name for name, quantized in map_stored_modules(ckpt).items() if quantized]
@@ -370,76 +374,32 @@ def _match_missing_tensors(ckpt: Checkpoint, texts: Iterable[str]) -> set[str]:
     return {entries.original(number) or "" for number in found}
 
 
-MOST_COMPARED = 3_000_000
-"""Characters of names to compare with entries, which takes a second: a hostile list has thousands of entries that match nothing."""
+MOST_CORRECTED = 10
+"""Entries that get a suggested correction: a hostile list has thousands of entries that match nothing."""
 
 
-class _Corrections:
-    """Finds what entries that match nothing probably mean, until so much was compared."""
+def _correct(text: str, by_form: Mapping[str, list[str]]) -> str | None:
+    """Return the probably intended entry: with ``re:``, without a wrapper's prefix or suffix, or the nearest name.
 
-    def __init__(self, names: set[str], entries: Iterable[str]) -> None:
-        self.known, self.names = names, sorted(names)
-        self.left = MOST_COMPARED
-        self.characters = sum(map(len, names))
-        self.by_form: dict[str, list[str]] = {}
-        self.by_ending: dict[str, str] = {}
-        wanted = {shorter for text in entries for shorter in _shorten(text)}
-        for name in self.names:
-            self.by_form.setdefault(to_template(name), []).append(name)
-            for ending in (name, *(name[dot.end() :] for dot in re.finditer(r"\.", name))):
-                if ending in wanted:
-                    self.by_ending.setdefault(ending, name)
-
-    def find(self, text: str) -> str | None:
-        """Return the probably intended entry: with ``re:``, without a wrapper's prefix or suffix, or the nearest name."""
-        if not text.startswith("re:") and re.search(r"(?<![.)\]])\*", text):
-            return None  # a pattern of file names, as ModelOpt writes: `layers.61*` is no regex for layer 6
-        if text.startswith("re:") or (re.search(r"[\\*^$|]", text) and len(text) < MAX_PATTERN):
-            pattern = f"re:.*{text[3:]}" if text.startswith("re:") else f"re:{text}"
-            if len(text) >= MAX_PATTERN or not self._spend(self.characters // 4):
-                return None
-            return pattern if _matches_any(pattern, self.names) else None
-        known = [self.by_ending[shorter] for shorter in _shorten(text) if shorter in self.by_ending]
-        return known[0] if known else self._find_nearest(text)
-
-    def _find_nearest(self, text: str) -> str | None:
-        """Return the nearest name: of the nearest form of names, the one with the same numbers, or else the nearest."""
-        form = to_template(text)
-        if not self._spend(len(form) * sum(map(len, self.by_form)) // 4):
-            return None
-        if not (near := get_close_matches(form, self.by_form, 1, 0.85)):
-            return None
-        numbers = iter(_NUMBER.findall(text))
-        same = re.sub(r"\{\}", lambda _: next(numbers, ""), near[0])
-        names = self.by_form[near[0]]
-        if same in self.known:
-            return same
-        if not self._spend(len(text) * sum(map(len, names)) // 4):
-            return None
-        return next(iter(get_close_matches(text, names, 1, 0.85)), None)
-
-    def _spend(self, characters: int) -> bool:
-        """Whether there is work left; then take some of it, so that the first entry is always compared."""
-        if self.left <= 0:
-            return False
-        self.left -= characters
-        return True
-
-
-def _shorten(text: str) -> list[str]:
-    """Return an entry without the suffix or the prefixes that a wrapper gives its modules."""
-    shorter = [
-        text.removesuffix(".linear"),
-        text.removesuffix(".weight"),
-        *(text[at + 1 :] for at in _first_dots(text)),
-    ]
-    return [one for one in shorter if one != text]
-
-
-def _first_dots(text: str) -> list[int]:
-    """Return the places of the first two dots."""
-    first = text.find(".")
-    return [at for at in (first, text.find(".", first + 1)) if at >= 0] if first >= 0 else []
+    by_form: names with {} for each number → the names of modules.
+    """
+    names = [name for alike in by_form.values() for name in alike]
+    if not text.startswith("re:") and re.search(r"(?<![.)\]])\*", text):
+        return None  # a pattern of file names, as ModelOpt writes: `layers.61*` is no regex for layer 6
+    if text.startswith("re:") or re.search(r"[\\*^$|]", text):
+        pattern = f"re:.*{text[3:]}" if text.startswith("re:") else f"re:{text}"
+        return pattern if _matches_any(pattern, names) else None
+    parts = text.split(".")
+    shorter = [text.removesuffix(".linear"), text.removesuffix(".weight"), ".".join(parts[1:]), ".".join(parts[2:])]
+    for one in shorter:
+        if one and one != text and (known := next((n for n in names if f".{n}".endswith(f".{one}")), None)):
+            return known
+    # the nearest form of names, then the name of that form with the same numbers
+    if not (near := get_close_matches(to_template(text), by_form, 1, 0.85)):
+        return None
+    numbers = iter(_NUMBER.findall(text))
+    same = re.sub(r"\{\}", lambda _: next(numbers, ""), near[0])
+    return same if same in by_form[near[0]] else by_form[near[0]][0]
 
 
 def matches_stored_name(ckpt: Checkpoint, text: str) -> bool:

@@ -43,7 +43,6 @@ from ckptcheck.consumers.fused import (
 )
 from ckptcheck.consumers.gptq import read_overrides
 from ckptcheck.consumers.structures import StructureTable
-from ckptcheck.consumers.undeclared_method import read_by_sglang
 
 VERSION = "0.5.23"
 
@@ -308,6 +307,4 @@ SGLANG = Consumer(
     is_default=True,
     weight_files=lambda ckpt: ckpt.globbed_files,
     sync_effect="ignores these tensors",
-    read_undeclared=read_by_sglang,
-    undeclared_clue="by its quant_algo",
 )

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -34,26 +34,6 @@ FUSED_MODULES: dict[str, tuple[str, ...]] = {
 """Fused module → its shards, as engines load them even if their ``packed_modules_mapping`` lacks them."""
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _ROLES = {"L": LINEAR, "E": EXPERTS, "H": HEAD, "V": EMBEDDING, "O": OTHER}
-
-
-class Structures(Protocol):
-    """Knows which modules a consumer builds."""
-
-    def load_structure(self, architecture: str | None) -> ModelStructure:
-        """Return how the consumer fuses and renames the modules of an architecture."""
-        ...
-
-    def build_modules(self, architecture: str | None, method: str, names: Iterable[str]) -> list[Module]:
-        """Return the modules that the consumer builds out of a checkpoint's modules, each with its sources.
-
-        Args:
-            architecture: the first of the config's ``architectures``.
-            method: the quantization method; some modules are built without a quantization config for one method only.
-            names: paths of modules in the checkpoint, ``model.layers.0.self_attn.q_proj``. The answer leaves out names for
-                which the consumer builds nothing.
-
-        """
-        ...
 
 
 class ParameterStructures:
@@ -98,7 +78,15 @@ class StructureTable(msgspec.Struct, frozen=True):
         return ModelStructure(fused, rename, tuple(facts.get("skipped", ("lm_head",))), is_guess)
 
     def build_modules(self, architecture: str | None, method: str, names: Iterable[str]) -> list[Module]:
-        """Return the modules that the consumer builds out of a checkpoint's modules, see `Structures.build_modules`."""
+        """Return the modules that the consumer builds out of a checkpoint's modules, each with its sources.
+
+        Args:
+            architecture: the first of the config's ``architectures``.
+            method: the quantization method; some modules are built without a quantization config for one method only.
+            names: paths of modules in the checkpoint, ``model.layers.0.self_attn.q_proj``. The answer leaves out names for
+                which the consumer builds nothing.
+
+        """
         facts = _load_table(self.path).get(architecture)
         structure = self.load_structure(architecture)
         into: dict[str, list[str]] = {}

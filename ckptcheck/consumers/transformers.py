@@ -23,7 +23,6 @@ from ckptcheck.consumers.base import (
 from ckptcheck.consumers.config_lists import read_text_list
 from ckptcheck.consumers.consumer import Consumer, QuantizationPolicy
 from ckptcheck.consumers.entries import EntryList, make_suffix_keys, parse_exact, parse_regex_or_suffix
-from ckptcheck.consumers.undeclared_method import read_by_transformers
 
 VERSION = "5.24.0"
 UNSUPPORTED = ("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "nvfp4_online", "w4afp8")
@@ -137,5 +136,4 @@ TRANSFORMERS = Consumer(
     missing_parameter_effect="initialises the weight at random and mentions it only in its loading report",
     # transformers loads the files that the index names
     weight_files=lambda ckpt: ckpt.model_files,
-    read_undeclared=read_by_transformers,
 )

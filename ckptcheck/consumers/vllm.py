@@ -41,7 +41,6 @@ from ckptcheck.consumers.fused import (
 )
 from ckptcheck.consumers.gptq import read_overrides
 from ckptcheck.consumers.structures import StructureTable
-from ckptcheck.consumers.undeclared_method import read_by_vllm
 
 VERSION = "0.32.0"
 
@@ -295,6 +294,4 @@ VLLM = Consumer(
     stops_at_unknown_tensors=True,
     weight_files=lambda ckpt: ckpt.globbed_files,
     sync_effect="refuses these tensors",
-    read_undeclared=read_by_vllm,
-    undeclared_clue="by its producer",
 )

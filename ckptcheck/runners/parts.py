@@ -11,18 +11,21 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from ckptcheck import __version__
 from ckptcheck.errors import CkptcheckError, EvidenceError, UsageError
-from ckptcheck.runners.part_folder import SUFFIX, DiskFolder, PartFolder
 from ckptcheck.runners.results import MalformedResult, decode_results
 from ckptcheck.runners.runner import Local, R, U, Work
+from ckptcheck.text.file_io import read_regular_file, replace_file
 from ckptcheck.text.formatting import join_truncated
 
 SCHEMA = "ckptcheck-part/1"
+SUFFIX = ".ckptcheck-part"
+LARGEST = 1 << 28
+"""Most bytes of a part that are read."""
 PART = re.compile(r"([0-9]{1,5})/([0-9]{1,5})")
 MOST_COMMANDS = 3
 """Most commands in a hint."""
@@ -39,8 +42,6 @@ class PassPart(msgspec.Struct):
     end: int
     """The units [begin, end) of the plan."""
     results: list[bytes]
-    is_whole: bool
-    """Whether everything could be read; if not, a rerun computes the share again."""
 
 
 class PartFile(msgspec.Struct):
@@ -94,8 +95,63 @@ def describe_command(verb: str, arguments: Mapping[str, Any], part: str, folder:
     return shlex.join([*words, "--part", part, "-o", folder])
 
 
+class PartFolder(Protocol):
+    """A folder whose files are written whole or not at all."""
+
+    name: str
+    """The folder as the user named it."""
+
+    def list_parts(self) -> list[str]:
+        """Return the names of the parts, sorted. Raises CkptcheckError."""
+        ...
+
+    def read(self, part: str) -> bytes:
+        """Return a part. Raises EvidenceError."""
+        ...
+
+    def write(self, part: str, content: bytes) -> None:
+        """Write a part in place of any other. Raises CkptcheckError."""
+        ...
+
+    def locate(self, part: str) -> str:
+        """Return the path or the address of a part."""
+        ...
+
+
+class DiskFolder:
+    """A folder on a disk or on a file system that the machines share; a `PartFolder`. checkpoint/objects has one in a store."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Name the folder; it is made when the first part is written."""
+        self.name = str(path)
+        self._path = Path(path)
+
+    def list_parts(self) -> list[str]:
+        """Return the names of the parts, sorted. Raises CkptcheckError."""
+        try:
+            return sorted(path.name for path in self._path.iterdir() if path.name.endswith(SUFFIX))
+        except OSError as error:
+            raise CkptcheckError(f"cannot list {self._path}: {error.strerror or error}") from error
+
+    def read(self, part: str) -> bytes:
+        """Return a part. Raises EvidenceError."""
+        try:
+            return read_regular_file(self._path / part, LARGEST, is_text=False)
+        except OSError as error:
+            raise EvidenceError(f"cannot read {self.locate(part)}: {error.strerror or error}") from error
+
+    def write(self, part: str, content: bytes) -> None:
+        """Write a part in place of any other. Raises CkptcheckError."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        replace_file(self._path / part, content)
+
+    def locate(self, part: str) -> str:
+        """Return the path of a part."""
+        return str(self._path / part)
+
+
 class PartWriter:
-    """Runs one share of all work and keeps the results; `write` saves them. It reuses the results that an earlier run saved.
+    """Runs one share of all work and keeps the results; `write` saves them.
 
     The caller of a pass gets only the results of this share, and has to discard what it computes from them.
     """
@@ -110,61 +166,44 @@ class PartWriter:
         jobs: int | None = None,
     ) -> None:
         index, number = parse_part(part)
-        self._folder = DiskFolder(folder) if isinstance(folder, (str, Path)) else folder
+        self._folder = _open(folder)
         self._name = name_part(index, number)
         self._jobs = jobs
         self._part = PartFile(SCHEMA, __version__, verb, dict(arguments), index, number)
-        self._old, self._known = _read_old(self._folder, self._name, self._part)
-        self.computed, self.known = 0, 0
-        """Bytes that were read for this part, and bytes of an earlier run's results."""
+        self._torn: list[str] = []
+        self.computed = 0
+        """Bytes that were read for this part."""
 
     def run(self, work: Work[U, R], units: Sequence[U]) -> Iterator[tuple[U, R]]:
         """Yield the units of this share with their results."""
         objects = dict(work.list_objects())
         plan = hash_plan(work, units, objects)
         begin, end = find_share([work.weigh(unit) for unit in units], self._part.index, self._part.number)
-        share = units[begin:end]
-        old = self._old.passes.get(work.name) if self._old is not None else None
-        if old is not None and old.is_whole and (old.plan, old.begin, old.end) == (plan, begin, end):
-            known = _decode_whole(work, share, old)
-            if len(known) == len(share):
-                self._part.passes[work.name] = old
-                self.known += sum(map(work.weigh, share))
-                yield from known
-                return
-        done = PassPart(plan, objects, begin, end, [], True)
-        for unit, result in Local(self._jobs).run(work, share):
+        done = PassPart(plan, objects, begin, end, [])
+        is_whole = True
+        for unit, result in Local(self._jobs).run(work, units[begin:end]):
             done.results.append(msgspec.msgpack.encode(result))
-            done.is_whole &= work.is_whole(result)
+            is_whole &= work.is_whole(result)
             self.computed += work.weigh(unit)
             yield unit, result
-        done.is_whole &= dict(work.list_objects()) == objects
+        if not is_whole or dict(work.list_objects()) != objects:
+            self._torn.append(work.name)
         self._part.passes[work.name] = done
 
     def write(self) -> str:
         """Save the part, whole or not at all, and return its path or address.
 
-        If another process has meanwhile written the same part, and could read everything, that part stays. Raises CkptcheckError,
-        EvidenceError if files changed.
+        Raises CkptcheckError, and EvidenceError if something could not be read or files changed: the part is there all the same.
         """
-        changed = [name for name, one in self._part.passes.items() if not one.is_whole]
-        if self.computed or self._old is None or self._old.passes != self._part.passes:
-            content = msgspec.msgpack.encode(self._part)
-            if not self._folder.write(self._name, content, self._known):
-                other, _ = _read_old(self._folder, self._name, self._part)
-                if other is None or not _are_whole(other, self._part.passes):
-                    self._folder.write(self._name, content, "*")
-        if changed:
+        self._folder.write(self._name, msgspec.msgpack.encode(self._part))
+        if self._torn:
+            part = self._part
+            command = describe_command(part.verb, part.arguments, part.label, self._folder.name)
             raise EvidenceError(
-                f"part {self._part.label} could not read everything: {join_truncated(changed)}",
-                hint=f"run it again: {self.command}",
+                f"part {part.label} could not read everything: {join_truncated(self._torn)}",
+                hint=f"run it again: {command}",
             )
         return self._folder.locate(self._name)
-
-    @property
-    def command(self) -> str:
-        """The command that makes this part."""
-        return describe_command(self._part.verb, self._part.arguments, self._part.label, self._folder.name)
 
 
 class Parts:
@@ -237,39 +276,8 @@ def find_share(weights: Sequence[int], index: int, number: int) -> tuple[int, in
     return bounds[index], bounds[index + 1]
 
 
-def _decode_whole(work: Work[U, R], units: Sequence[U], share: PassPart) -> list[tuple[U, R]]:
-    """Return the units with the results of an earlier run; none if they cannot be decoded."""
-    try:
-        return list(decode_results(work, units, share.results))
-    except MalformedResult:
-        return []
-
-
 def _open(folder: str | Path | PartFolder) -> PartFolder:
     return DiskFolder(folder) if isinstance(folder, (str, Path)) else folder
-
-
-def _read_old(folder: PartFolder, name: str, part: PartFile) -> tuple[PartFile | None, str | None]:
-    """Return the part that an earlier run of the same command and version saved, or None; and its version in the folder."""
-    try:
-        stored = folder.read(name)
-    except EvidenceError:
-        return None, None
-    try:
-        old = _decode_part(stored.content, name)
-    except EvidenceError:
-        return None, stored.version
-    same = (part.schema, part.version, part.verb, part.arguments, part.index, part.number)
-    is_same = (old.schema, old.version, old.verb, old.arguments, old.index, old.number) == same
-    return (old if is_same else None), stored.version
-
-
-def _are_whole(part: PartFile, like: Mapping[str, PassPart]) -> bool:
-    """Whether a part has whole results of the same passes."""
-    return all(
-        (one := part.passes.get(name)) is not None and one.is_whole and one.plan == mine.plan
-        for name, mine in like.items()
-    )
 
 
 def _decode_part(content: bytes, place: str) -> PartFile:
@@ -295,7 +303,7 @@ def read_parts(where: str | Path | PartFolder) -> list[PartFile]:
             f"{folder.name} holds no part",
             hint=f"ckptcheck scan TARGET --part 0/8 -o {shlex.quote(folder.name)} writes the first of 8",
         )
-    parts = {name: _decode_part(folder.read(name).content, folder.locate(name)) for name in names}
+    parts = {name: _decode_part(folder.read(name), folder.locate(name)) for name in names}
     for name, part in parts.items():
         if (part.schema, part.version) != (SCHEMA, __version__):
             command = describe_command(part.verb, part.arguments, part.label, folder.name)

@@ -59,8 +59,7 @@ def write_part(
         observer: receives messages and progress.
         options: further arguments of the verb, which `join` uses as well.
 
-    Returns its path, or its address in a store. Raises EvidenceError where not everything could be read: the part is there, and a
-    rerun reads the rest.
+    Returns its path, or its address in a store. Raises EvidenceError where not everything could be read: the part is there.
     """
     from ckptcheck.checkpoint.objects.part_folder import open_part_folder
     from ckptcheck.runners.parts import PartWriter
@@ -92,8 +91,7 @@ def write_part(
     with observer.progress(f"part {part}"):
         function(*taken, **given, jobs=jobs, runner=writer, observer=observer)
     path = writer.write()
-    known = f", {format_bytes(writer.known)} known from before" if writer.known else ""
-    observer.log(f"part {part} written to {path}: {format_bytes(writer.computed)} read{known}")
+    observer.log(f"part {part} written to {path}: {format_bytes(writer.computed)} read")
     return path if is_remote_address(path) else Path(path)
 
 

@@ -27,7 +27,7 @@ from ckptcheck.checkpoint.adapter import list_lora_pairs
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.consumers.peft import FAMILY_TARGETS, Targets, is_lora, list_refusals, list_unserved
-from ckptcheck.consumers.regex_nfa import UnsupportedRegex
+from ckptcheck.consumers.regex_set import UnsupportedRegex
 from ckptcheck.text.formatting import join_truncated
 
 KNOWN = ("r", "lora_alpha", "target_modules", "peft_type")

@@ -35,7 +35,7 @@ from ckptcheck.checkpoint.adapter import PREFIX, list_lora_pairs
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.consumers.peft import VARIANTS, Targets, is_lora
-from ckptcheck.consumers.regex_nfa import UnsupportedRegex
+from ckptcheck.consumers.regex_set import UnsupportedRegex
 from ckptcheck.linter.rule import Skip
 from ckptcheck.text.formatting import count, join_truncated
 

@@ -23,7 +23,7 @@ diff` of a whole save with the base shows both. Publish or download a damaged de
 ## When it can be wrong
 The base lists its head as tied and stores none, and the trainer sends both: then the copy can be left out. verl may send a
 dtype that differs from that of the base on disk, and the engine casts both: name a base in the dtype that is sent. A frame with
-a window of more than 128 MB is refused; no writer known makes one.
+a window of more than 8 MB (zstd levels above 19) is refused; no writer known makes one.
 
 ## Seen in
 THUDM/slime slime/backends/megatron_utils/update_weight/update_weight_from_disk_delta.py (`seed: … absent from hf_checkpoint`)

@@ -1,24 +1,28 @@
-"""A data file that `.metadata` names is missing, or shorter than it says.
+"""The data files are not those that `.metadata` names: one is missing, too short, or named nowhere.
 
 ## What it checks
-- Every file that `.metadata` names lies beside it.
-- Every item that `.metadata` places in a file ends within that file.
+- Every file that `.metadata` names lies beside it, and every item that it places in a file ends within that file.
+- `.metadata` names every `.distcp` file of the folder (a warning).
 
 ## Why it matters
 - Each rank writes its own files. A node's local disk that was not gathered, or an upload that stopped, omits some. The loader
   reports that only at the end of a long trace.
 - A full disk or a broken copy truncated the file. The native loader raises an EOFError inside the unpickler and names no file.
+- Fewer ranks saved over a save of more ranks: the checkpoint loads, but the old files remain, take space, and are uploaded with
+  it. If the save of more ranks is the new one, `.metadata` is the old file.
 
 ## How to fix
-- Copy the files of all ranks into one folder.
-- Copy the file again, or use an earlier iteration.
+Copy the files of all ranks into one folder, copy the short file again, or use an earlier iteration. Compare the times of the files,
+and delete those of the earlier save.
 
 ## When it can be wrong
 - A tool that reads only some tensors needs only their files.
 - Two swapped files of different sizes look the same.
+- A save in progress has files that no `.metadata` names yet.
 
 ## Seen in
-huggingface/accelerate#3010, NVIDIA/Megatron-LM#1530; faults injected into real checkpoints of megatron-core 0.16.1
+huggingface/accelerate#3010, NVIDIA/Megatron-LM#1530; faults injected into real checkpoints of megatron-core 0.16.1, and two saves
+of different world sizes by it
 """
 
 from collections.abc import Iterator
@@ -30,11 +34,6 @@ from ckptcheck.text.formatting import count, join_truncated
 
 @rule("MEG007", "incomplete-data-file", severity="error", on="dcp")
 def check(run: DcpCheckpoint) -> Iterator[Problem]:
-    yield from _find_missing(run)
-    yield from _find_truncated(run)
-
-
-def _find_missing(run: DcpCheckpoint) -> Iterator[Problem]:
     keys: dict[str, list[str]] = {}
     for key, item in run.all_items():
         if run.path_of(item) not in run.files and not run.escapes(item.file):
@@ -45,9 +44,6 @@ def _find_missing(run: DcpCheckpoint) -> Iterator[Problem]:
             file=file,
             hint="copy the files of all ranks into the folder",
         )
-
-
-def _find_truncated(run: DcpCheckpoint) -> Iterator[Problem]:
     ends: dict[str, int] = {}
     for item in run.contents.items:
         ends[run.path_of(item)] = max(ends.get(run.path_of(item), 0), item.begin + item.length)
@@ -59,3 +55,13 @@ def _find_truncated(run: DcpCheckpoint) -> Iterator[Problem]:
                 file=file,
                 hint="copy it again, or use an earlier iteration",
             )
+    data = [name for name in run.files if name.endswith(".distcp") and name.startswith(run.file(""))]
+    stale = [name for name in data if name not in ends]
+    if stale and run.contents.readable:
+        yield Problem(
+            f".metadata does not name {count(len(stale), 'data file')}; an earlier save of more ranks leaves such files: "
+            f"{join_truncated(stale)}",
+            file=stale[0],
+            hint="compare their times with .metadata's, and delete those of the earlier save",
+            severity="warning",
+        )

@@ -7,12 +7,9 @@ Where the states are stored per weight (`optimizer.state.exp_avg.…`):
 - The chunks of each state cover it without a gap, and it has the shape of the weight.
 - Adam's second moment does not exist without the first. In a plain torch.distributed.checkpoint folder, a state has both
   moments if most states have both.
-- Each weight with a state was saved too, where most of them were. MEG018 and MEG036 report the weights that a layer lacks.
+- Each weight with a state was saved too, where most of them were. MEG018 reports the weights that a layer lacks.
 
-Where the distributed optimizer stores buckets instead of weights (`dp_reshardable`):
-- Every bucket of a buffer exists, from the first to the last one found, with every kind that most buckets have, all of equal
-  length and without a gap.
-- Every data-parallel group that has an entry has buckets.
+Buckets of the distributed optimizer (`dp_reshardable`) are not compared; MEG007 reports their missing files.
 
 ## Why it matters
 Training resumes with uninitialized moments, or stops while it loads. The weights may be sound. A weight that was not saved, but
@@ -22,8 +19,7 @@ trained, resumes from its initialization, with moments that belong to another va
 Resume from an earlier iteration, or without the optimizer (`--no-load-optim`).
 
 ## When it can be wrong
-Formats that flatten the states in another way are left out. Only `ckptcheck verify` finds the loss of the last bucket of a
-buffer, or of a whole data-parallel group with its entries. `--ignore MEG021` silences it.
+Formats that flatten the states in another way are left out. `--ignore MEG021` silences it.
 
 ## Seen in
 - Faults injected into real checkpoints of megatron-core 0.16.1
@@ -38,20 +34,14 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.checkpoint.megatron.required_weights import lacking
 from ckptcheck.checkpoint.megatron.structure import EMBEDDING, FINAL_NORM, OUTPUT
-from ckptcheck.text.formatting import count, format_ranges, format_shape, join_truncated
+from ckptcheck.text.formatting import count, format_shape, join_truncated
 
 STATE = re.compile(r"^(?:chained_\d+\.)?optimizer\.state\.(exp_avg|exp_avg_sq|fp32_param|param|momentum_buffer)\.(.+)$")
 PLAIN = re.compile(r"^(.*\boptim(?:i[sz]ers?)?\.state\.(.+))\.(exp_avg|exp_avg_sq)$")
 """The names that torch's get_optimizer_state_dict gives."""
-BUCKET = re.compile(
-    r"^((?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+)\.(gbuf_idx_\d+\.dtype_.+)\.bucket_idx_([0-9]{1,9})\.(\w+)$"
-)
-GROUP = re.compile(r"^((?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+)\.per_bucket_numel/")
 LAYER = re.compile(r"\.\d+\.")
 SAMPLE = 5
 """Weights that show under which name the trainer puts all of them."""
-MOST_SHOWN = 1 << 10
-"""Buckets among which the missing ones are named."""
 HINT = "resume from an earlier iteration, or without the optimizer"
 
 
@@ -60,16 +50,12 @@ HINT = "resume from an earlier iteration, or without the optimizer"
     "incomplete-optimizer",
     severity="error",
     on="megatron",
-    when=lambda run: (
-        run.form == "torch_dist"
-        and any(STATE.match(key) or BUCKET.match(key) or PLAIN.match(key) for key in _keys(run))
-    ),
+    when=lambda run: run.form == "torch_dist" and any(STATE.match(key) or PLAIN.match(key) for key in _keys(run)),
 )
 def check(run: Megatron) -> Iterator[Problem]:
     yield from _weights(run)
     yield from _moments(run)
     yield from _unsaved(run)
-    yield from _buckets(run)
 
 
 def _keys(run: Megatron) -> list[str]:
@@ -165,36 +151,3 @@ def _unsaved(run: Megatron) -> Iterator[Problem]:
             key=prefix + lost[0],
             hint="save again with all weights that are trained, or resume from an earlier iteration",
         )
-
-
-def _buckets(run: Megatron) -> Iterator[Problem]:
-    buffers: dict[tuple[str, str], dict[int, dict[str, str]]] = {}
-    for key in _keys(run):
-        if match := BUCKET.match(key):
-            buffers.setdefault((match[1], match[2]), {}).setdefault(int(match[3]), {})[match[4]] = key
-    if not buffers:
-        return
-    file = run.file(".metadata")
-    kinds = Counter(kind for buckets in buffers.values() for keys_by_kind in buckets.values() for kind in keys_by_kind)
-    number = sum(map(len, buffers.values()))
-    for (group, buffer), buckets in buffers.items():
-        if number_missing := max(buckets) + 1 - len(buckets):
-            missing = set(range(min(max(buckets), MOST_SHOWN))) - buckets.keys()
-            verb = "is" if number_missing == 1 else "are"
-            text = f"{count(number_missing, 'bucket')} of {max(buckets) + 1} {verb} missing: "
-            yield Problem(text + format_ranges(missing), file=file, key=f"{group}.{buffer}", hint=HINT)
-        for bucket, keys_by_kind in buckets.items():
-            name = f"{group}.{buffer}.bucket_idx_{bucket}"
-            lacking = [kind for kind, times in kinds.items() if kind not in keys_by_kind and 2 * times > number]
-            if lacking:
-                yield Problem(f"it lacks {' and '.join(lacking)}", file=file, key=name, hint=HINT)
-            sizes = {kind: run.tensors[key].shape for kind, key in keys_by_kind.items()}
-            if len(set(sizes.values())) > 1:
-                lengths = ", ".join(f"{kind} is {format_shape(size)}" for kind, size in sizes.items())
-                yield Problem(f"its parts differ in length: {lengths}", file=file, key=name, hint=HINT)
-            for kind, key in keys_by_kind.items():
-                if key in run.tiling_gaps and (gap := run.tiling_gaps[key].missing):
-                    yield Problem(f"no chunk holds {gap:,} elements of its {kind}", file=file, key=name, hint=HINT)
-    groups = {match[1] for key in (run.contents.objects if run.contents else ()) if (match := GROUP.match(key))}
-    for group in sorted(groups - {group for group, _ in buffers}):
-        yield Problem("it has an entry, but no bucket", file=file, key=group, hint=HINT)

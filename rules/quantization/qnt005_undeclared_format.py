@@ -4,7 +4,6 @@
 - If weights are quantized, a config declares it: `quantization_config` in config.json, or hf_quant_config.json or
   quantize_config.json beside it.
 - Every quantized weight has the format of one of the declared schemes.
-- None is in a module that `dynamic` of a GPTQ config excludes (`-:`). QNT020 reports what engines make of such a module.
 - Without such a config, no floats have the name of packed numbers (`gate_up_proj_blocks`). transformers 5.23 writes them after it
   loaded a gpt-oss model with `Mxfp4Config(dequantize=True)`.
 
@@ -29,7 +28,6 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
 from ckptcheck.consumers.grouped_faults import group_faults
-from ckptcheck.consumers.mismatches import find_mismatches, to_first_expert
 from ckptcheck.text.formatting import count
 
 
@@ -74,18 +72,6 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
                 hint="rename them without _blocks",
             )
         return
-    # QNT020 reports these.
-    built_plain = {to_first_expert(clash.module) for clash in find_mismatches(ckpt, quantized=True)}
-    for group in group_faults(ckpt, "excluded"):
-        if any(to_first_expert(module) not in built_plain for module in group.modules):
-            loader = "AutoRound" if ckpt.quantization.method == "auto-round" else "GPTQModel"
-            yield Problem(
-                f"it is stored quantized{group.others}, but {group.fault.scheme_key} excludes it: {loader} builds it "
-                "unquantized and starts it from random numbers",
-                file=group.file,
-                key=group.key,
-                hint="correct the pattern, or quantize again",
-            )
     for group in group_faults(ckpt, "format"):
         form = group.fault.form
         if form is None or group.weight is None:

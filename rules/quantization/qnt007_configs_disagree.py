@@ -28,6 +28,8 @@ from ckptcheck.checkpoint.quantization.schemes import Scheme, parse_schemes
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
 from ckptcheck.text.formatting import count, join_truncated
 
+CACHE = ("kv_cache_scheme", "kv_cache_quant_algo")
+"""Settings that quantize the key-value cache; the second is ModelOpt's."""
 NAMES = {"bits": "bits", "group_size": "group size", "symmetric": "symmetric", "actorder": "activation order"}
 
 
@@ -61,8 +63,8 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
                     f"{count(len(differing), 'entry is', 'entries are')} in one list of ignored modules only: "
                     f"{join_truncated(differing)}"
                 )
-            mine_kv, their_kv = (ckpt.quantization.kv_cache_of(one) for one in (main, other))
-            if (mine_kv is None) != (their_kv is None):
+            mine_kv, their_kv = (any(one.value.get(key) for key in CACHE) for one in (main, other))
+            if mine_kv != their_kv:
                 differences.append(f"the key-value cache is {'quantized' if their_kv else 'not quantized'}")
         if differences:
             yield Problem(

@@ -1,4 +1,4 @@
-"""A scale is zero, subnormal, negative or NaN.
+"""A scale is zero, subnormal, negative or NaN, or all scales are one number.
 
 ## What it checks
 If a quantized weight is not zero itself, its scales are:
@@ -7,7 +7,8 @@ If a quantized weight is not zero itself, its scales are:
   of these is zero or if 1,024 zero bytes follow each other;
 - not all below the smallest normal number of their dtype;
 - not negative, if one scale belongs to a whole tensor;
-- not the E8M0 exponent 0xFF, which means NaN.
+- not the E8M0 exponent 0xFF, which means NaN;
+- not all the same number over eight quantized weights or more, for scales of one kind (a warning).
 
 The tables of bitsandbytes (`nested_quant_map`, `nested_absmax`, `quant_map`) are not zero throughout.
 
@@ -17,6 +18,9 @@ VAL001 reports NaN and Inf in scales that are stored as floats.
 A zero scale makes its block or module zero, and NaN where engines divide by it (global scales, scales of inputs). Scales of NVFP4
 underflow where the scale above them was computed for much larger weights, such as those of all experts. vLLM takes a negative scale
 of a key-value cache for a missing one, and uses the largest of several scales for all of them.
+
+Scales follow the weights. They are all equal if a conversion allocated and never computed them, or cast the weights to FP8 without
+scaling: small weights are then lost below the smallest number of the format.
 
 ## How to fix
 Quantize again. Scales of activations are zero if no token of the calibration reached the module.
@@ -28,9 +32,11 @@ Quantize again. Scales of activations are zero if no token of the calibration re
 - Of more than 256 weights with zeros among their scales, the codes of 256 are read. Codes of 3 bits, and of groups that are out of
   order (`desc_act`), are not.
 - On the Hub the rule finds only scales that are zero throughout.
+- A cast to FP8 with a scale of one is legal, and some FP8 training keeps such weights.
 
 ## Seen in
-vllm-project/vllm#54189, vllm-project/vllm#54444, vllm-project/vllm#45212, NVIDIA/Model-Optimizer#1382
+vllm-project/vllm#54189, vllm-project/vllm#54444, vllm-project/vllm#45212, NVIDIA/Model-Optimizer#1382,
+sgl-project/sglang#23625
 """
 
 from collections.abc import Iterator
@@ -50,6 +56,8 @@ SMALLEST = {"F16": 2.0**-14, "BF16": 2.0**-126, "F32": 2.0**-126, "F8_E4M3": 2.0
 UNREAD = "quant_map"
 """The table of 4-bit numbers: bitsandbytes 0.50 takes its own, by the name of the type."""
 TABLES = {"nested_quant_map", "nested_absmax", UNREAD}
+MIN_EQUAL = 8
+"""Fewest weights whose equal scales are a finding: with fewer, as in a model of one layer, they may be chance."""
 EXPONENTS = ("U8", "F8_E8M0")
 TEXTS = {
     "zero": ("is", "are", "zero: the weight is lost, or the engine divides by it"),
@@ -108,7 +116,27 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             hint="quantize again",
             severity="warning" if kind == "unread" else None,
         )
+    yield from _find_equal(ckpt)
     ckpt.require_values()
+
+
+def _find_equal(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
+    """Yield the roles of which all scales are the same number."""
+    kinds: dict[str, dict[str, float | None]] = {}
+    for name, _, part in iter_scales(ckpt):
+        if (stats := ckpt.values.tensors.get(name)) is not None:
+            usable = (stats.constant or prod(part.shape) == 1) and not stats.zero and not stats.nan and not stats.inf
+            kinds.setdefault(part.role, {})[name] = stats.absmax if usable else None
+    for role, values in kinds.items():
+        first, value = next(iter(values.items()))
+        if len(values) >= MIN_EQUAL and value is not None and set(values.values()) == {value}:
+            yield Problem(
+                f"{count(len(values), 'tensor')} called {role} all hold the same number, {value:.6g}: they were never computed",
+                file=ckpt.tensor_to_file[first],
+                key=first,
+                hint="quantize again, with scales computed from the weights",
+                severity="warning",
+            )
 
 
 def _is_zero(stats: TensorStats, part: ModuleTensor) -> bool:

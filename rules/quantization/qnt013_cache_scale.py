@@ -1,4 +1,4 @@
-"""Scales of the key-value cache are incomplete, under a name that vLLM drops, or not as declared.
+"""Scales of the key-value cache are incomplete, or under a name that vLLM drops.
 
 ## What it checks
 - A layer that stores a scale of the cache stores one for keys and one for values (or the single `kv_scale` of older
@@ -6,25 +6,21 @@
 - vLLM's renaming maps the names of the stored scales to the attention module of their layer: `self_attn.k_proj.k_scale`
   (ModelOpt), `self_attn.k_scale` (compressed-tensors), `self_attn.k_proj.output_scale`, `self_attn.k_cache.scale`,
   `mixer.k_proj.k_scale` (a warning).
-- The quantization config has `kv_cache_scheme` (ModelOpt: `kv_cache_quant_algo`) if and only if the checkpoint holds scales of
-  the cache (an info). A declared scheme is checked only if it is static.
 
 ## Why it matters
 With an FP8 cache, vLLM stops at a scale for values without one for keys (an assertion that names nothing). If the scale of the
 values is missing, it uses that of the keys for both. It renames the names it knows, finds no parameter for others, warns once,
 and goes on with 1.0: the cache then clips or loses the values that the scale was made for, and long prompts get worse without
-an error. Engines choose the dtype of the cache by the declaration: they use undeclared scales only with `--kv-cache-dtype fp8`,
-and quantize a declared cache without scales with 1.0.
+an error.
 
 ## How to fix
-Export both scales, under one of the names above, and declare them; or calibrate the cache.
+Export both scales, under one of the names above, or calibrate the cache.
 
 ## When it can be wrong
 - With a cache that is not FP8 the scales are not used, and a single one does no harm.
 - An attention with one latent vector for keys and values, as in DeepSeek, may need one scale only. The rule knows it as
   `kv_scale`, and reports `k_scale` alone, which vLLM uses for both, as intended. Use `--ignore QNT013` there.
-- A model's own loader may map other names. Scales may be stored for users who switch the FP8 cache on themselves, and a later
-  step may calibrate what is declared.
+- A model's own loader may map other names.
 - It misses a layer that lost both scales.
 
 ## Seen in
@@ -38,7 +34,6 @@ from ckptcheck.checkpoint.quantization.scales import cache_scales, scale_owner
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
 from ckptcheck.text.formatting import count, format_layers
 
-DECLARATIONS = ("kv_cache_scheme", "kv_cache_quant_algo")
 Scales = Mapping[int, Mapping[str, str]]
 """Layer → part (``k``, ``v``, ``kv``) → the tensor with its scale."""
 
@@ -55,8 +50,6 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     scales = cache_scales(ckpt)
     yield from _find_unpaired(ckpt, scales)
     yield from _find_misplaced(ckpt, scales)
-    if ckpt.quantization.is_known_method:
-        yield from _compare_declaration(ckpt, scales)
 
 
 def _find_unpaired(ckpt: QuantizedCheckpoint, scales: Scales) -> Iterator[Problem]:
@@ -106,36 +99,4 @@ def _find_misplaced(ckpt: QuantizedCheckpoint, scales: Scales) -> Iterator[Probl
             key=lost[0],
             severity="warning",
             hint="call it self_attn.k_scale and self_attn.v_scale, or as ModelOpt does",
-        )
-
-
-def _compare_declaration(ckpt: QuantizedCheckpoint, scales: Scales) -> Iterator[Problem]:
-    declaring = next(
-        (
-            (declared, name)
-            for declared in ckpt.quantization.declarations
-            for name in DECLARATIONS
-            if declared.value.get(name)
-        ),
-        None,
-    )
-    if scales and declaring is None:
-        first = next(iter(scales[min(scales)].values()))
-        yield Problem(
-            f"{format_layers(scales)} {'stores' if len(scales) == 1 else 'store'} "
-            "scales of the key-value cache, and no config declares them: engines use them only with --kv-cache-dtype fp8",
-            file=ckpt.tensor_to_file[first],
-            key=first,
-            severity="info",
-            hint="add kv_cache_scheme to the quantization config",
-        )
-    scheme = ckpt.quantization.kv_cache
-    if not scales and declaring is not None and scheme is not None and scheme.dynamic is False:
-        declared, name = declaring
-        yield Problem(
-            "the config declares stored scales of the key-value cache, and there are none: engines use 1.0",
-            file=declared.file,
-            key=declared.key_path(name),
-            severity="info",
-            hint="calibrate the cache, or remove the declaration",
         )

@@ -15,7 +15,7 @@ Where the modules of an architecture are guessed, it reports only an entry whose
 The tests of this project compare how each consumer matches with its real code.
 
 ## Why it matters
-The module that a misspelt entry means is not ignored. If it is stored unquantized, QNT021 says what happens. If it is stored
+The module that a misspelt entry means is not ignored. If it is stored unquantized, QNT020 says what happens. If it is stored
 quantized, it is quantized although somebody wanted to prevent that. Other dead entries do nothing now: lists are copied from
 model to model, and unused entries hide missing ones.
 

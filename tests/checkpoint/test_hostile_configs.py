@@ -22,8 +22,8 @@ RULES = rule_loader.load_rules()
     [
         ("tiny-lora", "adapter_config.json", {"base_model_name_or_path": "\ud800"}, "ADP005"),
         ("tiny-llama", "config.json", {"hidden_size": 10**400, "num_attention_heads": 3.5}, "CFG024"),
-        ("tiny-w4a16", "config.json", {"targets": 3}, "QNT021"),
-        ("tiny-w4a16", "config.json", {"targets": 1.5}, "QNT021"),
+        ("tiny-w4a16", "config.json", {"targets": 3}, "QNT020"),
+        ("tiny-w4a16", "config.json", {"targets": 1.5}, "QNT020"),
     ],
 )
 def test_no_rule_crashes(base: str, file: str, changes: dict[str, Any], code: str, tmp_path: Path) -> None:

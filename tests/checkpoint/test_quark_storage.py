@@ -28,16 +28,16 @@ STORED: dict[str, dict[str, Entry]] = {
 }  # fmt: skip
 DAMAGES: list[tuple[str, str, Entry | None, str]] = [
     ("fp8", "input_scale", None, "QNT001"),
-    ("fp8", "weight_scale", ("BF16", (1, 1)), "QNT003"),
-    ("fp8 for each row", "weight_scale", ("BF16", (32,)), "QNT003"),
+    ("fp8", "weight_scale", ("BF16", (1, 1)), "QNT001"),
+    ("fp8 for each row", "weight_scale", ("BF16", (32,)), "QNT001"),
     ("int4", "weight_zero_point", None, "QNT001"),
-    ("int4", "weight_zero_point", ("I32", (8, 2)), "QNT003"),
-    ("int4", "weight_scale", ("BF16", (64, 2)), "QNT003"),
-    ("int4", "weight", ("I32", (32, 8)), "QNT003"),
-    ("mxfp4", "weight_scale", ("BF16", (64, 2)), "QNT003"),
-    ("mxfp4", "weight_scale", ("U8", (2, 64)), "QNT003"),
-    ("mxfp4", "weight", ("U8", (64, 16)), "QNT003"),
-    ("mxfp4", "weight", ("U8", (2048,)), "QNT003"),
+    ("int4", "weight_zero_point", ("I32", (8, 2)), "QNT001"),
+    ("int4", "weight_scale", ("BF16", (64, 2)), "QNT001"),
+    ("int4", "weight", ("I32", (32, 8)), "QNT001"),
+    ("mxfp4", "weight_scale", ("BF16", (64, 2)), "QNT001"),
+    ("mxfp4", "weight_scale", ("U8", (2, 64)), "QNT001"),
+    ("mxfp4", "weight", ("U8", (64, 16)), "QNT001"),
+    ("mxfp4", "weight", ("U8", (2048,)), "QNT001"),
 ]
 
 

@@ -9,8 +9,7 @@ import warnings
 
 import pytest
 
-from ckptcheck.consumers.regex_nfa import UnsupportedRegex
-from ckptcheck.consumers.regex_set import MAX_STEPS, Automaton, compile_list
+from ckptcheck.consumers.regex_set import MAX_STEPS, Automaton, UnsupportedRegex, compile_list
 
 PIECES = (
     "a", "b", ".", r"\.", "[ab]", "[^a]", r"\d", r"\w", "(a|b)", "(?:ab|c)", "a*", "(a+)+", ".*", "b?", "a{2}",

@@ -207,24 +207,6 @@ def test_a_checkpoint_that_changed_since(tmp_path: Path, write_all: Callable[...
     )
 
 
-def test_what_is_done_is_not_computed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = CHECKPOINTS / "tiny-llama"
-    state = (folder / "part-3-of-7.ckptcheck-part").stat().st_mtime_ns
-    computed: list[object] = []
-    compute = value_pass.BatchScan.compute
-
-    def count(self: Any, unit: Any) -> Any:
-        computed.append(unit)
-        return compute(self, unit)
-
-    monkeypatch.setattr(value_pass.BatchScan, "compute", count)
-    ckptcheck.write_part("scan", target, part="3/7", folder=folder, select=["VAL"])
-    assert not computed
-    assert (folder / "part-3-of-7.ckptcheck-part").stat().st_mtime_ns == state
-    ckptcheck.write_part("scan", target, part="3/7", folder=folder, select=["VAL", "EMB"])
-    assert computed, "another command"
-
-
 def test_a_part_that_could_not_read_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is written, joined into an incomplete report, and read again at a rerun."""
     target, folder = CHECKPOINTS / "tiny-llama", tmp_path / "parts"
@@ -402,19 +384,6 @@ def test_a_part_of_nonsense_is_refused(tmp_path: Path, changes: dict[str, Any]) 
     folder = write_alone(tmp_path / "parts", **changes)
     answer = run_limited(lambda: refusal(folder)[0])
     assert not answer.fault, answer
-
-
-def test_results_of_nonsense_are_computed_again(tmp_path: Path) -> None:
-    target, folder = CHECKPOINTS / "tiny-llama", tmp_path / "parts"
-    path = ckptcheck.write_part("scan", target, part="0/1", folder=folder)
-    sound = path.read_bytes()
-    part = msgspec.msgpack.decode(sound, type=PartFile)
-    for results in ([], [b"x"] * 3, None):
-        for one in part.passes.values():
-            one.results = [b"\xc1" for _ in one.results] if results is None else results
-        path.write_bytes(msgspec.msgpack.encode(part))
-        ckptcheck.write_part("scan", target, part="0/1", folder=folder)
-        assert path.read_bytes() == sound
 
 
 def _change_results(folder: Path, change: Callable[[list[Any]], object]) -> None:

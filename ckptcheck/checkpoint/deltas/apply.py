@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptcheck.checkpoint.deltas.decompress import BrokenFrame, MissingPackage, decompress, share_windows
 from ckptcheck.checkpoint.deltas.delta import Change, Delta, Span
+from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.tensor import BITS
 
 FLOATS = {"BF16": ("<u2", 0x7F80, 0x7FFF), "F16": ("<u2", 0x7C00, 0x7FFF), "F32": ("<u4", 0x7F800000, 0x7FFFFFFF)}
@@ -23,6 +23,12 @@ LONG_POSITIONS = 1 << 32
 """Bytes of the largest tensor whose every byte a position of `overwrite` can name."""
 LONG_INDICES = 1 << 31
 """Elements of the largest tensor whose every element an index of verl can name."""
+BLOCK = 1 << 21
+"""Bytes that are decompressed at a time: few enough to stay in the CPU cache, and a multiple of every dtype's size."""
+MAX_WINDOW = 1 << 23
+"""Longest window that a frame may ask for, in bytes: that of zstd's levels up to 19. Each core has a reader that may fill one."""
+READ = 1 << 20
+"""Compressed bytes that are read at a time."""
 
 
 class BrokenChange(Exception):
@@ -61,8 +67,7 @@ def apply_change(delta: Delta, change: Change, state: NDArray[np.uint8], dtype: 
     width = max(1, BITS.get(dtype, 8) // 8)
     if change.encoding in ("xor", "overwrite"):
         apply = _apply_xor if change.encoding == "xor" else _apply_overwrite
-        with share_windows(delta.source, change.data):
-            return apply(delta, change.data, state, width)
+        return apply(delta, change.data, state, width)
     if change.dtype != dtype or change.shape != shape:
         raise BrokenChange(
             "size",
@@ -159,16 +164,40 @@ def _overwrite(positions: NDArray[np.int64], values: NDArray[Any], state: NDArra
     return effect
 
 
-def _decompress(delta: Delta, span: Span, most: int) -> Iterator[bytearray]:
+class _SpanFile:
+    """A span of a file that a decompressor reads."""
+
+    def __init__(self, source: Source, span: Span) -> None:
+        self._source, self._span, self._at = source, span, 0
+
+    def read(self, size: int = -1) -> bytes:
+        take = min(READ if size < 0 else size, self._span.nbytes - self._at)
+        raw = self._source.read(self._span.file, self._span.begin + self._at, take) if take > 0 else b""
+        self._at += len(raw)
+        return raw
+
+
+def _decompress(delta: Delta, span: Span, most: int) -> Iterator[bytes]:
+    """Yield the content of a zstd frame in blocks of BLOCK bytes, the last one shorter, up to `most` bytes and one more.
+
+    The one byte more tells the caller that the frame holds too much.
+    """
     try:
-        yield from decompress(delta.source, span, most)
-    except BrokenFrame as error:
-        raise BrokenChange("damaged", str(error)) from error
-    except MissingPackage as error:
-        raise BrokenChange("package", str(error)) from error
+        import zstandard
+    except ImportError as error:
+        text = "to decompress it needs the package zstandard: pip install 'ckptcheck[delta]'"
+        raise BrokenChange("package", text) from error
+    left = most + 1
+    try:
+        reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(_SpanFile(delta.source, span))
+        while left > 0 and (block := reader.read(min(BLOCK, left))):
+            left -= len(block)
+            yield block
+    except zstandard.ZstdError as error:
+        raise BrokenChange("damaged", f"it is no whole zstd frame: {error}") from error
 
 
-def _join(blocks: Iterator[bytearray], most: int) -> NDArray[np.uint8]:
+def _join(blocks: Iterator[bytes], most: int) -> NDArray[np.uint8]:
     parts, total = [], 0
     for block in blocks:
         total += len(block)

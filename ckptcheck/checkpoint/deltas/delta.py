@@ -14,6 +14,8 @@ UNKNOWN = "unknown-delta"
 """Kind of a defect: the format is unknown, so the delta cannot be applied."""
 MALFORMED = "malformed-delta"
 """Kind of a defect in the form of a delta."""
+CHECKSUMS = ("adler32", "blake3", "xxh3-128")
+"""Algorithms of the checksums that an index can name."""
 BITWISE = frozenset(("xor", "overwrite"))
 """Encodings of bytes, which know no dtype."""
 

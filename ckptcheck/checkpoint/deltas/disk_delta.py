@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptcheck.checkpoint.deltas.checksums import ALGORITHMS
 from ckptcheck.checkpoint.deltas.delta import (
     BITWISE,
+    CHECKSUMS,
     MALFORMED,
     UNKNOWN,
     Change,
@@ -41,7 +41,7 @@ def read_disk_delta(source: Source, name: str) -> Delta:
     metadata = index.metadata
     encoding = _read_word(metadata, "delta_encoding", sorted(BITWISE), defects)
     _read_word(metadata, "compression_format", ["zstd"], defects)
-    checksum_format = _read_word(metadata, "checksum_format", sorted(ALGORITHMS), defects)
+    checksum_format = _read_word(metadata, "checksum_format", list(CHECKSUMS), defects)
     versions = {key: normalize_version(metadata.get(key)) for key in ("version", "base_version")}
     defects += [
         Defect(MALFORMED, f"{MODEL_INDEX} names no {key}", f"metadata.{key}")

@@ -6,14 +6,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
 
 from ckptcheck.checkpoint.deltas.chain import DeltaChain, tabulate_chain
 from ckptcheck.checkpoint.deltas.delta import UNKNOWN, Delta, normalize_version
 from ckptcheck.checkpoint.deltas.disk_delta import read_disk_delta
 from ckptcheck.checkpoint.deltas.flush import is_flush, read_flushes
 from ckptcheck.checkpoint.deltas.patched_source import PatchedSource, list_tensors
-from ckptcheck.checkpoint.deltas.target import CHAINS, FULL, exists, is_disk_delta
+from ckptcheck.checkpoint.deltas.target import exists, is_disk_delta
 from ckptcheck.checkpoint.document import Defect
 from ckptcheck.checkpoint.header import read_shard
 from ckptcheck.checkpoint.source import Folder, Source
@@ -150,17 +149,13 @@ def _list_folders(path: Path) -> list[Path]:
 
 
 def _find_version(base: Checkpoint) -> str | None:
-    """Return the version of a base: that of its index, its name in ModelExpress' cache, or the one that SGLang wrote beside it."""
+    """Return the version of a base: that of its index, or the one that SGLang wrote beside it."""
     if base.index is not None and (version := normalize_version(base.index.metadata.get("version"))) is not None:
         return version if version.isdigit() else None
     if base.source.local is None:
         return None
-    folder = base.source.local
-    if folder.parent.name == FULL and (folder.parent.parent / CHAINS).is_dir():
-        return normalize_version(unquote(folder.name))
-    path = folder.joinpath(*STATE)
     try:
-        state = json.loads(read_regular_file(path, MAX_STATE))
+        state = json.loads(read_regular_file(base.source.local.joinpath(*STATE), MAX_STATE))
     except (OSError, ValueError, RecursionError):
         return None
     return normalize_version(state.get("version")) if isinstance(state, dict) else None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
-from urllib.parse import quote
 
 from ckptcheck.checkpoint.index import MODEL_INDEX
 from ckptcheck.checkpoint.source import Source
@@ -15,10 +13,6 @@ from ckptcheck.text.file_io import expand_home, read_regular_file, real_path
 
 SIGN = "+"
 """Joins a base and its deltas in a target."""
-CHAINS, FULL = "chains", "full"
-"""Folders of ModelExpress' cache: files that name chains, and whole checkpoints."""
-MAX_CHAIN = 1 << 20
-"""Most bytes of a chain file that are read: some ten thousand names."""
 PEEK = 4096
 """Bytes read from the beginning of an index: every writer puts the marks of a delta there."""
 MOST_FOLDERS = 100
@@ -31,11 +25,8 @@ _MARK = re.compile(rb'"delta_encoding"\s*:')
 def split_chain(target: str) -> list[str] | None:
     """Split ``BASE+DELTA+DELTA`` at the signs that join; None for a target that is no chain.
 
-    A sign within the name of an existing file or folder does not join. A chain file of ModelExpress stands for its base and its
-    deltas.
+    A sign within the name of an existing file or folder does not join.
     """
-    if target.endswith(".json") and (named := read_chain_file(Path(expand_home(target)))) is not None:
-        return named
     if SIGN not in target or exists(target):
         return None
     pieces = target.split(SIGN)
@@ -53,33 +44,6 @@ def split_chain(target: str) -> list[str] | None:
         # no part exists: take what precedes the first sign as the base
         parts = [pieces[0], SIGN.join(pieces[1:])]
     return parts
-
-
-def read_chain_file(path: Path) -> list[str] | None:
-    """Return the base and the deltas that a file in ModelExpress' folder ``chains`` names; None for any other file.
-
-    The cache of a model has ``full/VERSION``, ``deltas/VERSION`` and ``chains/VERSION.json`` beside each other, with versions as
-    they are quoted in addresses (ai-dynamo/modelexpress modelexpress_rl/inference/checkpoint_store.py, 29d0fb6e).
-    """
-    if path.parent.name != CHAINS or not path.is_file():
-        return None
-    try:
-        chain = json.loads(read_regular_file(real_path(path), MAX_CHAIN))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(chain, dict) or not isinstance(chain.get("full_version"), str):
-        return None
-    deltas = chain.get("deltas")
-    if not isinstance(deltas, list) or not all(isinstance(delta, str) for delta in deltas):
-        return None
-    cache = path.parent.parent
-    full = cache / FULL / quote_version(chain["full_version"])
-    return [str(full), *(str(cache / "deltas" / quote_version(delta)) for delta in deltas)]
-
-
-def quote_version(version: str) -> str:
-    """Return the name of a version's folder: one part of a path, whatever the version is."""
-    return version.replace(".", "%2E") if version in (".", "..") else quote(version, safe="", errors="surrogatepass")
 
 
 def exists(part: str) -> bool:

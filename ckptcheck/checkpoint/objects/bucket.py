@@ -49,10 +49,6 @@ class Bucket(Protocol):
         """Read as `read` does, without a copy if the client needs none."""
         ...
 
-    def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
-        """Write an object, whole or not at all, and return whether it was written. Raises RequestFailure.
-
-        known: the ETag that the object must have before; None: it must not exist; ``*``: write it in any case. A store without
-        conditional writes ignores it.
-        """
+    def write(self, key: str, content: bytes) -> None:
+        """Write an object, whole or not at all. Raises RequestFailure."""
         ...

@@ -81,13 +81,12 @@ class MscBucket:
 
     view = read
 
-    def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
-        """Write an object, whole or not at all, whatever `known` is. Raises RequestFailure."""
+    def write(self, key: str, content: bytes) -> None:
+        """Write an object, whole or not at all. Raises RequestFailure."""
         try:
             self._client.write(key, content)
         except Exception as error:
             raise self._failure(error) from error
-        return True
 
     def _failure(self, error: Exception) -> RequestFailure:
         if isinstance(error, FileNotFoundError):

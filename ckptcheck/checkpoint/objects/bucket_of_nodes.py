@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptcheck import __version__
 from ckptcheck.checkpoint.megatron.folders import DiskTree
 from ckptcheck.checkpoint.objects.bucket import MAX_OBJECTS, Listing, StoredObject
 from ckptcheck.checkpoint.objects.failures import RequestFailure
@@ -28,8 +26,6 @@ DRIVER = ""
 """Name, among the nodes, of the machine that runs the command."""
 DEEPEST = 3
 """Deepest level of folders that is listed: a run has iterations, and an iteration has ranks."""
-VERSION = re.compile("[0-9]{1,20} -?[0-9]{1,20}")
-"""The number of a file on its disk, and when it was written."""
 
 
 def list_disk(path: str, follow_links: bool) -> dict[str, File]:
@@ -113,14 +109,14 @@ class NodesBucket:
             raise RequestFailure(errno.ENOENT, "no node of the Ray cluster has it")
         for node in nodes[:-1]:
             try:
-                return _read_on_node(node, placed.places[node], start, length)
+                return call_on_node(node, read_listed, placed.places[node], start, length)
             except OSError:
                 continue
-        return _read_on_node(nodes[-1], placed.places[nodes[-1]], start, length)
+        return call_on_node(nodes[-1], read_listed, placed.places[nodes[-1]], start, length)
 
     view = read
 
-    def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
+    def write(self, key: str, content: bytes) -> None:
         """Raise RequestFailure: nothing is written there."""
         raise RequestFailure(errno.EROFS, "the disks of the nodes are only read")
 
@@ -134,27 +130,13 @@ class NodesBucket:
         return StoredObject(key, placed.size, placed.time)
 
 
-def _read_on_node(node: str, file: File, start: int, length: int) -> bytes:
-    """Return bytes that a node reads from its disk. Raises OSError, also if the node answers with anything else."""
-    raw: Any = call_on_node(node, read_listed, file, start, length)
-    if not isinstance(raw, bytes) or len(raw) > length:
-        raise OSError(errno.EIO, "the node of the Ray cluster that has it answers with something else than its bytes")
-    return raw
-
-
 def find_node_folder(path: Path, runner: Ray, *, follow_links: bool) -> NodesBucket | None:
     """Return the union of the nodes' folders; None if all nodes and this machine see the same files, or no files.
 
     Adds notes to the runner about where the files lie. Raises EvidenceError if only this machine has the folder.
     """
     where = os.path.abspath(path)
-    answers = runner.ask_nodes(list_disk, where, follow_links)
-    if strange := [node for node, answer in answers.items() if not _is_listing(answer)]:
-        raise EvidenceError(
-            f"{count(len(strange), 'node')} of the Ray cluster answered with no list of files",
-            hint=f"install ckptcheck {__version__} on every node, and see that nobody else's code runs there",
-        )
-    listed = {DRIVER: list_disk(where, follow_links), **answers}
+    listed = {DRIVER: list_disk(where, follow_links), **runner.ask_nodes(list_disk, where, follow_links)}
     seen = {
         tuple(sorted((name, file.size, _time_of(file)) for name, file in files.items())) for files in listed.values()
     }
@@ -169,27 +151,6 @@ def find_node_folder(path: Path, runner: Ray, *, follow_links: bool) -> NodesBuc
     files = place_files(listed, names)
     runner.notes += describe_places(where, files, names)
     return NodesBucket(files)
-
-
-def _is_listing(answer: Any) -> bool:
-    """Whether an answer has the form of `list_disk`'s: a node may answer with anything."""
-    return (
-        isinstance(answer, dict)
-        and len(answer) <= MAX_OBJECTS
-        and all(isinstance(name, str) and _is_listed_file(file) for name, file in answer.items())
-    )
-
-
-def _is_listed_file(file: Any) -> bool:
-    return (
-        isinstance(file, File)
-        and type(file.size) is int
-        and 0 <= file.size < 1 << 63
-        and file.outside_link is None
-        and isinstance(file.path, str)
-        and isinstance(file.version, str)
-        and VERSION.fullmatch(file.version) is not None
-    )
 
 
 def place_files(listed: Mapping[str, Mapping[str, File]], names: Mapping[str, str]) -> dict[str, PlacedFile]:

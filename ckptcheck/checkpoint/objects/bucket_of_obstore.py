@@ -35,8 +35,6 @@ RETRIES = 8
 """Most retries of a request that the server refuses for now; the waits grow to some 25 seconds."""
 FIRST_WAIT = 0.1
 """Seconds before the first retry; each further wait is twice as long."""
-MOST_AT_ONCE = 1 << 26
-"""Most bytes that one request writes. Larger objects take several requests, which cannot carry a condition."""
 LISTING_SECONDS = 120.0
 """Seconds for all pages of a listing; a page of a thousand objects takes some tenths of a second."""
 
@@ -181,33 +179,14 @@ class ObstoreBucket:
             raise RequestFailure(errno.EIO, f"{self._root} broke off its answer")
         return content
 
-    def write(self, key: str, content: bytes, *, known: str | None = "*") -> bool:
-        """Write an object, whole or not at all, and return whether it was written. Raises RequestFailure.
-
-        known: the ETag that the object must have before; None: it must not exist; ``*``: write it in any case. The condition is
-        dropped if the store supports none, or if the object is too large for one request.
-        """
+    def write(self, key: str, content: bytes) -> None:
+        """Write an object, whole or not at all. Raises RequestFailure."""
         import obstore
-        from obstore.exceptions import AlreadyExistsError, NotSupportedError, PreconditionError
 
-        # Google Cloud Storage compares generations, not ETags
-        is_bound = (known is None or (known != "*" and not self._root.startswith("gs:"))) and len(
-            content
-        ) <= MOST_AT_ONCE
         try:
-            if is_bound:
-                mode: Any = "create" if known is None else {"e_tag": known}
-                try:
-                    obstore.put(self._store, key, content, mode=mode, use_multipart=False)
-                    return True
-                except (AlreadyExistsError, PreconditionError):
-                    return False
-                except (NotSupportedError, NotImplementedError):
-                    pass
             obstore.put(self._store, key, content)
         except Exception as error:
             raise explain_failure(error, self._root, is_writing=True) from error
-        return True
 
 
 def _second(found: Any) -> str:

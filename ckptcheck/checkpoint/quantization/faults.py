@@ -26,8 +26,8 @@ class FormatFault:
     """A fault of one tensor in the storage of modules: it does not fit the format that the config declares."""
 
     kind: str
-    """missing, surplus, dtype, shape, name (under another method's name), format (not a weight of this method at all),
-    excluded (a weight that the config leaves alone), orphan and weightless (a companion without a quantized weight)."""
+    """missing, surplus, dtype, shape, name (under another method's name), format (not a weight of this method at all), orphan
+    and weightless (a companion without a quantized weight)."""
     role: str
     """The role of the tensor in its module."""
     text: str
@@ -103,8 +103,6 @@ def _by_schemes(
 def _against(stored: ModuleStorage, schemes: tuple[Scheme, ...]) -> list[FormatFault]:
     """Return the faults of quantized modules that may have any of these schemes."""
     choices = [choice for scheme in schemes for choice in formats_of_scheme(scheme)]
-    if not choices and stored.weight is not None:
-        return [FormatFault("excluded", stored.weight.role, "", None, scheme) for scheme in schemes[:1]]
     return _nearest(stored, choices)
 
 

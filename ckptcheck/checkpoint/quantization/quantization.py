@@ -11,7 +11,7 @@ import msgspec
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.quantization.declarations import KNOWN, Declaration, declarations
-from ckptcheck.checkpoint.quantization.schemes import QuantizationArgs, Scheme, parse_quantization_args, parse_schemes
+from ckptcheck.checkpoint.quantization.schemes import Scheme, parse_schemes
 from ckptcheck.checkpoint.quantization.storage import ModuleStorage, TensorKind, group_by_storage
 from ckptcheck.checkpoint.tensor import Tensor
 
@@ -69,11 +69,6 @@ class Quantization:
         """The entries of the main declaration's ignore lists; entries that are no strings are omitted."""
         return self.ignored_by(self.main_declaration) if self.main_declaration is not None else ()
 
-    @cached_property
-    def kv_cache(self) -> QuantizationArgs | None:
-        """How the key-value cache is quantized, or None."""
-        return self.kv_cache_of(self.main_declaration) if self.main_declaration is not None else None
-
     @staticmethod
     def ignored_by(declared: Declaration) -> tuple[IgnoreEntry, ...]:
         """Return the entries of a declaration's ignore lists."""
@@ -84,18 +79,6 @@ class Quantization:
             for number, text in enumerate(declared.value[name])
             if isinstance(text, str)
         )
-
-    @staticmethod
-    def kv_cache_of(declared: Declaration) -> QuantizationArgs | None:
-        """Return the scheme that `kv_cache_scheme`, or ModelOpt's `kv_cache_quant_algo`, declares."""
-        if (scheme := parse_quantization_args(declared.value.get("kv_cache_scheme"))) is not None:
-            return scheme
-        algo = declared.value.get("kv_cache_quant_algo")
-        known = {
-            "FP8": QuantizationArgs(8, "float", "tensor"),
-            "NVFP4": QuantizationArgs(4, "float", "tensor_group", 16),
-        }
-        return known.get(algo.upper()) if isinstance(algo, str) else None
 
     @cached_property
     def storage_by_module(self) -> dict[str, ModuleStorage]:

@@ -103,7 +103,7 @@ def test_verls_loader_makes_the_same_weights(dtype: str, tmp_path: Path) -> None
     assert alone is not None
     (found,) = alone.view_for("deltas") or ()
     assert [compute_flush_checksum(delta, delta.flushes[0]) for delta in found.deltas] == answer["checksums"]
-    # what DEL014 says of it
+    # two values that change places
     assert answer["blind"] == [True, True]
 
 

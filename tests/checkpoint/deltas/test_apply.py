@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ckptcheck.checkpoint.deltas import apply, decompress
-from ckptcheck.checkpoint.deltas.apply import BrokenChange, Effect, apply_change
+from ckptcheck.checkpoint.deltas import apply
+from ckptcheck.checkpoint.deltas.apply import BrokenChange, apply_change
 from ckptcheck.checkpoint.deltas.delta import Change, Delta, Span
 from ckptcheck.checkpoint.source import Folder
 from tests.factories.deltas import compress
@@ -60,42 +60,14 @@ def test_a_count_beyond_what_is_there_allocates_nothing(count: int, tmp_path: Pa
 def test_a_frame_that_asks_for_a_window_of_gigabytes(tmp_path: Path) -> None:
     # magic, a descriptor without content size, a window of 2^41 bytes, and a last raw block of no bytes
     raw = b"\x28\xb5\x2f\xfd" + bytes([0x00, 31 << 3]) + bytes([1, 0, 0])
-    with pytest.raises(
-        BrokenChange, match="asks for a window of 2,199,023,255,552 bytes, and gets 134,217,728 at most"
-    ):
-        apply_to(tmp_path, raw, "xor")
+    assert refuse(tmp_path, raw, "xor") == "damaged"
 
 
-@pytest.mark.parametrize("size", [0, 1, 255, 256, 300, 65_791, 65_792, 70_000, 1 << 20, 9 << 20])
-@pytest.mark.parametrize("level", [1, 22])
-@pytest.mark.parametrize("is_known", [True, False])
-def test_the_window_that_a_frame_asks_for(tmp_path: Path, size: int, level: int, is_known: bool) -> None:
+@pytest.mark.parametrize("level", [1, 19])
+def test_every_usual_level_is_read(level: int, tmp_path: Path) -> None:
     zstandard = pytest.importorskip("zstandard")
-    raw = zstandard.ZstdCompressor(level=level, write_content_size=is_known).compress(bytes(size))
-    delta, change = put(tmp_path, raw, "xor")
-    asked = zstandard.get_frame_parameters(raw).window_size
-    assert decompress._read_window(delta.source, change.data) == asked
-    for length in range(min(len(raw), 20)):
-        cut = Span("data", 0, length)
-        assert decompress._read_window(delta.source, cut) >= 0
-
-
-@pytest.mark.parametrize(("exponent", "is_long"), [(17, True), (14, True), (13, False), (10, False)])
-def test_one_thread_at_a_time_fills_a_long_window(
-    exponent: int, is_long: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each core has a reader, and a frame of four kilobytes fills 128 MB."""
-    held: list[bool] = []
-
-    def watch(*_: Any) -> Effect:
-        held.append(decompress._LONG_WINDOW.locked())
-        return Effect()
-
-    monkeypatch.setattr(apply, "_apply_xor", watch)
-    delta, change = put(tmp_path, b"\x28\xb5\x2f\xfd" + bytes([0x00, exponent << 3, 1, 0, 0]), "xor")
-    apply_change(delta, change, np.zeros(2, np.uint8), "BF16", (1,))
-    assert held == [is_long]
-    assert not decompress._LONG_WINDOW.locked()
+    raw = zstandard.ZstdCompressor(level=level).compress(bytes(20 << 20))
+    assert apply_to(tmp_path, raw, "xor", 20 << 20).size == 20 << 20
 
 
 @pytest.mark.parametrize("raw", [b"", b"\0", b"PK\x03\x04", b"\x80\x04\x95", b"\x28\xb5\x2f\xfd"])

@@ -298,8 +298,8 @@ def test_a_value_head_that_is_a_row_of_the_embedding(copied: Any) -> None:
     folder = copied("critic")
     row = megatron(folder).read("embedding.word_embeddings.weight", [slice(0, 1)])
     edit(folder, {"elements": {"value_head.weight": [{"hex": row.tobytes().hex()}]}})
-    assert findings(folder, "MEG033") == [
-        f"MEG033 {IT} value_head.weight: it is row 0 of embedding.word_embeddings.weight, byte for byte: "
+    assert findings(folder, "MEG030") == [
+        f"MEG030 {IT} value_head.weight: it is row 0 of embedding.word_embeddings.weight, byte for byte: "
         "a language model was loaded into the place of the head"
     ]
 

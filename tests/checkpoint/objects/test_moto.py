@@ -13,8 +13,6 @@ from urllib.request import urlopen
 import pytest
 
 import ckptcheck
-from ckptcheck.checkpoint.objects.address import parse_object_address
-from ckptcheck.checkpoint.objects.folder import open_bucket
 from ckptcheck.checkpoint.open import open_checkpoint
 from tests.paths import FIXTURES
 
@@ -71,10 +69,6 @@ def test_a_real_server(endpoint: str, tmp_path: Path) -> None:
         joined = ckptcheck.join(folder)
         assert isinstance(joined, ckptcheck.Reports)
         assert joined[0].to_dict() == there
-    bucket = open_bucket(parse_object_address("s3://models"))
-    assert [bucket.write("once", b"1", known=None), bucket.write("once", b"2", known=None)] == [True, False]
-    assert (first := bucket.find("once")) is not None
-    assert [bucket.write("once", b"3", known=first.etag), bucket.write("once", b"4", known=first.etag)] == [True, False]
     opened = open_checkpoint(target)
     assert opened.shards
     client.put_object(Bucket="models", Key="runs/a step/model.safetensors", Body=bytes(1 << 20))

@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytest
 
 import ckptcheck
 from ckptcheck.checkpoint.objects import bucket_of_nodes
-from ckptcheck.checkpoint.source import File
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.runners.ray_cluster import Ray
 from tests.paths import FIXTURES
@@ -126,42 +124,6 @@ def test_a_single_shard_and_an_index(spread: Callable[..., tuple[Path, Nodes]]) 
         assert form(ckptcheck.scan(target / name, runner=runner)) == form(ckptcheck.scan(LLAMA / name))
     with pytest.raises(CkptcheckError, match="does not exist"):
         ckptcheck.scan(target / "model-9.safetensors", runner=runner)
-
-
-LISTED = File("config.json", 8, path="/x/config.json", version="7 1700000000000000000")
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        None, 7, "files", b"files", [], {"config.json": None}, {"config.json": ("config.json", 8)}, {7: LISTED},
-        {"config.json": replace(LISTED, size=-1)}, {"config.json": replace(LISTED, size=True)},
-        {"config.json": replace(LISTED, size=1 << 70)}, {"config.json": replace(LISTED, size=8.0)},  # type: ignore[arg-type]
-        {"config.json": replace(LISTED, version="")}, {"config.json": replace(LISTED, version="7 never")},
-        {"config.json": replace(LISTED, version="7 " + "9" * 5000)}, {"config.json": replace(LISTED, path=None)},  # type: ignore[arg-type]
-        {"config.json": replace(LISTED, outside_link="/etc/passwd")},
-    ],
-    ids=lambda answer: repr(answer)[:60],
-)  # fmt: skip
-def test_a_node_that_answers_with_no_list_of_files(
-    answer: Any, spread: Callable[..., tuple[Path, Nodes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, runner = spread(LLAMA, SMALL, SMALL | {FIRST, THIRD}, {SECOND})
-    sound = runner.ask_nodes
-    monkeypatch.setattr(runner, "ask_nodes", lambda *asked: sound(*asked) | {"liar": answer})
-    with pytest.raises(EvidenceError, match="1 node of the Ray cluster answered with no list of files"):
-        ckptcheck.scan(target, runner=runner)
-
-
-@pytest.mark.parametrize("answer", [None, "text", 7, [b"x"], bytearray(8), b"x" * 10_000_000], ids=type)
-def test_a_node_that_answers_with_no_bytes(
-    answer: Any, spread: Callable[..., tuple[Path, Nodes]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target, runner = spread(LLAMA, SMALL, SMALL | {FIRST, THIRD}, {SECOND})
-    monkeypatch.setattr(bucket_of_nodes, "call_on_node", lambda *_: answer)
-    report = ckptcheck.scan(target, runner=runner)
-    assert report.verdict != "clean"
-    assert not [why for _, why in report.crashed if ".py, line" in why]
 
 
 def test_a_file_that_no_node_has(spread: Callable[..., tuple[Path, Nodes]]) -> None:

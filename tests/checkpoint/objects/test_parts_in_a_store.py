@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 import ckptcheck
 from ckptcheck.errors import CkptcheckError, EvidenceError, OutputError
-from ckptcheck.runners.parts import PartFile
 from ckptcheck.values import value_pass
 from tests.doubles.object_server import Kind, ObjectServer
 from tests.paths import FIXTURES
@@ -62,15 +60,6 @@ def test_the_command_line(store: ObjectServer, tmp_path: Any) -> None:
             app([*words, "-o", "s3://models/report"], standalone_mode=False)
 
 
-def test_what_is_done_is_not_computed_again(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(1)
-    content = store.buckets["models"][NAME]
-    store.fail("put ", 500)
-    monkeypatch.setattr(value_pass.BatchScan, "compute", None)
-    write(1)
-    assert store.buckets["models"][NAME] == content
-
-
 def test_a_missing_part_and_none(store: ObjectServer) -> None:
     with pytest.raises(CkptcheckError, match="s3://models/parts/ holds no part"):
         ckptcheck.join(PARTS)
@@ -86,42 +75,6 @@ def test_a_missing_part_and_none(store: ObjectServer) -> None:
     write(1)
     write(2)
     assert ckptcheck.join(PARTS).verdict == "clean", "what is no part was replaced"
-
-
-@pytest.mark.parametrize("kind", ["s3", "az"])
-@pytest.mark.parametrize("is_whole", [True, False])
-@pytest.mark.parametrize("was_there", [True, False])
-def test_two_that_write_one_part(
-    store: ObjectServer, kind: Kind, is_whole: bool, was_there: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the other one wrote stays, if it could read everything."""
-    folder = f"{kind}://models/parts"
-    write(1, folder)
-    mine = store.buckets["models"].pop(NAME)
-    part = msgspec.msgpack.decode(mine, type=PartFile)
-    for one in part.passes.values():
-        one.is_whole = is_whole
-    other = msgspec.msgpack.encode(part) if not is_whole else mine + b""
-    compute = value_pass.BatchScan.compute
-    if was_there:
-        store.buckets["models"][NAME] = b"of an earlier command"
-
-    def race(self: Any, unit: Any) -> Any:
-        store.buckets["models"][NAME] = other
-        return compute(self, unit)
-
-    monkeypatch.setattr(value_pass.BatchScan, "compute", race)
-    writes: list[str] = []
-    take = store.take_fault
-
-    def count(key: str) -> Any:
-        writes.extend([key] if key.startswith("put ") else [])
-        return take(key)
-
-    monkeypatch.setattr(store, "take_fault", count)
-    write(1, folder)
-    assert store.buckets["models"][NAME] == mine
-    assert len(writes) == (1 if is_whole else 2)
 
 
 def test_a_runner_reads_the_values_in_a_store(store: ObjectServer) -> None:
