@@ -11,7 +11,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
 from ckptcheck.live.experiments.experiment import Experiment
 from ckptcheck.live.experiments.side import Side
-from ckptcheck.live.runtime.engines.base import Bucket, Engine, Scorer
+from ckptcheck.live.runtime.engines.base import Bucket, Engine
 from ckptcheck.live.runtime.engines.engine_options import Switches
 from ckptcheck.live.runtime.engines.sampling import Generation, Sampling
 from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied
@@ -136,7 +136,7 @@ class ProbeEnvironment:
         """Return the sequences of prompt and response."""
         return [(*prompt, *generation.tokens) for prompt, generation in zip(self.prompts, made, strict=True)]
 
-    def followed(self, engine: Scorer, sequences: Sequence[Tokens]) -> list[tuple[float, ...]]:
+    def followed(self, engine: Engine, sequences: Sequence[Tokens]) -> list[tuple[float, ...]]:
         """Decode the responses again, one sequence at a time, and return the logprobs of their tokens."""
         engine.reset_prefix_cache()
         return [

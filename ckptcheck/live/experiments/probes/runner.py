@@ -16,7 +16,7 @@ from ckptcheck.live.experiments.probes.environment import (
 from ckptcheck.live.experiments.probes.trace import ProbeTrace
 from ckptcheck.live.experiments.runner import ExperimentRunner
 from ckptcheck.live.experiments.side import Side
-from ckptcheck.live.runtime.engines.base import Engine, EngineInfo, Running
+from ckptcheck.live.runtime.engines.base import Engine, EngineInfo
 from ckptcheck.live.runtime.process.deadlines import time_budget
 from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
 
@@ -82,7 +82,7 @@ class _ProbeRuns:
             return self._engine.setup
         return max(dict.fromkeys(setups), key=setups.count)
 
-    def _note(self, setup: EngineSetup, engine: Running) -> None:
+    def _note(self, setup: EngineSetup, engine: Engine) -> None:
         """Record and report once which of the user's switches the engine did not take."""
         user_switches, setup_switches = self._environment.setup.switches.to_dict(), setup.switches.to_dict()
         for name, reason in engine.ignored_switches.items():
@@ -91,7 +91,7 @@ class _ProbeRuns:
                 self._environment.say(f"{name}: {reason}")
 
 
-def _describe_ignored_switches(setup: EngineSetup, engine: Running) -> str:
+def _describe_ignored_switches(setup: EngineSetup, engine: Engine) -> str:
     """Name the switches that a probe needs and the engine did not take; "" if there is none."""
     return "; ".join(f"{name}: {reason}" for name, reason in engine.ignored_switches.items() if name in setup.needs)
 

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.refit.live_trial import PREFIX_CACHE_BLOCK, TrialEngine, clean_up_folder
@@ -50,7 +49,7 @@ def run_live_lora_trial(
     from ckptcheck.live.refit.lora.trial import LoraTrial
     from ckptcheck.live.refit.source import open_source
     from ckptcheck.live.runtime.engines import registry
-    from ckptcheck.live.runtime.engines.capabilities import AdapterEngine
+    from ckptcheck.live.runtime.engines.base import Engine
     from ckptcheck.live.runtime.engines.engine_options import parse_switches
     from ckptcheck.live.runtime.engines.sizing import default_context_len
     from ckptcheck.live.runtime.process.signal_guard import SignalGuard
@@ -67,13 +66,13 @@ def run_live_lora_trial(
         list_files_beside(base)  # the worker copies them for the merged weights
         arguments = registry.CLASSES[engine.name]().lora_arguments(SLOTS, shape.rank, shape.modules)
 
-        def start(checkpoint: Path, serves_adapters: bool, replaces: AdapterEngine | None) -> AdapterEngine:
+        def start(checkpoint: Path, serves_adapters: bool, replaces: Engine | None) -> Engine:
             started = registry.start_engine(
                 engine.name, checkpoint, dtype=dtype, ranks=engine.tp, mode=engine.mode, switches=switches,
-                python=engine.python, gpus=engine.gpus, scratch=(folder,), replaces=cast(Any, replaces),
+                python=engine.python, gpus=engine.gpus, scratch=(folder,), replaces=replaces,
                 extra_arguments=arguments if serves_adapters else {},
             )  # fmt: skip
-            return cast(AdapterEngine, started)
+            return started
 
         trace = LoraTrace(source, str(adapter), update, SLOTS)
         has_room = default_context_len(base) >= 2 * PREFIX_CACHE_BLOCK + 16

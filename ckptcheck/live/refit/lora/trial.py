@@ -8,7 +8,7 @@ from pathlib import Path
 from ckptcheck.live.refit.lora.trace import CachedAdapterProbe, LoraTrace, Scores, ServedAdapter
 from ckptcheck.live.refit.scoring_inputs import cache_probe_sequence, scoring_sequences
 from ckptcheck.live.refit.trial_state import FollowPhase, Log, Timeouts, TrialPhases
-from ckptcheck.live.runtime.engines.capabilities import AdapterEngine
+from ckptcheck.live.runtime.engines.base import Engine
 
 DECODE = 2
 """Tokens that a request decodes, so that it reads the prefix cache."""
@@ -28,7 +28,7 @@ class LoraTrial:
     def __init__(
         self,
         trace: LoraTrace,
-        start: Callable[[Path, bool, AdapterEngine | None], AdapterEngine],
+        start: Callable[[Path, bool, Engine | None], Engine],
         checkpoint: Path,
         adapter: Path,
         *,
@@ -47,7 +47,7 @@ class LoraTrial:
 
     def run(self) -> LoraTrace:
         """Run the trial and return its evidence. Raises CkptcheckError for an engine that cannot be started at all."""
-        engine: AdapterEngine | None = None
+        engine: Engine | None = None
         try:
             with self._phases.keep_evidence(
                 self.trace.failed_phases, has_evidence=lambda: self.trace.engine is not None
@@ -59,7 +59,7 @@ class LoraTrial:
                 engine.close()
         return self.trace
 
-    def _run_tested_engine(self) -> AdapterEngine:
+    def _run_tested_engine(self) -> Engine:
         """Load the adapter, have others take its slot, and replace it under its name."""
         trace = self.trace
         with self._phases.run("start", "cold load of the base model"):
@@ -99,7 +99,7 @@ class LoraTrial:
             raise
         return engine
 
-    def _run_references(self, engine: AdapterEngine) -> AdapterEngine:
+    def _run_references(self, engine: Engine) -> Engine:
         """Start the engine cold with the other adapter, and from the merged checkpoint."""
         trace = self.trace
         with self._phases.run("start", "cold load of the other adapter"):
@@ -115,10 +115,10 @@ class LoraTrial:
             trace.merged, trace.merged_nudged = merged, self._score(engine, "")
         return engine
 
-    def _observe(self, engine: AdapterEngine, name: str) -> ServedAdapter:
+    def _observe(self, engine: Engine, name: str) -> ServedAdapter:
         scores = self._score(engine, name)
         return ServedAdapter(scores, engine.digest_adapter(name))
 
-    def _score(self, engine: AdapterEngine, name: str) -> Scores:
+    def _score(self, engine: Engine, name: str) -> Scores:
         engine.reset_prefix_cache()
         return tuple(engine.score_with_adapter(self._sequences, name))
