@@ -14,6 +14,9 @@ EXPLAINED = {
         ("checkpoint.megatron.inspection", "checkpoint.megatron.megatron"),
         ("runs.history.history", "runs.history.tables"),
     ],
+    "the class of an engine takes and returns values, beside which its name stands for type hints": [
+        tuple(f"live.runtime.engines.{name}" for name in ("base", "codec", "loading", "remote")),
+    ],
 }
 """Why modules may import each other in a circle → the circles. Any other circle fails."""
 

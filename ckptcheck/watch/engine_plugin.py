@@ -20,7 +20,6 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.text.file_io import open_lock_file
 from ckptcheck.watch.adapter_syncs import AdapterSyncs
 
 if TYPE_CHECKING:
@@ -29,12 +28,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "CKPTCHECK_WATCH"
 SETTINGS = ("record", "every", "share", "budget", "keep", "metrics")
-MOST_ENGINES = 64
-"""Names to try for one record: more engines than a machine has GPUs."""
 QUIET_SECONDS = 10.0
 """Seconds without a weight after which a sync is over, also if it lacks names of an earlier one: it may have lost a tensor."""
-OPEN_LOCKS: list[Any] = []
-"""Locks of records, which this process holds until it ends."""
 
 
 def watch_vllm() -> None:
@@ -83,35 +78,13 @@ def open_watch(model: Any, name: str) -> Watch:
         record = record.with_name(f"{record.stem}-adapters{record.suffix}")
     return Watch(
         None if model is None else module(model, name),
-        record=_claim_record(record) if record is not None else None,
+        record=record,
         every=int(settings.get("every", "1")),
         share=float(settings.get("share", "0.02")),
         budget=float(settings.get("budget", "1.0")),
         keep=int(settings.get("keep", "100")),
         metrics=settings.get("metrics"),
     )
-
-
-def _claim_record(path: Path) -> Path:
-    """Return the record of this process: the name that was given, or the first with a number that no other process writes.
-
-    Engines that run side by side get records of their own, and one that starts again goes on with its record.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        return path
-    for number in range(1, MOST_ENGINES + 1):
-        own = path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
-        file = os.fdopen(open_lock_file(own.with_name(f".{own.name}.lock")), "a")  # open until the process ends
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            continue
-        OPEN_LOCKS.append(file)
-        return own
-    raise OSError(f"{MOST_ENGINES} engines write {path} already")
 
 
 class ModelSyncs:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.runtime.worker.ckptcheck_worker.tensor_copies import without_functions_of_classes
 from ckptcheck.runs.history.record import NO_BYTES
 from ckptcheck.watch.engine_layout import EngineLayout
-from ckptcheck.watch.engine_parts import split_fused
 from ckptcheck.watch.tensor_digests import SyncDigests
 
 if TYPE_CHECKING:
@@ -43,27 +40,12 @@ class WatchedEngine(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class EngineSelection:
-    """Which of an engine's tensors, and which of their rows, a sync digests."""
-
-    group: tuple[int, int] = (0, 1)
-    """The group of tensors and the number of groups: a key for caching the answers of `includes`."""
-    includes: Callable[[str], bool] = lambda name: True
-    """Whether the sync digests the tensor that the trainer sends by this name."""
-    choose_rows: Callable[[str, Any, Any], slice | None] = lambda name, shape, tensor: None
-    """Name, shape and parameter of a tensor, or of a part of a parameter → the rows to digest, None for all."""
-    stops: Callable[[], bool] = lambda: False
-    """Whether the time for this sync is over; the sync then drops its digests."""
-    defers: bool = False
-    """Whether the caller checks `is_layout_kept` later, in the background, before it believes the digests."""
-
-
-EVERYTHING = EngineSelection()
-
-
 def read_engine(
-    engine: WatchedEngine, sent: Collection[str], digests: SyncDigests, selection: EngineSelection = EVERYTHING
+    engine: WatchedEngine,
+    sent: Collection[str],
+    digests: SyncDigests,
+    includes: Callable[[str], bool],
+    stops: Callable[[], bool],
 ) -> Mapping[str, str]:
     """Read the engine's weights, and return ``rank/name`` of each that could not be read → why.
 
@@ -71,38 +53,36 @@ def read_engine(
         engine: the engine.
         sent: the names that the trainer sent, by which fused tensors of a module are split.
         digests: receives ``rank/name`` of each weight. A part of a fused tensor has the name under which the trainer sends it.
-        selection: which of these to digest now. Tensors that are built from none of the sent ones are always digested.
+        includes: whether to digest what the trainer sends by this name. Tensors that are built from none of the sent ones are
+            always digested.
+        stops: whether the time for this sync is over; the caller then drops the digests.
 
     A digest of no bytes means an unreadable weight: an engine that packs its weights leaves empty tensors behind.
     """
     if isinstance(engine, _ModuleSide):
-        return engine.read(sent, digests, selection)
+        return engine.read(sent, digests, includes, stops)
     held = engine.held()
     empty = {place: EMPTY for place, value in held.items() if value in NO_BYTES}
     digests.add_digests({place: value for place, value in held.items() if place not in empty})
     return empty
 
 
-def digests_whole_tensors(engine: WatchedEngine | None) -> bool:
-    """Return whether an engine digests whole tensors only, so that the trainer's must be whole too for a comparison."""
-    return engine is not None and engine.alike and not isinstance(engine, _ModuleSide)
-
-
-def is_layout_kept(engine: WatchedEngine | None) -> bool:
-    """Return whether an engine still has the modules that `read_engine` read, so that it computes with what was read.
-
-    If not, the next sync searches the engine's modules again. The check uses no device and takes a millisecond for a large model.
-    """
-    return not isinstance(engine, _ModuleSide) or engine.is_layout_kept()
+def find_dtype(engine: WatchedEngine | None, name: str) -> Any:
+    """Return the dtype in which a module of this process held what the trainer sends by this name; None if that is not known."""
+    return engine.dtypes.get(name) if isinstance(engine, _ModuleSide) else None
 
 
 def read_parts(engine: WatchedEngine, sent: Collection[str]) -> Iterator[tuple[str, Any]]:
     """Yield name and tensor of what a torch module in this process holds, fused tensors in parts; nothing of any other engine.
 
-    sent: see `read_engine`. The tensors are the engine's own memory.
+    sent: see `read_engine`. The tensors are the engine's own memory. Raises CkptcheckError where the parameters change meanwhile.
     """
     if isinstance(engine, _ModuleSide):
-        yield from engine.tensors_by_part(sent)
+        for part in engine.find_layout(sent).parts:
+            tensor = part.find_tensor()
+            if tensor is None:
+                raise CkptcheckError("its parameters change while they are read")
+            yield part.name, tensor
 
 
 class _ModuleSide:
@@ -114,86 +94,49 @@ class _ModuleSide:
         self._model, self.name = model, name
         self._layout: EngineLayout | None = None
 
+    @property
+    def dtypes(self) -> Mapping[str, Any]:
+        """Name of each part of the last reading → its dtype."""
+        return self._layout.dtypes if self._layout is not None else {}
+
     def held(self) -> Mapping[str, str]:
         """Digest the parameters on their own devices."""
-        digests = SyncDigests(defers=False)
-        self.read((), digests)
-        return digests.compute()
+        digests = SyncDigests()
+        self.read((), digests, lambda name: True, lambda: False)
+        return digests.fetch()
 
     def read(
-        self, sent: Collection[str], digests: SyncDigests, selection: EngineSelection = EVERYTHING
+        self, sent: Collection[str], digests: SyncDigests, includes: Callable[[str], bool], stops: Callable[[], bool]
     ) -> Mapping[str, str]:
-        """Digest the parameters on their own devices, the fused ones in parts. The arguments are those of `read_engine`.
-
-        If the engine has emptied a parameter, the digest is of its layer's output, and never equals the trainer's.
-        """
-        layout = self._layout
-        names = sent.keys() if isinstance(sent, dict) else frozenset(sent)
-        if (
-            layout is None
-            or layout.names != names
-            or not (selection.defers or layout.fits())
-            or not self._read_parts(layout, digests, selection)
-        ):
-            layout = self._layout = EngineLayout(self._model, frozenset(names))
-            if not self._read_parts(layout, digests, selection):
-                raise CkptcheckError("its parameters change while they are read")
-        return self._read_empty(layout, digests, selection)
-
-    def is_layout_kept(self) -> bool:
-        """Return whether the module still has the parameters of the last reading."""
-        layout = self._layout
-        is_kept = layout is None or layout.fits()
-        if not is_kept and self._layout is layout:
+        """Digest the parameters on their own devices, the fused ones in parts. The arguments are those of `read_engine`."""
+        if not self._read_parts(self.find_layout(sent), digests, includes, stops):
+            # a parameter has another form than at the last sync
             self._layout = None
-        return is_kept
+            if not self._read_parts(self.find_layout(sent), digests, includes, stops):
+                raise CkptcheckError("its parameters change while they are read")
+        return {f"0/{name}": EMPTY for name in self.find_layout(sent).empty}
 
-    def _read_parts(self, layout: EngineLayout, digests: SyncDigests, selection: EngineSelection) -> bool:
-        """Digest the selected parts of a layout, and return whether all are still in their places."""
-        others = []
-        # vLLM's parameters are of a subclass of Tensor, whose __torch_function__ would run at every access to an attribute
-        with without_functions_of_classes():
-            for part in layout.list_parts(selection.group, selection.includes):
-                if selection.stops():
-                    return True
-                parameter = part.find_parameter()
-                if parameter is None:
-                    return False
-                shape, _, offset = part.view
-                rows = selection.choose_rows(part.name, shape, parameter) if part.name in layout.names else None
-                if not (part.is_contiguous and digests.copy_rows(f"0/{part.name}", parameter, rows, (shape, offset))):
-                    others.append((part, rows))
-        for part, rows in others:
-            if selection.stops():
-                return True
+    def find_layout(self, sent: Collection[str]) -> EngineLayout:
+        """Return where the parts lie: as at the last reading, if the module and the names are the same."""
+        names, layout = frozenset(sent), self._layout
+        if layout is None or layout.names != names or not layout.fits():
+            layout = self._layout = EngineLayout(self._model, names)
+        return layout
+
+    def _read_parts(
+        self, layout: EngineLayout, digests: SyncDigests, includes: Callable[[str], bool], stops: Callable[[], bool]
+    ) -> bool:
+        """Digest the included parts of a layout, and return whether all are still in their places."""
+        for part in layout.parts:
+            if part.sources and not any(map(includes, part.sources)):
+                continue
+            if stops():
+                break
             tensor = part.find_tensor()
             if tensor is None:
                 return False
-            digests.add(f"0/{part.name}", tensor, rows)
+            digests.add(f"0/{part.name}", tensor)
         return True
-
-    def _read_empty(self, layout: EngineLayout, digests: SyncDigests, selection: EngineSelection) -> Mapping[str, str]:
-        """Digest what the layers of emptied weights compute, and return those that cannot be read → why."""
-        from ckptcheck.live.runtime.worker.ckptcheck_worker.packed_weights import read_packed_weight
-
-        unseen = {}
-        for name, owner in layout.empty:
-            weight = read_packed_weight(owner) if name.rpartition(".")[2] == "weight" else None
-            if weight is None:
-                unseen[f"0/{name}"] = EMPTY
-                continue
-            for part, view in split_fused(name, weight, owner, layout.names):
-                if part not in layout.names or (selection.includes(part) and not selection.stops()):
-                    digests.add(f"0/{part}", view, prefix="computed:")
-        return unseen
-
-    def tensors_by_part(self, sent: Collection[str]) -> Iterator[tuple[str, Any]]:
-        """Yield name and tensor of every part. Raises CkptcheckError where the parameters change meanwhile."""
-        for part in EngineLayout(self._model, frozenset(sent)).parts:
-            tensor = part.find_tensor()
-            if tensor is None:
-                raise CkptcheckError("its parameters change while they are read")
-            yield part.name, tensor
 
     def tensors(self) -> Iterable[tuple[str, Any]]:
         """Yield the name and the tensor of every parameter."""

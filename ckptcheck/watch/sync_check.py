@@ -1,19 +1,15 @@
-"""Checks one sync after it, in the background or before the job goes on: digests, the record, the rules, findings and metrics."""
+"""Checks one sync after it, in the background or before the job goes on: the record, the rules, findings and metrics."""
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Mapping
 from functools import partial
 
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding
-from ckptcheck.runs.history.history import tensors_stored_as_sent
 from ckptcheck.runs.history.record import SyncRecord
-from ckptcheck.watch.engine_side import is_layout_kept
 from ckptcheck.watch.metrics import PREFIX, MetricSink, measure_sync
-from ckptcheck.watch.tensor_digests import SyncDigests
 from ckptcheck.watch.watch_state import SyncWarning, WatchState
 
 
@@ -28,20 +24,13 @@ class SyncError(RuntimeError):
 class SyncCheck:
     """The check of one sync. It uses no device, and nothing that the job changes.
 
-    digests: of what the trainer sent, what the engine held, and of payloads. added: numbers of the job's own, for its metrics.
-    report: the findings; None until `run`, and if nothing was checked.
+    added: numbers of the job's own, for its metrics. report: the findings; None until `run`, and if nothing was checked.
     """
 
     def __init__(
-        self,
-        watch: WatchState,
-        sync: SyncRecord,
-        digests: Mapping[str, SyncDigests],
-        added: Mapping[str, float],
-        *,
-        is_in_background: bool,
+        self, watch: WatchState, sync: SyncRecord, added: Mapping[str, float], *, is_in_background: bool
     ) -> None:
-        self._watch, self._sync, self._digests, self._added = watch, sync, digests, added
+        self._watch, self._sync, self._added = watch, sync, added
         self._is_in_background = is_in_background
         self.report: Report | None = None
 
@@ -51,14 +40,6 @@ class SyncCheck:
         Raises SyncError if the watch has ``on="raise"``, there is an error finding, and the sync itself did not raise.
         """
         watch, sync = self._watch, self._sync
-        began = time.monotonic()
-        if self._is_in_background and not is_layout_kept(watch.engine):
-            # the engine replaced modules meanwhile: it no longer computes with what was read
-            self._digests["held"].clear()
-        watch.attempt("digest what it has copied", self._digest)
-        self._note_storage()
-        if self._is_in_background:
-            sync.background = time.monotonic() - began
         watch.attempt("write the record", lambda: watch.append(sync), once=True)
         previous = next((last for last in reversed(watch.last) if last.ok and last.is_digested), None)
         watch.attempt("judge the sync", self._judge)
@@ -66,37 +47,13 @@ class SyncCheck:
         if self.report is not None:
             self._tell(self.report, error)
 
-    def _digest(self) -> None:
-        sync, digests = self._sync, self._digests
-        sync.sent, sync.held, sync.payload = (digests[side].compute() for side in ("sent", "held", "payload"))
-        sync.cast = digests["sent"].casts
-        sync.nbytes, sync.payload_bytes = digests["sent"].nbytes, digests["payload"].nbytes
-
-    def _note_storage(self) -> None:
-        """Note which tensors the engine holds as sent: later syncs may digest the same rows on both sides."""
-        sync, watch = self._sync, self._watch
-        if sync.alike and sync.ok:
-            alike = {place.partition("/")[2] for place in tensors_stored_as_sent(sync)}
-            compared = {name for place in sync.held if (name := place.partition("/")[2]) in sync.sent}
-            watch.stored_as_sent |= alike
-            watch.not_as_sent = (watch.not_as_sent | compared) - watch.stored_as_sent
-            for name in watch.stored_as_sent.intersection(watch.casts):
-                del watch.casts[name]
-            for place, value in sync.held.items():
-                name = place.partition("/")[2]
-                if sync.cast.get(name) == value:
-                    watch.stored_cast.add(name)
-                elif name in sync.cast and name not in watch.stored_cast:
-                    watch.not_as_cast.add(name)
-                    watch.casts.pop(name, None)
-
     def _judge(self) -> None:
         self.report = self._watch.judge(self._sync)
 
     def leave_out_weights(self) -> None:
         """Drop the digests, so that the record only says that the sync took place. Call it before `run`."""
-        for digests in self._digests.values():
-            digests.clear()
+        sync = self._sync
+        sync.sent, sync.held, sync.payload, sync.cast, sync.nbytes, sync.payload_bytes = {}, {}, {}, {}, 0, 0
 
     def _send_numbers(self, previous: SyncRecord | None) -> None:
         """Send the numbers: at once, or, for a sync that is checked in the background, in a thread beside the next checks."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any, overload
@@ -15,14 +15,16 @@ from typing import Any, overload
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.runs.history.record import SyncRecord, run_id
-from ckptcheck.watch.engine_side import EngineSelection, read_engine, read_parts
+from ckptcheck.watch.engine_side import find_dtype, read_engine, read_parts
 from ckptcheck.watch.payload import find_tensors
-from ckptcheck.watch.planned_copies import PlannedCopy
-from ckptcheck.watch.schedule import LEAST_SECONDS, NEGLIGIBLE
 from ckptcheck.watch.set_identity import SetIdentity
 from ckptcheck.watch.sync_check import SyncCheck
-from ckptcheck.watch.tensor_digests import SyncDigests, Weights
+from ckptcheck.watch.tensor_digests import SyncDigests, Weights, digest_tensor
 from ckptcheck.watch.watch_state import SyncWarning, WatchState
+
+CAST_BYTES = 4 << 20
+"""Largest tensor that is digested a second time after a cast to the engine's dtype. A small step may change none of a few elements
+once they are cast; of a million it changes some."""
 
 
 class Syncing:
@@ -36,30 +38,18 @@ class Syncing:
         self._began = self._digest_seconds = 0.0
         self._is_incomplete = self._has_ended = False
         self._iterators_returned = self._iterators_started = 0
-        self._shapes: dict[str, Sequence[int]] = {}
-        """Name of each tensor that the trainer sent → its shape; () for a tensor that this sync does not digest."""
-        self._sent_rows: dict[str, slice | None] = {}
-        """Name of each sent tensor that this sync digests → the rows that it digests, None for all."""
-        self._copies: Mapping[str, PlannedCopy] = {}
-        """Name of each tensor that came in an earlier sync and whose turn it is → the bytes to copy."""
-        self._names_only: Collection[str] = ()
-        """Tensors whose turn it is not: the sync notes their names and looks no further."""
-        self._read_began = self._read_seconds = 0.0
+        self._names: set[str] = set()
+        """Names of the tensors that the trainer sent, also of those that this sync does not digest."""
+        self._read_seconds = 0.0
         self._is_over_budget = False
         self._is_in_background = watch.is_in_background
-        self._sent_digests, self._engine_digests, self._payload_digests = (
-            SyncDigests(defers=self._is_in_background) for _ in range(3)
-        )
+        self._sent_digests, self._engine_digests, self._payload_digests = (SyncDigests() for _ in range(3))
         self._payload_count = 0
         self._sent_set, self._engine_set = SetIdentity(), SetIdentity()
         self._identity_seconds = 0.0
         if looks_at_weights:
             watch.schedule.begin()
             self._sync.group = watch.schedule.label
-            if not watch.names_sets:
-                self._names_only = watch.schedule.left_out
-            if self._is_in_background:
-                self._copies = watch.copy_plan.list_copies(watch.schedule, watch.choose_sent_rows)
         self._own_numbers: dict[str, float] = {}
         self._sync_check: SyncCheck | None = None
 
@@ -196,25 +186,20 @@ class Syncing:
         if watch.names_sets and not is_ending:
             watch.attempt("name the weights by their content", self._name_sets, once=True)
         # the last use of the device: the check in the background needs none
-        if self._is_over_budget or not watch.attempt("copy what it looks at", self._copy_to_host):
-            for digests in (self._sent_digests, self._engine_digests, self._payload_digests):
-                digests.clear()
+        if not self._is_over_budget:
+            fetched = time.monotonic()
+            watch.attempt("fetch what it has digested", self._fetch_digests)
+            self._read_seconds += time.monotonic() - fetched
         sync.checked = self._digest_seconds + self._identity_seconds + time.monotonic() - began
         if self._looks_at_weights and error is None:
-            spent = float("inf") if self._is_over_budget else self._digest_seconds + self._read_seconds
-            watch.schedule.note(spent, sync.seconds, LEAST_SECONDS if self._is_in_background else NEGLIGIBLE)
+            spent = self._digest_seconds + self._read_seconds
+            watch.schedule.note(float("inf") if self._is_over_budget else spent, sync.seconds)
         self._start_check(error, is_ending)
 
     def _start_check(self, error: BaseException | None, is_ending: bool) -> None:
         """Have the sync checked, here or in the background."""
         watch = self._watch
-        self._sync_check = SyncCheck(
-            watch,
-            self._sync,
-            {"sent": self._sent_digests, "held": self._engine_digests, "payload": self._payload_digests},
-            self._own_numbers,
-            is_in_background=self._is_in_background,
-        )
+        self._sync_check = SyncCheck(watch, self._sync, self._own_numbers, is_in_background=self._is_in_background)
         for sink in watch.sinks:
             watch.attempt("find the run of its numbers", sink.find_run)
         watch.nbytes = max(
@@ -237,31 +222,24 @@ class Syncing:
             self._sync_check.run(error)
 
     def _look_at(self, item: Any) -> None:
-        """Digest or copy a tensor that the trainer sends, if it is its turn. The job waits meanwhile, so most only cost a name."""
+        """Digest a tensor that the trainer sends, if it is its turn. The job waits meanwhile, so most only cost a name."""
         if not self._looks_at_weights or self._is_incomplete or self._has_ended:
             return
         if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str)):
             self._look_at_payload(item)
             return
-        name = item[0]
-        self._shapes[name] = ()
-        if name in self._names_only:
-            return
-        watch, tensor = self._watch, item[1]
+        watch, (name, tensor) = self._watch, item
+        self._names.add(name)
         if watch.names_sets:
             began = time.monotonic()
             watch.attempt(f"sum {name}", partial(self._add_to_set, name, tensor), once=True)
             self._identity_seconds += time.monotonic() - began
-        plan = self._copies.get(name)
-        if (plan is None and not watch.schedule.includes(name)) or self._stops():
+        if not watch.schedule.includes(name) or self._stops():
             return
         # time.thread_time would not count other processes, but the call may take longer than a digest
         began = time.monotonic()
         try:
-            if plan is not None and self._sent_digests.copy_planned(name, tensor, plan):
-                self._shapes[name], self._sent_rows[name] = plan.shape, plan.rows
-            else:
-                self._digest(name, tensor)
+            self._digest(name, tensor)
         except Exception as error:
             self._is_incomplete = True
             watch.warn_of(f"digest {name}", error)
@@ -286,7 +264,7 @@ class Syncing:
             self._payload_digests.add(f"{self._payload_count}.{place}", tensor)
 
     def _stops(self, more: float = 0.0) -> bool:
-        """Return whether the digests of this sync have used up the budget. more: seconds of reading the engine so far."""
+        """Return whether the digests of this sync have used up the budget. more: seconds of reading that do not count yet."""
         if not self._is_over_budget and self._digest_seconds + more > self._watch.schedule.budget:
             self._is_over_budget = True
             self._watch.say(
@@ -301,13 +279,15 @@ class Syncing:
             return
         if hasattr(type(tensor), "full_tensor"):
             raise CkptcheckError("it is sharded over ranks; gather it (full_tensor) before it passes through")
-        watch, shape, dtype = self._watch, tensor.shape, tensor.dtype
-        self._shapes[name] = shape
-        rows, cast = watch.choose_sent_rows(name, shape, dtype)
-        self._sent_rows[name] = rows
-        self._sent_digests.add(name, tensor, rows, cast=cast)
-        if self._is_in_background and getattr(tensor, "is_cpu", False):
-            watch.copy_plan.note(name, tensor)
+        self._sent_digests.add(name, tensor)
+        cast = find_dtype(self._watch.engine, name)
+        if (
+            cast not in (None, tensor.dtype)
+            and cast.is_floating_point
+            and cast.itemsize > 1
+            and tensor.nbytes <= CAST_BYTES
+        ):
+            self._sent_digests.casts[name] = digest_tensor(tensor.to(cast))
 
     def _digest_expected(self) -> None:
         assert self._watch.expected is not None
@@ -315,21 +295,17 @@ class Syncing:
             self._digest(name, tensor)
 
     def _read_engine(self) -> None:
-        assert self._watch.engine is not None
-        self._read_began = time.monotonic()
-        schedule = self._watch.schedule
-        selection = EngineSelection(
-            (schedule.group, schedule.groups),
-            schedule.includes,
-            self._choose_rows,
-            self._stops_reading,
-            defers=self._is_in_background,
-        )
-        known = self._watch.shapes
-        known.update((name, shape) for name, shape in self._shapes.items() if shape or name not in known)
-        unseen = read_engine(self._watch.engine, known, self._engine_digests, selection)
-        self._read_seconds = time.monotonic() - self._read_began
+        began = time.monotonic()
+        watch = self._watch
+        assert watch.engine is not None
+        watch.names |= self._names
+
+        def stops() -> bool:
+            return self._stops(time.monotonic() - began)
+
+        unseen = read_engine(watch.engine, watch.names, self._engine_digests, watch.schedule.includes, stops)
         self._sync.unseen = sorted(unseen)
+        self._read_seconds = time.monotonic() - began
 
     def _name_sets(self) -> None:
         """Note the identities of what was sent and of what the engine holds. A part of the weights gets none."""
@@ -338,44 +314,20 @@ class Syncing:
         self._sync.identity = self._sent_set.compute(self._watch.like)
         if self._sync.identity is None or self._watch.engine is None:
             return
-        for name, tensor in read_parts(self._watch.engine, self._shapes):
-            if name in self._shapes:
+        for name, tensor in read_parts(self._watch.engine, self._names):
+            if name in self._names:
                 self._engine_set.add(name, tensor, self._watch.like)
         if self._engine_set.has_tensors_of(self._sent_set):
             self._sync.held_identity = self._engine_set.compute(self._watch.like)
 
-    def _copy_to_host(self) -> None:
-        for digests in (self._sent_digests, self._engine_digests, self._payload_digests):
-            digests.move_to_host()
+    def _fetch_digests(self) -> None:
+        sync, sent, payload = self._sync, self._sent_digests, self._payload_digests
+        sync.sent, sync.held, sync.payload = sent.fetch(), self._engine_digests.fetch(), payload.fetch()
+        sync.cast, sync.nbytes, sync.payload_bytes = sent.casts, sent.nbytes, payload.nbytes
 
     def _probe(self) -> None:
         assert self._watch.probe is not None
         self._sync.probe = self._watch.probe.measure(self._sync.step, self._sync.version)
-
-    def _stops_reading(self) -> bool:
-        """Return whether the digests of this sync, with those of the engine so far, have used up the budget."""
-        return self._stops(time.monotonic() - self._read_began)
-
-    def _choose_rows(self, name: str, shape: Sequence[int], parameter: Any) -> slice | None:
-        """Return the rows of an engine's tensor to digest, None for all: the rows that were digested as they were sent.
-
-        shape: of the tensor, which may be a part of the parameter.
-
-        A tensor that the engine casts gets more rows, because a small step may leave a few cast rows unchanged. A tensor that the
-        engine holds in another shape is digested whole.
-        """
-        watch = self._watch
-        if watch.shapes.get(name) != shape:
-            watch.reshaped.add(name)
-        if name in watch.reshaped:
-            return None
-        schedule = watch.schedule
-        if name not in watch.not_as_sent or self._sent_digests.casts_too(name):
-            return self._sent_rows[name] if name in self._sent_rows else schedule.choose_rows(shape)
-        dtype = parameter.dtype
-        if name not in watch.not_as_cast and dtype.is_floating_point and dtype.itemsize > 1:
-            watch.casts[name] = dtype
-        return schedule.choose_rows_of_cast(shape, dtype.itemsize)
 
     def _version(self, *, before: bool = False) -> bool:
         """Ask the engine for its version, and return whether it answered."""

@@ -17,8 +17,8 @@ class Watch(WatchState):
         keep: how many syncs the file keeps.
         every: digest the weights only at every n-th sync; the watch asks for the version at each.
         probe: fixed sequences that both sides score after every n-th sync, None for none.
-        share: the part of a sync's time that digests may take. If they take more, and more than 20 ms, the watch looks at a fifth
-            of the tensors at a sync, at each at least every tenth sync, and at so few rows of it that the share suffices.
+        share: the part of the syncs' time that digests may take. If they take more, and more than 20 ms of a sync, the watch looks
+            at so few of the tensors at a sync that the share suffices, at one after the other, at each in two syncs.
         budget: seconds that the digests of a sync may take at most. What is left then is not looked at, and the next syncs look
             at fewer tensors.
         trainer: the name of the trainer, for the record.
@@ -26,8 +26,8 @@ class Watch(WatchState):
         on: what to do with findings: ``warn``, ``raise`` (errors only), or a function that gets each.
         metrics: where the numbers of each sync go, and findings as alerts: ``wandb``, ``trackio`` or ``mlflow`` for the job's own
             run, a run of theirs, a SummaryWriter of TensorBoard, a function of numbers and step, or a list of these.
-        background: whether a sync is checked in a thread after it (digests of what was copied, record, rules, findings, metrics)
-            and not before it ends. None: where a sync has more than 16 MB, and from the 17th sync on, unless findings are raised.
+        background: whether a sync is checked in a thread after it (record, rules, findings, metrics) and not before it ends.
+            None: where a sync has more than 16 MB, and from the 17th sync on, unless findings are raised.
             `wait` waits for it.
         identity: also name the set of weights that was sent by its content, as ``ckptcheck identity`` names a checkpoint, at each
             sync that is digested; and that of the engine, where it is a `module`. Every tensor is then read whole, whatever the

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,12 +20,11 @@ from ckptcheck.linter.rule import Finding, Rule
 from ckptcheck.runs.history.history import History
 from ckptcheck.runs.history.record import KEEP, Record, SyncRecord
 from ckptcheck.watch.background_thread import BackgroundThread
-from ckptcheck.watch.engine_side import WatchedEngine, digests_whole_tensors
+from ckptcheck.watch.engine_side import WatchedEngine
 from ckptcheck.watch.metrics import Metrics, open_sinks
-from ckptcheck.watch.planned_copies import CopyPlan
 from ckptcheck.watch.probe import Probe
 from ckptcheck.watch.record_claim import claim_record
-from ckptcheck.watch.schedule import CAST_SAMPLE, Schedule, least_elements
+from ckptcheck.watch.schedule import Schedule
 from ckptcheck.watch.tensor_digests import Weights
 from ckptcheck.watch.watch_arguments import check_arguments, find_record_path
 
@@ -73,7 +72,7 @@ class WatchState:
         self.engine, self.expected, self.trainer, self.enabled, self.on = engine, expected, trainer, enabled, on
         self.every, self.probe = max(1, every), probe
         self.names_sets, self._like = bool(identity), None if isinstance(identity, bool) else str(identity)
-        self.schedule, self.copy_plan = Schedule(share, budget, has_parts=not digests_whole_tensors(engine)), CopyPlan()
+        self.schedule = Schedule(share, budget)
         self.record = Record(find_record_path(record), keep=keep) if record is not None and enabled else None
         self.sinks = open_sinks(metrics) if enabled else []
         self._keep, self._maker, self._has_claimed = keep, os.getpid(), False
@@ -83,20 +82,8 @@ class WatchState:
         """The last syncs that were checked."""
         self.number = 0
         self.warned: set[str] = set()
-        self.shapes: dict[str, Sequence[int]] = {}
-        """Name of each tensor that the trainer sent at any sync → its shape, as in a sync: an adapter may come without its base."""
-        self.stored_as_sent: set[str] = set()
-        """Names of tensors whose digested rows the engine held bit for bit as sent."""
-        self.not_as_sent: set[str] = set()
-        """Names of tensors that the engine has not held as sent in any sync: it casts them, or lays them out anew."""
-        self.casts: dict[str, Any] = {}
-        """Name of a tensor in `not_as_sent` → the dtype in which the engine holds it."""
-        self.stored_cast: set[str] = set()
-        """Names of tensors in `not_as_sent` whose digested rows the engine held as sent, cast to its dtype."""
-        self.not_as_cast: set[str] = set()
-        """Names of tensors that the engine has held neither as sent nor cast to its dtype."""
-        self.reshaped: set[str] = set()
-        """Names of tensors that the engine holds in another shape: row n of one is not row n of the other."""
+        self.names: set[str] = set()
+        """Names of the tensors that the trainer sent at any sync: an adapter may come without its base."""
         self._rules: list[Rule] = []
         self._reported: set[tuple[str | None, ...]] = set()
         """The `_identify` of each finding on the syncs so far."""
@@ -131,17 +118,6 @@ class WatchState:
             return open_checkpoint(self._like) if self._like is not None else None
         except CkptcheckError as error:
             return error
-
-    def choose_sent_rows(self, name: str, shape: Sequence[int], dtype: Any) -> tuple[slice | None, Any]:
-        """Return the rows to look at of a tensor that is sent, None for all; and the dtype to which to cast them too, or None."""
-        if name in self.reshaped or self.schedule.parts == 1:
-            return None, None
-        cast = self.casts.get(name)
-        if cast is not None and cast != dtype:
-            return self.schedule.choose_rows(shape, CAST_SAMPLE), cast
-        # where both sides hold the same bytes, one element of 4 bytes shows a change as well as two of 2 bytes
-        itemsize = dtype.itemsize if name in self.stored_as_sent else 2
-        return self.schedule.choose_rows(shape, least_elements(itemsize)), None
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until all syncs so far are checked and recorded, and their numbers sent; return whether they are.

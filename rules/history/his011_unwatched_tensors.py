@@ -3,7 +3,6 @@
 ## What it checks
 - Every tensor of the engine was read at one sync at least. An engine that packs its weights may leave empty tensors behind;
   whether these change says nothing.
-- `ckptcheck.watch` reads a packed linear layer of vLLM's CPU build by what the layer computes. It cannot do that through a server.
 - The record says of every sync that all weights passed the watch.
 
 ## Why it matters

@@ -28,7 +28,7 @@ def main() -> None:
         print(f"\ndigests on a GPU: left out, torch {torch.__version__} sees none")
         return
     sys.path.insert(0, str(FAR))
-    from ckptcheck_worker import digest
+    from ckptcheck_worker import shard_digest as digest
 
     device = torch.device("cuda", 0)
 
@@ -45,7 +45,7 @@ def main() -> None:
         return statistics.median(times)
 
     total = min(BYTES, torch.cuda.mem_get_info()[0] // 4)
-    how = "one pass, by Triton" if digest.kernel(device) else "torch's own operations"
+    how = "one pass, by Triton" if digest.block_sum_kernel(device) else "torch's own operations"
     print(
         f"\ndigests of bfloat16 on {torch.cuda.get_device_name(0)} ({how}), {total / 1e9:.1f} GB, medians of {ROUNDS}"
     )

@@ -31,7 +31,7 @@ def digests() -> None:
     """Digest half a gigabyte, in tensors as models have them, and sum the same words."""
     import torch
 
-    from ckptcheck.live.runtime.worker.ckptcheck_worker.digest import digest
+    from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import digest
 
     weights = [torch.randn(1536, 2048) for _ in range(SIZE // (4 * 1536 * 2048))]
     whole = sum(weight.nbytes for weight in weights)

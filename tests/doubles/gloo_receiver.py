@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from ckptcheck_worker.digest import digest
 from ckptcheck_worker.gloo import broadcast, join_for_sync
+from ckptcheck_worker.shard_digest import digest
 
 
 def receive(group: dict[str, Any], shapes: list[list[int]]) -> list[str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from ckptcheck.live.refit.lora.trace import LoraTrace
 from ckptcheck.live.refit.lora.trial import LoraTrial
-from ckptcheck.live.runtime.engines.capabilities import AdapterEngine
+from ckptcheck.live.runtime.engines.base import Engine
 from tests.doubles.fake_lora import AdapterFault, FakeAdapterEngine
 from tests.factories.case_table import CaseTable
 
@@ -39,7 +39,7 @@ def run_lora_case(table: Mapping[str, Any], folder: Path) -> LoraTrace:
     (folder / "model" / "base").write_text("1.0")
     (folder / "lora" / "adapter").write_text(json.dumps(case.adapter))
 
-    def start(checkpoint: Path, _: bool, replaces: AdapterEngine | None) -> AdapterEngine:
+    def start(checkpoint: Path, _: bool, replaces: Engine | None) -> Engine:
         return FakeAdapterEngine(checkpoint, case.faults if replaces is None or case.everywhere else ())
 
     return LoraTrial(

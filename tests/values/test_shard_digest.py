@@ -13,8 +13,15 @@ import pytest
 from numpy.typing import NDArray
 
 from ckptcheck.live.runtime.worker.ckptcheck_worker import shard_digest as worker_digest
-from ckptcheck.live.runtime.worker.ckptcheck_worker.digest import MASK
-from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import BLOCK, DIGITS, SEEDS, factors, format_sums, mix
+from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import (
+    BLOCK,
+    DIGITS,
+    MASK,
+    SEEDS,
+    factors,
+    format_sums,
+    mix,
+)
 from ckptcheck.values import shard_digest
 from ckptcheck.values.shard_digest import add_sums, sum_bytes, sum_rows_numpy, sum_shard
 from tests.conftest import needs

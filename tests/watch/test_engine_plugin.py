@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tomllib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -78,17 +78,7 @@ class WorkerMethods:
 
 
 @pytest.fixture
-def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Free the records after a test, as a process does at its end."""
-    held: list[Any] = []
-    monkeypatch.setattr(engine_plugin, "OPEN_LOCKS", held)
-    yield
-    for file in held:
-        file.close()
-
-
-@pytest.fixture
-def record(tmp_path: Path, locks: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Watch a stand-in of vLLM, with a record."""
     # a busy machine must not make it look at a part of the tensors
     monkeypatch.setenv("CKPTCHECK_WATCH", f"record={tmp_path}/syncs.jsonl,share=1000,budget=60")
@@ -260,14 +250,6 @@ def test_an_update_that_is_finished_ends_the_sync(record: Path) -> None:
     assert len(open_history(record).syncs) == 1
 
 
-def test_engines_side_by_side_keep_records_of_their_own(record: Path) -> None:
-    for worker in (start_worker(), start_worker(), start_worker(rank=1)):
-        push_at_once(worker, Trainer())
-        worker.finish_weight_update()
-    written = sorted(path.name for path in record.parent.iterdir() if not path.name.startswith("."))
-    assert written == ["syncs.2.jsonl", "syncs.jsonl"]
-
-
 def test_an_engine_whose_watch_fails_goes_on(record: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("CKPTCHECK_WATCH", "recrod=syncs.jsonl")
     worker = start_worker()
@@ -287,7 +269,7 @@ def test_nothing_happens_without_the_variable(monkeypatch: pytest.MonkeyPatch) -
     engine_plugin.watch_sglang()
 
 
-def test_sglang_is_hooked_by_its_registry(tmp_path: Path, locks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sglang_is_hooked_by_its_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hooks: dict[str, Callable[..., Any]] = {}
     registry = ModuleType("sglang.srt.plugins.hook_registry")
     registry.HookType = SimpleNamespace(BEFORE="before", AFTER="after")  # type: ignore[attr-defined]

@@ -56,12 +56,13 @@ def test_a_delta_is_digested_and_one_that_comes_again_is_named(background: bool)
 
 def test_a_large_delta_is_checked_beside_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_state, "SMALL", 4096)
-    watch = Watch(background=None)
+    watch, in_background = Watch(background=None), []
     for step in range(3):
         with watch(step=step) as sync:
             list(sync.sent(flushes(step)))
+            in_background.append(watch.is_in_background)
     assert watch.wait(60)
-    assert [bool(sync.background) for sync in watch.last] == [False, True, True]
+    assert in_background == [False, True, True]
 
 
 def test_what_has_no_tensor_is_still_said() -> None:

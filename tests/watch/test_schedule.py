@@ -1,19 +1,17 @@
-"""A watch that has no time for all bytes looks at some rows of every tensor: what is lost is named, and what is sound is quiet."""
+"""A watch without time for all bytes looks at a group of tensors at a time: what is lost is named, and what is sound is quiet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from ckptcheck.watch import SyncWarning, Watch, module, schedule, watch_state
-from ckptcheck.watch.schedule import Schedule
-from ckptcheck.watch.tensor_digests import digest_rows
+from ckptcheck.watch import SyncWarning, Watch, module
+from ckptcheck.watch.schedule import MOST_GROUPS, Schedule
 
 torch = pytest.importorskip("torch")
 
-ROWS, WIDTH, PARTS = 24, 8, 6
+ROWS, WIDTH, GROUPS = 24, 8, 2
 LAYERS = range(4)
 NAMES = [f"layers.{layer}.{name}.weight" for layer in LAYERS for name in ("up_proj", "down_proj")]
 
@@ -42,9 +40,7 @@ class Engine(torch.nn.Module):  # type: ignore[misc,name-defined]
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """An engine whose tensors are large enough to be looked at in parts."""
-    monkeypatch.setattr(schedule, "LEAST_ELEMENTS", 1)
+def engine() -> Engine:
     torch.manual_seed(0)
     return Engine()
 
@@ -61,121 +57,41 @@ def run_syncs(
 
 
 def start(engine: Engine, found: list[str]) -> tuple[Watch, dict[str, Any]]:
-    """Return a watch that has seen two whole syncs and then decided for parts, and the trainer's weights."""
+    """Return a watch that has seen two whole syncs and then decided for groups, and the trainer's weights."""
     watch = Watch(
         module(engine), on=lambda finding: found.append(f"{finding.code} {finding.message}"), share=1e6, budget=60.0
     )
     weights = {name: torch.randn(ROWS, WIDTH) for name in NAMES}
     run_syncs(engine, watch, 0, 2, weights)
-    watch.schedule.groups, watch.schedule.parts, watch.schedule._number = 2, PARTS, -1
+    watch.schedule.groups, watch.schedule._number = GROUPS, -1
     return watch, weights
 
 
-def keep_results(function: Callable[..., Any], results: list[Any]) -> Callable[..., Any]:
-    """Return a function that does the same, and keeps what it returns."""
-
-    def keep(*arguments: Any) -> Any:
-        results.append(function(*arguments))
-        return results[-1]
-
-    return keep
-
-
-def test_all_rows_are_looked_at_in_turn_and_each_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "LEAST_ELEMENTS", 1)
+def test_a_group_is_looked_at_twice_and_all_tensors_have_their_turn() -> None:
     own = Schedule(0.02, 1.0)
-    own.groups, own.parts = 2, PARTS
-    rows, labels = [], []
-    for _ in range(2 * 2 * PARTS):
+    own.groups, seen, labels = 3, set(), []
+    for _ in range(6):
         own.begin()
-        rows.append(own.choose_rows((ROWS, WIDTH)))
         labels.append(own.label)
-    assert labels[:5] == ["1/2, part 1/6", "1/2, part 1/6", "2/2, part 1/6", "2/2, part 1/6", "1/2, part 2/6"]
-    assert rows[:6] == [slice(0, 4)] * 4 + [slice(4, 8)] * 2
-    assert {row for each in rows if each is not None for row in range(ROWS)[each]} == set(range(ROWS))
-    assert own.choose_rows(()) is None
-    assert own.choose_rows((1, 10_000)) is None, "one row is whole"
-    assert own.choose_rows((3, 10_000)) == slice(2, 3), "fewer rows than parts"
+        seen |= {name for name in NAMES if own.includes(name)}
+    assert labels == ["1/3", "1/3", "2/3", "2/3", "3/3", "3/3"]
+    assert seen == set(NAMES)
 
 
-@pytest.mark.parametrize(
-    ("shape", "itemsize", "least"),
-    [
-        ((4096, 4096), 2, 256),
-        ((65_536, 2048), 2, 8192),
-        ((16_384, 8192), 1, 2048),
-        ((1024, 1024), 2, None),
-        ((64,), 2, None),
-    ],
-)
-def test_of_a_cast_tensor_more_rows_are_looked_at_around_those_that_were_sent(
-    shape: tuple[int, ...], itemsize: int, least: int | None
-) -> None:
+def test_groups_become_as_small_as_the_share_asks() -> None:
     own = Schedule(0.02, 1.0)
-    own.groups, own.parts = 1, 1024
-    for _ in range(2 * own.parts):
+    for spent in (5.0, 0.39):  # the first sync also loads code
         own.begin()
-        sent, held = own.choose_rows(shape), own.choose_rows_of_cast(shape, itemsize)
-        if sent is None or least is None:
-            assert held is None
-            continue
-        assert held is not None
-        assert held.stop - held.start == max(least, sent.stop - sent.start)
-        assert 0 <= held.start <= sent.start < sent.stop <= held.stop <= shape[0]
-
-
-def test_small_tensors_are_looked_at_whole() -> None:
-    own = Schedule(0.02, 1.0)
-    own.parts = 8
-    own.begin()
-    assert own.choose_rows((100, 160)) is None
-    assert own.choose_rows((64, 256)) == slice(0, 32), "a part has 8,192 elements at least"
-
-
-def test_of_elements_of_four_bytes_half_as_many_are_looked_at_where_the_engine_holds_the_same() -> None:
-    watch = Watch()
-    watch.schedule.parts = 1024
-    watch.schedule.begin()
-    shape = torch.Size((1024, 64))
-    assert watch.choose_sent_rows("w", shape, torch.float32) == (slice(0, 128), None), "not known: it may cast them"
-    watch.stored_as_sent = {"w"}
-    assert watch.choose_sent_rows("w", shape, torch.float32) == (slice(0, 64), None)
-    assert watch.choose_sent_rows("w", shape, torch.bfloat16) == (slice(0, 128), None)
-
-
-def test_both_sides_look_at_the_same_rows_whatever_becomes_known_between_them(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The check of the sync before may end in its thread while this one runs."""
-    watch, weights = start(engine, [])
-    watch.stored_as_sent = set()
-    with watch(step=2) as sync:
-        engine.load(sync.sent(iter(weights.items())))
-        watch.stored_as_sent = set(NAMES)
-        monkeypatch.setattr(schedule, "LEAST_ELEMENTS", 100)
-    last = watch.last[-1]
-    assert {place.partition("/")[2]: value for place, value in last.held.items()} == last.sent
-
-
-def test_parts_become_as_small_as_the_share_asks() -> None:
-    own = Schedule(0.02, 1.0)
-    for spent in (0.5, 0.39):
+        own.note(spent, 2.0)
+    assert own.groups == 10, "0.39 s for all, and 40 ms are allowed"
+    for _ in range(20):
         own.begin()
-        own.note(spent, 0.2)
-    # 0.39 s for all, 4 ms are allowed
-    assert (own.groups, own.parts) == (5, 59)
-    for spent in (0.0039, 0.0039):
+        own.note(0.04, 2.0)
+    assert own.groups == 10, "this is within the share"
+    for _ in range(20):
         own.begin()
-        own.note(spent, 0.2)
-    assert (own.groups, own.parts) == (5, 59), "this is within the share"
-    parts = []
-    for spent in (0.0044, 0.0044) * 3:
-        own.begin()
-        own.note(spent, 0.2)
-        parts.append(own.parts)
-    assert parts[1::2] == [195, 644, 644], (
-        "they cost more than was expected; then what is left is the number of tensors"
-    )
+        own.note(4.0, 2.0)
+    assert own.groups == MOST_GROUPS
 
 
 @pytest.mark.parametrize("sparse", [False, True])
@@ -187,37 +103,14 @@ def test_a_sound_job_is_quiet(engine: Engine, sparse: bool, dtype: Any) -> None:
     watch, weights = start(engine, found)
     run_syncs(engine, watch, 2, 60, weights, sparse)
     assert found == []
-    assert watch.last[-1].group.endswith("/6")
-    assert watch.stored_as_sent == (set(NAMES) if dtype is torch.float32 else set())
-    assert watch.reshaped == {NAMES[3]}
-
-
-def test_an_engine_that_does_more_than_a_cast_is_quiet_and_a_lost_tensor_is_named(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A few rows are looked at, and more of them in the engine than of what is sent."""
-    monkeypatch.setattr(schedule, "CAST_ELEMENTS", 8 * WIDTH)
-    found: list[str] = []
-    engine.to(torch.bfloat16)
-    watch, weights = start(engine, found)
-    watch.not_as_cast |= set(NAMES)
-    watch.casts.clear()
-    chosen = []
-    monkeypatch.setattr(watch.schedule, "choose_rows_of_cast", keep_results(watch.schedule.choose_rows_of_cast, chosen))
-    run_syncs(engine, watch, 2, 60, weights, sparse=True)
-    assert found == []
-    assert {rows.stop - rows.start for rows in chosen} == {8}
-    engine.deaf = (NAMES[2],)
-    run_syncs(engine, watch, 60, 66, weights)
-    assert any(line.startswith("HIS001") and NAMES[2] in line for line in found), found
+    assert watch.last[-1].group.endswith("/2")
 
 
 @pytest.mark.parametrize("background", [True, False])
 def test_an_engine_that_casts_is_quiet_where_steps_round_to_nothing_and_a_lost_tensor_is_named(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, background: bool
+    engine: Engine, background: bool
 ) -> None:
     """What was sent is cast as the engine does, which tells whether it had to change."""
-    monkeypatch.setattr(watch_state, "CAST_SAMPLE", 4 * WIDTH)
     found: list[str] = []
     engine.to(torch.bfloat16)
     watch, weights = start(engine, found)
@@ -229,7 +122,6 @@ def test_an_engine_that_casts_is_quiet_where_steps_round_to_nothing_and_a_lost_t
             engine.load(sync.sent(iter(weights.items())))
         watch.wait()
     assert found == []
-    assert set(watch.casts) == set(NAMES)
     last = watch.last[-1]
     assert last.cast == {place.partition("/")[2]: value for place, value in last.held.items()}
     engine.deaf = (NAMES[2],)
@@ -238,20 +130,8 @@ def test_an_engine_that_casts_is_quiet_where_steps_round_to_nothing_and_a_lost_t
     assert any(line.startswith("HIS001") and NAMES[2] in line for line in found), found
 
 
-def test_an_engine_that_holds_other_rows_is_not_held_to_a_cast(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_state, "CAST_SAMPLE", 4 * WIDTH)
-    load = engine.load
-    engine.load = lambda weights: load((name, value.flip(0)) for name, value in weights)
-    found: list[str] = []
-    engine.to(torch.bfloat16)
-    watch, weights = start(engine, found)
-    run_syncs(engine, watch, 2, 20, weights)
-    assert found == []
-    assert (watch.not_as_cast, watch.casts) == (set(NAMES), {})
-
-
 def test_modules_that_were_exchanged_are_not_taken_for_stale_ones(engine: Engine) -> None:
-    """Beside the job it is seen that what was read is not the engine's any more; the next sync looks anew."""
+    """The next sync looks for the tensors anew."""
     found: list[str] = []
     watch, weights = start(engine, found)
     watch.background = True
@@ -259,10 +139,6 @@ def test_modules_that_were_exchanged_are_not_taken_for_stale_ones(engine: Engine
     watch.wait()
     engine.layers[1].up_proj = torch.nn.Linear(WIDTH, ROWS, bias=False)
     run_syncs(engine, watch, 6, 7, weights)
-    watch.wait()
-    assert watch.last[-1].sent
-    assert watch.last[-1].held == {}
-    run_syncs(engine, watch, 7, 8, weights)
     watch.wait()
     assert watch.last[-1].held
     assert found == []
@@ -275,7 +151,7 @@ def test_a_lost_tensor_is_named(engine: Engine, lost: str) -> None:
     watch, weights = start(engine, found)
     run_syncs(engine, watch, 2, 9, weights)
     engine.deaf = (lost,)
-    run_syncs(engine, watch, 9, 14, weights)
+    run_syncs(engine, watch, 9, 9 + 2 * GROUPS + 1, weights)
     assert any(line.startswith("HIS001") and lost in line for line in found), found
 
 
@@ -289,11 +165,11 @@ def test_an_export_that_stands_still_is_named(engine: Engine) -> None:
     assert {line[:6] for line in found} == {"HIS002"}
 
 
-def test_rows_that_arrive_as_something_else_are_named(engine: Engine) -> None:
+def test_tensors_that_arrive_as_something_else_are_named(engine: Engine) -> None:
     found: list[str] = []
     watch, weights = start(engine, found)
     run_syncs(engine, watch, 2, 6, weights)
-    for step in range(6, 6 + 4 * PARTS):
+    for step in range(6, 12):
         with watch(step=step) as sync:
             for value in weights.values():
                 value += 1.0
@@ -302,18 +178,7 @@ def test_rows_that_arrive_as_something_else_are_named(engine: Engine) -> None:
     assert any(line.startswith("HIS008") for line in found), found
 
 
-def test_a_digest_of_rows_knows_them_in_any_layout() -> None:
-    tensor = torch.randn(8, 4).bfloat16()
-    other = tensor.clone()
-    other[5, 1] += 1
-    assert digest_rows(tensor, slice(0, 4)) == digest_rows(other, slice(0, 4))
-    assert digest_rows(tensor, slice(4, 8)) != digest_rows(other, slice(4, 8))
-    assert digest_rows(tensor.t().contiguous().t(), slice(2, 6)) == digest_rows(tensor, slice(2, 6))
-    values = torch.randn(8, 4)
-    assert digest_rows(values.numpy(), slice(2, 6)) == digest_rows(values, slice(2, 6))
-
-
-def test_a_watch_of_parts_warns_of_nothing_else(engine: Engine, recwarn: pytest.WarningsRecorder) -> None:
+def test_a_watch_of_groups_warns_of_nothing_else(engine: Engine, recwarn: pytest.WarningsRecorder) -> None:
     watch, weights = start(engine, [])
     run_syncs(engine, watch, 2, 8, weights)
     assert not [warning for warning in recwarn if issubclass(warning.category, SyncWarning)]

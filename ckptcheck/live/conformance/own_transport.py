@@ -236,7 +236,7 @@ class OwnTransport:
 
     def read_state(self) -> ReceiverState:
         """Digest the receiver's tensors. Raises ReceiverLost if it cannot list them."""
-        from ckptcheck.live.runtime.worker.ckptcheck_worker.digest import digest
+        from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import digest
 
         return ReceiverState({
             name: tensor if isinstance(tensor, str) else digest(tensor) for name, tensor in self._list_tensors()
@@ -244,7 +244,7 @@ class OwnTransport:
 
     def expected_state(self, values: int) -> Mapping[str, str]:
         """Return the digests of the sent tensors that the receiver holds in the same form."""
-        from ckptcheck.live.runtime.worker.ckptcheck_worker.digest import digest
+        from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import digest
 
         return {
             name: digest(tensor)

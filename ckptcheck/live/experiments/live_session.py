@@ -15,7 +15,7 @@ from ckptcheck.text.observer import SILENT, Observer
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.live.runtime.engines.base import Engine, EngineInfo, Running
+    from ckptcheck.live.runtime.engines.base import Engine, EngineInfo
     from ckptcheck.live.runtime.engines.engine_options import Logprobs, Switches
     from ckptcheck.live.runtime.process.exchange import TensorExchange
     from ckptcheck.live.runtime.trainers.base import Trainer, TrainerInfo
@@ -107,7 +107,7 @@ class LiveSession:
             check_trainer(name, layout)
         return start_transformers(self.ckpt, self.exchange, dtype=dtype, head_fp32=head_fp32, process=process)
 
-    def log_ignored_switches(self, engine: Running) -> None:
+    def log_ignored_switches(self, engine: Engine) -> None:
         """Tell the observer which switches the engine did not take, and why."""
         for switch, reason in engine.ignored_switches.items():
             self.observer.log(f"{switch}: {reason}")
@@ -139,7 +139,7 @@ def with_batch_size(switches: Switches, sequences: int) -> Switches:
     return replace(switches, sequences=max(8, sequences)) if switches.sequences is None else switches
 
 
-def effective_logprobs(engine: Running, switches: Switches) -> Logprobs:
+def effective_logprobs(engine: Engine, switches: Switches) -> Logprobs:
     """Return which logprobs the engine gives, raw or processed: the other kind where it ignored the switch."""
     requested = switches.logprobs or "raw"
     if "logprobs" not in engine.ignored_switches:

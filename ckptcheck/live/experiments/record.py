@@ -8,7 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from ckptcheck.live.experiments.live_session import effective_logprobs
-from ckptcheck.live.runtime.engines.base import Generator, Running
+from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.engines.sampling import Generation, Sampling
 from ckptcheck.live.runtime.process.deadlines import time_budget
 from ckptcheck.rollouts import Metadata, Rollout, Rollouts, SamplingInfo, ScorerInfo, build_rollouts
@@ -23,7 +23,7 @@ Tokens = tuple[int, ...]
 
 
 def record_rollouts(
-    engine: Generator,
+    engine: Engine,
     prompts: Sequence[Tokens],
     sampling: Sampling,
     metadata: Metadata,
@@ -68,7 +68,7 @@ def describe_rollouts(
     source: str,
     ckpt: Checkpoint,
     default_prompts: DefaultPrompts,
-    engine: Running,
+    engine: Engine,
     switches: Switches,
     context_len: int,
     step: int | None,
@@ -86,7 +86,7 @@ def describe_rollouts(
     )
 
 
-def complete_metadata(engine: Running, metadata: Metadata, sampling: Sampling) -> Metadata:
+def complete_metadata(engine: Engine, metadata: Metadata, sampling: Sampling) -> Metadata:
     """Return the metadata, completed with the engine and the sampling."""
     import msgspec
 

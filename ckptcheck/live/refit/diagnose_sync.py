@@ -14,7 +14,7 @@ from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.refit.observations import Key, RankDiagnosis, Sync, is_draft
 from ckptcheck.live.refit.weight_names import Read, TensorPart, list_parts
-from ckptcheck.live.runtime.engines.base import Inspectable
+from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.text.formatting import format_bytes
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def diagnose_sync(
-    engine: Inspectable, cold: Callable[[], Inspectable], sync: Sync, folder: Path, weights: Sequence[Weight] = ()
+    engine: Engine, cold: Callable[[], Engine], sync: Sync, folder: Path, weights: Sequence[Weight] = ()
 ) -> Sync:
     """Return the sync with the causes of what differs, or with the reason why they are unknown.
 
@@ -75,8 +75,8 @@ def diagnose_sync(
 
 
 def _diagnose_rank(
-    engine: Inspectable,
-    reference: Inspectable,
+    engine: Engine,
+    reference: Engine,
     sync: Sync,
     rank: int,
     rank_names: Sequence[str],
@@ -199,7 +199,7 @@ def _name_step(verdict: Verdict, checkpoint: Path | None) -> Verdict:
     return replace(verdict, sentence=verdict.sentence.replace("the previous version", version))
 
 
-def _fetch(engine: Inspectable, rank: int, names: Sequence[str], path: Path) -> Checkpoint:
+def _fetch(engine: Engine, rank: int, names: Sequence[str], path: Path) -> Checkpoint:
     keys: list[Key] = [(rank, name) for name in names]
     # every engine gives its file the same name
     engine.fetch_tensors(keys, path.parent).replace(path)

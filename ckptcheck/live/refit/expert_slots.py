@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckptcheck.live.refit.logprob_diff import LogprobDiff
-from ckptcheck.live.runtime.engines.base import ExpertSlots, Running
+from ckptcheck.live.runtime.engines.base import Engine, ExpertSlots
 from ckptcheck.live.runtime.engines.capabilities import find_able
 
 Key = tuple[int, str]
@@ -43,7 +43,7 @@ class ExpertMove:
     """How far logprobs moved; None if none were compared."""
 
 
-def read_slots(engine: Running) -> Slots:
+def read_slots(engine: Engine) -> Slots:
     """Digest each slot of an engine that holds copies of experts; {} for any other."""
     balancing = find_able(engine, "expert copies")
     return {} if balancing is None else balancing.digest_expert_slots()

@@ -19,7 +19,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.runtime.trainers.base import ShardDigest, Weight
 from ckptcheck.live.runtime.trainers.layout import ParallelLayout
 from ckptcheck.live.runtime.trainers.spawn import BUFFERS
-from ckptcheck.live.runtime.worker.ckptcheck_worker.digest import format_digest
+from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import format_sums
 from ckptcheck.text.formatting import format_layers, join_truncated
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _explain(
     shape, width = sizes.get(shard.name, ((), 0))
     if shape and width:
         rest = prod(shape) // max(1, shape[min(shard.axis, len(shape) - 1)])
-        if shard.exported == format_digest((0, 0), (shard.end - shard.begin) * rest * width):
+        if shard.exported == format_sums((0, 0), (shard.end - shard.begin) * rest * width):
             return MisexportedPart(shard, ranks, "zero")
     return MisexportedPart(shard, ranks, "unknown")
 

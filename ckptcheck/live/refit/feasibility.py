@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.runtime.engines.base import Updatable
+from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.engines.known_issues import version_numbers
 from ckptcheck.live.runtime.engines.transports import (
     Transport,
@@ -177,7 +177,7 @@ def check_devices(
         )
 
 
-def check_transport(trainer: Trainer, engine: Updatable, name: str) -> None:
+def check_transport(trainer: Trainer, engine: Engine, name: str) -> None:
     """Raise CkptcheckError, with what would work, if the transport cannot carry weights from this trainer to this engine."""
     trainer_facts, engine_facts = trainer.info.facts, engine.info.facts
     device = engine_facts.get("device", "")
@@ -232,7 +232,7 @@ def _join(names: Iterable[str], word: str = "and") -> str:
     return f"{', '.join(first)} {word} {last}"
 
 
-def _check_nccl(trainer: Trainer, engine: Updatable, default: str) -> None:
+def _check_nccl(trainer: Trainer, engine: Engine, default: str) -> None:
     """Raise CkptcheckError where an NCCL group of trainer and engine would hang instead of failing.
 
     Both ends need one version of NCCL. vLLM pins NCCL's algorithm, protocol and channels where it is batch-invariant

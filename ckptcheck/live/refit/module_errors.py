@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.live.runtime.engines.activations import ActivationSource
-from ckptcheck.live.runtime.engines.capabilities import AbleEngine, find_able
+from ckptcheck.live.runtime.engines.capabilities import find_able
 
 if TYPE_CHECKING:
     from ckptcheck.live.runtime.engines.activations import Activations
@@ -50,7 +50,7 @@ class ModuleDifference:
 
 
 def find_first_difference(
-    engine: AbleEngine, start_cold: Callable[[], Engine], tokens: Sequence[int], folder: Path
+    engine: Engine, start_cold: Callable[[], Engine], tokens: Sequence[int], folder: Path
 ) -> ModuleDifference | None:
     """Send one prompt through both, and compare what their modules put out; None if the cold one cannot capture.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ckptcheck.live.refit.logprob_diff import LogprobDiff, compare_logprobs
-from ckptcheck.live.runtime.engines.base import Scorer
+from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.engines.capabilities import why_not_forced
 from ckptcheck.live.runtime.trainers.base import Trainer
 
@@ -87,7 +87,7 @@ def measure_rounding(trainer: Trainer, dtypes: Sequence[str], sequences: Sequenc
 
 
 def measure_noise_floor(
-    engine: Scorer, trainer: Trainer, sequences: Sequence[Sequence[int]], decode: int = OWN
+    engine: Engine, trainer: Trainer, sequences: Sequence[Sequence[int]], decode: int = OWN
 ) -> TrialNoise:
     """Score the same sequences again, each alone, and by decoding. Every request starts with an empty prefix cache.
 

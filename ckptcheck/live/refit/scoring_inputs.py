@@ -12,7 +12,7 @@ from ckptcheck.checkpoint.sandbox import run_sandboxed
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.rule import Skip
 from ckptcheck.live.refit.observations import CacheProbe, GreedyText, Scoring
-from ckptcheck.live.runtime.engines.base import Scorer, SequenceScores
+from ckptcheck.live.runtime.engines.base import Engine, SequenceScores
 from ckptcheck.live.runtime.engines.capabilities import why_not_forced
 from ckptcheck.live.runtime.engines.sizing import DEFAULT_CONTEXT_LEN
 from ckptcheck.live.runtime.trainers.base import Trainer
@@ -91,22 +91,22 @@ class ScoringInputs:
         prompt = tuple(text.encode_prompt(vocabulary)) or sequences[0][:LEAD]
         return cls(sequences, probe if len(probe) > block else (), prompt[:room], decode, text)
 
-    def score_engine(self, engine: Scorer) -> tuple[SequenceScores, ...]:
+    def score_engine(self, engine: Engine) -> tuple[SequenceScores, ...]:
         """Have the engine score the sequences and continue them greedily."""
         return tuple(engine.score(self.sequences, decode=self.decode))
 
-    def fill_cache(self, engine: Scorer) -> None:
+    def fill_cache(self, engine: Engine) -> None:
         """Fill the prefix cache with keys and values of the weights before the sync."""
         if self.probe:
             engine.score([self.probe], decode=2)
 
-    def score_cache_probe(self, engine: Scorer) -> SequenceScores | None:
+    def score_cache_probe(self, engine: Engine) -> SequenceScores | None:
         """Have the engine score the sequence that tests the prefix cache; None if it has no cache."""
         return engine.score([self.probe], decode=2)[0] if self.probe else None
 
     def score_both_sides(
         self,
-        engine: Scorer,
+        engine: Engine,
         trainer: Trainer,
         after: int,
         cold: Sequence[SequenceScores],
@@ -137,14 +137,14 @@ class ScoringInputs:
             greedy_text=self._decode_greedily(engine, trainer),
         )
 
-    def _force_decode(self, engine: Scorer) -> tuple[tuple[float, ...], ...]:
+    def _force_decode(self, engine: Engine) -> tuple[tuple[float, ...], ...]:
         """Have the engine decode the last tokens of the sequences; () if it cannot, or is not to."""
         if not self.decode or why_not_forced(engine.info):
             return ()
         begin = max(1, min(map(len, self.sequences)) - self.decode)
         return tuple(engine.score_by_decode(self.sequences, begin))
 
-    def _decode_greedily(self, engine: Scorer, trainer: Trainer) -> GreedyText | None:
+    def _decode_greedily(self, engine: Engine, trainer: Trainer) -> GreedyText | None:
         if not self.decode:
             return None
         engine.reset_prefix_cache()
@@ -174,7 +174,7 @@ def cache_probe_sequence(vocabulary: int, block: int) -> tuple[int, ...]:
     return tuple(source.randrange(lowest, vocabulary) for _ in range(2 * block + 7))
 
 
-def decode_both(engine: Scorer, trainer: Trainer, prompt: Sequence[int], number: int) -> GreedyText:
+def decode_both(engine: Engine, trainer: Trainer, prompt: Sequence[int], number: int) -> GreedyText:
     """Let both sides decode. Where they differ, the trainer scores both continuations: in a tie neither is wrong."""
     engine_tokens = engine.score([prompt], decode=number)[0].decoded_tokens
     greedy = GreedyText(tuple(prompt), engine_tokens, trainer.decode_greedy(prompt, number))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.refit.inflight import InflightUpdate
-from ckptcheck.live.runtime.engines.base import Bucket, Engine, Updatable, UpdateResult
+from ckptcheck.live.runtime.engines.base import Bucket, Engine, UpdateResult
 from ckptcheck.live.runtime.engines.process_group import address_buckets, create_rendezvous
 from ckptcheck.live.runtime.engines.transports import Transport, select_transport
 from ckptcheck.live.runtime.process.deadlines import remaining_seconds
@@ -68,7 +68,7 @@ def _send_files(
                 Path(bucket.address["path"]).unlink(missing_ok=True)
 
 
-def _send_to_group(trainer: Trainer, engine: Updatable, bucket_bytes: int, transport: Transport, key: str) -> Sent:
+def _send_to_group(trainer: Trainer, engine: Engine, bucket_bytes: int, transport: Transport, key: str) -> Sent:
     """Broadcast the weights in a process group.
 
     Both sides wait for each other, so the trainer sends from a thread. If one side ends, the other would wait forever, so it is
@@ -115,7 +115,7 @@ def _send_to_group(trainer: Trainer, engine: Updatable, bucket_bytes: int, trans
     return buckets, result
 
 
-def _share_memory(trainer: Trainer, engine: Updatable, bucket_bytes: int, transport: Transport, key: str) -> Sent:
+def _share_memory(trainer: Trainer, engine: Engine, bucket_bytes: int, transport: Transport, key: str) -> Sent:
     """Let the engine open the trainer's own GPU memory."""
     gpus = list(dict.fromkeys(engine.info.facts["gpus"].split(",")))
     gpu_trainer = require_gpu_trainer(trainer)

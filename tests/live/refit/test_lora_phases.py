@@ -10,7 +10,7 @@ import pytest
 from ckptcheck.live.refit.lora.trace import LoraTrace
 from ckptcheck.live.refit.lora.trial import LoraTrial
 from ckptcheck.live.refit.trial_state import DEFAULTS, Timeouts
-from ckptcheck.live.runtime.engines.capabilities import AdapterEngine
+from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.process.deadlines import remaining_seconds
 from ckptcheck.live.runtime.process.errors import WorkerTimeout
 from tests.doubles.fake_lora import FakeAdapterEngine
@@ -24,7 +24,7 @@ def run(folder: Path, engine: type[FakeAdapterEngine], timeouts: Timeouts | None
         (folder / name).mkdir()
         (folder / name / file).write_text(text)
 
-    def start(checkpoint: Path, serves_adapters: bool, replaces: AdapterEngine | None) -> AdapterEngine:
+    def start(checkpoint: Path, serves_adapters: bool, replaces: Engine | None) -> Engine:
         return engine(checkpoint)
 
     return LoraTrial(

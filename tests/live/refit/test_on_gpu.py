@@ -88,7 +88,7 @@ def test_digests_of_the_device_are_those_of_the_host(ranks: int) -> None:
     needs("torch")
     import torch
 
-    from ckptcheck.live.runtime.worker.ckptcheck_worker import digest as far
+    from ckptcheck.live.runtime.worker.ckptcheck_worker import shard_digest as far
 
     if not torch.cuda.is_available():
         pytest.skip(f"torch {torch.__version__} sees no GPU")

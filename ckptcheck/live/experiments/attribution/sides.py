@@ -11,7 +11,7 @@ from ckptcheck.linter.rule import Skip
 from ckptcheck.live.experiments.attribution.experiment import EngineChange, TrainerChange
 from ckptcheck.live.experiments.scoring import TOKENS, batch_by_length
 from ckptcheck.live.experiments.side import Side
-from ckptcheck.live.runtime.engines.base import Engine, Scorer, TensorDigests
+from ckptcheck.live.runtime.engines.base import Engine, TensorDigests
 from ckptcheck.live.runtime.trainers.base import Trainer, Weight
 from ckptcheck.rollouts.full_vocab import FullVocabSource
 from ckptcheck.rollouts.metrics.sampling_distribution import processed
@@ -203,7 +203,7 @@ class EngineSide:
             raise Skip("the recorded logprobs are processed, and by decoding it tells raw ones only")
         return self._cut(engine, change.fresh)
 
-    def _raw(self, engine: Scorer, change: EngineChange) -> NDArray[Any]:
+    def _raw(self, engine: Engine, change: EngineChange) -> NDArray[Any]:
         """Return raw logprobs under a change, float64 [T]."""
         rescoring = Rescoring(self._rollouts)
         logprobs = rescoring.empty_scores()
@@ -233,7 +233,7 @@ class EngineSide:
         for begin in range(0, len(usable), size):
             yield usable[begin : begin + size]
 
-    def _cut(self, engine: Scorer, fresh: bool) -> NDArray[Any]:
+    def _cut(self, engine: Engine, fresh: bool) -> NDArray[Any]:
         """Return logprobs of the job's sampling distribution, float64 [T]. fresh: with empty caches."""
         sampling = self._rollouts.metadata.sampling
         if fresh:

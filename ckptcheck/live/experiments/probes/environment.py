@@ -12,7 +12,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
 from ckptcheck.live.experiments.probes.trace import ProbeTrace
 from ckptcheck.live.experiments.side import Side
-from ckptcheck.live.runtime.engines.base import Bucket, Engine, EngineInfo, Running, Scorer
+from ckptcheck.live.runtime.engines.base import Bucket, Engine, EngineInfo
 from ckptcheck.live.runtime.engines.engine_options import Switches
 from ckptcheck.live.runtime.engines.sampling import Generation, Sampling
 from ckptcheck.live.runtime.process.deadlines import time_budget
@@ -138,7 +138,7 @@ class ProbeEnvironment:
         """Return the sequences of prompt and response."""
         return [(*prompt, *generation.tokens) for prompt, generation in zip(self.prompts, made, strict=True)]
 
-    def followed(self, engine: Scorer, sequences: Sequence[Tokens]) -> list[tuple[float, ...]]:
+    def followed(self, engine: Engine, sequences: Sequence[Tokens]) -> list[tuple[float, ...]]:
         """Decode the responses again, one sequence at a time, and return the logprobs of their tokens."""
         engine.reset_prefix_cache()
         return [
@@ -233,7 +233,7 @@ class _ProbeRuns:
             return self._engine.setup
         return max(dict.fromkeys(setups), key=setups.count)
 
-    def _note(self, setup: EngineSetup, engine: Running) -> None:
+    def _note(self, setup: EngineSetup, engine: Engine) -> None:
         """Record and report once which of the user's switches the engine did not take."""
         user_switches, setup_switches = self._environment.setup.switches.to_dict(), setup.switches.to_dict()
         for name, reason in engine.ignored_switches.items():
@@ -242,7 +242,7 @@ class _ProbeRuns:
                 self._environment.say(f"{name}: {reason}")
 
 
-def _describe_ignored_switches(setup: EngineSetup, engine: Running) -> str:
+def _describe_ignored_switches(setup: EngineSetup, engine: Engine) -> str:
     """Name the switches that a probe needs and the engine did not take; "" if there is none."""
     return "; ".join(f"{name}: {reason}" for name, reason in engine.ignored_switches.items() if name in setup.needs)
 

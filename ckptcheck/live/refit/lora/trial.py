@@ -14,7 +14,7 @@ from ckptcheck.live.refit.live_trial import PREFIX_CACHE_BLOCK, TrialEngine, cle
 from ckptcheck.live.refit.lora.trace import CachedAdapterProbe, LoraTrace, Scores, ServedAdapter
 from ckptcheck.live.refit.scoring_inputs import cache_probe_sequence, scoring_sequences
 from ckptcheck.live.refit.trial_state import FollowPhase, Log, Timeouts, TrialPhases
-from ckptcheck.live.runtime.engines.capabilities import AdapterEngine
+from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.text.file_io import read_json_file
 from ckptcheck.text.observer import SILENT, Observer
 
@@ -36,7 +36,7 @@ class LoraTrial:
     def __init__(
         self,
         trace: LoraTrace,
-        start: Callable[[Path, bool, AdapterEngine | None], AdapterEngine],
+        start: Callable[[Path, bool, Engine | None], Engine],
         checkpoint: Path,
         adapter: Path,
         *,
@@ -55,7 +55,7 @@ class LoraTrial:
 
     def run(self) -> LoraTrace:
         """Run the trial and return its evidence. Raises CkptcheckError for an engine that cannot be started at all."""
-        engine: AdapterEngine | None = None
+        engine: Engine | None = None
         try:
             with self._phases.keep_evidence(
                 self.trace.failed_phases, has_evidence=lambda: self.trace.engine is not None
@@ -67,7 +67,7 @@ class LoraTrial:
                 engine.close()
         return self.trace
 
-    def _run_tested_engine(self) -> AdapterEngine:
+    def _run_tested_engine(self) -> Engine:
         """Load the adapter, have others take its slot, and replace it under its name."""
         trace = self.trace
         with self._phases.run("start", "cold load of the base model"):
@@ -107,7 +107,7 @@ class LoraTrial:
             raise
         return engine
 
-    def _run_references(self, engine: AdapterEngine) -> AdapterEngine:
+    def _run_references(self, engine: Engine) -> Engine:
         """Start the engine cold with the other adapter, and from the merged checkpoint."""
         trace = self.trace
         with self._phases.run("start", "cold load of the other adapter"):
@@ -123,11 +123,11 @@ class LoraTrial:
             trace.merged, trace.merged_nudged = merged, self._score(engine, "")
         return engine
 
-    def _observe(self, engine: AdapterEngine, name: str) -> ServedAdapter:
+    def _observe(self, engine: Engine, name: str) -> ServedAdapter:
         scores = self._score(engine, name)
         return ServedAdapter(scores, engine.digest_adapter(name))
 
-    def _score(self, engine: AdapterEngine, name: str) -> Scores:
+    def _score(self, engine: Engine, name: str) -> Scores:
         engine.reset_prefix_cache()
         return tuple(engine.score_with_adapter(self._sequences, name))
 
@@ -166,7 +166,7 @@ def run_live_lora_trial(
     from ckptcheck.live.refit.lora.trial import LoraTrial
     from ckptcheck.live.refit.source import open_source
     from ckptcheck.live.runtime.engines import registry
-    from ckptcheck.live.runtime.engines.capabilities import AdapterEngine
+    from ckptcheck.live.runtime.engines.base import Engine
     from ckptcheck.live.runtime.engines.engine_options import parse_switches
     from ckptcheck.live.runtime.engines.sizing import default_context_len
     from ckptcheck.live.runtime.process.signal_guard import SignalGuard
@@ -183,13 +183,13 @@ def run_live_lora_trial(
         list_files_beside(base)  # the worker copies them for the merged weights
         arguments = registry.CLASSES[engine.name]().lora_arguments(SLOTS, shape.rank, shape.modules)
 
-        def start(checkpoint: Path, serves_adapters: bool, replaces: AdapterEngine | None) -> AdapterEngine:
+        def start(checkpoint: Path, serves_adapters: bool, replaces: Engine | None) -> Engine:
             started = registry.start_engine(
                 engine.name, checkpoint, dtype=dtype, ranks=engine.tp, mode=engine.mode, switches=switches,
-                python=engine.python, gpus=engine.gpus, scratch=(folder,), replaces=cast(Any, replaces),
+                python=engine.python, gpus=engine.gpus, scratch=(folder,), replaces=replaces,
                 extra_arguments=arguments if serves_adapters else {},
             )  # fmt: skip
-            return cast(AdapterEngine, started)
+            return started
 
         trace = LoraTrace(source, str(adapter), update, SLOTS)
         has_room = default_context_len(base) >= 2 * PREFIX_CACHE_BLOCK + 16

@@ -1,18 +1,16 @@
-"""The interface of an inference engine, and the values it returns.
+"""The values that an inference engine takes and returns.
 
 All tensor names are the engine's own. Names, dtypes and shapes come from each rank, where the tensors live.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from ckptcheck.live.runtime.engines.sampling import Generation, Sampling
-    from ckptcheck.live.runtime.engines.transports import Transport
+    from ckptcheck.live.runtime.engines.sampling import Generation
 
 Kind = Literal["parameter", "buffer", "derived"]
 """derived: an attribute that the engine builds from parameters after loading, and computes with."""
@@ -207,135 +205,10 @@ class SequenceScores:
     """Tokens of the prompt that came from the prefix cache."""
 
 
-class Running(Protocol):
-    """A running engine. Every call raises WorkerDied, WorkerTimeout or RemoteError as `WorkerClient.call` does."""
+if TYPE_CHECKING:
+    from ckptcheck.live.runtime.engines.remote import RemoteEngine
 
-    info: EngineInfo
-    ignored_switches: Mapping[str, str]
-    """Requested switch (see engine_options.py) that the engine did not apply → why."""
-
-    def close(self) -> None:
-        """End the engine and every process it started; may be called twice."""
-        ...
-
-
-class Updatable(Running, Protocol):
-    """An engine whose weights can be updated."""
-
-    transports: tuple[Transport, ...]
-    """The transports by which this engine, on this device, takes weights."""
-
-    def update_weights(
-        self, buckets: Sequence[Bucket], transport: str, *, timeout: float | None = None
-    ) -> UpdateResult:
-        """Send the buckets through the engine's public update path, as one update.
-
-        transport: the name of one of `transports`. Does not reset the caches. An exception of the engine becomes a failed
-        `UpdateResult`.
-        """
-        ...
-
-    def reset_prefix_cache(self) -> None:
-        """Drop all cached keys and values."""
-        ...
-
-
-class Inspectable(Running, Protocol):
-    """An engine whose tensors can be read where they live."""
-
-    def digest_tensors(self) -> TensorDigests:
-        """Digest every parameter, buffer and derived tensor on every rank, where they live."""
-        ...
-
-    def read_scalars(self) -> HostScalars:
-        """Return the numbers that the engine's modules keep on the host, on every rank."""
-        ...
-
-    def scramble_weights(self, *, keep_draft: bool | None = None) -> ScrambleResult:
-        """Overwrite every tensor that an update should write with sentinels, different for each tensor and element.
-
-        keep_draft: whether to leave out the tensors of a draft model, because the trainer does not send it; None: the
-        engine leaves out a draft model that has its own checkpoint.
-        """
-        ...
-
-    def find_unwritten(self) -> Mapping[tuple[int, str], UnwrittenElements]:
-        """Return the scrambled tensors that an update did not write completely."""
-        ...
-
-    def fetch_tensors(self, names: Sequence[tuple[int, str]], folder: Path) -> Path:
-        """Write tensors to a safetensors file (names ``RANK/NAME``) and return it."""
-        ...
-
-    def memory_bytes(self) -> int:
-        """Return the bytes that the engine's processes hold: on the device, on a CPU their resident memory."""
-        ...
-
-
-class Scorer(Running, Protocol):
-    """An engine that computes the logprobs of given tokens."""
-
-    def score(self, sequences: Sequence[Sequence[int]], *, decode: int = 0) -> list[SequenceScores]:
-        """Score sequences by prefill; decode: how many tokens to add by greedy decoding."""
-        ...
-
-    def score_by_decode(self, sequences: Sequence[Sequence[int]], prompt: int) -> list[tuple[float, ...]]:
-        """Return the logprobs of the tokens after the first `prompt` ones, each from a decode step with the token forced."""
-        ...
-
-    def score_full_vocab(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
-        """Write the logprobs of the whole vocabulary after each token but the last, and return the file.
-
-        Tensors "0", "1", …: [tokens - 1, vocabulary], float32, natural, at temperature 1; short sequences only.
-        """
-        ...
-
-    def expert_routing(self, tokens: Sequence[int]) -> list[list[list[int]]]:
-        """Return the experts of every token as [layer][token][choice]; [] if the engine cannot report them."""
-        ...
-
-    def reset_prefix_cache(self) -> None:
-        """Drop all cached keys and values."""
-        ...
-
-
-class Generator(Running, Protocol):
-    """An engine that generates."""
-
-    pause_modes: tuple[str, ...]
-    """The ways in which the engine treats running requests while weights change."""
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling], *, salt: str = ""
-    ) -> list[Generation]:
-        """Return a response for each prompt, all requested at once. salt: prompts with different salts share no cached prefix."""
-        ...
-
-    def force_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> Generation:
-        """Force the engine to decode these tokens after the prompt, until the engine itself stops: at an end token."""
-        ...
-
-    def update_inflight(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling | Sequence[Sampling],
-        buckets: Sequence[Bucket],
-        *,
-        transport: str,
-        pause: str,
-        clear_cache: bool,
-        after: int,
-        version: str,
-    ) -> InflightResult:
-        """Update the weights while requests run, once the first response has `after` tokens.
-
-        transport: one of `transports` that supports it. pause: one of `pause_modes`.
-        """
-        ...
-
-
-class Engine(Updatable, Inspectable, Scorer, Generator, Protocol):
-    """An inference engine that can do all of these. A function asks for the smallest protocol that it needs.
-
-    capabilities.py lists the abilities that only some engines have.
-    """
+    Engine = RemoteEngine[Any]
+else:
+    Engine = object
+"""An engine of either kind, for type hints: `RemoteEngine`, which imports this module, has its methods."""

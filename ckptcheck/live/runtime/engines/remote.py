@@ -16,6 +16,7 @@ from ckptcheck.live.runtime.engines import codec
 from ckptcheck.live.runtime.engines.activations import Activations, assemble_activations
 from ckptcheck.live.runtime.engines.base import (
     Bucket,
+    EngineInfo,
     ExpertSlots,
     HostScalars,
     InflightResult,
@@ -51,7 +52,9 @@ SINGLE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 class RemoteEngine(ABC, Generic[Options]):
-    """A running engine; satisfies `base.Engine`. Use it as a context manager. Make it as `VllmEngine` or `SglangEngine`.
+    """A running engine. Use it as a context manager. Make it as `VllmEngine` or `SglangEngine`.
+
+    Every call raises WorkerDied, WorkerTimeout or RemoteError as `WorkerClient.call` does.
 
     Args:
         checkpoint: the folder of the checkpoint to load.
@@ -80,6 +83,11 @@ class RemoteEngine(ABC, Generic[Options]):
     """The ways in which the engine treats running requests while weights change."""
     call_timeout: ClassVar[float | None] = None
     """Seconds for any call after the start; None for no limit."""
+    info: EngineInfo
+    ignored_switches: Mapping[str, str]
+    """Requested switch (see engine_options.py) that the engine did not apply → why."""
+    transports: tuple[Transport, ...]
+    """The transports by which this engine, on this device, takes weights."""
 
     def __init__(
         self,
@@ -94,7 +102,7 @@ class RemoteEngine(ABC, Generic[Options]):
         prepared: PreparedWorkers | None = None,
     ) -> None:
         self.options: Options = self.default_options() if options is None else options
-        self.transports: tuple[Transport, ...] = transports_of(self.name)
+        self.transports = transports_of(self.name)
         if self.options.transport and find_interpreter(self.name, python).is_cpu_build:
             require_device(self.name, self.options.transport, "cpu")
         self._start_worker = self.worker_starter(self.options.ranks, python, gpus, log, scratch)
@@ -189,9 +197,10 @@ class RemoteEngine(ABC, Generic[Options]):
         return codec.decode_scalars(self._call_ranks("read_scalars"))
 
     def scramble_weights(self, *, keep_draft: bool | None = None) -> ScrambleResult:
-        """Overwrite parameters, and the derived tensors that updates rebuild, with sentinels.
+        """Overwrite parameters, and the derived tensors that updates rebuild, with sentinels, different for each element.
 
-        keep_draft: see `base.Inspectable`.
+        keep_draft: whether to leave out the tensors of a draft model, because the trainer does not send it; None: the engine
+        leaves out a draft model that has its own checkpoint.
         """
         return codec.decode_scramble(
             self._call_ranks("scramble_weights", *([] if keep_draft is None else [keep_draft]))
@@ -206,7 +215,10 @@ class RemoteEngine(ABC, Generic[Options]):
         return codec.decode_slots(self._call_ranks("digest_expert_slots"))
 
     def rebalance_experts(self) -> None:
-        """Have the engine move experts between its slots, with the map of where they lie. Needs the switch `redundant_experts`."""
+        """Have the engine move experts between its slots, the same way in every engine that started with the same options.
+
+        Needs the switch `redundant_experts`.
+        """
         self._call_ranks("rebalance_experts")
 
     def record_arrivals(self, expected: Sequence[str], *, is_brief: bool = False) -> None:
@@ -226,7 +238,8 @@ class RemoteEngine(ABC, Generic[Options]):
         """Update the weights by one of `transports` (see transports.py). version: of the weights, None for the next number.
 
         The buckets of a process group have its address (process_group.py), and its rank 0 sends meanwhile; those of ipc have the
-        handles of their tensors. Raises CkptcheckError for a transport that this engine does not have.
+        handles of their tensors. Does not reset the caches. An exception of the engine becomes a failed `UpdateResult`. Raises
+        CkptcheckError for a transport that this engine does not have.
         """
         return self._update(buckets, transport, timeout, **({} if version is None else {"version": version}))
 
@@ -241,6 +254,10 @@ class RemoteEngine(ABC, Generic[Options]):
         """Update the draft model in a session of its own. buckets: in files. transport: that of the policy's weights."""
         reply = self._call("update_draft", buckets=self._encode_buckets(buckets, transport), transport=transport)
         return msgspec.convert(reply, UpdateResult)
+
+    def time_updates(self, on: bool) -> None:
+        """Let the next updates run as in a job, or end that. In a trial vLLM fills new memory with NaN, which costs time."""
+        self._call_ranks("time_updates", on)
 
     def end_update(self) -> None:
         """End an update that a failure left open. Raises RemoteError if none is open, or if the engine cannot end it."""
@@ -327,7 +344,10 @@ class RemoteEngine(ABC, Generic[Options]):
         return msgspec.convert(reply, Generation)
 
     def score_full_vocab(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
-        """Write the logprobs of the whole vocabulary after each token but the last, and return the file."""
+        """Write the logprobs of the whole vocabulary after each token but the last, and return the file.
+
+        Tensors "0", "1", …: [tokens - 1, vocabulary], float32, natural, at temperature 1; short sequences only.
+        """
         path = real_path(folder) / "full-engine.safetensors"
         self._call("score_full_vocab", sequences=_as_lists(sequences), path=str(path))
         return path

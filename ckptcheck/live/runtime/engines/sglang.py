@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.runtime.engines import codec
-from ckptcheck.live.runtime.engines.base import Bucket, ScrambleResult, TensorDigests, UnwrittenElements, UpdateResult
+from ckptcheck.live.runtime.engines.base import Bucket, UpdateResult
 from ckptcheck.live.runtime.engines.loading import LaunchOptions
 from ckptcheck.live.runtime.engines.remote import RemoteEngine
 from ckptcheck.live.runtime.engines.sizing import kv_cache_size
@@ -107,27 +106,6 @@ class SglangEngine(RemoteEngine[SglangOptions]):
             "enable_lora": True, "max_loras_per_batch": slots, "max_lora_rank": rank, "lora_target_modules": list(modules),
         }  # fmt: skip
 
-    def digest_tensors(self, *, loader: bool = False) -> TensorDigests:
-        """Digest every parameter, buffer and derived tensor on every rank, where they live.
-
-        loader: ask through a custom weight loader, as on a server; it sees the tensors as they are during a load.
-        """
-        return codec.decode_digests(self._call_ranks_by("digest_tensors", loader))
-
-    def scramble_weights(self, *, keep_draft: bool | None = None, loader: bool = False) -> ScrambleResult:
-        """Overwrite parameters, and the derived tensors that updates rebuild, with sentinels. loader: see `digest_tensors`."""
-        return codec.decode_scramble(
-            self._call_ranks_by("scramble_weights", loader, *([] if keep_draft is None else [keep_draft]))
-        )
-
-    def find_unwritten(self, *, loader: bool = False) -> Mapping[tuple[int, str], UnwrittenElements]:
-        """Return the scrambled tensors that an update did not write completely. loader: see `digest_tensors`."""
-        return codec.decode_unwritten(self._call_ranks_by("find_unwritten", loader))
-
-    def _call_ranks_by(self, method: str, loader: bool, *arguments: Any) -> list[Any]:
-        results: list[Any] = self._call("call_ranks", method=method, arguments=list(arguments), loader=loader)
-        return results
-
     def update_weights(
         self,
         buckets: Sequence[Bucket],
@@ -152,11 +130,6 @@ class SglangEngine(RemoteEngine[SglangOptions]):
         if level != self.options.sleep_level:
             raise CkptcheckError(f"this SGLang was started to sleep at level {self.options.sleep_level}, not {level}")
         self._call("sleep", tags=None)
-
-    def check_weights(self, action: str) -> Mapping[str, Any]:
-        """Run SGLang's own weight checker (snapshot, compare, checksum); return ok, message, and the checksums of each rank."""
-        result: Mapping[str, Any] = self._call("check_weights", action=action)
-        return result
 
     def scheduler_pids(self) -> tuple[int, ...]:
         """Return the process id of every rank's scheduler."""

@@ -80,10 +80,6 @@ class VllmEngine(RemoteEngine[VllmOptions]):
         """
         return self.info.facts.get("device") == "cpu"
 
-    def time_updates(self, on: bool) -> None:
-        """Let the next updates run as in a job, or end that. In a trial NaN fills new memory, which costs time."""
-        self._call_ranks("time_updates", on)
-
     def wake(self, tags: Sequence[str] | None = None) -> None:
         """Take the memory back. tags: only the parts weights or kv_cache; vLLM has no others."""
         super().wake(None if tags is None else [tag for tag in tags if tag in ("weights", "kv_cache")])

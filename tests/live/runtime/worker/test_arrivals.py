@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckptcheck.live.runtime.worker.ckptcheck_worker import arrivals
-from ckptcheck.live.runtime.worker.ckptcheck_worker.digest import digest
+from ckptcheck.live.runtime.worker.ckptcheck_worker.shard_digest import digest
 from tests.conftest import needs
 
 needs("torch")

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from ckptcheck.live.runtime.engines.digest import digest
-from ckptcheck.live.runtime.worker.ckptcheck_worker import digest as digest_module
+from ckptcheck.live.runtime.worker.ckptcheck_worker import shard_digest as digest_module
 
-WORD = 8
-ROW = digest_module.WIDTH * WORD
+ROW = digest_module.BLOCK
 
 
 def noise(size: int, seed: int = 0) -> np.ndarray:
@@ -55,7 +54,7 @@ def test_many_at_once_are_as_one_after_the_other(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_digest_is_what_it_was() -> None:
-    assert digest(np.arange(1 << 16, dtype=np.uint32)) == "ed354acc903d2ebc0770206d720be108"
+    assert digest(np.arange(1 << 16, dtype=np.uint32)) == "31bc0ea660f05e20565ce2d5435a88fc"
 
 
 def test_every_flip_of_a_bit_is_seen() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from . import tensors
-from .digest import digests, format_words, reduce_tensor
+from .shard_digest import digests, format_words, sum_shard
 
 METHOD = "load_weights"
 _recorders: list[Recorder] = []
@@ -81,7 +81,7 @@ class Recorder:
     def _note(self, name: str, tensor: Any) -> None:
         """Record a tensor now, because its memory may be reused; on a GPU its digest is fetched at the end."""
         self._entries.append([*_describe(name, tensor), len(self._words)])
-        self._words.append((reduce_tensor(tensor), tensor.numel() * tensor.element_size()))
+        self._words.append((sum_shard(tensor), tensor.nbytes))
 
     def finish(self) -> list[list[Any]]:
         """Give the model its method back, and return [name, dtype, shape, digest] of each arrived tensor."""

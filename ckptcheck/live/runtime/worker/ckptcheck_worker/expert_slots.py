@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .digest import digests
+from .shard_digest import digests
 
 Layer = tuple[str, list[int], int]
 """(name of the module, the expert in each of this rank's slots, which part of each expert the rank holds)."""

@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from . import sentinels, tensor_files, tensors
-from .digest import digests
-from .shard_digest import sum_shard
+from .shard_digest import digests, sum_shard
 
 Tensors = Iterable[tuple[str, str, Any, str]]
 """(name, kind, tensor, why its numbers cannot be read or "")."""

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from . import megatron_layout as layouts
-from .digest import digest
-from .shard_digest import sum_shard
+from .shard_digest import digest, sum_shard
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from . import (
 from . import megatron_layout as layouts
 from . import megatron_schedule as schedule
 from .capture import capture_modules, write_capture
-from .digest import digest
 from .megatron_checkpoint import save_checkpoint as save_megatron_checkpoint
 from .megatron_device import join_process_group
 from .megatron_hooks import model_hooks
@@ -24,6 +23,7 @@ from .megatron_optimizer import MegatronOptimizer
 from .megatron_pieces import Piece, digest_pieces, digest_range, locate_pieces
 from .perturb import apply_noise, noise, token_weights
 from .sampling import sample_token
+from .shard_digest import digest
 from .tensor_files import write_tensors
 
 VOCABULARY_NAMES = ("embedding.word_embeddings.weight", "output_layer.weight")

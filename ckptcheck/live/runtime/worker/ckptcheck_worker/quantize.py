@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import communicator, tensor_files, tensors
-from .digest import digest
+from .shard_digest import digest
 
 STATE: dict[str, Any] = {}
 

@@ -25,8 +25,6 @@ from . import (
 from .engine_half import build_methods
 
 PACKAGE = __name__.rpartition(".")[0]
-LOADER = f"{PACKAGE}.sglang_worker.look"
-"""The custom weight loader through which every rank can be called."""
 PLUGINS = {"look": f"{PACKAGE}.sglang_worker:register", "loads": f"{PACKAGE}.sglang_load_files:register"}
 PLAIN_PLUGINS = {
     "integers": f"{PACKAGE}.sglang_int_kernels:register",
@@ -71,7 +69,7 @@ def start(
         sglang_plugins.install_plugins(folder, {**PLUGINS, **(PLAIN_PLUGINS if plain else {})})
     if _running["plain"] != plain:
         raise ValueError("a process of SGLang keeps its mode, plain or stock: start a new one for the other")
-    arguments = sglang_launch.arguments(model, dtype, ranks, context_len, tokens, switches, options, LOADER)
+    arguments = sglang_launch.arguments(model, dtype, ranks, context_len, tokens, switches, options)
     import sglang
 
     engine = sglang.Engine(**arguments)
@@ -128,14 +126,11 @@ def stop() -> None:
         engine.shutdown()
 
 
-def call_ranks(method: str, arguments: list[Any], loader: bool = False) -> list[Any]:
-    """Call a method of sglang_worker on every rank and return the results. loader: through the custom weight loader."""
+def call_ranks(method: str, arguments: list[Any]) -> list[Any]:
+    """Call a method of sglang_worker on every rank and return the results."""
     path = _new_path(method)
     request = json.dumps({"method": method, "arguments": arguments, "path": path})
-    if loader:
-        sglang_update.call_loader(_engine(), LOADER, request)
-    else:
-        _engine().collective_rpc("ckptcheck", request=request)
+    _engine().collective_rpc("ckptcheck", request=request)
     results = []
     for rank in range(int(_argument("tp_size"))):
         with open(f"{path}.{rank}", encoding="utf-8") as file:
@@ -293,11 +288,6 @@ def wake(tags: list[str] | None) -> None:
     _engine().resume_memory_occupation(tags)
 
 
-def check_weights(action: str) -> dict[str, Any]:
-    """Run SGLang's own weight checker. action: snapshot, compare, checksum, reset_tensors."""
-    return dict(_run(sglang_update.check_weights(_engine(), action)))
-
-
 def _engine() -> Any:
     if "engine" not in _running:
         raise LookupError("no engine is running")
@@ -326,5 +316,4 @@ RPC_METHODS = build_methods([
     weight_version,
     sleep,
     wake,
-    check_weights,
 ])  # fmt: skip

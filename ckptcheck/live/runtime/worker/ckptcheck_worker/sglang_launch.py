@@ -28,9 +28,8 @@ def arguments(
     tokens: int,
     switches: dict[str, Any],
     options: dict[str, Any],
-    loader: str,
 ) -> dict[str, Any]:
-    """Return the arguments of sglang.Engine; see `sglang_engine.start`. loader: the custom weight loader that calls the ranks."""
+    """Return the arguments of sglang.Engine; see `sglang_engine.start`."""
     import torch
 
     device_arguments = gpu_arguments(dtype) if torch.cuda.is_available() else _cpu_arguments()
@@ -44,7 +43,6 @@ def arguments(
         "skip_tokenizer_init": not switches.get("text"),
         "grammar_backend": "none",
         "enable_custom_logit_processor": True,
-        "custom_weight_loader": [loader],
         "random_seed": 0,
         "log_level": "error",
         # without it an idle scheduler occupies a core

@@ -144,7 +144,7 @@ def on_engine_device(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, 
     """Yield weights on a GPU if there is one, so that SGLang sends only handles.
 
     A handle names its GPU by number, and schedulers see the same GPUs as this process. A sender in another process uses SGLang's
-    monkey_patch_torch_reductions to name it by UUID; after that no CPU tensor can be sent, and `call_loader` sends one.
+    monkey_patch_torch_reductions to name it by UUID.
     """
     import torch
 
@@ -302,33 +302,6 @@ async def weight_version(engine: Any, value: str | None) -> Any:
         request = UpdateWeightVersionReqInput(new_version=value, abort_all_requests=False)
         await engine.tokenizer_manager.update_weight_version(request)
     return engine.tokenizer_manager.config_value("weight_version")
-
-
-async def check_weights(engine: Any, action: str) -> dict[str, Any]:
-    """Run SGLang's own weight checker."""
-    from sglang.srt.managers.io_struct import CheckWeightsReqInput
-
-    ok, message, ranks, *_ = await engine.tokenizer_manager.check_weights(CheckWeightsReqInput(action=action), None)
-    checksums = [dict(rank["checksums"] if isinstance(rank, dict) else rank.checksums) for rank in ranks or ()]
-    return {"ok": bool(ok), "message": str(message), "checksums": checksums}
-
-
-def call_loader(engine: Any, loader: str, request: str) -> None:
-    """Pass a request to a custom weight loader, in a session of its own. Raises RuntimeError with the messages of SGLang."""
-    import torch
-
-    progress = Progress([], time.perf_counter())
-
-    async def send() -> None:
-        payload = [("request", torch.tensor(list(request.encode()), dtype=torch.uint8))]
-        if await _begin_session(engine, progress):
-            progress.answers.append(await _update_from_tensor(engine, payload, loader, False, None))
-            await _end_session(engine, progress)
-
-    engine.loop.run_until_complete(send())
-    errors = [message for ok, message in progress.answers if not ok]
-    if errors:
-        raise RuntimeError("; ".join(errors))
 
 
 TRANSPORTS: dict[str, Callable[[Any, Update, Progress], Awaitable[None]]] = {

@@ -3,9 +3,6 @@
 `register` runs as a plugin in each of SGLang's processes (see sglang_plugins.py) and adds one method to the scheduler, which
 `sglang.Engine.collective_rpc` calls on every rank. The call is outside a session of begin_weight_update and end_weight_update,
 so it reads the tensors that the engine computes with, not the layout that they have during a load.
-
-`look` does the same as a ``--custom-weight-loader``: the way into a server that runs without the plugin. It runs inside a
-session, where layers that are repacked after loading (experts in INT4 on a GPU) have the layout in which they are loaded.
 """
 
 from __future__ import annotations
@@ -30,11 +27,11 @@ class RankView(RankHalf):
     model: Any
     """The model that is served."""
     models: Sequence[tuple[str, Any]]
-    """(prefix of its names, model): the served model and, without a custom weight loader, a draft model."""
-    scheduler: Any = None
-    """SGLang's scheduler; None in a custom weight loader."""
-    groups: Any = None
-    """The process groups of weight updates, by name; None in a custom weight loader."""
+    """(prefix of its names, model): the served model, and a draft model."""
+    scheduler: Any
+    """SGLang's scheduler."""
+    groups: Any
+    """The process groups of weight updates, by name."""
 
     # the absorbed projections of multi-head latent attention
     ckptcheck_rebuilt: ClassVar[tuple[str, ...]] = ("w_kc", "w_vc")
@@ -109,12 +106,6 @@ def register() -> None:
 
     quick_imports.end_quick_imports()
     Scheduler.ckptcheck = _answer_scheduler
-
-
-def look(model: Any, named_tensors: list[tuple[str, Any]]) -> None:
-    """Answer a request that arrives as the bytes of one "tensor": JSON, ``{"method", "arguments", "path"}``."""
-    request = json.loads(bytes(dict(named_tensors)["request"].tolist()))
-    _answer(RankView(_tp_rank(), model, [("", model)]), **request)
 
 
 def _answer_scheduler(scheduler: Any, request: str) -> None:

@@ -1,4 +1,4 @@
-"""Computes the digest of a tensor from its shards, each where it lies, and adds them up without moving a byte.
+"""Computes the digest of a tensor, or of its shards, each where it lies, and adds them up without moving a byte.
 
 **Definition.** The bytes of the whole tensor in row-major order, as little-endian digits of 32 bits, are d[0], d[1], …; the last is
 padded with zeros. A block is 512 digits. Each half h of the digest is
@@ -26,7 +26,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 DIGITS = 512
@@ -34,16 +36,50 @@ DIGITS = 512
 BLOCK = 4 * DIGITS
 """Bytes of a block."""
 SEEDS = (0xA4093822299F31D0, 0x082EFA98EC4E6C89)
-"""Digits of pi that follow those of `digest` (nothing-up-my-sleeve numbers)."""
+"""Digits of pi (nothing-up-my-sleeve numbers)."""
 MASK, LOW = (1 << 64) - 1, (1 << 32) - 1
-STEP = 1 << 12
-"""Blocks whose weights are computed at a time: 8 MiB."""
-ROWS = {"cpu": 63, "": STEP}
+STEP = {"cpu": 1 << 12, "": 1 << 17}
+"""Blocks whose weights are computed at a time, by device type: 8 MiB; on a GPU a quarter of a gigabyte keeps it busy."""
+ROWS = {"cpu": 63, "": 1 << 12}
 """Blocks summed at a time, by device type: on a CPU few enough to fit the cache and to stay below 32,768 elements,
-where torch starts to use several threads."""
+where torch starts to use several threads: synchronizing them costs more than they gain, above all on a busy machine."""
 LONG_RUN, SCATTERED = 1 << 16, 1 << 23
 """A run of this many bytes is summed by itself; shorter runs are summed together, within this many bytes of the whole
 tensor."""
+CPUS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+"""The CPUs of this process, read at import: engines pin their threads later, and new threads inherit the pinning."""
+
+
+def digest(tensor: Any) -> str:
+    """Return the digest of a torch tensor of any shape, strides and dtype, in 32 hexadecimal digits. Raises ValueError for meta."""
+    return format_words([(sum_shard(tensor), tensor.nbytes)])[0]
+
+
+def digests(tensors: Sequence[Any]) -> list[str]:
+    """Return the digests of many tensors: in parallel over the CPUs on a CPU; a GPU is waited for once, at the end."""
+    if len(CPUS) < 2 or len(tensors) < 2 or any(tensor.device.type != "cpu" for tensor in tensors):
+        return format_words([(sum_shard(tensor), tensor.nbytes) for tensor in tensors])
+    with ThreadPoolExecutor(len(CPUS), initializer=os.sched_setaffinity, initargs=(0, CPUS)) as pool:
+        return list(pool.map(digest, tensors))
+
+
+def view_bytes(tensor: Any) -> Any:
+    """Return the bytes of a torch tensor in the host's memory, in row-major order, as a numpy array."""
+    import torch
+
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+
+
+def format_words(summed: Sequence[tuple[Any, int]]) -> list[str]:
+    """Return the digests for results of `sum_shard` and numbers of bytes; wait for each device once."""
+    import torch
+
+    values: dict[Any, Iterator[list[int]]] = {}
+    with torch.inference_mode():
+        for device in dict.fromkeys(sums.device for sums, _ in summed):
+            values[device] = iter(torch.stack([sums for sums, _ in summed if sums.device == device]).tolist())
+    pairs = ((next(values[sums.device]), nbytes) for sums, nbytes in summed)
+    return [format_sums((first, second), nbytes) for (first, second), nbytes in pairs]
 
 
 def mix(seed: int, number: int) -> int:
@@ -73,16 +109,24 @@ def add_sums(first: tuple[int, int], second: tuple[int, int]) -> tuple[int, int]
 def sum_shard(tensor: Any, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Any:
     """Return the addition of a shard to the two sums of its tensor: a torch tensor of two int64, on the shard's device.
 
-    tensor: the shard, a torch tensor of any strides and dtype.
+    tensor: the shard, a torch tensor of any strides and dtype. Raises ValueError for one on the meta device.
     offsets: the index of its first element in the whole tensor, one number an axis; None for the origin. shape: of the
     whole tensor; None if the shard is the whole.
     """
     import torch
 
+    if tensor.device.type == "meta":
+        raise ValueError("a tensor on the meta device holds no numbers")
     sums = torch.zeros(2, dtype=torch.int64, device=tensor.device)
     with torch.inference_mode():
         tensor = tensor.detach()
         width = tensor.element_size()
+        if shape is None and tensor.dim() > 1 and tensor.nbytes > SCATTERED and not tensor.is_contiguous():
+            # a few rows at a time: a copy of the whole may not fit a GPU that an engine fills
+            step, shape = max(1, len(tensor) * SCATTERED // tensor.nbytes), tensor.shape
+            for begin in range(0, len(tensor), step):
+                sums += sum_shard(tensor[begin : begin + step], (begin, *(0,) * (len(shape) - 1)), shape)
+            return sums
         for index, start, stride in iterate_runs(tensor.shape, offsets, shape):
             rows = tensor[index].contiguous()
             rows = rows.view(1, -1) if not stride else rows.view(len(rows), -1)
@@ -149,10 +193,10 @@ def _sum_run(run: Any, start: int) -> Any:
     import torch
 
     total = torch.zeros(2, dtype=torch.int64, device=run.device)
-    at = 0
+    at, step = 0, STEP.get(run.device.type, STEP[""])
     while at < len(run):
         skip = (start + at) % BLOCK
-        take = min(STEP * BLOCK - skip, len(run) - at)
+        take = min(step * BLOCK - skip, len(run) - at)
         block, blocks = (start + at) // BLOCK, -(-(skip + take) // BLOCK)
         part = run[at : at + take]
         if skip or take % BLOCK or part.storage_offset() % 8 or part.data_ptr() % 8:

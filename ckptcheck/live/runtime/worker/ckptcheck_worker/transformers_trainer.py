@@ -18,13 +18,12 @@ from . import (
     vector_math,  # noqa: F401
 )
 from .capture import capture_modules, write_capture
-from .digest import digest
-from .digest import digests as digest_all
 from .hf_hooks import model_hooks
 from .perturb import ADAM_EPSILON, WEIGHT_DECAY, apply_noise, noise, token_weights
 from .sampling import sample_token, upcast_head
 from .scoring import check_sequences
-from .shard_digest import sum_pieces, sum_shard
+from .shard_digest import digest, sum_pieces, sum_shard
+from .shard_digest import digests as digest_all
 from .tensor_files import write_tensors
 
 STATE: dict[str, Any] = {}
