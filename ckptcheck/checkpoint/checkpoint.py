@@ -445,6 +445,8 @@ class Checkpoint(EvidenceDefaults):
     def require_whole(self) -> None:
         """Skip a rule on missing tensors if a shard is missing or unreadable; other rules report the shard."""
         absent = [name for name in self.model_files if name not in self.shards or not self.shards[name].readable]
+        if not self.has_index and not self.is_single_shard:  # without an index the numbers of the others tell
+            absent += [family.name(number) for family in self.shard_sets for number in family.missing]
         if absent:
             raise SkipForDamage(f"needs every tensor, but {join_truncated(absent)} could not be read")
 

@@ -45,6 +45,11 @@ class ShardSet(msgspec.Struct, frozen=True):
         """The numbers of a complete set; they start at 0 if this set has a shard 0, else at 1."""
         return range(self.total) if 0 in self.files else range(1, self.total + 1)
 
+    @property
+    def missing(self) -> list[int]:
+        """The numbers of a complete set that no file in the folder has."""
+        return [number for number in self.expected if number not in self.files]
+
     def name(self, number: int) -> str:
         """Return the name of the shard with this number, formatted like the other names of the set."""
         pattern = re.compile(r"(?<!\d)\d{1,6}(?=-of-\d{1,6}\.safetensors$)")

@@ -22,7 +22,8 @@ Save the adapter with `save_pretrained` of PEFT, from all ranks, and keep the co
 - Only the base model shows whether a module lacks its matrices: ADP009.
 
 ## Seen in
-huggingface/peft#2566, huggingface/peft#2772 (matrices start anew), vllm-project/vllm#34186 (an adapter that does nothing)
+huggingface/peft#2566, huggingface/peft#2772 (matrices start anew), vllm-project/vllm#34186 (an adapter that does nothing),
+MakazhanAlpamys/Soup#351 (names of torch.compile's wrapper)
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.adapter import PREFIX, list_lora_pairs
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.config import Config
+from ckptcheck.checkpoint.layout import WRAPPER
 from ckptcheck.consumers.peft import VARIANTS, Targets, is_lora
 from ckptcheck.consumers.regex_set import UnsupportedRegex
 from ckptcheck.linter.rule import Skip
@@ -62,16 +64,18 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     config = ckpt.adapter
     assert config is not None
     misnamed = [name for name in ckpt.tensors if not name.startswith(PREFIX) or name.startswith(2 * PREFIX)]
-    odd = [name for name in ckpt.tensors if name not in misnamed and not _is_known_part(ckpt, name)]
+    wrapped = [name for name in ckpt.tensors if name not in misnamed and WRAPPER.search(name)]
+    odd = [name for name in ckpt.tensors if name not in {*misnamed, *wrapped} and not _is_known_part(ckpt, name)]
     for names, reason in (
         (misnamed, f"do not begin with one {PREFIX}"),
+        (wrapped, "keep the name of a module that wraps the model while it trains"),
         (odd, "end with no part of LoRA that PEFT knows"),
     ):
         if names:
             yield _problem(
                 ckpt, names, f"the names of {count(len(names), 'tensor')} {reason}, so that PEFT leaves them out"
             )
-    if misnamed or odd:
+    if misnamed or wrapped or odd:
         return
     yield from _check_magnitudes(ckpt, config)
     yield from _check_targets(ckpt, config)

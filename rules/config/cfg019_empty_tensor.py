@@ -29,20 +29,21 @@ from ckptcheck.text.formatting import count, join_truncated
 
 @rule("CFG019", "empty-tensor", severity="error", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    empty: dict[str, list[str]] = {}
+    empty: list[str] = []
     for template, forms in ckpt.forms_by_template.items():
         if any(0 in shape for _, shape in forms):
             for name in ckpt.layout.names_by_template[template]:
                 shape = ckpt.tensors[name].shape
                 if 0 in shape and not _has_none_by_design(ckpt, name, shape):
-                    empty.setdefault(ckpt.tensor_to_file[name], []).append(name)
-    for file, names in empty.items():
+                    empty.append(name)
+    if empty:
         yield Problem(
-            f"{count(len(names), 'tensor has', 'tensors have')} no elements, as ZeRO-3 leaves them on ranks that did not "
-            f"gather: {join_truncated(names)}",
-            file=file,
-            key=min(names),
+            f"{count(len(empty), 'tensor has', 'tensors have')} no elements, as ZeRO-3 leaves them on ranks that did not "
+            f"gather: {join_truncated(empty)}",
+            file=ckpt.tensor_to_file[min(empty)],
+            key=min(empty),
             hint="gather the parameters before saving",
+            names=tuple(empty),
         )
 
 

@@ -79,9 +79,7 @@ def _find_gaps(ckpt: Checkpoint) -> Iterator[Problem]:
         if named and not any(name in named for name in family.files.values()):
             # SET004 reports the remains of an earlier save.
             continue
-        missing = [
-            number for number in family.expected if number not in family.files and family.name(number) not in named
-        ]
+        missing = [number for number in family.missing if family.name(number) not in named]
         if missing:
             yield Problem(
                 f"{len(family.files)} of {family.total} shards exist; missing: number {format_ranges(missing)}",

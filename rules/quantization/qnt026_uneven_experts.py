@@ -35,18 +35,21 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
     ckpt.require_whole()
     if _are_all_alike(ckpt):
         return
-    ways: dict[tuple[str, str], dict[int, list[int]]] = {}
-    for number, modules in enumerate(ckpt.quantization.storages.values()):
+    ways: dict[tuple[str, str], dict[frozenset[str], list[int]]] = {}
+    for storage, modules in ckpt.quantization.storages.items():
+        way = frozenset(f"{part.ending} {part.dtype} {part.shape}" for part in storage.parts.values())
         for module in modules:
             layer, inside, rest = module.partition(".experts.")
             expert, _, projection = rest.partition(".")
             if inside and expert.isdecimal():
-                ways.setdefault((f"{layer}.experts", projection), {}).setdefault(number, []).append(int(expert))
+                ways.setdefault((f"{layer}.experts", projection), {}).setdefault(way, []).append(int(expert))
     uneven: dict[str, dict[str, list[int]]] = {}
     for (layer, projection), experts in ways.items():
         if len(experts) > 1:
-            fewest = min(experts.values(), key=len)
-            uneven.setdefault(layer, {})[projection] = fewest
+            fewest = min(experts, key=lambda way: len(experts[way]))
+            # What only lacks tensors that the others have is QNT001's.
+            if not any(fewest < way for way in experts):
+                uneven.setdefault(layer, {})[projection] = experts[fewest]
     for layer, projections in uneven.items():
         projection, fewest = next(iter(projections.items()))
         yield Problem(

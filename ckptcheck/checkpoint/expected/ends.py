@@ -11,6 +11,7 @@ from ckptcheck.checkpoint.components import EMBEDDING, HEAD, SCORE
 from ckptcheck.checkpoint.config import MTP_LAYERS
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
 from ckptcheck.checkpoint.expected.foreign_layout import list_layer_modules
+from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
 from ckptcheck.checkpoint.heads import always_ties, find_likely_heads, is_scorer, score_head_modules
 from ckptcheck.checkpoint.layout import ASIDE
 from ckptcheck.checkpoint.packing import PACKED, unquantized_names
@@ -32,7 +33,10 @@ def find_lost_ends(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
             yield Fault("missing", problem)
     if (problem := _find_lost_prediction(ckpt)) is not None:
         yield Fault("missing", problem, is_of_engines=True)
-    explained.patterns += [EMBEDDING, HEAD, *((SCORE,) if is_scorer(ckpt.config) else ())]
+    stored = StoredParameters.of(ckpt)
+    # An embedding under a name that the class does not read is stored, and the model's own is missing all the same.
+    is_unread = stored is not None and any(EMBEDDING.search(name) for name in stored.absent)
+    explained.patterns += [*(() if is_unread else (EMBEDDING,)), HEAD, *((SCORE,) if is_scorer(ckpt.config) else ())]
     explained.except_for.append(ASIDE)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Set
 from itertools import islice
 
@@ -15,6 +16,8 @@ from ckptcheck.text.formatting import format_layers, format_ranges, join_truncat
 
 MAX_LISTED = 1000
 """Most missing experts in a message: a hostile count in a config must not become a set of that size."""
+GROUPED = re.compile(r"(^|\.)experts\.(\w{1,40})\.weight(\d{1,6})$")
+"""An expert as TEGroupedLinear of Megatron-LM names it: the number behind `weight`."""
 ROUTER_BIAS = "e_score_correction_bias"
 
 
@@ -41,6 +44,7 @@ def find_expert_faults(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault
         if most_real is not None and (surplus := {expert for expert in members if expert >= most_real}):
             message = f"layer {layer} has experts beyond the {most_real} that {anatomy.experts_source}: {format_ranges(surplus)}"
             yield Fault("surplus", Problem(message, ckpt.file_of(key), key, "correct the count, or export again"))
+    yield from _find_grouped(ckpt, stack, explained)
     yield from _find_in_fused(ckpt)
     yield from _find_lost_router_biases(ckpt, stack, explained)
 
@@ -79,6 +83,26 @@ def _find_torn_experts(
             hint="save again from all expert-parallel ranks",
         )
         yield Fault("missing", problem, frozenset(f"{stack.prefix}.{{}}.{group}.{{}}.{name}" for name in names))
+
+
+def _find_grouped(ckpt: Checkpoint, stack: Stack, explained: Explained) -> Iterator[Fault]:
+    """Yield experts under the names of Megatron's grouped ones, which a merge did not translate (verl-project/verl#2024)."""
+    layers = {layer: [name for name in names if GROUPED.search(name)] for layer, names in stack.layers.items()}
+    layers = {layer: names for layer, names in layers.items() if names}
+    if not layers:
+        return
+    first = min(layers)
+    name = min(layers[first])
+    explained.moved |= {stack.full_name(layer, each) for layer, names in layers.items() for each in names}
+    usual = GROUPED.sub(r"\1experts.\3.\2.weight", name)
+    problem = Problem(
+        f"the experts of {format_layers(sorted(layers))} are named as Megatron groups them ({name}): loaders look for {usual}, "
+        "and start the experts from random numbers",
+        file=ckpt.file_of(stack.full_name(first, name)),
+        key=stack.full_name(first, name),
+        hint="rename experts.NAME.weightN to experts.N.NAME.weight",
+    )
+    yield Fault("missing", problem)
 
 
 def _find_in_fused(ckpt: Checkpoint) -> Iterator[Fault]:

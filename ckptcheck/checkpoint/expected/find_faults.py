@@ -19,6 +19,7 @@ from ckptcheck.checkpoint.expected.foreign_layout import find_foreign_layout, fi
 from ckptcheck.checkpoint.expected.parameters import find_lost_outer_tensors, find_unfilled_parameters
 from ckptcheck.checkpoint.expected.rank_shards import find_rank_shards
 from ckptcheck.checkpoint.expected.shapes import find_other_shapes
+from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
 from ckptcheck.checkpoint.expected.surplus import find_foreign_modules, find_unread_heads
 from ckptcheck.checkpoint.expected.switches import find_switched_tensors
 from ckptcheck.checkpoint.expected.torn_layers import find_torn_layer_faults
@@ -43,6 +44,7 @@ STEPS: tuple[Step, ...] = (
     find_other_shapes,
 )
 """The steps, causes before consequences."""
+RENAMED = "give {} the name of the missing one, or export again"
 
 
 def iter_problems(ckpt: Checkpoint, fact: Fact) -> Iterator[Problem]:
@@ -65,20 +67,31 @@ def find_faults(ckpt: Checkpoint) -> tuple[Fault, ...]:
     # If the config belongs to another model, every other difference is a consequence.
     for step in STEPS if not found else ():
         found += step(ckpt, explained)
-    return tuple(_fold_renamed(found))
+    return tuple(_fold_renamed(ckpt, found))
 
 
-def _fold_renamed(found: list[Fault]) -> Iterator[Fault]:
+def _fold_renamed(ckpt: Checkpoint, found: list[Fault]) -> Iterator[Fault]:
     """Yield the faults; fold a surplus module into the missing one whose place it has taken."""
-    surplus = {place_of(name): name for fault in found if fault.fact == "surplus" for name in sorted(fault.parameters)}
+    stored = StoredParameters.of(ckpt)
+
+    def list_places(name: str) -> set[tuple[str, str]]:
+        return {*map(place_of, (name, *(stored.table.name_parameters(name) if stored is not None else ())))}
+
+    surplus = {
+        place: name
+        for fault in found
+        if fault.fact == "surplus"
+        for name in sorted(fault.parameters)
+        for place in list_places(name)
+    }
     missing = {place for fault in found if fault.fact == "missing" and (place := _find_place(fault)) is not None}
     for fault in found:
-        if fault.fact == "surplus" and fault.parameters and {*map(place_of, fault.parameters)} <= missing:
+        if fault.fact == "surplus" and fault.parameters and all(list_places(name) & missing for name in fault.parameters):
             continue
         place = _find_place(fault)
         if fault.fact == "missing" and place in surplus:
             message = f"{fault.problem.message}; {surplus[place]} is stored, for which it has no place"
-            yield replace(fault, problem=replace(fault.problem, message=message))
+            yield replace(fault, problem=replace(fault.problem, message=message, hint=RENAMED.format(surplus[place])))
         else:
             yield fault
 

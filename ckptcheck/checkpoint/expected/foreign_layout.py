@@ -9,6 +9,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
 from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
 from ckptcheck.checkpoint.experts import fused_names, iter_numbered_experts
+from ckptcheck.checkpoint.layout import WRAPPER
 from ckptcheck.checkpoint.weights_table import WeightsTable
 from ckptcheck.linter.rule import Problem
 from ckptcheck.text.formatting import format_layers, join_truncated
@@ -28,7 +29,7 @@ def find_foreign_layout(ckpt: Checkpoint, explained: Explained) -> Iterator[Faul
                 f"random numbers: {join_truncated(modules)}",
                 file=ckpt.file_of(stack.prefix),
                 key=stack.prefix,
-                hint="convert the checkpoint to this architecture's layout, or correct architectures in config.json",
+                hint=_explain(ckpt) or "convert the checkpoint to this architecture's layout, or correct architectures",
             )
             yield Fault("layout", problem)
         return
@@ -40,9 +41,19 @@ def find_foreign_layout(ckpt: Checkpoint, explained: Explained) -> Iterator[Faul
         f"{join_truncated(sorted(stored.table.needs))}, of random numbers, and finds {next(iter(ckpt.tensors))}",
         file=ckpt.config.file,
         key="architectures",
-        hint="convert the checkpoint to this architecture's layout, or remove the prefix that a wrapper left",
+        hint=_explain(ckpt) or "convert the checkpoint to this architecture's layout, or correct architectures",
     )
     yield Fault("layout", problem)
+
+
+def _explain(ckpt: Checkpoint) -> str | None:
+    """Return what to do about names that tell who wrote them; None for all others."""
+    if any(".base_layer." in name for name in ckpt.tensors) and any(".lora_A." in name for name in ckpt.tensors):
+        return "the adapter beside the weights was never merged: save what PEFT's merge_and_unload() returns"
+    if any(name.endswith("_flat_param") for name in ckpt.tensors):
+        return "these are FSDP's flat parameters: save a full state dict, or merge the ranks with the trainer's own tool"
+    found = next((match for name in ckpt.tensors if (match := WRAPPER.search(name))), None)
+    return f"remove {found[0]}. from the names: a wrapper put it there" if found is not None else None
 
 
 def find_mixed_layouts(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
