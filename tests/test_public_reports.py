@@ -17,8 +17,8 @@ import pytest
 import ckptcheck
 from ckptcheck.linter.report import Report
 from tests.factories.case_table import StrictTable
-from tests.factories.checkpoint_cases import write_checkpoint
-from tests.factories.released_structures import Structure, load_structure
+from tests.factories.checkpoint_cases import CHECKPOINTS, write_checkpoint
+from tests.factories.released_structures import Structure, expand, load_structure
 from tests.factories.released_structures import write_checkpoint as write_structure
 from tests.paths import DATA
 
@@ -31,7 +31,7 @@ class StructureChanges(StrictTable, kw_only=True):
     rename: dict[str, str] = {}
     """Regular expression, searched in each name → what takes its place."""
     put: dict[str, tuple[str, list[int]]] = {}
-    """Pattern with ``*`` of stored tensors, or the name of a new one → its dtype and shape."""
+    """Pattern with ``*`` of stored tensors, or the names of new ones (``{0-79}``) → dtype and shape."""
     config: dict[str, Any] = {}
     """Path in config.json (``a.b``) → new value; "absent" removes it."""
     quantization: dict[str, Any] = {}
@@ -55,7 +55,8 @@ class PublicReport(StrictTable, kw_only=True):
     bad: dict[str, Any]
     good: dict[str, Any] = {}
     """The changes that the sound twin has."""
-    options: dict[str, Any] = {}
+    lies_on: str = ""
+    """The base model of an adapter, a checkpoint of fixtures/checkpoints."""
     says: str
     """A finding of the bad one: code, then words of its message. "" where nothing tells it."""
     why_not: str = ""
@@ -86,7 +87,7 @@ def change_structure(structure: Structure, changes: StructureChanges, folder: Pa
         assert any(re.search(pattern, name) for name in entries), pattern
         entries = {re.sub(pattern, new, name): entry for name, entry in entries.items()}
     for pattern, (dtype, shape) in changes.put.items():
-        for name in [name for name in entries if fnmatchcase(name, pattern)] or [pattern]:
+        for name in [name for name in entries if fnmatchcase(name, pattern)] or expand(pattern):
             entries[name] = dtype, tuple(shape)
     write_structure(structure, folder, entries)
     edit_json(folder / "config.json", changes.config)
@@ -117,7 +118,8 @@ def edit_json(path: Path, edits: dict[str, Any]) -> None:
 
 
 def scan(report: PublicReport, folder: Path) -> Report:
-    return ckptcheck.scan(folder, headers_only=bool(report.structure), **report.options)  # type: ignore[return-value]
+    base = {"base": CHECKPOINTS / report.lies_on} if report.lies_on else {}
+    return ckptcheck.scan(folder, headers_only=bool(report.structure), **base)  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda report: report.url.partition("github.com/")[2])
