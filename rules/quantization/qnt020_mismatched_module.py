@@ -14,6 +14,8 @@ The consumer has no place for the stored tensors, or allocates packed weights an
 - transformers starts the module from random numbers.
 - If the weight keeps its name, as in FP8, the numbers are cast without a scale, a thousand times too large.
 
+Where no weight is quantized, the config was left behind by dequantizing, or by a training in BF16.
+
 The usual case is a router: transformers keeps it in full precision, whether or not the ignore list has it. So the checkpoint loads
 there without a warning, and fails in the engine.
 
@@ -35,7 +37,7 @@ names to which the engine's class renames the stored ones (`re:visual.*` in vLLM
 
 ## Seen in
 vllm-project/llm-compressor (an example whose `re:.*mlp.gate` has no `$`), vllm-project/vllm (Qwen3-MoE's gate not in `ignore`),
-sgl-project/sglang#28018, sgl-project/sglang#24927, vllm-project/llm-compressor#2597, vllm-project/llm-compressor#2641
+unslothai/unsloth#3421 (a config left behind), sgl-project/sglang#28018, sgl-project/sglang#24927, vllm-project/llm-compressor#2597, vllm-project/llm-compressor#2641
 """
 
 from collections.abc import Iterator
@@ -54,6 +56,17 @@ from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_mismatches,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
+    is_plain = ckpt.quantization is not None and not any(
+        way.is_quantized or way.companions for way in ckpt.quantization.storages
+    )
+    for summary in summarize_mismatches(ckpt, find_mismatches(ckpt, quantized=False)) if is_plain else ():
+        yield Problem(
+            f"no weight is quantized, but quantization_config says so: {summary.effects}",
+            file=summary.file,
+            key="quantization_config",
+            hint="remove quantization_config: it belongs to the checkpoint from which this one was dequantized or trained",
+        )
+        return
     for quantized, stored in ((True, "stored quantized"), (False, "stored unquantized")):
         for summary in summarize_mismatches(ckpt, find_mismatches(ckpt, quantized=quantized)):
             spared = f"; {summary.spared} is not hurt, and slime reads the list as its author meant"
