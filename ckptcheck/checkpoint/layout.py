@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 BOX = re.compile(r"\[[^\[\]]*\]")
 """The slice in a chunk's name (`megatron.inspection.chunk_name`)."""
-WRAPPER = re.compile(r"^module(?=\.)|(?:^|(?<=\.))_(?:orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module|forward_module)(?=\.)")
+WRAPPER = re.compile(
+    r"^module(?=\.)|(?:^|(?<=\.))_(?:orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module|forward_module)(?=\.)"
+)
 """Modules that wrap another while it trains: torch.compile, FSDP, activation checkpointing, Lightning and DDP."""
 INDEX = re.compile(r"(?:^|(?<=\.))(0|[1-9][0-9]{0,5})(?=\.)")
 """A number between dots in canonical form (ASCII, no leading zero)."""

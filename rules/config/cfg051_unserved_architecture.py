@@ -57,7 +57,9 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     texts = [name for end in LANGUAGE_MODELS for name in facts.models if name.endswith(end)]
     if texts and ckpt.components.lm_head and (named is None or (named in facts.models and named.endswith("Model"))):
         said = (
-            "architectures is missing" if named is None else f"architectures names {named}, a class without an output head"
+            "architectures is missing"
+            if named is None
+            else f"architectures names {named}, a class without an output head"
         )
         yield Problem(
             f"{said}, but {ckpt.components.lm_head} is stored: vLLM and SGLang serve embeddings or stop, and never write text",

@@ -86,7 +86,11 @@ def _fold_renamed(ckpt: Checkpoint, found: list[Fault]) -> Iterator[Fault]:
     }
     missing = {place for fault in found if fault.fact == "missing" and (place := _find_place(fault)) is not None}
     for fault in found:
-        if fault.fact == "surplus" and fault.parameters and all(list_places(name) & missing for name in fault.parameters):
+        if (
+            fault.fact == "surplus"
+            and fault.parameters
+            and all(list_places(name) & missing for name in fault.parameters)
+        ):
             continue
         place = _find_place(fault)
         if fault.fact == "missing" and place in surplus:

@@ -51,7 +51,9 @@ def _explain(ckpt: Checkpoint) -> str | None:
     if any(".base_layer." in name for name in ckpt.tensors) and any(".lora_A." in name for name in ckpt.tensors):
         return "the adapter beside the weights was never merged: save what PEFT's merge_and_unload() returns"
     if any(name.endswith("_flat_param") for name in ckpt.tensors):
-        return "these are FSDP's flat parameters: save a full state dict, or merge the ranks with the trainer's own tool"
+        return (
+            "these are FSDP's flat parameters: save a full state dict, or merge the ranks with the trainer's own tool"
+        )
     found = next((match for name in ckpt.tensors if (match := WRAPPER.search(name))), None)
     return f"remove {found[0]}. from the names: a wrapper put it there" if found is not None else None
 

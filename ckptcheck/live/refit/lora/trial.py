@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.refit.live_trial import PREFIX_CACHE_BLOCK, TrialEngine, clean_up_folder
@@ -166,7 +165,6 @@ def run_live_lora_trial(
     from ckptcheck.live.refit.lora.trial import LoraTrial
     from ckptcheck.live.refit.source import open_source
     from ckptcheck.live.runtime.engines import registry
-    from ckptcheck.live.runtime.engines.base import Engine
     from ckptcheck.live.runtime.engines.engine_options import parse_switches
     from ckptcheck.live.runtime.engines.sizing import default_context_len
     from ckptcheck.live.runtime.process.signal_guard import SignalGuard
