@@ -7,7 +7,9 @@ neither the framework's sources are beside the job nor a table by release (`ckpt
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
 from functools import cache
 
 import msgspec
@@ -21,7 +23,9 @@ from ckptcheck.jobs.job import UnknownKey, UnreadKey
 LEAST_LENGTH = 4
 """Names shorter than this are alike by chance."""
 MOST_LETTERS = 2
-"""Letters by which a slip of the pen is longer or shorter than what it means; a larger difference is rather another key."""
+"""Letters in which a slip of the pen differs from what it means; a larger difference is rather another key."""
+REFERENCE = re.compile(r"\$\{([\w.]{1,200})")
+"""What a value takes from another key: `custom_envs: {A: ${custom_env.A}}` in ROLL's recipes."""
 
 
 class KeyNames(msgspec.Struct, frozen=True):
@@ -47,11 +51,12 @@ def load_key_names(name: str) -> KeyNames | None:
 def is_slip(name: str, near: str) -> bool:
     """Return whether a name is another one with a letter or two wrong; other digits make another name (adam_beta1, adam_beta2).
 
-    >>> is_slip("rolout", "rollout"), is_slip("adam_beta1", "adam_beta2"), is_slip("max_model_length", "max_model_len")
+    >>> is_slip("rolout", "rollout"), is_slip("adam_beta1", "adam_beta2"), is_slip("agent_template", "tag_to_template")
     (True, False, False)
     """
     digits = [[letter for letter in each if letter.isdigit()] for each in (name, near)]
-    return len(name) >= LEAST_LENGTH and abs(len(name) - len(near)) <= MOST_LETTERS and digits[0] == digits[1]
+    alike = sum(block.size for block in SequenceMatcher(None, name, near).get_matching_blocks())
+    return len(name) >= LEAST_LENGTH and max(len(name), len(near)) - alike <= MOST_LETTERS and digits[0] == digits[1]
 
 
 def find_unknown_part(path: str, names: Mapping[str, object]) -> tuple[str, frozenset[str]] | None:
@@ -67,17 +72,33 @@ def find_unknown_part(path: str, names: Mapping[str, object]) -> tuple[str, froz
     return None
 
 
+def _takes_any(path: str, names: Mapping[str, object]) -> bool:
+    """Whether a path of the table is a section that takes any key."""
+    level: object = names
+    for part in path.split("."):
+        level = level.get(part) if isinstance(level, Mapping) else None
+    return not isinstance(level, Mapping)
+
+
 def list_slips(document: Document, table: KeyNames) -> Iterator[UnknownKey]:
     """Yield each part of a key that is almost one of the framework's, once."""
     seen = set()
+    used = {key for leaf in document.leaves.values() for key in REFERENCE.findall(str(leaf.value))}
     for path, leaf in document.leaves.items():
         if leaf.is_default or (found := find_unknown_part(path, table.names)) is None or found[0] in seen:
             continue
         section, _, name = found[0].rpartition(".")
+        # A key that others refer to is the job's own, and one with an underscore a template.
+        if name.startswith("_") or any(f"{key}.".startswith(f"{found[0]}.") for key in used):
+            continue
         near = find_closest_name(name, found[1])
-        if near and is_slip(name, near):
+        meant = f"{section}.{near}" if section else str(near)
+        rest = path[len(found[0]) :]
+        # Who writes both of two sections with any keys means both.
+        is_other = bool(rest) and any(f"{other}.".startswith(f"{meant}.") for other in document.leaves)
+        if near and is_slip(name, near) and not (is_other and _takes_any(meant, table.names)):
             seen.add(found[0])
-            yield UnknownKey(leaf, near=(f"{section}.{near}" if section else near) + path[len(found[0]) :])
+            yield UnknownKey(leaf, near=meant + rest)
 
 
 def list_refused(overrides: Mapping[str, Leaf], table: KeyNames, title: str) -> Iterator[UnknownKey]:

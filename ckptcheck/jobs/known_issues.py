@@ -115,7 +115,7 @@ def _meet(
     if version.is_latest and not (holds and begin is None):
         is_known = False
     # The checkout of a commit after the newest release still has that release's number.
-    is_of_checkout = version.place.partition(":")[0] in own_files and end is not None and not end.release
+    is_of_checkout = version.place.partition(":")[0] in own_files and end is not None
     # An unknown version is taken for the newest; an engine's is rather the one that its framework pins.
     if not is_known and (end is not None or (side == "engine" and begin is not None)):
         reasons.append(f"no file names the version of {program}; --{side}-version gives it")

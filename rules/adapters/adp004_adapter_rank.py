@@ -79,8 +79,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
         )
     if flat:
         yield Problem(
-            f"{count(len(flat), 'matrix is', 'matrices are')} flat, as one rank's share is: {join_truncated(flat)}; PEFT stops with "
-            "a size mismatch",
+            f"{count(len(flat), 'matrix is', 'matrices are')} flat, as one rank's share is: {join_truncated(flat)}; PEFT stops "
+            "with a size mismatch",
             file=ckpt.tensor_to_file[flat[0]],
             key=flat[0],
             hint="gather the parameters before saving, as ZeRO-3 and FSDP need it",

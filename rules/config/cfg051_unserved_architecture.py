@@ -18,8 +18,8 @@ Write the name of the class into `architectures`, such as `["LlamaForCausalLM"]`
 A checkpoint that only transformers reads loses nothing: use `--ignore CFG051`.
 
 ## Seen in
-huggingface/transformers#40750 and NovaSky-AI/SkyRL#97 (FSDP's class), instructlab/training#128 (no name), unslothai/unsloth#2070 and
-vllm-project/vllm#15411 (the class without a head)
+huggingface/transformers#40750 and NovaSky-AI/SkyRL#97 (FSDP's class), instructlab/training#128 (no name), unslothai/unsloth#2070
+and vllm-project/vllm#15411 (the class without a head)
 """
 
 from collections.abc import Iterator

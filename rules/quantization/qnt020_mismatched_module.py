@@ -37,7 +37,8 @@ names to which the engine's class renames the stored ones (`re:visual.*` in vLLM
 
 ## Seen in
 vllm-project/llm-compressor (an example whose `re:.*mlp.gate` has no `$`), vllm-project/vllm (Qwen3-MoE's gate not in `ignore`),
-unslothai/unsloth#3421 (a config left behind), sgl-project/sglang#28018, sgl-project/sglang#24927, vllm-project/llm-compressor#2597, vllm-project/llm-compressor#2641
+unslothai/unsloth#3421 (a config left behind), sgl-project/sglang#28018, sgl-project/sglang#24927,
+vllm-project/llm-compressor#2597, vllm-project/llm-compressor#2641
 """
 
 from collections.abc import Iterator

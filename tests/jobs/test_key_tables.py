@@ -123,3 +123,22 @@ def test_a_version_that_lacks_the_job_s_keys_is_not_believed(tmp_path: Path) -> 
     assert open_job([str(job)]).number("rollout.temperature") == 1.0
     # The user's own word is.
     assert open_job([str(job)], framework_version="0.2.0").number("rollout.temperature") == 0.7
+
+
+@pytest.mark.parametrize(
+    ("leaves", "near"),
+    [
+        ({"algorithm.temprature": 1}, []),
+        ({"agent_template": "text"}, []),
+        ({"lora_rank": 32, "actor_train.model_args.lora_rank": "${lora_rank}"}, []),
+        ({"_teachers.general": "path"}, []),
+        ({"custom_env.A.env_type": "sokoban", "custom_envs.A": {}}, []),
+        ({"custom_env.A.env_type": "sokoban"}, ["custom_envs.A.env_type"]),
+        ({"positive_loss_coef": 1.0}, ["postive_loss_coef"]),
+    ],
+)
+def test_a_slip_is_a_letter_or_two_and_no_key_of_the_jobs_own(leaves: dict[str, object], near: list[str]) -> None:
+    table = load_key_names("roll")
+    assert table is not None
+    document = Document({path: Leaf(value, path) for path, value in leaves.items()})
+    assert [slip.near for slip in list_slips(document, table)] == near
