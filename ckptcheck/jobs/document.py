@@ -53,6 +53,8 @@ class Refusal:
     """Whether it is an override of a command line; else it is in a configuration file."""
     missing: str = ""
     """The key that the configuration does not have, where that is why."""
+    unlocked_by: str = ""
+    """The choice of a config group with which the configuration has the key; "" where none is known."""
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,14 @@ The overrides of a launch line whose program reads them with Hydra or with Hydra
 - `group=option` chooses for a config group that the defaults list has, and `group@package=option` names a group.
 - A list of values (`a=1,2`) stands beside `--multirun` only.
 
+Where one more choice for a config group gives the configuration the missing keys, that choice is named.
+
 ## Why it matters
 The program stops before the job begins, on every node that was allocated for it: "Could not override …", "mismatched input '='".
 
 ## How to fix
 Add `+` to a key that the configuration does not have, and leave it out where it does. Put a value with signs into quotes that reach
-Hydra: `'key="a=b"'`. Where many keys are missing, see whether a choice for a config group (`model_engine=megatron`) brings them.
+Hydra: `'key="a=b"'`.
 
 ## When it can be wrong
 The configurations beside the script are of another version than the program that runs, such as a new checkout beside an old
@@ -27,10 +29,11 @@ that the configuration has by now (examples/tuning/lora/run_qwen3_8b_merge_fsdp.
 examples/router_replay/run_qwen3_30b_a3b_megatron.sh need `model_engine=megatron`
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.document import clip
+from ckptcheck.jobs.document import Refusal
 from ckptcheck.jobs.job import Job
 from ckptcheck.text.formatting import count, join_truncated
 
@@ -47,11 +50,21 @@ MOST = 6
 )
 def check(job: Job) -> Iterator[Problem]:
     refused = [refusal for refusal in job.refusals if refusal.is_override]
-    missing = [refusal for refusal in refused if refusal.missing]
-    if missing:
-        keys = join_truncated(list(dict.fromkeys(clip(refusal.missing, 120) for refusal in missing)), MOST)
+    missing = [refusal for refusal in refused if refusal.missing and not refusal.unlocked_by]
+    if unlocked := [refusal for refusal in refused if refusal.unlocked_by]:
+        choice = unlocked[0].unlocked_by
+        group = choice.partition("=")[0]
+        meant = next((refusal for refusal in unlocked if refusal.missing.endswith(f".{group}")), None)
         yield Problem(
-            f"Hydra refuses {count(len(missing), 'override')}: the configuration has no key {keys}",
+            f"the launch line lacks {choice}, without which Hydra refuses {count(len(unlocked), 'override')}:"
+            f" {_list_keys(unlocked)}",
+            file=(meant or unlocked[0]).leaf.file,
+            line=(meant or unlocked[0]).leaf.line,
+            hint=f"write {choice}" + (f" in place of {clip(meant.missing, 120)}=…" if meant else ""),
+        )
+    if missing:
+        yield Problem(
+            f"Hydra refuses {count(len(missing), 'override')}: the configuration has no key {_list_keys(missing)}",
             file=missing[0].leaf.file,
             line=missing[0].leaf.line,
             hint="correct the key, or write +key=… where the program reads one that its configuration does not have",
@@ -63,3 +76,7 @@ def check(job: Job) -> Iterator[Problem]:
             line=refusal.leaf.line,
             hint="the job stops before it starts; correct the launch line",
         )
+
+
+def _list_keys(refusals: Sequence[Refusal]) -> str:
+    return join_truncated(list(dict.fromkeys(clip(refusal.missing, 120) for refusal in refusals)), MOST)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.jobs import launch
-from ckptcheck.jobs.document import Document, is_hidden, read_text_file
+from ckptcheck.jobs.budget import WorkBudget
+from ckptcheck.jobs.document import Document, Leaf, is_hidden, read_text_file
 from ckptcheck.jobs.files import HIGHEST, JobFiles
+from ckptcheck.jobs.hydra.override import Override
 from ckptcheck.jobs.python_source.script import parse_python
 from ckptcheck.jobs.shell.word import Word
 from ckptcheck.text.file_io import expand_home, real_path
@@ -26,6 +29,12 @@ CONFIG_PATH = ("--config-path", "--config_path", "-cp")
 CONFIG_FILE = ("--config", "--config-file")
 CONFIG_FOLDER = ("--config-dir", "--config_dir", "-cd")
 MULTIRUN = ("--multirun",)
+CHOICE = re.compile(r"^\s*-\s+(\w+):\s*\w+\s*$", re.MULTILINE)
+"""An entry of a defaults list that chooses for a group at the top of the configuration: ``- model_engine: dp``."""
+MOST_LEFT = 0.2
+"""Share of the keys below which a choice explains them well enough, so that no other is tried."""
+MOST_CHOICES = 8
+"""Most choices with which a configuration is composed anew."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,83 @@ def compose_launch(words: Sequence[Word], into: Document, files: JobFiles, scrip
     into.is_composed &= not takes_new_keys(words, script)
     into.has_sweeps = any(word.text in MULTIRUN for word in words)
     launch.apply_parsed_overrides(values, into)
+    _explain_missing(into, primary, overrides, files)
     return [*words[:begin], *rest]
+
+
+def _explain_missing(
+    into: Document, primary: PrimaryConfiguration, overrides: Sequence[tuple[Override, Leaf]], files: JobFiles
+) -> None:
+    """Say of refused overrides which choice of a config group, if it alone were made too, gives the configuration their keys."""
+    missing = {refusal.missing for refusal in into.refusals if refusal.missing}
+    best, left = "", missing
+    for group, option in _list_other_choices(primary, overrides) if len(missing) > 1 else ():
+        choice = Override("", group, None, option), Leaf(option, group)
+        still = missing & _find_missing(primary, [*(pair for pair in overrides if pair[0].key != group), choice], files)
+        if len(still) < min(len(left), len(missing) - 1):
+            best, left = f"{group}={option}", still
+        if len(left) < MOST_LEFT * len(missing):
+            break
+    into.refusals = [
+        replace(refusal, unlocked_by=best)
+        if best and refusal.missing and _is_explained(refusal.missing, left, best)
+        else refusal
+        for refusal in into.refusals
+    ]
+
+
+def _find_missing(
+    primary: PrimaryConfiguration, overrides: Sequence[tuple[Override, Leaf]], files: JobFiles
+) -> set[str]:
+    """Return the keys of overrides that a configuration, composed on trial, does not have; all of them if it cannot be composed."""
+    read, choices, budget = list(files.read), list(files.choices), files.budget
+    try:
+        # A trial may take as much work as the job itself, and leaves the job's own.
+        with WorkBudget() as files.budget:
+            document, values = files.compose(
+                primary.file, primary.file.name, overrides, primary.folders, primary.root, primary.standard
+            )
+            launch.apply_parsed_overrides(values, document)
+    except CkptcheckError:
+        return {override.key for override, _ in overrides}
+    finally:
+        files.read, files.choices, files.budget = read, choices, budget
+    if not document.is_composed:
+        return {override.key for override, _ in overrides}
+    return {refusal.missing for refusal in document.refusals if refusal.missing}
+
+
+def _is_explained(missing: str, left: Collection[str], choice: str) -> bool:
+    """Whether a choice gives the configuration a key, or is what the key was meant to be: ``actor.model_engine``."""
+    return missing not in left or missing.rpartition(".")[2] == choice.partition("=")[0]
+
+
+def _list_other_choices(
+    primary: PrimaryConfiguration, overrides: Sequence[tuple[Override, Leaf]]
+) -> Sequence[tuple[str, str]]:
+    """Return choices of config groups that a launch line does not make, at most MOST_CHOICES: those first that it seems to mean."""
+    meant: list[tuple[str, str]] = []
+    for override, _ in overrides:
+        group = override.key.rpartition(".")[2]
+        if group != override.key and isinstance(override.value, str) and _has_option(primary, group, override.value):
+            meant.append((group, override.value))
+    made = {override.key for override, _ in overrides}
+    text = read_text_file(primary.file, primary.file.name)
+    others = [
+        (group, file.stem)
+        for group in dict.fromkeys(CHOICE.findall(text))
+        if group not in made
+        for folder in (primary.root, *primary.folders)
+        for file in sorted((folder / group).glob("*.yaml"))[:MOST_CHOICES]
+    ]
+    return list(dict.fromkeys([*meant, *others]))[:MOST_CHOICES]
+
+
+def _has_option(primary: PrimaryConfiguration, group: str, option: str) -> bool:
+    """Whether the folders of configurations have an option of a config group."""
+    if not option.isidentifier():
+        return False
+    return any(os.path.isfile(folder / group / f"{option}.yaml") for folder in (primary.root, *primary.folders))
 
 
 def find_arguments(words: Sequence[Word]) -> int:
