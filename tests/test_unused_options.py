@@ -105,7 +105,6 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     (("scan", TINY, "--diff", "-o", "x", "-v"), "--output and --verbose have no effect with --diff"),
     (("scan", TINY, "--verify-blobs"), f"--verify-blobs has no effect for {TINY}: none of its files is named by its hash"),
     (("scan", TINY, "--baseline", "x", "--write-baseline", "y"), "--baseline has no effect with --write-baseline"),
-    (("diff", TINY, TINY, "--bridge", "both"), "--bridge both has no effect between two checkpoints of one form"),
     (("parity", "judge", "x", "--no-limits", "--set", "max-kl=1"), "--set max-kl has no effect with --no-limits"),
     (("parity", "judge", "x", "--set", "max-floor-multiple=2"), "--set max-floor-multiple has no effect without --floor"),
     *(

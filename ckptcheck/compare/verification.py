@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.compare.identity import Identity, SetDifference, compare_sets, plan_stream_identity
-from ckptcheck.compare.manifest import Manifest, ManifestEntry, digest_checkpoint, open_checkpoint_streams
+from ckptcheck.compare.manifest import Manifest, ManifestEntry, digest_checkpoint
 from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
-from ckptcheck.linter.report import Section
 from ckptcheck.linter.rule import Skip
 from ckptcheck.runners.runner import Local, Runner
 from ckptcheck.text.formatting import count, natural_sort_key
-from ckptcheck.values.digest import digest_tensors, digest_zeros
+from ckptcheck.values.digest import digest_zeros
 
 FEWEST_TELLING = 8
 """With fewer tensors no manifest counts as another model's: the report lists each tensor."""
@@ -39,8 +38,6 @@ class Verification(EvidenceDefaults):
     unreadable: Mapping[str, str] = field(default_factory=dict, repr=False)
     # The set of weights as it is now; None if it has no identity, or if the manifest lists none.
     identity: Identity | None = None
-    # A signature that lies beside the weights and that this run does not verify; "" without one.
-    unverified: str = ""
     kind: str = "manifest"
 
     @cached_property
@@ -110,14 +107,6 @@ class Verification(EvidenceDefaults):
             f"{source} model: of its {count(len(listed), 'tensor')}, {len(named):,} are here by name, {len(alike):,} of them "
             f"with the same shape; {count(new, 'tensor')} here {'is' if new == 1 else 'are'} not in it; {same_values}"
         )
-
-    @property
-    def sections(self) -> tuple[Section, ...]:
-        """A signature that this run does not verify."""
-        advice = (
-            f"{self.unverified} was not verified; --public-key, --certificate-chain or --signer says whose it has to be"
-        )
-        return (Section("Signature", lines=(advice,)),) if self.unverified else ()
 
     @property
     def headline(self) -> str:
@@ -190,34 +179,3 @@ def verify_manifest(
     unreadable: dict[str, str] = {}
     entries, identity = digest_checkpoint(ckpt, plan, runner or Local(jobs), progress, unreadable)
     return Verification(ckpt, manifest, entries, unreadable, identity)
-
-
-def verify_files(
-    ckpt: Checkpoint | Megatron,
-    manifest: Manifest,
-    files: Collection[str],
-    *,
-    jobs: int | None = None,
-    runner: Runner | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> Verification:
-    """Digest the tensors of files that may have changed, for comparison with a manifest.
-
-    files: no other file changed since the manifest was written, so other tensors are not read.
-    Raises EvidenceError if a file cannot be read.
-    """
-    streams, listed = open_checkpoint_streams(ckpt), manifest.tensors
-    touched = {name: stream for name, stream in streams.items() if name not in listed or _lies_in(stream.file, files)}
-    touched |= {name: stream for name, stream in streams.items() if name in listed and stream.file != listed[name].file}
-    unreadable: dict[str, str] = {}
-    digests = digest_tensors(ckpt.source, touched, runner=runner or Local(jobs), progress=progress, broken=unreadable)
-    current = {name: listed[name] for name in streams.keys() - touched.keys()}
-    for name, digest in digests.items():
-        stream = touched[name]
-        current[name] = ManifestEntry(stream.dtype, stream.shape, digest, stream.file)
-    return Verification(ckpt, manifest, current, unreadable)
-
-
-def _lies_in(place: str, files: Collection[str]) -> bool:
-    """Whether one of these files is this one, or lies in this folder."""
-    return place in files or any(place == "." or file.startswith(place + "/") for file in files)

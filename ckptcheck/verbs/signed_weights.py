@@ -106,13 +106,3 @@ def open_signature_check(
         named=named, ignore_unsigned=ignore_unsigned, follow_links=options.follow_links,
         jobs=jobs, runner=runner, progress=progress,
     )  # fmt: skip
-
-
-def find_signature(target: str) -> str:
-    """Return the signature that lies in the folder of a model, "" for none."""
-    from ckptcheck.compare.signatures.sign import DEFAULT_NAME
-    from ckptcheck.text.addresses import is_remote_address
-    from ckptcheck.text.file_io import expand_home
-
-    path = Path(expand_home(target)) / DEFAULT_NAME
-    return str(path) if not is_remote_address(target) and path.is_file() else ""

@@ -1,7 +1,6 @@
 """``ckptcheck verify``: says what has changed since a manifest was written, or since a model was signed."""
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from ckptcheck.text.observer import SILENT, Observer
@@ -76,7 +75,6 @@ def verify(
     from ckptcheck.verbs.runners import check_runner
     from ckptcheck.verbs.signed_weights import (
         choose_signer,
-        find_signature,
         open_signature_check,
     )
 
@@ -95,8 +93,7 @@ def verify(
             verification = verify_manifest(ckpt, expected, reference, jobs=jobs, runner=runner, progress=progress)
         if trusted is None:
             assert verification is not None
-            noted = replace(verification, unverified=find_signature(name))
-            return add_notes(build_report(noted, pictures=pictures), runner)
+            return add_notes(build_report(verification, pictures=pictures), runner)
         check = open_signature_check(
             name, to_path(signature), trusted, verification, options,
             ignore_unsigned=ignore_unsigned_files, jobs=jobs, runner=runner, progress=progress,

@@ -45,28 +45,17 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             hint="leave --critic out, or save the head with the critic",
         )
     for side, name in heads:
-        if reason := describe_unusable_head(side, name):
-            yield Problem(
-                f"the value head is unusable: {reason}",
-                file=side.files.get(name),
-                key=name,
-                hint="gather the shards of all ranks, or initialize the head again",
-            )
-            continue
         other = comparison.second if side is comparison.first else comparison.first
-        stored = find_lm_head(other)
-        if stored is not None and is_first_row_of(side, name, other, stored):
-            tied = ", which is tied to its embedding" if "embed" in stored else ""
-            yield Problem(
-                f"the value head is row 0 of the other checkpoint's LM head{tied}, byte for byte",
-                file=side.files.get(name),
-                key=name,
-                hint="initialize the head with small random numbers, and store it under a name of its own",
-            )
-        elif (own := find_embedding(side)) is not None and is_first_row_of(side, name, side, own):
-            yield Problem(
-                "the value head is row 0 of its own checkpoint's embedding, byte for byte",
-                file=side.files.get(name),
-                key=name,
-                hint="initialize the head with small random numbers, and store it under a name of its own",
-            )
+        lm_head, own = find_lm_head(other), find_embedding(side)
+        hint = "initialize the head with small random numbers, and store it under a name of its own"
+        if reason := describe_unusable_head(side, name):
+            text = f"the value head is unusable: {reason}"
+            hint = "gather the shards of all ranks, or initialize the head again"
+        elif lm_head is not None and is_first_row_of(side, name, other, lm_head):
+            tied = ", which is tied to its embedding" if "embed" in lm_head else ""
+            text = f"the value head is row 0 of the other checkpoint's LM head{tied}, byte for byte"
+        elif own is not None and is_first_row_of(side, name, side, own):
+            text = "the value head is row 0 of its own checkpoint's embedding, byte for byte"
+        else:
+            continue
+        yield Problem(text, file=side.files.get(name), key=name, hint=hint)

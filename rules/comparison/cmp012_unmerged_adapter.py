@@ -32,45 +32,41 @@ from ckptcheck.compare.matching.merged_adapter import ModuleMerge
 from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.text.formatting import count, join_truncated
 
-HINT = "merge again from the base model, and check with this command"
+ORDER = ("unmerged", "misordered", "scaled", "different", "merged")
 
 
 @rule("CMP012", "unmerged-adapter", severity="error", on="comparison", when=lambda pair: pair.adapter is not None)
 def check(comparison: Comparison) -> Iterator[Problem]:
     merges = {name: merge for name, merge in comparison.merges.items() if isinstance(merge, ModuleMerge)}
-    total = len(merges)
-    unmerged = [name for name, merge in merges.items() if merge.outcome == "unmerged"]
-    if unmerged:
-        where = "any of the" if len(unmerged) == total else f"{len(unmerged):,} of"
-        yield _problem(
-            comparison,
-            f"the adapter was not merged into {where} {count(total, 'weight')} that it changes: {group_names(unmerged)}",
-            unmerged,
-        )
-    if misordered := [name for name, merge in merges.items() if merge.outcome == "misordered"]:
-        yield _problem(
-            comparison,
-            f"the adapter was merged into {count(len(misordered), 'weight')} with the columns of lora_B of each expert in a row; "
-            f"PEFT lays them out rank by rank: {group_names(misordered)}",
-            misordered,
-        )
-    scaled: dict[str, list[str]] = {}
+    by_outcome: dict[tuple[str, str], list[str]] = {}
     for name, merge in merges.items():
-        if merge.outcome == "scaled":
-            scaled.setdefault(f"{merge.factor:.2g}", []).append(name)
-    for factor, names in scaled.items():
-        yield _problem(
-            comparison,
-            f"the adapter was merged {factor} times as strongly as lora_alpha / r says into {count(len(names), 'weight')}: "
-            f"{group_names(names)}",
-            names,
-        )
-    if different := [name for name, merge in merges.items() if merge.outcome == "different"]:
-        yield _problem(
-            comparison,
-            f"{count(len(different), 'weight differs', 'weights differ')} from the base model by something else than the "
-            f"adapter: {group_names(different)}",
-            different,
+        factor = f"{merge.factor:.2g}" if merge.outcome == "scaled" else ""
+        by_outcome.setdefault((merge.outcome, factor), []).append(name)
+    total = len(merges)
+    vanished = by_outcome.pop(("too-small", ""), [])
+    for (outcome, factor), names in sorted(by_outcome.items(), key=lambda item: ORDER.index(item[0][0])):
+        number = count(len(names), "weight")
+        if outcome == "unmerged":
+            where = "any of the" if len(names) == total else f"{len(names):,} of"
+            text = f"the adapter was not merged into {where} {count(total, 'weight')} that it changes"
+        elif outcome == "misordered":
+            text = (
+                f"the adapter was merged into {number} with the columns of lora_B of each expert in a row; PEFT lays them out "
+                "rank by rank"
+            )
+        elif outcome == "scaled":
+            text = f"the adapter was merged {factor} times as strongly as lora_alpha / r says into {number}"
+        elif outcome == "different":
+            differ = count(len(names), "weight differs", "weights differ")
+            text = f"{differ} from the base model by something else than the adapter"
+        else:
+            continue
+        yield Problem(
+            f"{text}: {group_names(names)}",
+            file=comparison.second.files.get(names[0]),
+            key=names[0],
+            hint="merge again from the base model, and check with this command",
+            names=tuple(names),
         )
     if comparison.adapter is not None and comparison.adapter.lacking:
         lacking = comparison.adapter.lacking
@@ -78,12 +74,8 @@ def check(comparison: Comparison) -> Iterator[Problem]:
             f"the base model lacks {count(len(lacking), 'module')} that the adapter changes: {join_truncated(lacking)}",
             hint="name the base model that the adapter was trained on",
         )
-    if vanished := [name for name, merge in merges.items() if merge.outcome == "too-small"]:
+    if vanished:
         raise Skip(
             f"the update of {count(len(vanished), 'weight')} of {total:,} vanishes in rounding, so nothing tells whether it was "
             f"merged: {group_names(vanished)}"
         )
-
-
-def _problem(comparison: Comparison, message: str, names: list[str]) -> Problem:
-    return Problem(message, file=comparison.second.files.get(names[0]), key=names[0], hint=HINT, names=tuple(names))

@@ -40,7 +40,7 @@ from statistics import median
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
-from ckptcheck.compare.statistics.zero_points import ZeroPointFit, has_zero_points, measure_zero_points
+from ckptcheck.compare.quantized_siblings import ZeroPointFit, has_zero_points, measure_zero_points
 from ckptcheck.text.formatting import count
 from ckptcheck.values.detectors.blank_weights import find_blank_tensors
 

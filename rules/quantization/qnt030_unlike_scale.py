@@ -42,7 +42,7 @@ from statistics import median
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.quantization.scales import iter_scales
 from ckptcheck.checkpoint.views import QuantizedCheckpoint
-from ckptcheck.compare.statistics.magnitudes import find_unlike_quantized_weights, measure_absurd_scales
+from ckptcheck.compare.quantized_siblings import find_unlike_quantized_weights, measure_absurd_scales
 from ckptcheck.values.detectors.roles import name_pattern
 
 FACTOR = 10.0

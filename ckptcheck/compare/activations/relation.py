@@ -45,21 +45,17 @@ def _describe_exchange(name: str, reference: Activations, other: Activations) ->
     """Test whether b is the output of another point of the same module: gate and up, k and v."""
     import numpy as np
 
-    parent = name.rpartition(".")[0]
+    parent, _, short_name = name.rpartition(".")
     a, b = reference[name], other[name]
-    for sibling in reference:
-        if sibling != name and sibling.rpartition(".")[0] == parent and reference[sibling].shape == b.shape:
-            sibling_values = reference[sibling]
-            if float(np.linalg.norm(b - sibling_values)) < EXPLAINED * float(np.linalg.norm(b - a)):
-                is_mutual = sibling in other and float(np.linalg.norm(other[sibling] - a)) < EXPLAINED * float(
-                    np.linalg.norm(b - a)
-                )
-                short_name = name.rpartition(".")[2]
-                return (
-                    f"{short_name} and {sibling.rpartition('.')[2]} are exchanged"
-                    if is_mutual
-                    else f"it is what {sibling.rpartition('.')[2]} gives on the other side"
-                )
+    most = EXPLAINED * float(np.linalg.norm(b - a))
+    for sibling, values in reference.items():
+        if sibling == name or sibling.rpartition(".")[0] != parent or values.shape != b.shape:
+            continue
+        if float(np.linalg.norm(b - values)) < most:
+            its_name = sibling.rpartition(".")[2]
+            if sibling in other and float(np.linalg.norm(other[sibling] - a)) < most:
+                return f"{short_name} and {its_name} are exchanged"
+            return f"it is what {its_name} gives on the other side"
     return None
 
 

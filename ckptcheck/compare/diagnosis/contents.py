@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.compare.diagnosis.difference import DifferenceExtent, candidate_regions
 from ckptcheck.compare.diagnosis.inputs import TensorBits
+from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 from ckptcheck.compare.diagnosis.matrix_view import CHUNK_ELEMENTS, row_ranges
 from ckptcheck.compare.diagnosis.verdict import Cause
 from ckptcheck.compare.matching.cast import ROUNDED, encode
 from ckptcheck.values.detectors.bare_codes import recognise_codes
 from ckptcheck.values.detectors.middle_pieces import PIECE
 from ckptcheck.values.dtypes import FORMATS, decode
-
-if TYPE_CHECKING:
-    from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 
 ABSURD_FACTOR = 1e6
 """Factor beyond the expected magnitudes, in both directions, that uninitialized memory reaches."""

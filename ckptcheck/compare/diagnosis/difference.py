@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.compare.diagnosis.inputs import tp_sizes
+from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 from ckptcheck.compare.diagnosis.matrix_view import row_ranges
 from ckptcheck.text.formatting import format_ranges
 from ckptcheck.values.dtypes import decode
-
-if TYPE_CHECKING:
-    from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 
 MAX_RUNS = 32
 """Contiguous runs of rows or columns that still count as one region; more runs are scattered differences."""

@@ -8,16 +8,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ckptcheck.compare.diagnosis.tensor_name import (
     INTERLEAVED,
     TensorName,
     list_fused_members,
     parse_tensor_name,
 )
+from ckptcheck.values.dtypes import FORMATS
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ckptcheck.checkpoint.checkpoint import Checkpoint
 
 USUAL_TP = (2, 4, 8, 16, 32, 64)
@@ -68,10 +70,6 @@ class TensorBits:
     @classmethod
     def read(cls, ckpt: Checkpoint, name: str) -> TensorBits:
         """Read a tensor of a checkpoint. Raises EvidenceError where the file cannot be read."""
-        import numpy as np
-
-        from ckptcheck.values.dtypes import FORMATS
-
         tensor, shard = ckpt.tensors[name], ckpt.shards[ckpt.tensor_to_file[name]]
         raw = ckpt.source.read(shard.name, shard.locate(name), tensor.nbytes)
         return cls(tensor.dtype, np.frombuffer(raw, FORMATS[tensor.dtype].unsigned).reshape(tensor.shape))
@@ -165,6 +163,11 @@ class DiagnosisInput:
         while len(self._cache) > 1 and sum(bits.patterns.nbytes for bits in self._cache.values()) > CACHE_BYTES:
             self._cache.popitem(last=False)
         return tensor
+
+    def read_all(self, side: SourceName, names: tuple[str, ...]) -> list[TensorBits] | None:
+        """Read several tensors; None if this side lacks one of them."""
+        found = [tensor for name in names if (tensor := self.read(side, name)) is not None]
+        return found if len(found) == len(names) else None
 
     @cached_property
     def layers_by_stem(self) -> dict[str, list[int]]:

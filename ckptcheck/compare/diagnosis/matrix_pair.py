@@ -13,6 +13,8 @@ from ckptcheck.compare.diagnosis.matrix_view import order_by_group
 from ckptcheck.compare.matching.cast import ROUNDED, encode
 from ckptcheck.values.dtypes import decode
 
+SIDES: tuple[SourceName, SourceName] = ("expected", "actual")
+
 
 @dataclass(frozen=True, eq=False)
 class MatrixPair:
@@ -65,10 +67,8 @@ class MatrixPair:
     def read_sibling(self, side: SourceName, layer: int | None, expert: int | None) -> NDArray[Any] | None:
         """Read the same matrix in another layer or expert, or of the previous version; None if its shape differs."""
         key = self.key.at(layer, expert)
-        parts = [self.input.read(side, name) for name in key.names]
-        if any(part is None for part in parts):
-            return None
-        matrix = build_matrix([part for part in parts if part is not None], key, self.input, self.dtype)
+        parts = self.input.read_all(side, key.names)
+        matrix = build_matrix(parts, key, self.input, self.dtype) if parts is not None else None
         if matrix is None:
             return None
         if self.member is not None:
@@ -82,34 +82,25 @@ class MatrixPair:
 
 def read_matrix_pair(key: TensorKey, sides: DiagnosisInput) -> MatrixPair | None:
     """Read both sides; None if they are empty, differ in shape, or have dtypes that cannot be cast."""
-    expected = [sides.read("expected", name) for name in key.names]
-    actual = [sides.read("actual", name) for name in key.names]
-    if any(part is None or not part.patterns.size for part in (*expected, *actual)):
+    expected, actual = (sides.read_all(side, key.names) for side in SIDES)
+    if expected is None or actual is None or not all(part.patterns.size for part in (*expected, *actual)):
         return None
-    expected_parts, actual_parts = [[part for part in side if part is not None] for side in (expected, actual)]
-    dtype, expected_dtype = actual_parts[0].dtype, expected_parts[0].dtype
-    if any(part.dtype != dtype for part in actual_parts) or any(
-        part.dtype != expected_dtype for part in expected_parts
-    ):
+    dtype, expected_dtype = actual[0].dtype, expected[0].dtype
+    if {part.dtype for part in actual} != {dtype} or {part.dtype for part in expected} != {expected_dtype}:
         return None
-    if any(a.shape != b.shape for a, b in zip(expected_parts, actual_parts, strict=True)) or (
-        len({(part.patterns.ndim, part.shape[1:]) for part in expected_parts}) > 1
-    ):
+    forms = {(part.patterns.ndim, part.shape[1:]) for part in expected}
+    if [part.shape for part in expected] != [part.shape for part in actual] or len(forms) > 1:
         return None
-    expected_matrix, actual_matrix = (
-        build_matrix(expected_parts, key, sides, dtype),
-        build_matrix(actual_parts, key, sides, dtype),
-    )
-    if expected_matrix is None or actual_matrix is None:
+    matrices = [
+        matrix for parts in (expected, actual) if (matrix := build_matrix(parts, key, sides, dtype)) is not None
+    ]
+    if len(matrices) < 2:
         return None
-    sizes = (
-        tuple(part.shape[0] for part in expected_parts)
-        if len(expected_parts) > 1
-        else member_row_counts(key, sides, len(actual_matrix))
-    )
+    sizes = tuple(part.shape[0] for part in expected) if len(expected) > 1 else ()
+    sizes = sizes or member_row_counts(key, sides, len(matrices[1]))
     return MatrixPair(
-        key, dtype, expected_matrix, actual_matrix, sizes, sides,
-        is_vector=expected_parts[0].patterns.ndim < 2,
+        key, dtype, matrices[0], matrices[1], sizes, sides,
+        is_vector=expected[0].patterns.ndim < 2,
         cast_from=expected_dtype if expected_dtype != dtype else None,
         is_interleaved=sides.is_interleaved(key) and len(sizes) > 1,
     )  # fmt: skip

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 from ckptcheck.compare.diagnosis.matrix_view import MatrixView, row_ranges
 from ckptcheck.compare.diagnosis.verdict import Cause
 from ckptcheck.text.formatting import count
-
-if TYPE_CHECKING:
-    from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 
 WINDOW = 8
 """Elements by which a row (of a matrix) or a run (of a vector) is recognized."""

@@ -6,17 +6,13 @@ the largest number of the format. Scales that a search chose (GPTQ with error fe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 from ckptcheck.compare.diagnosis.matrix_view import CHUNK_ELEMENTS, row_ranges
 from ckptcheck.compare.diagnosis.verdict import Cause
 from ckptcheck.compare.matching.cast import encode
 from ckptcheck.values.dtypes import decode
-
-if TYPE_CHECKING:
-    from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 
 SAMPLE_ROWS = 128
 """Rows that are compared before the whole tensor."""

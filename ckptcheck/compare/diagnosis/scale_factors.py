@@ -7,17 +7,15 @@ intersection empty.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 from ckptcheck.compare.diagnosis.matrix_view import MatrixView, SamplePoints, row_ranges
 from ckptcheck.compare.diagnosis.verdict import Cause
 from ckptcheck.values.dtypes import FORMATS, decode
-
-if TYPE_CHECKING:
-    from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 
 Floats = NDArray[np.float64]
 MIN_ELEMENTS = 16

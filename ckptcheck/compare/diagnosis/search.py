@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ckptcheck.compare.diagnosis import contents, rearrangements
+from ckptcheck.compare.diagnosis import changes, contents
+from ckptcheck.compare.diagnosis.changes import elementwise_changes, find_norm_offset, propose_shard_orders
 from ckptcheck.compare.diagnosis.contents import find_partial_write
 from ckptcheck.compare.diagnosis.difference import DifferenceExtent, describe_difference, locate_difference
-from ckptcheck.compare.diagnosis.elementwise import elementwise_changes, find_norm_offset
 from ckptcheck.compare.diagnosis.inputs import DiagnosisInput, TensorKey
 from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair, read_matrix_pair
 from ckptcheck.compare.diagnosis.matrix_view import Change, MatrixView, SamplePoints, matrices_equal, view_equals
 from ckptcheck.compare.diagnosis.moved_rows import find_reordering, find_row_shift
 from ckptcheck.compare.diagnosis.quantization_grid import find_quantization
-from ckptcheck.compare.diagnosis.rearrangements import propose_shard_orders
 from ckptcheck.compare.diagnosis.scale_factors import find_group_scales, find_scale
 from ckptcheck.compare.diagnosis.shapes import explain_shape
 from ckptcheck.compare.diagnosis.siblings import STALE, SiblingIndex
@@ -108,7 +107,8 @@ class CauseSearch:
         """Return the causes of one difference; empty if there is none. Members of a fused tensor may have their own causes."""
         missing = [name for name in key.names if name not in self.input.actual]
         if missing:
-            return [Explanation(self._select_member(key, name), (Cause("missing", "missing"),)) for name in missing]
+            keys = [key] if len(key.names) == 1 else [key.for_member(name) for name in missing]
+            return [Explanation(each, (Cause("missing", "missing"),)) for each in keys]
         unit = read_matrix_pair(key, self.input)
         if unit is None:
             if len(key.names) > 1:
@@ -122,9 +122,10 @@ class CauseSearch:
     def _explain_difference(self, unit: MatrixPair, extent: DifferenceExtent) -> list[Explanation]:
         members = [(part, at) for part in unit.split_members() if (at := locate_difference(part.expected, part.actual))]
         if not members:
-            return [self._explain_whole(unit, extent)]
+            causes = self._find_cheap_cause(unit, extent)
+            return [_explanation(unit, causes) if causes else self._search_deeper(unit, extent)]
         sample = SamplePoints.choose(unit.actual, unit.expected)
-        for change in rearrangements.iterate_fused_rearrangements(unit):
+        for change in changes.iterate_fused_rearrangements(unit):
             if view_equals(change.apply(MatrixView.of(unit.expected)), unit.actual, sample):
                 return [_explanation(unit, (change.cause,))]
         alone = [(part, at, self._find_cheap_cause(part, at)) for part, at in members]
@@ -133,10 +134,6 @@ class CauseSearch:
             if together:
                 return [_explanation(unit, together)]
         return [_explanation(part, causes) if causes else self._search_deeper(part, at) for part, at, causes in alone]
-
-    def _explain_whole(self, unit: MatrixPair, extent: DifferenceExtent) -> Explanation:
-        causes = self._find_cheap_cause(unit, extent)
-        return _explanation(unit, causes) if causes else self._search_deeper(unit, extent)
 
     def _search_deeper(self, unit: MatrixPair, extent: DifferenceExtent) -> Explanation:
         label = unit.key.label
@@ -161,7 +158,7 @@ class CauseSearch:
         if previous is not None and matrices_equal(previous, unit.actual):
             return (STALE,)
         source, sample = MatrixView.of(unit.expected), SamplePoints.choose(unit.actual, unit.expected)
-        for change in (*rearrangements.iterate_matrix_rearrangements(unit), *elementwise_changes(unit)):
+        for change in (*changes.iterate_matrix_rearrangements(unit), *elementwise_changes(unit)):
             if view_equals(change.apply(source), unit.actual, sample):
                 return (change.cause,)
         is_norm = unit.part == "norm" and unit.is_float
@@ -207,9 +204,9 @@ class CauseSearch:
         """Return two causes that apply one after the other."""
         sample = SamplePoints.choose(unit.actual, unit.expected)
         arrangements = list(
-            rearrangements.iterate_fused_rearrangements(unit, permuted=False)
+            changes.iterate_fused_rearrangements(unit, permuted=False)
             if fused
-            else rearrangements.iterate_matrix_rearrangements(unit)
+            else changes.iterate_matrix_rearrangements(unit)
         )
         location = self.siblings.find_source(unit, "previous")
         if location:
@@ -245,9 +242,6 @@ class CauseSearch:
             return [Explanation(key, (Cause("unknown", "the cause is unknown", "unknown"),), cause.text)]
         return [Explanation(key, (cause,))]
 
-    def _select_member(self, key: TensorKey, name: str) -> TensorKey:
-        return key if len(key.names) == 1 else key.for_member(name)
-
 
 def _explain_cast(unit: MatrixPair) -> list[Explanation]:
     """Explain tensors that are equal after the cast to the actual dtype: a difference only if the cast lost something."""
@@ -262,6 +256,4 @@ def _explain_cast(unit: MatrixPair) -> list[Explanation]:
 
 
 def _explanation(unit: MatrixPair, causes: Causes) -> Explanation:
-    if unit.member is None:
-        return Explanation(unit.key, causes)
-    return Explanation(unit.key, causes, member=unit.part)
+    return Explanation(unit.key, causes, member="" if unit.member is None else unit.part)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptcheck.compare.diagnosis.inputs import DiagnosisInput, SourceName
+from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 from ckptcheck.compare.diagnosis.matrix_view import matrices_equal
 from ckptcheck.compare.diagnosis.verdict import Cause
-
-if TYPE_CHECKING:
-    from ckptcheck.compare.diagnosis.matrix_pair import MatrixPair
 
 MAX_READ_BYTES = 1 << 34
 """Bytes of siblings that are read to find the source of a tensor; the nearest siblings come first."""

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ckptcheck.compare.bridge.tensor_layout import TensorLayout
+from ckptcheck.compare.diagnosis import DiagnosisInput, Verdict, diagnose
+from ckptcheck.compare.matching.tensor_files import TensorFiles
 from ckptcheck.text.formatting import count, format_bytes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ckptcheck.compare.diagnosis import DiagnosisInput, Verdict
-    from ckptcheck.compare.matching.tensor_files import TensorFiles
 
 SLAB_BYTES = 1 << 25
 """Bytes of one slab of a tensor."""
@@ -77,8 +76,6 @@ def diagnose_large_tensors(
 
 def read_slab(files: TensorFiles, layout: TensorLayout, slab: Slab) -> NDArray[Any]:
     """Read one slab of a tensor, a few rows at a time. Raises UnreadableFile."""
-    import numpy as np
-
     axis, index, slabs = slab
     axis = axis if axis == 0 else len(layout.shape) - 1
     begin, end = (layout.shape[axis] * at // slabs for at in (index, index + 1))
@@ -96,7 +93,6 @@ def _diagnose_slabs(
     names: list[str], axis: int, slabs: int, build_input: Callable[[Slab, Iterable[str] | None], DiagnosisInput]
 ) -> list[Verdict]:
     """Diagnose one slab, and keep the verdicts that every other slab confirms."""
-    from ckptcheck.compare.diagnosis import diagnose
 
     def fits(verdict: Verdict) -> bool:
         text = _cause_text(verdict)
@@ -126,7 +122,5 @@ def _cause_text(verdict: Verdict) -> str:
 
 
 def _too_large(names: tuple[str, ...], layout: TensorLayout) -> Verdict:
-    from ckptcheck.compare.diagnosis import Verdict
-
     text = f"too large ({format_bytes(layout.nbytes)}) to be diagnosed whole; no cause is the same in all of its slabs"
     return Verdict(("unknown",), f"{count(len(names), 'tensor')}: the cause is unknown", names, "unknown", text)

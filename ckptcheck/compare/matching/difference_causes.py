@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckptcheck.compare.bridge.family_table import split_tensor
 from ckptcheck.compare.bridge.tensor_layout import LayoutError, TensorLayout
+from ckptcheck.compare.diagnosis import AttentionGeometry, DiagnosisInput, TensorBits, Verdict, diagnose
+from ckptcheck.compare.diagnosis.shapes import describe_shape_cause
 from ckptcheck.compare.matching import chunked_diagnosis
 from ckptcheck.compare.matching.cast import can_cast, cast_patterns
 from ckptcheck.compare.matching.pairing import TensorPair
@@ -19,7 +21,6 @@ from ckptcheck.errors import EvidenceError
 from ckptcheck.linter.evidence import remembered
 
 if TYPE_CHECKING:
-    from ckptcheck.compare.diagnosis import DiagnosisInput, TensorBits, Verdict
     from ckptcheck.compare.matching.comparison import Comparison
 
 MAX_TENSORS = 256
@@ -31,8 +32,6 @@ LARGE_BYTES = 1 << 27
 @remembered
 def diagnose_differences(comparison: Comparison) -> list[Verdict]:
     """Return verdicts about the tensors that differ. Raises EvidenceError if a file can no longer be read."""
-    from ckptcheck.compare.diagnosis import diagnose
-
     large: dict[str, TensorLayout] = {}
     stacked: list[list[DiagnosedTensor]] = []
     small: list[str] = []
@@ -139,8 +138,6 @@ def explain_shape_differences(comparison: Comparison) -> dict[str, str]:
 
     Raises EvidenceError if a file cannot be read.
     """
-    from ckptcheck.compare.diagnosis.shapes import describe_shape_cause
-
     causes = {}
     with TensorFiles(comparison.first.source) as ours, TensorFiles(comparison.second.source) as theirs:
         for pair in comparison.match_result.shape_mismatches[:MAX_TENSORS]:
@@ -177,8 +174,6 @@ def _build_input(
 
     only: names to which the input is restricted; None for no restriction.
     """
-    from ckptcheck.compare.diagnosis import AttentionGeometry, DiagnosisInput
-
     expected: dict[str, Callable[[], TensorBits]] = {}
     actual: dict[str, Callable[[], TensorBits]] = {}
     previous: dict[str, Callable[[], TensorBits]] = {}
@@ -221,8 +216,6 @@ def _read_bits(
     files: TensorFiles, layout: TensorLayout, target: str, slab: chunked_diagnosis.Slab | None
 ) -> TensorBits:
     """Read a tensor, or a slab of it, cast to the dtype in which the two sides are compared."""
-    from ckptcheck.compare.diagnosis import TensorBits
-
     return TensorBits(
         target,
         cast_patterns(

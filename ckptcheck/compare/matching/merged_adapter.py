@@ -37,8 +37,6 @@ from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.values.dtypes import decode
 
 if TYPE_CHECKING:
-    from typing import Any
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -308,7 +306,7 @@ def _measure_merge(
     if (saved := adapter.saved.get(pair.names[0])) is not None:
         return _compare_saved(base, merged, adapter.side.stored[saved], files)
     update = adapter.updates[pair.names[0]].part_of(pair.name, base.shape)
-    up, down = (_read(files[2], adapter.side.stored[name]) for name in (update.pair.up, update.pair.down))
+    up, down = (files[2].read_numbers(adapter.side.stored[name]) for name in (update.pair.up, update.pair.down))
     if up.shape[1] != down.shape[0]:
         return "the two matrices of the adapter have different ranks"
     changes = update.compute(down, up * np.float32(update.scale), base.shape)
@@ -342,7 +340,7 @@ def _measure_change(
         for begin in range(0, rows, step):
             end = min(begin + step, rows)
             before, after = (
-                _read(side, layout.cut(len(base.shape) - 2, begin, end)).reshape(-1, columns)
+                side.read_numbers(layout.cut(len(base.shape) - 2, begin, end)).reshape(-1, columns)
                 for side, layout in zip(files[:2], layouts, strict=True)
             )
             exact, difference = before + up[begin:end] @ down, after - before
@@ -385,9 +383,3 @@ def _judge(updates: float, shared: float, differences: float) -> ModuleMerge:
     if abs(factor - 1) <= MARGIN:
         return ModuleMerge("merged", factor, left_over)
     return ModuleMerge("unmerged" if abs(factor) <= MARGIN else "scaled", factor, left_over)
-
-
-def _read(files: TensorFiles, layout: TensorLayout) -> NDArray[Any]:
-    import numpy as np
-
-    return np.asarray(files.read_numbers(layout), np.float32)

@@ -214,7 +214,7 @@ def _iter_readers(parent: str, leaf: str, size: int, beside: Iterable[TensorPair
 def _read_scales(pair: TensorPair, files: tuple[TensorFiles, TensorFiles], offset: float) -> NDArray[np.float64] | None:
     """Return the factor of each channel; None if nothing changed, or a channel became zero, another sign or no number."""
     numbers = [
-        file.read_numbers(side).astype(np.float64) + offset
+        file.read_numbers(side, kind="f8") + offset
         for side, file in zip((pair.first, pair.second), files, strict=True)
         if isinstance(side, TensorLayout) and can_cast(side.dtype, "F64")
     ]
@@ -277,7 +277,7 @@ def _read_rows(
     if isinstance(side, TensorLayout):
         if not can_cast(side.dtype, "F64"):
             return None
-        return file.read_numbers(side.cut(0, begin, end)).astype(np.float64)
+        return file.read_numbers(side.cut(0, begin, end), kind="f8")
     with np.errstate(all="ignore"):
         return side.dequantize_rows(file, begin, end).values.astype(np.float64)
 
@@ -322,7 +322,7 @@ def _matches(
     while end < first.shape[0]:
         begin, end = end, min(first.shape[0], end + (step if end else min(step, FIRST_ROWS)))
         ours, theirs = (
-            file.read_numbers(side.cut(0, begin, end)).astype(np.float64)
+            file.read_numbers(side.cut(0, begin, end), kind="f8")
             for side, file in zip((first, second), files, strict=True)
         )
         with np.errstate(all="ignore"):

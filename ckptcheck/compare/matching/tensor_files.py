@@ -112,12 +112,15 @@ class TensorFiles:
             result[place] = self.read_rectangle(chunk.file, chunk.offset, chunk.shape, chunk.strides, layout.itemsize)
         return result
 
-    def read_numbers(self, layout: TensorLayout, dtype: str = "") -> NDArray[Any]:
-        """Return the numbers of a tensor. dtype: what it holds, if the stored dtype does not say. Raises UnreadableFile."""
+    def read_numbers(self, layout: TensorLayout, dtype: str = "", kind: str = "f4") -> NDArray[Any]:
+        """Return the numbers of a tensor. Raises UnreadableFile.
+
+        dtype: what it holds, if the stored dtype does not say. kind: numpy's name of the floats that are returned.
+        """
         patterns = self.read_tensor(layout)
         # Memory that was never written may hold signalling NaN, of which numpy warns.
-        with np.errstate(invalid="ignore"):
-            return decode(dtype or layout.dtype, patterns)
+        with np.errstate(invalid="ignore", over="ignore"):
+            return decode(dtype or layout.dtype, patterns).astype(kind, copy=False)
 
     def _open(self, file: str) -> int:
         with self._lock:

@@ -81,6 +81,6 @@ def describe_unusable_head(side: ComparisonSide, name: str) -> str:
     if not can_cast(layout.dtype, "F32"):
         return ""
     with TensorFiles(side.source) as files:
-        values = files.read_numbers(layout)
+        values = files.read_numbers(layout, kind="f8")
     not_finite = values.size - int(np.isfinite(values).sum())
     return f"{not_finite:,} of its {values.size:,} numbers are not finite" if not_finite else ""

@@ -23,7 +23,7 @@ from ckptcheck.checkpoint.megatron.megatron import Megatron
 from ckptcheck.compare.manifest import read_manifest
 from ckptcheck.compare.signatures.keys import SignerKind, TrustedSigner, quiet, require_packages
 from ckptcheck.compare.signatures.sign import MANIFEST_NAME, describe_hash_failure, find_inside
-from ckptcheck.compare.verification import Verification, verify_files
+from ckptcheck.compare.verification import Verification, verify_manifest
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.rule import Skip
@@ -97,7 +97,7 @@ class SignatureCheck(EvidenceDefaults):
     identity: str | None = None
     """The identity of the weights that the signed manifest states; None without one."""
     verification: Verification | None = field(default=None, repr=False)
-    """All tensors, compared with the manifest that the user named; else those of changed files, with the signed one."""
+    """The tensors, compared with the manifest that the user named; else with the signed one, if a file changed."""
     kind: str = "signature"
 
     @property
@@ -188,7 +188,7 @@ def check_signature(
             manifest = read_manifest(folder / MANIFEST_NAME)
             check = replace(check, identity=manifest.identity)
             if ckpt is not None and named is None and touched:
-                verified = verify_files(ckpt, manifest, touched, jobs=jobs, runner=runner, progress=progress)
+                verified = verify_manifest(ckpt, manifest, jobs=jobs, runner=runner, progress=progress)
                 check = replace(check, verification=verified)
     return check
 

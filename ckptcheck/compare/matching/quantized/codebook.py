@@ -82,7 +82,7 @@ class CodebookWeight(QuantizedWeight):
 
         layout = self.parts["absmax"].cut(0, begin, end)
         if "map" not in self.parts:
-            largest = files.read_numbers(layout).astype(np.float32)
+            largest = files.read_numbers(layout)
             return largest, np.zeros_like(largest)
         table = files.read_numbers(self.parts["map"])
         nested = files.read_numbers(self.parts["nested"])[np.arange(begin, end) // self.nested_block]

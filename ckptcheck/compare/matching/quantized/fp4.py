@@ -83,7 +83,7 @@ class Fp4Weight(QuantizedWeight):
         if dtype == "F8_E8M0":
             results = [part * scale for part in (values, below, above)]
         else:
-            factor = files.read_numbers(self.parts["above"]).astype(np.float32).reshape(-1)[0]
+            factor = files.read_numbers(self.parts["above"]).reshape(-1)[0]
             whole = scale / factor if self.divides else scale * factor
             one = np.abs(1 / factor if self.divides else factor)
             _, exponent = np.frexp(scale)

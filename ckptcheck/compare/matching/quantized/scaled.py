@@ -129,7 +129,9 @@ class ScaledWeight(QuantizedWeight):
 
         layout = next(self.parts[role] for role in SCALES if role in self.parts)
         dtype = "F8_E8M0" if layout.dtype == "U8" else layout.dtype
-        values = files.read_numbers(layout, dtype).astype(np.float32) / np.float32(self.steps)
+        values: NDArray[np.float32] = np.divide(
+            files.read_numbers(layout, dtype), np.float32(self.steps), dtype=np.float32
+        )
         grid = values.reshape(1, 1) if values.size == 1 else values.reshape(values.shape[0], -1)
         if grid.shape[0] > 1:
             grid = grid[np.arange(begin, end) // self.block[0]]

@@ -127,7 +127,7 @@ def _sample(pair: TensorPair, ours: TensorFiles, theirs: TensorFiles, *, quantiz
             rows = side.dequantize_rows(files, begin, end).values
     else:
         assert isinstance(side, TensorLayout)
-        rows = files.read_numbers(side.cut(0, begin, end)).astype(np.float32)
+        rows = files.read_numbers(side.cut(0, begin, end))
     sample = np.nan_to_num(rows[:, :: -(-side.shape[1] // COLUMNS)].reshape(-1), posinf=0, neginf=0)
     length = float(np.linalg.norm(sample))
     return sample / np.float32(length or 1)
