@@ -145,38 +145,6 @@ def require_second_load(
     )
 
 
-def check_devices(
-    transport: Transport, engine: str, device: str, trainer_gpus: str | None, engine_gpus: str | None, ranks: int = 1
-) -> None:
-    """Check, before anything starts, what the options already say about the devices of a transport.
-
-    Args:
-        transport: the row of the transport.
-        engine: the engine's name, for the message.
-        device: the trainer's device as the user gave it: auto, cpu or cuda.
-        trainer_gpus: the GPUs of the trainer as the user gave them (``0,1``); None if he did not.
-        engine_gpus: those of the engine; it takes the first of them, one for each rank.
-        ranks: of the engine.
-
-    Raises:
-        CkptcheckError: for a transport between GPUs with a trainer on the CPU, and for a broadcast between ranks on one GPU.
-    """
-    if not transport.is_between_gpus:
-        return
-    default = f"--transport {transports_of(engine)[0].name}"
-    if device == "cpu":
-        raise CkptcheckError(
-            f"{transport.name} carries weights between GPUs, and the trainer computes on the CPU",
-            f"--set device=cuda, or {default}",
-        )
-    sender = (trainer_gpus or "").split(",")[0]
-    if transport.sender == "group" and sender and sender in (engine_gpus or "").split(",")[:ranks]:
-        raise CkptcheckError(
-            f"NCCL refuses two ranks on one GPU, and trainer and {engine} share {sender}",
-            f"--transport {_on_shared_gpu(engine).name}, or another GPU by --set engine-gpus",
-        )
-
-
 def check_transport(trainer: Trainer, engine: Updatable, name: str) -> None:
     """Raise CkptcheckError, with what would work, if the transport cannot carry weights from this trainer to this engine."""
     trainer_facts, engine_facts = trainer.info.facts, engine.info.facts

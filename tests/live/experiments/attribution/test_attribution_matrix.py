@@ -59,5 +59,5 @@ def test_files_alone_name_what_files_can_tell() -> None:
     found = run_search(world, EXPERIMENTS, 1e-4)
     assert not found.causes
     report = run_rules(Attribution("files", found, has_measured_floor=True), RULES)
-    assert [finding.code for finding in report.findings] == ["ATT002"]
+    assert [finding.code for finding in report.findings] == ["ATT001"]
     assert "weights" in report.findings[0].message
