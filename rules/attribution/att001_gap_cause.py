@@ -73,8 +73,7 @@ Do what the message says. Then run the command again, because a second cause may
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.live.experiments.attribution.search import EXPLAINED
-from ckptcheck.live.experiments.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.search import EXPLAINED, Attribution
 from ckptcheck.text.formatting import count
 
 

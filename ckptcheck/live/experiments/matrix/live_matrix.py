@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.experiments.live_session import LiveSession, with_batch_size
-from ckptcheck.live.experiments.matrix.cells import TRAINERS, Cell, Plan, list_cells
-from ckptcheck.live.experiments.scoring import split_by_tokens
-from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine, TrainerAsEngine, decode_again
+from ckptcheck.live.experiments.matrix.trace import TRAINERS, Cell, Plan, list_cells
+from ckptcheck.live.experiments.scoring import ResponseEngine, TrainerAsEngine, decode_again, split_by_tokens
 from ckptcheck.live.runtime.engines.sampling import Sampling
 from ckptcheck.live.runtime.process.deadlines import time_budget
 from ckptcheck.live.runtime.trainers.base import Trainer
@@ -20,8 +19,8 @@ from ckptcheck.text.observer import Advance
 
 if TYPE_CHECKING:
     from ckptcheck.linter.report import Section
-    from ckptcheck.live.experiments.default_prompts import DefaultPrompts
     from ckptcheck.live.experiments.matrix.trace import MatrixTrace
+    from ckptcheck.live.experiments.record import DefaultPrompts
     from ckptcheck.live.runtime.engines.base import Engine, EngineInfo
     from ckptcheck.live.runtime.trainers.base import TrainerInfo
     from ckptcheck.live.runtime.trainers.layout import ParallelLayout
@@ -134,9 +133,13 @@ def measure_matrix(
     hangs, and an interruption, end the measurement, and the trace says so. Raises what a start raises, and an interruption before
     the first measurement.
     """
-    from ckptcheck.live.experiments.default_prompts import DefaultPrompts
-    from ckptcheck.live.experiments.matrix.cells import drop_unmeasurable_cells, drop_unsplit_pairs, list_cells
-    from ckptcheck.live.experiments.matrix.trace import MatrixTrace
+    from ckptcheck.live.experiments.matrix.trace import (
+        MatrixTrace,
+        drop_unmeasurable_cells,
+        drop_unsplit_pairs,
+        list_cells,
+    )
+    from ckptcheck.live.experiments.record import DefaultPrompts
     from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
 
     default_prompts = DefaultPrompts(live.ckpt)

@@ -11,8 +11,7 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.experiments.attribution.experiment import RecordedBackend
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
-from ckptcheck.live.experiments.attribution.search import run_search
-from ckptcheck.live.experiments.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.search import Attribution, run_search
 from tests.live.experiments.attribution import twin as matrix
 
 pytestmark = pytest.mark.slow

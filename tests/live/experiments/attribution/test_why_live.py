@@ -17,8 +17,7 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
 from ckptcheck.live.experiments.attribution.live_backend import CheckpointRef, LiveBackend
-from ckptcheck.live.experiments.attribution.search import SearchResult, run_search
-from ckptcheck.live.experiments.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.search import Attribution, SearchResult, run_search
 from ckptcheck.live.experiments.record import record_rollouts
 from ckptcheck.live.experiments.scoring import score_rollouts
 from ckptcheck.live.runtime.engines import registry

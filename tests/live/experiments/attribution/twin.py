@@ -22,8 +22,7 @@ import transformers
 from ckptcheck.linter.rule import Skip
 from ckptcheck.live.experiments.attribution.experiment import EngineChange, TrainerChange
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
-from ckptcheck.live.experiments.attribution.search import SearchResult, run_search
-from ckptcheck.live.experiments.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.search import Attribution, SearchResult, run_search
 from ckptcheck.rollouts import Metadata, Rollout, Rollouts, SamplingInfo, ScorerInfo, build_rollouts
 from ckptcheck.rollouts.metrics.sampling_distribution import processed
 
