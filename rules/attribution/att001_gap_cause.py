@@ -5,7 +5,7 @@ Each experiment scores the same tokens again with one thing changed, and removes
 these layers:
 
 - semantics (error): a meaning changes: the temperature, top-p and top-k, the token that a logprob belongs to, tokens that a side
-  did not score, BOS, the context, the config.
+  did not score, BOS, the config.
 - weights (error): ckptcheck compares the tensors of both sides byte by byte. Where they differ, it starts the engine again from the
   trainer's weights.
 - path (error): the engine scores with empty caches, by prefill instead of decoding, and each sequence alone.

@@ -18,7 +18,6 @@ from ckptcheck.live.experiments.attribution.experiment import (
     EngineChange,
     RecordedBackend,
     TrainerChange,
-    initial_state,
 )
 from ckptcheck.live.experiments.attribution.sides import EngineSide, StartEngine, StartTrainer, TrainerSide
 from ckptcheck.live.refit.observations import Key
@@ -74,7 +73,7 @@ class LiveBackend:
         if trainer is not None:
             trainer_info = rollouts.metadata.trainer
             temperature = trainer_info.temperature if trainer_info is not None and trainer_info.temperature else 1.0
-            self._trainer = TrainerSide(rollouts, initial_state(rollouts).mask, trainer[0], folder, heat=temperature)
+            self._trainer = TrainerSide(rollouts, trainer[0], folder, heat=temperature)
         bos_id = self._trainer_held.config.get("bos_token_id") if self._trainer_held is not None else None
         self.bos: int | None = bos_id if type(bos_id) is int else None
 
