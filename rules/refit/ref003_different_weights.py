@@ -6,7 +6,7 @@
 - No parameter of the reference is missing in the engine, and the engine has none under another name.
 - A parameter that can be read in the reference can be read in the engine: it is neither empty nor packed.
 - Other rules report their own cases: unwritten parameters (REF001), parameters of an earlier step (REF004),
-  tensors that the engine derives from parameters (REF006), and a cold load from a wrong checkpoint (REF037).
+  tensors that the engine derives from parameters (REF005), and a cold load from a wrong checkpoint (REF037).
 
 ## Why it matters
 - The engine samples from another model than the one that is trained.
