@@ -34,6 +34,28 @@ CELL_STATES = (
     State("not comparable", "gone", "nothing could be compared, or a logprob is not finite"),
 )
 
+OUTPUT_STATES = (
+    State("equal", "good", "within what rounding explains"),
+    State("not compared", "gone", "only one side has it, or with another shape"),
+    State("differs", "warn", "beyond the limit, after the module at which the sides part"),
+    State("parts here", "bad", "the first module beyond the limit"),
+    State("not finite", "bad", "NaN or Inf"),
+)
+TENSOR_STATES = (
+    State("written", "good", "marks show that a sync wrote it, and it equals a cold load bit for bit"),
+    State("equal", "quiet", "it equals a cold load bit for bit; no mark shows whether a sync wrote it"),
+    State("not seen", "gone", "its numbers can be read on neither side"),
+    State("differs", "notice", "no parameter, and other than in a cold load; the findings say where that matters"),
+    State("extra", "change", "a cold load does not have it"),
+    State("stale", "warn", "it holds what it held before the last step"),
+    State("lost", "bad", "a cold load has it, and here it is missing or cannot be read"),
+    State("wrong", "bad", "a parameter that is other than in a cold load"),
+    State("not written", "bad", "marks from before the sync are still in it"),
+)
+GRAVITY = {state.name: place for place, state in enumerate(TENSOR_STATES)}
+MOST_TOKENS = 600
+"""Tokens that are drawn: the first ones."""
+
 
 def draw_matrix(trace: MatrixTrace, title: str) -> Picture:
     """Draw data, decoding, batch and layout × pair and length, with how far each cell is from perfect."""
@@ -75,15 +97,6 @@ def _describe_cell(trace: MatrixTrace, row: Row, pair: str, value: CellValue) ->
         notes.append(f"{(value.error - 1) / floor:.3g} times the floor")
     is_beyond = value.error > trace.thresholds.mult_prob_error
     return HeatCell(value.error - 1, CELL_STATES[is_beyond].name, ", ".join(notes))
-
-
-OUTPUT_STATES = (
-    State("equal", "good", "within what rounding explains"),
-    State("not compared", "gone", "only one side has it, or with another shape"),
-    State("differs", "warn", "beyond the limit, after the module at which the sides part"),
-    State("parts here", "bad", "the first module beyond the limit"),
-    State("not finite", "bad", "NaN or Inf"),
-)
 
 
 def draw_modules(evidence: Localization, title: str) -> HeatMap | None:
@@ -132,20 +145,6 @@ def draw_course(evidence: Localization, title: str) -> Curves | None:
     return Curves(
         title, caption, tuple(names), tuple(series), "module", "relative difference", "log", marks=tuple(marks)
     )
-
-
-TENSOR_STATES = (
-    State("written", "good", "marks show that a sync wrote it, and it equals a cold load bit for bit"),
-    State("equal", "quiet", "it equals a cold load bit for bit; no mark shows whether a sync wrote it"),
-    State("not seen", "gone", "its numbers can be read on neither side"),
-    State("differs", "notice", "no parameter, and other than in a cold load; the findings say where that matters"),
-    State("extra", "change", "a cold load does not have it"),
-    State("stale", "warn", "it holds what it held before the last step"),
-    State("lost", "bad", "a cold load has it, and here it is missing or cannot be read"),
-    State("wrong", "bad", "a parameter that is other than in a cold load"),
-    State("not written", "bad", "marks from before the sync are still in it"),
-)
-GRAVITY = {state.name: place for place, state in enumerate(TENSOR_STATES)}
 
 
 def draw_tensor_states(trace: Observations, title: str) -> HeatMap | NoPicture | None:
@@ -220,10 +219,6 @@ def _make_tensor_map(title: str, by_name: Mapping[str, Mapping[int, HeatCell]], 
         TENSOR_STATES,
         member_label="expert" if len(ranks) == 1 else "rank",
     )
-
-
-MOST_TOKENS = 600
-"""Tokens that are drawn: the first ones."""
 
 
 def draw_gap_to_trainer(trace: Observations, title: str) -> Curves | None:

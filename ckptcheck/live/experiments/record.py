@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ckptcheck.live.runtime.engines.engine_options import Switches
 
 QUESTION = "A farmer has 17 sheep; all but nine run away. How many are left?"
+Tokens = tuple[int, ...]
 
 
 class DefaultPrompts:
@@ -89,9 +90,6 @@ class DefaultPrompts:
         if most >= self.vocabulary:
             raise CkptcheckError(f"token {most} is in a prompt, and the model has {self.vocabulary:,}")
         return list(prompts)
-
-
-Tokens = tuple[int, ...]
 
 
 def record_rollouts(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 TOKENS = 8192
 """Most tokens that the trainer gets at once, padding included. Megatron pads a batch; transformers takes single sequences."""
+Tokens = Sequence[int]
 
 
 def score_rollouts(
@@ -115,9 +116,6 @@ def split_by_tokens(sequences: Sequence[Sequence[int]], tokens: int = TOKENS) ->
             begin, longest = place, len(sequence)
     if begin < len(sequences):
         yield sequences[begin:]
-
-
-Tokens = Sequence[int]
 
 
 class ResponseEngine(Protocol):

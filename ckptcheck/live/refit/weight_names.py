@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 EXPERT_NUMBER = re.compile(r"\.experts\.(\d+)\.")
+Read = Callable[[], "TensorBits"]
 
 
 def trainer_weights(name: str, weights: Mapping[str, Weight]) -> tuple[Weight, ...]:
@@ -178,9 +179,6 @@ def _overlapping(
             overlapping.append(weight)
         begin = end
     return tuple(overlapping)
-
-
-Read = Callable[[], "TensorBits"]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,14 @@ LEAST_FITTED = 0.5
 """The same share for a trial that fitted a number."""
 AT_FLOOR = 3.0
 """A gap of up to this many times the floor counts as the floor, which is a mean over a few hundred tokens only."""
+RESTS_ON: dict[Layer, str] = {
+    "path": "weights",
+    "precision": "weights",
+    "routing": "weights",
+}
+"""Layer → the experiment that its verdict depends on: unless the weights are equal, a path or a dtype is no separate cause."""
+SEVERITIES: dict[Layer, Severity] = {"precision": "warning", "routing": "warning", "objective": "info"}
+"""Layer → how grave a cause there is; in every other layer it is an error. Rounding is no bug, and a lag is intended."""
 
 
 @dataclass(frozen=True)
@@ -165,17 +173,6 @@ def _run_experiment(
         is_cause = removed >= (LEAST_FITTED if best.is_fitted else LEAST) and reduction > floor
     step = replace(unchanged, after=best.state.gap, trial=best)
     return (replace(step, removed=removed), best.state) if is_cause else (step, state)
-
-
-RESTS_ON: dict[Layer, str] = {
-    "path": "weights",
-    "precision": "weights",
-    "routing": "weights",
-}
-"""Layer → the experiment that its verdict depends on: unless the weights are equal, a path or a dtype is no separate cause."""
-
-SEVERITIES: dict[Layer, Severity] = {"precision": "warning", "routing": "warning", "objective": "info"}
-"""Layer → how grave a cause there is; in every other layer it is an error. Rounding is no bug, and a lag is intended."""
 
 
 @dataclass(frozen=True)

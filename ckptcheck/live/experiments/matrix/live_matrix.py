@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Tokens = tuple[int, ...]
 Drawn = tuple[list[Tokens], list[int], list[Sequence[float]]]
 """Sequences, the lengths of their prompts, and the engine's logprobs of the responses."""
+SPARE_TOKENS = 8
+"""Tokens of context beyond the longest sequence."""
 
 
 class MatrixRun:
@@ -99,10 +101,6 @@ class MatrixRun:
             generations += engine.generate(batch_prompts, requests)
         sequences = [(*prompt, *generation.tokens) for prompt, generation in zip(prompts, generations, strict=True)]
         return sequences, [*map(len, prompts)], [generation.logprobs for generation in generations]
-
-
-SPARE_TOKENS = 8
-"""Tokens of context beyond the longest sequence."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,9 @@ IDS = {"input_ids": "ids", "position_ids": "positions", "positions": "positions"
 """Names of a module's arguments → the kind of their tensors."""
 LONGEST = 1 << 28
 """Largest size in bytes of a dump.json that ckptcheck reads."""
+PREFIX = "non_intrusive__"
+NUMBERS = ("step", "rank", "dump_index")
+RANK = re.compile(r"TP(\d+)_PP(\d+)_Rank(\d+)_pid\d+")
 
 
 def read_msprobe(folder: Path) -> list[RankDump]:
@@ -114,11 +117,6 @@ def _resolve_file(folder: Path, file: str) -> Path:
     if "/" in file or "\\" in file or path.is_symlink():
         raise CkptcheckError(f"{folder.parent / 'dump.json'} names {file!r}, which is no file beside it")
     return path
-
-
-PREFIX = "non_intrusive__"
-NUMBERS = ("step", "rank", "dump_index")
-RANK = re.compile(r"TP(\d+)_PP(\d+)_Rank(\d+)_pid\d+")
 
 
 def read_sglang(folder: Path) -> list[RankDump]:

@@ -22,6 +22,8 @@ VERSION = "ckptcheck"
 """The weight version that our own update sets."""
 
 Log = Callable[[str], None]
+EXTENSION = "ckptcheck_worker."
+"""How the name of our extension begins."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +150,6 @@ def _is_fatal(error: ServerError) -> bool:
 
 def _format_error(error: ServerError) -> str:
     return error.message + (f" ({error.hint})" if error.hint else "")
-
-
-EXTENSION = "ckptcheck_worker."
-"""How the name of our extension begins."""
 
 
 def has_extension(state: ServerState) -> bool:
