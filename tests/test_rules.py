@@ -39,7 +39,7 @@ from ckptcheck.linter.rule import Rule
 from ckptcheck.linter.rule_index import describe_rule
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.conformance.trace import ConformanceTrace
-from ckptcheck.live.experiments.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.search import Attribution
 from ckptcheck.live.experiments.critic import CriticComparison
 from ckptcheck.live.experiments.matrix.trace import MatrixTrace
 from ckptcheck.live.experiments.probes.trace import ProbeTrace

@@ -48,15 +48,15 @@ PICTURES: Mapping[str, Mapping[str, str]] = {
     },
     "rollout-series": {"Metrics over the steps": "ckptcheck.reporters.pictures.run_curves:draw_series"},
     "rollout-runs": {"The run and its reference": "ckptcheck.reporters.pictures.run_curves:draw_comparison"},
-    "matrix": {"The matrix": "ckptcheck.live.pictures.matrix_cells:draw_matrix"},
+    "matrix": {"The matrix": "ckptcheck.live.pictures:draw_matrix"},
     "localization": {
-        "Modules by layer": "ckptcheck.live.pictures.module_outputs:draw_modules",
-        "Along the forward pass": "ckptcheck.live.pictures.module_outputs:draw_course",
+        "Modules by layer": "ckptcheck.live.pictures:draw_modules",
+        "Along the forward pass": "ckptcheck.live.pictures:draw_course",
     },
     "refit": {
-        "Tensors of the engine": "ckptcheck.live.pictures.tensor_states:draw_tensor_states",
-        "Logprobs: how far the engine is from the trainer": "ckptcheck.live.pictures.trial_measurements:draw_gap_to_trainer",
-        "Logprobs before and after, token by token": "ckptcheck.live.pictures.trial_measurements:draw_token_gaps",
+        "Tensors of the engine": "ckptcheck.live.pictures:draw_tensor_states",
+        "Logprobs: how far the engine is from the trainer": "ckptcheck.live.pictures:draw_gap_to_trainer",
+        "Logprobs before and after, token by token": "ckptcheck.live.pictures:draw_token_gaps",
     },
     "history": {
         "What the trainer sent": "ckptcheck.reporters.pictures.history_raster:draw_sent",

@@ -61,8 +61,8 @@ def calibrate_floor(
 ) -> "FloorMeasurement":
     """Measure the noise floor of a model: the gap that equal weights have between both sides, and of each side with itself."""
     from ckptcheck.live.experiments.calibrate import calibrate
-    from ckptcheck.live.experiments.default_prompts import DefaultPrompts
     from ckptcheck.live.experiments.live_session import describe_side, open_live_session, with_batch_size
+    from ckptcheck.live.experiments.record import DefaultPrompts
     from ckptcheck.live.runtime.engines import registry
     from ckptcheck.live.runtime.engines.engine_options import parse_switches
     from ckptcheck.live.runtime.engines.sizing import SPARE_TOKENS

@@ -34,7 +34,7 @@ ENGINE_OPTIONS = ("engine", "engine_tp", "engine_mode", "dtype", "engine_gpus", 
 
 def reject_unused(given: Given) -> None:
     """Reject options of an engine if the transport brings its own receiver."""
-    from ckptcheck.live.conformance.live_run import is_own_transport
+    from ckptcheck.live.conformance.run import is_own_transport
 
     if is_own_transport(given["transport"]):
         given.reject(ENGINE_OPTIONS, "with a transport of your own, which brings its receiver")
@@ -79,7 +79,7 @@ def conformance(
 
     In Python `transport` can be a class with five methods. Raises CkptcheckError for what cannot be started.
     """
-    from ckptcheck.live.conformance.live_run import is_own_transport, try_engine_transport, try_own_transport
+    from ckptcheck.live.conformance.run import is_own_transport, try_engine_transport, try_own_transport
     from ckptcheck.live.refit.live_trial import TrialEngine, TrialSource
     from ckptcheck.live.refit.source import add_source_errors
     from ckptcheck.live.runtime.engines import registry

@@ -114,7 +114,7 @@ def parity_matrix(
 
     Exit codes: 0 all cells are within the limits, 1 findings, 2 could not check.
     """
-    from ckptcheck.live.experiments.matrix import cells
+    from ckptcheck.live.experiments.matrix import trace as cells
 
     length_list = cells.LENGTHS if lengths is None else several(lengths)
     from ckptcheck.linter.rule_loader import load_rules

@@ -94,10 +94,10 @@ def parity_probe(
     Exit codes: 0 no findings, 1 findings, 2 could not check.
     """
     from ckptcheck.linter.rule_loader import load_rules
-    from ckptcheck.live.experiments.default_prompts import DefaultPrompts
     from ckptcheck.live.experiments.live_session import open_live_session
     from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment, run_probes
     from ckptcheck.live.experiments.probes.registry import has_experts, select_probes
+    from ckptcheck.live.experiments.record import DefaultPrompts
     from ckptcheck.live.runtime.engines import registry
     from ckptcheck.live.runtime.engines.base import Engine
     from ckptcheck.live.runtime.engines.engine_options import parse_switches

@@ -78,9 +78,8 @@ def record_rollouts(
     observer: Observer = SILENT,
 ) -> "Rollouts":
     """Have an engine answer prompts, and write tokens and logprobs to a file. No trainer is loaded."""
-    from ckptcheck.live.experiments.default_prompts import DefaultPrompts
     from ckptcheck.live.experiments.live_session import open_live_session, with_batch_size
-    from ckptcheck.live.experiments.record import describe_rollouts
+    from ckptcheck.live.experiments.record import DefaultPrompts, describe_rollouts
     from ckptcheck.live.experiments.record import record_rollouts as record
     from ckptcheck.live.experiments.scoring import engine_logprob_temperature
     from ckptcheck.live.runtime.engines import registry

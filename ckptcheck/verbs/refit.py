@@ -77,10 +77,9 @@ def refit(
     check_weights: CheckWeights = True,
     check_logprobs: CheckLogprobs = True,
     quantize: Annotated[
-        Literal["w4a16", "w8a8", "fp8", "nvfp4", "mxfp4", "mxfp8"] | None,
+        Literal["w4a16", "w8a8", "fp8"] | None,
         Option(
-            "Quantize the weights on their way; not by nccl and ipc, which carry them as the trainer holds them. "
-            "nvfp4, mxfp4 and mxfp8 are refused, with the reason.",
+            "Quantize the weights on their way; not by nccl and ipc, which carry them as the trainer holds them.",
             panel=TRIAL,
         ),
     ] = None,

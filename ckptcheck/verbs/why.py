@@ -84,8 +84,7 @@ def parity_why(
     from ckptcheck.live.experiments.attribution import live_search
     from ckptcheck.live.experiments.attribution.experiment import RecordedBackend
     from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
-    from ckptcheck.live.experiments.attribution.search import run_search
-    from ckptcheck.live.experiments.attribution.trace import Attribution
+    from ckptcheck.live.experiments.attribution.search import Attribution, run_search
     from ckptcheck.live.experiments.live_session import open_live_session
     from ckptcheck.rollouts import read_rollouts
     from ckptcheck.verbs.reports import build_report

@@ -44,36 +44,23 @@ def check(evidence: Localization) -> Iterator[Problem]:
 
 
 def _find_unmatched(evidence: Localization) -> Iterator[Problem]:
-    reported = set()
+    """Yield the points of each pair of ranks that were not compared, those of several pairs once."""
+    reported: set[str] = set()
     for part in evidence.replicas:
-        for problem in _check_ranks(part):
-            if (problem.key, problem.message) not in reported:
-                reported.add((problem.key, problem.message))
-                yield problem
-
-
-def _check_ranks(evidence: Localization) -> Iterator[Problem]:
-    """Yield the points of one pair of ranks that were not compared."""
-    for side, names in evidence.unmatched.items():
-        other_activations = evidence.other if side == evidence.sides[0] else evidence.reference
-        own_activations = evidence.reference if side == evidence.sides[0] else evidence.other
-        if not names:
-            continue
-        shaped = [name for name in names if name in other_activations]
-        if shaped and side == evidence.sides[1]:
-            # the message of the first side names these already
-            names = [name for name in names if name not in other_activations]
-        if not names:
-            continue
-        message = (
-            f"{count(len(names), 'module output')} of {side} {'was' if len(names) == 1 else 'were'} not compared: "
-        )
-        message += ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
-        if shaped and side == evidence.sides[0]:
-            example = shaped[0]
-            own_shape, other_shape = list(own_activations[example].shape), list(other_activations[example].shape)
-            message += f"; {example} is {own_shape} here and {other_shape} there"
-        yield Problem(message, key=names[0])
+        for side, own, other in ((0, part.reference, part.other), (1, part.other, part.reference)):
+            names = part.unmatched[part.sides[side]]
+            # a point of another shape is named with the first side
+            names = [name for name in names if not side or name not in other]
+            verb = "was" if len(names) == 1 else "were"
+            message = f"{count(len(names), 'module output')} of {part.sides[side]} {verb} not compared: "
+            message += ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+            if shaped := [name for name in names if name in other]:
+                message += (
+                    f"; {shaped[0]} is {list(own[shaped[0]].shape)} here and {list(other[shaped[0]].shape)} there"
+                )
+            if names and message not in reported:
+                reported.add(message)
+                yield Problem(message, key=names[0])
 
 
 def _describe_nothing(evidence: Localization) -> Iterator[Problem]:

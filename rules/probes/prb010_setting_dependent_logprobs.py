@@ -15,8 +15,7 @@ The first three agree within 1e-3 nats in float32, and within a mult_prob_error 
 
 - Every logprob is held to atol = rtol = 1e-3, as NeMo-RL's diagnostic 4 does with numpy's assert_allclose. The report says how many
   are beyond it, the largest absolute and relative difference, where it is, and which are NaN in one mode alone.
-- Beside them stands the floor: eager mode against itself, decoding against prefill and a prefill against its repetition; and the
-  seconds of both modes.
+- Beside them stands the floor: eager mode against itself, decoding against prefill and a prefill against its repetition.
 - It is a warning where rounding does not explain it: in float32 from 1e-3 nats on (stricter than diagnostic 4, whose rtol allows
   a logprob of -10 eleven times as much), in narrower dtypes from a mult_prob_error of 1.05 or five times the floor's mean |Δ| on,
   where the floor is at least the dtype's rounding (0.005 nats): eager mode on a CPU repeats itself exactly, and rounds. Else it
@@ -98,6 +97,6 @@ def _judge_compilation(result: CompilationResult, hint: str) -> Iterator[Problem
     elif result.worse.elements.beyond:
         yield Problem(
             f"{result.describe_gap()}: rounding of {result.dtype} explains it",
-            hint="do nothing, unless the gap to the trainer is too large: then compare the modes by the report's table of seconds",
+            hint="do nothing, unless the gap to the trainer is too large: then run rollouts in eager mode",
             severity="info",
         )

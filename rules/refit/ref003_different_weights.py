@@ -6,7 +6,7 @@
 - No parameter of the reference is missing in the engine, and the engine has none under another name.
 - A parameter that can be read in the reference can be read in the engine: it is neither empty nor packed.
 - Other rules report their own cases: unwritten parameters (REF001), parameters of an earlier step (REF004),
-  tensors that the engine derives from parameters (REF006), and a cold load from a wrong checkpoint (REF042).
+  tensors that the engine derives from parameters (REF005), and a cold load from a wrong checkpoint (REF037).
 
 ## Why it matters
 - The engine samples from another model than the one that is trained.
@@ -24,7 +24,7 @@
 vllm-project/vllm#42821 (gate and up swapped from the second load on), vllm-project/vime#388 (experts permuted)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, rule
 from ckptcheck.live.refit.delivery import describe_arrival, describe_misplaced, find_misplaced
@@ -79,42 +79,42 @@ def _describe_causes(trace: RefitTrace, sync: Sync, wrong: set[Key]) -> Iterator
             key = (verdict.sentence, verdict.evidence, tuple(parts), tuple(found))
             ranks_by_cause.setdefault(key, []).append(diagnosis.rank)
     for (sentence, evidence, parts_of_all, found_of_all), ranks in ranks_by_cause.items():
-        keys = [(rank, name) for rank in ranks for name in found_of_all]
-        yield Problem(
-            f"after sync {sync.number}, {count(len(found_of_all), 'tensor differs', 'tensors differ')} from a cold load of the"
-            f" same weights: {sentence}{describe_part_origin(trace, parts_of_all, found_of_all)}"
-            + describe_ranks(trace, keys)
-            + describe_arrival(trace, sync, keys, parts_of_all),
-            key=found_of_all[0],
-            hint=evidence,
-            names=found_of_all,
-        )
+        keys = {(rank, name) for rank in ranks for name in found_of_all}
+        what = f"{sentence}{describe_part_origin(trace, parts_of_all, found_of_all)}"
+        yield _describe(trace, sync, keys, what, evidence, parts=parts_of_all)
     if misplaced := find_misplaced(sync, wrong - explained):
         explained |= misplaced.keys()
-        names_of_misplaced = sorted({name for _, name in misplaced})
-        yield Problem(
-            f"after sync {sync.number}, {count(len(names_of_misplaced), 'tensor differs', 'tensors differ')} from a cold load of"
-            f" the same weights: {describe_misplaced(misplaced)}{describe_origin(trace, names_of_misplaced)}"
-            + describe_ranks(trace, misplaced)
-            + describe_arrival(trace, sync, misplaced),
-            key=names_of_misplaced[0],
-            hint="find where the two names, or the two places in a buffer, are confused; a digest of the whole tensor shows it",
-        )
+        what = f"{describe_misplaced(misplaced)}{describe_origin(trace, sorted({name for _, name in misplaced}))}"
+        hint = "find where the two names, or the two places in a buffer, are confused; a digest of the whole tensor shows it"
+        yield _describe(trace, sync, set(misplaced), what, hint)
     if rest := wrong - explained:
-        names_of_rest = sorted({name for _, name in rest})
+        engine_names = sorted({name for _, name in rest})
+        what = f"{join_truncated(engine_names)}{describe_origin(trace, engine_names)}"
         unknown = next(
             (verdict for each in sync.diagnoses for verdict in each.verdicts if "unknown" in verdict.causes), None
         )
-        yield Problem(
-            f"after sync {sync.number}, {count(len(names_of_rest), 'tensor differs', 'tensors differ')} from a cold load of the"
-            f" same weights: {join_truncated(names_of_rest)}{describe_origin(trace, names_of_rest)}"
-            + describe_ranks(trace, rest)
-            + ("; no known cause gives what the engine holds" if unknown is not None else "")
-            + describe_arrival(trace, sync, rest),
-            key=names_of_rest[0],
-            hint=unknown.evidence if unknown is not None else None,
-            names=tuple(names_of_rest),
-        )
+        note = "; no known cause gives what the engine holds" if unknown is not None else ""
+        yield _describe(trace, sync, rest, what, unknown.evidence if unknown is not None else None, note=note)
+
+
+def _describe(
+    trace: RefitTrace,
+    sync: Sync,
+    keys: set[Key],
+    what: str,
+    hint: str | None,
+    *,
+    parts: Sequence[str] = (),
+    note: str = "",
+) -> Problem:
+    names = sorted({name for _, name in keys})
+    return Problem(
+        f"after sync {sync.number}, {count(len(names), 'tensor differs', 'tensors differ')} from a cold load of the same weights:"
+        f" {what}{describe_ranks(trace, keys)}{note}{describe_arrival(trace, sync, keys, parts)}",
+        key=names[0],
+        hint=hint,
+        names=tuple(names),
+    )
 
 
 def _compare_names(trace: RefitTrace, sync: Sync) -> Iterator[Problem]:

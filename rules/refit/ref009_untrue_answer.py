@@ -1,4 +1,4 @@
-"""The answer of the update call, or the reported weight version, does not match what the engine holds.
+"""The update's answer, or the reported weight version, does not match what the engine holds.
 
 ## What it checks
 - An update that reports success wrote every weight. An update that reports failure wrote no weight.

@@ -16,7 +16,7 @@
   not, the engine computes with something that is not among its weights.
 
 ## How to fix
-- With equal weights: look at REF006, REF007 and REF011, and at CUDA graphs that hold old pointers. Restart the engine
+- With equal weights: look at REF005, REF007 and REF011, and at CUDA graphs that hold old pointers. Restart the engine
   to be sure.
 
 ## When it can be wrong
@@ -65,7 +65,7 @@ def check(trace: RefitTrace) -> Iterator[Problem]:
         yield Problem(
             f"after sync {scoring.after_sync}, logprobs differ from a cold load of the same weights by up to"
             f" {diffs.prefill.most:.3g} nats in prefill and {diffs.decode.most:.3g} in decoding, {reason}",
-            hint="see REF006 and REF007; restart the engine to be sure"
+            hint="see REF005 and REF007; restart the engine to be sure"
             if is_equal
             else "see the findings about weights",
         )

@@ -1,4 +1,4 @@
-"""After the sync, the engine computes with what it cached of the old weights: keys and values, or outputs of the vision tower.
+"""After the sync, the engine computes with keys and values, or images, cached by the old weights.
 
 ## What it checks
 - A prompt is in the prefix cache before the sync. After the sync the engine decodes it twice: with the cache as the

@@ -84,8 +84,8 @@ def _explain_cold_load(trace: RefitTrace, was_sound: bool) -> tuple[str, str]:
     export = "; a cold load of what the trainer exports is as far off"
     if wrong := misexported_weights(trace):
         return (
-            f"{export}, because {count(len(wrong), 'weight')} of it {'is' if len(wrong) == 1 else 'are'} wrong (REF037,"
-            " REF042): neither the sync nor the engine is to blame",
+            f"{export}, because {count(len(wrong), 'weight')} of it {'is' if len(wrong) == 1 else 'are'} wrong (REF037):"
+            " neither the sync nor the engine is to blame",
             "see the findings about the export",
         )
     if (place := describe_off_module(trace)) is not None:

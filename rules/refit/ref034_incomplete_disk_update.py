@@ -70,30 +70,21 @@ def _check_update(server: ServerState, update: UpdateTrial, evidence: ServerEvid
         if is_draft(place) and value == update.scrambled.get(place) != update.before.get(place)
     ]
     tensors = count(len(expected), "tensor")
-    if overwritten:
-        yield Problem(
-            f"{server.url} reported success, but left {len(overwritten):,} of {tensors} overwritten:"
-            f" {join_truncated(overwritten)}",
-            key=overwritten[0],
-            hint=RESTART,
-            names=tuple(overwritten),
-        )
-    if drafts:
-        yield Problem(
-            f"{server.url} reported success, but left {count(len(drafts), 'tensor')} of its draft model overwritten:"
-            f" {join_truncated(drafts)}",
-            key=drafts[0],
-            hint="update the draft model separately, or restart the server: the draft model proposes noise",
-            names=tuple(drafts),
-        )
-    if different:
-        yield Problem(
-            f"{server.url} loaded {len(different):,} of {tensors} differently from an engine that was started from the same"
-            f" checkpoint: {join_truncated(different)}",
-            key=different[0],
-            hint=RESTART,
-            names=tuple(different),
-        )
+    for names, what, hint in (
+        (overwritten, f"reported success, but left {len(overwritten):,} of {tensors} overwritten", RESTART),
+        (
+            drafts,
+            f"reported success, but left {count(len(drafts), 'tensor')} of its draft model overwritten",
+            "update the draft model separately, or restart the server: the draft model proposes noise",
+        ),
+        (
+            different,
+            f"loaded {len(different):,} of {tensors} differently from an engine that was started from the same checkpoint",
+            RESTART,
+        ),
+    ):
+        if names:
+            yield Problem(f"{server.url} {what}: {join_truncated(names)}", key=names[0], hint=hint, names=tuple(names))
     is_version_wrong = update.reported_version and update.reported_version != update.requested_version
     if is_version_wrong and not (overwritten or drafts or different):
         yield Problem(

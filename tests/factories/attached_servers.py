@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ckptcheck.live.refit.running_servers.comparability import find_uncompared
 from ckptcheck.live.refit.running_servers.trace import ServerEvidence, ServerState, UpdateTrial
 from ckptcheck.live.runtime.engines.base import SequenceScores
 from ckptcheck.live.runtime.servers.base import EMPTY_CHECKSUMS, ServerInfo, ServerUpdateResult
@@ -23,6 +24,14 @@ SOUND = {f"tp0/{name}": f"{number:016x}" for number, name in enumerate(NAMES, st
 SEQUENCES = ((3, 4, 5), (6, 7, 8, 9))
 LOGPROBS = ((-1.5, -2.25), (-0.5, -3.0, -7.5))
 INFO = ServerInfo("sglang", "0.5.23", "/models/tiny", "5", "float32", "cpu", "LlamaForCausalLM")
+
+
+def build_evidence(
+    source: str, server: ServerState, sequences: tuple[tuple[int, ...], ...], **compared: Any
+) -> ServerEvidence:
+    """Return the evidence of one server, with what it is compared with."""
+    evidence = ServerEvidence(source, (server,), sequences, **compared)
+    return replace(evidence, not_compared=find_uncompared(evidence, source))
 
 
 class UpdateTable(StrictTable, kw_only=True):

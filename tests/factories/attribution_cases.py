@@ -11,8 +11,7 @@ import numpy as np
 from ckptcheck.linter.rule import Skip
 from ckptcheck.live.experiments.attribution.experiment import EngineChange, TrainerChange
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
-from ckptcheck.live.experiments.attribution.search import run_search
-from ckptcheck.live.experiments.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.search import Attribution, run_search
 from ckptcheck.rollouts import Metadata, Rollout, Rollouts, SamplingInfo, ScorerInfo, build_rollouts
 from tests.factories.case_table import CaseTable, StrictTable
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ckptcheck.live.experiments.matrix.cells import Cell
-from ckptcheck.live.experiments.matrix.trace import MatrixTrace
+from ckptcheck.live.experiments.matrix.trace import Cell, MatrixTrace
 from ckptcheck.rollouts.gap_summary import GapSummary
 from ckptcheck.rollouts.thresholds import Thresholds
 from tests.factories.case_table import CaseTable

@@ -9,7 +9,7 @@ import pytest
 
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.experiments.default_prompts import DefaultPrompts
+from ckptcheck.live.experiments.record import DefaultPrompts
 from ckptcheck.rollouts import prompts as make
 
 TEMPLATE = (

@@ -93,7 +93,7 @@ def test_a_small_gap_is_explained_from_what_the_job_kept(tmp_path: Path) -> None
     sound, off = (str(tmp_path / "the probes" / f"probe-step-{step}.safetensors") for step in (2, 3))
     assert words == ["ckptcheck", "parity", "why", off, "SOURCE", "--floor", sound]
     report = ckptcheck.parity_why(off, floor=sound)
-    assert [finding.code for finding in report.findings] == ["ATT002"]
+    assert [finding.code for finding in report.findings] == ["ATT001"]
     assert not ckptcheck.parity_why(off).findings, "a gap of this size is usual between engines in bfloat16"
 
 

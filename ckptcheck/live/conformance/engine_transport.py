@@ -24,6 +24,7 @@ from ckptcheck.live.conformance.faults import (
     ReceiverLost,
     ReceiverState,
     Reply,
+    Subject,
     send_all,
 )
 from ckptcheck.live.conformance.own_transport import BUCKETS, split_evenly
@@ -50,8 +51,8 @@ PROMPT = tuple(range(5, 29))
 """The prompt of the request that runs during an update; every vocabulary has these ids."""
 
 
-class EngineTransport:
-    """Satisfies `Subject` for a transport of an engine. Starts the engine twice: cold with each of the two sets of weights.
+class EngineTransport(Subject):
+    """A transport of an engine. Starts the engine twice: cold with each of the two sets of weights.
 
     Args:
         ckpt: the weights to send, on this disk.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from ckptcheck.errors import CkptcheckError
 
@@ -168,7 +169,7 @@ class ReceiverState:
     """Tensors that the receiver computes from others or uses as scratch memory."""
 
 
-class Subject(Protocol):
+class Subject(ABC):
     """A transport under test, from the sender's buckets to the receiver's memory."""
 
     target: str
@@ -181,52 +182,52 @@ class Subject(Protocol):
     @property
     def has_wire(self) -> bool:
         """Whether a bucket can be announced and then lost, because its bytes travel apart from the announcement."""
-        ...
+        return False
 
     @property
     def pause_modes(self) -> Sequence[str]:
         """The receiver's ways to treat running requests during an update; ("",) if it has only one."""
-        ...
+        return ("",)
 
+    @abstractmethod
     def find_obstacle(self, fault: Fault) -> str:
         """Return why this transport cannot have this fault; "" if it can."""
-        ...
 
+    @abstractmethod
     def update(self, fault: Fault | None, events: Sequence[Event], version: str) -> Reply:
         """Send one update. fault: None for a sound one. version: a new one, unless the fault is a version that stands still.
 
         Never raises for a failure of the transport or its receiver.
         """
-        ...
 
+    @abstractmethod
     def read_state(self) -> ReceiverState:
         """Return the receiver's tensors. Raises ReceiverLost if it does not run."""
-        ...
 
+    @abstractmethod
     def expected_state(self, values: int) -> Mapping[str, str]:
         """Return reference digests, independent of this transport: of a cold load, or of the sent tensors; {} without either."""
-        ...
 
+    @abstractmethod
     def write_marks(self) -> int:
         """Write marks over the receiver's weights; return the number of marked tensors, 0 if it cannot."""
-        ...
 
+    @abstractmethod
     def find_marks(self) -> Sequence[str]:
         """Return the tensors that still hold marks."""
-        ...
 
+    @abstractmethod
     def version(self) -> str | None:
         """Return the version of the weights that the receiver reports; None if it reports none."""
-        ...
 
     def end_update(self) -> bool:
         """End an update that a fault left open; return False if the receiver has no call for that, or refuses it."""
-        ...
+        return False
 
+    @abstractmethod
     def restart(self) -> None:
         """Start the receiver anew. Raises CkptcheckError if it does not start."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """End everything; may be called twice."""
-        ...

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.conformance.faults import Event, Fault, Interruption, Parcel, ReceiverLost, ReceiverState, Reply
+from ckptcheck.live.conformance.faults import (
+    Event,
+    Fault,
+    Interruption,
+    Parcel,
+    ReceiverLost,
+    ReceiverState,
+    Reply,
+    Subject,
+)
 
 REQUIRED = ("begin", "send", "end", "tensors", "version")
 """The five methods."""
@@ -88,8 +97,8 @@ def load_transport(name: str) -> Callable[[], WeightTransport]:
     return transport
 
 
-class OwnTransport:
-    """Satisfies `Subject` for a transport in this process.
+class OwnTransport(Subject):
+    """A transport in this process.
 
     Args:
         make: returns a new transport with its receiver.
@@ -130,16 +139,6 @@ class OwnTransport:
         self.buckets: Sequence[Sequence[str]] = split_evenly({name: t.nbytes for name, t in sent.items()}, BUCKETS)
         self.title = f"{len(sent)} tensors in {len(self.buckets)} buckets"
         self._marked: dict[str, str] = {}
-
-    @property
-    def has_wire(self) -> bool:
-        """Return False: `begin` announces every name, so a bucket that never comes is already a lost one."""
-        return False
-
-    @property
-    def pause_modes(self) -> Sequence[str]:
-        """Return one nameless mode: the transport chooses how to treat running requests."""
-        return ("",)
 
     def find_obstacle(self, fault: Fault) -> str:
         """Return why this transport cannot have this fault; "" if it can."""
@@ -284,10 +283,6 @@ class OwnTransport:
         except Exception as error:
             raise ReceiverLost(f"it reports no version any more: {_describe(error)}") from error
         return None if version is None else str(version)
-
-    def end_update(self) -> bool:
-        """Return False: the class has no such call."""
-        return False
 
     def restart(self) -> None:
         """Make a new transport. Raises CkptcheckError if that fails."""

@@ -29,6 +29,9 @@ harmless: the receiver holds exactly the weights that were sent. unanswered: not
 """
 MAX_MESSAGE = 160
 """Characters of a message of the framework."""
+COLUMNS = ("fault", "where", "answer", "what was seen", "brought back by")
+MAX_PLACES = 3
+"""Places that a message names, so that it stays one line."""
 
 
 @dataclass(frozen=True)
@@ -128,9 +131,6 @@ def _shorten(message: str) -> str:
     return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 1] + "…"
 
 
-COLUMNS = ("fault", "where", "answer", "what was seen", "brought back by")
-
-
 @dataclass(frozen=True)
 class ConformanceTrace(EvidenceDefaults):
     """The outcome of every fault that the kit put on a transport."""
@@ -194,10 +194,6 @@ class ConformanceTrace(EvidenceDefaults):
             (TITLES[outcome.kind], outcome.place, ANSWERS[outcome.answer], outcome.detail, outcome.recovery)
             for outcome in self.outcomes
         )
-
-
-MAX_PLACES = 3
-"""Places that a message names, so that it stays one line."""
 
 
 def group_by_kind(outcomes: Sequence[Outcome]) -> Iterator[tuple[FaultKind, str, list[Outcome]]]:

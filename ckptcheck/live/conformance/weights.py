@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptcheck.checkpoint.files_beside import copy_files_beside
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.live.refit.draft import write_tensors
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -42,22 +42,11 @@ def move_values(weights: Mapping[str, TensorBits]) -> dict[str, TensorBits]:
 
 def write_safetensors(weights: Mapping[str, TensorBits], path: Path) -> int:
     """Write tensors to a safetensors file; return their bytes."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for name, tensor in weights.items():
-        header[name] = {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.patterns.shape),
-            "data_offsets": [position, position + tensor.patterns.nbytes],
-        }
-        position += tensor.patterns.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in weights.values():
-            file.write(tensor.patterns.tobytes())
-    return position
+    write_tensors(
+        path,
+        {name: (tensor.dtype, tensor.patterns.shape, tensor.patterns.tobytes()) for name, tensor in weights.items()},
+    )
+    return sum(tensor.patterns.nbytes for tensor in weights.values())
 
 
 def write_checkpoint(weights: Mapping[str, TensorBits], like: Path, folder: Path) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Section
-from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine, decode_again
+from ckptcheck.live.experiments.scoring import ResponseEngine, decode_again
 from ckptcheck.live.runtime.engines.sampling import Sampling
 from ckptcheck.live.runtime.trainers.base import Trainer
 from ckptcheck.rollouts.gap_summary import Runs, compute_run_metrics

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MIN_CONTEXT_LEN = 512
 """Least tokens of context to start an engine with."""
+Start = Callable[[], tuple[str, ActivationSource]]
+"""Starts a side; returns its name in the report, and the side."""
 
 
 @dataclass(frozen=True)
@@ -119,10 +121,6 @@ def localize_checkpoint(
             str(source), partial(start_trainer, sides.trainer, ckpt), start_other, prompt, folder, dtype=sides.dtype,
             experts_per_token=experts_per_token, limit=limit, timeout=sides.timeout, say=begin,
         )  # fmt: skip
-
-
-Start = Callable[[], tuple[str, ActivationSource]]
-"""Starts a side; returns its name in the report, and the side."""
 
 
 def localize(

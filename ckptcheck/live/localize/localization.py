@@ -20,6 +20,9 @@ from ckptcheck.linter.report import Section
 from ckptcheck.live.runtime.engines.activations import Activations
 from ckptcheck.text.formatting import count, join_truncated
 
+AROUND = 4
+"""How many points before and after the first diverging one a report shows."""
+
 
 @dataclass(frozen=True)
 class UnequalCopy:
@@ -96,10 +99,6 @@ def find_rerouted_tokens(reference: Activations, other: Activations, experts_per
         if rerouted:
             layers.append(ReroutedLayer(int(name.split(".")[2]), tuple(rerouted), len(a), margin))
     return layers
-
-
-AROUND = 4
-"""How many points before and after the first diverging one a report shows."""
 
 
 @dataclass(frozen=True)

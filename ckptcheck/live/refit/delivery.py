@@ -59,10 +59,6 @@ def _describe_place(sync: Sync, lost: Collection[str], order: list[str]) -> str:
             return (
                 f"; that is all of bucket {number:,} of {total:,} from {names[-len(lost)]} on: the engine stopped there"
             )
-    for index, word in ((-1, "last"), (0, "first")):
-        ends = {names[index] for names in buckets if len(names) > 1}
-        if total > 1 and len(lost) > 1 and set(lost) <= ends:
-            return f"; each is the {word} tensor of its bucket, of {total:,} buckets"
     if len(lost) == 1:
         number, names = next((number, names) for number, names in enumerate(buckets, 1) if set(lost) & set(names))
         at = names.index(next(iter(lost))) + 1

@@ -184,6 +184,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Stored]) -> None:
         end += len(data)
     # transformers only loads files whose metadata names the format
     head = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    head += b" " * (-len(head) % 8)
     path.write_bytes(b"".join((len(head).to_bytes(8, "little"), head, *(data for *_, data in tensors.values()))))
 
 
@@ -210,9 +211,7 @@ def _read_float32(ckpt: Checkpoint, name: str) -> NDArray[Any]:
 def _encode(values: NDArray[Any], dtype: str) -> bytes:
     import numpy as np
 
-    if dtype == "F32":
-        return np.ascontiguousarray(values, np.float32).tobytes()
-    # rounded to the nearest, ties to even, as torch does
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
-    return rounded.astype("<u2").tobytes()
+    from ckptcheck.compare.matching.cast import cast_patterns
+
+    patterns = np.ascontiguousarray(values, "<f4").view("<u4")
+    return cast_patterns(patterns, "F32", dtype).tobytes()

@@ -1,9 +1,4 @@
-"""Says what no trial can do with this source, these options, this engine and these devices, before weights are sent.
-
-Which formats the engines compute with on a CPU was read in their tables of kernels: vLLM 0.32.0
-(model_executor/kernels/linear/__init__.py lists no kernel for NVFP4, MXFP4 and MXFP8 on a CPU, fused_moe/oracle/mxfp4.py one for
-experts in MXFP4) and SGLang 0.5.23 (layers/quantization, whose kernels for the three need CUDA, ROCm or an NPU).
-"""
+"""Says what no trial can do with this source, these options, this engine and these devices, before weights are sent."""
 
 from __future__ import annotations
 
@@ -23,8 +18,6 @@ from ckptcheck.live.runtime.engines.transports import (
 from ckptcheck.live.runtime.trainers.base import GpuTrainer, Trainer
 from ckptcheck.live.runtime.trainers.schemes import DEFAULT_IGNORE, SCHEMES, build_scheme
 
-BLOCK_FORMATS = ("nvfp4", "mxfp4", "mxfp8")
-"""Formats with a scale for each small block, in which no trial packs."""
 LOADS_ONCE = (0, 5, 23)
 """The newest SGLang that was read: on GPUs it loads packed weights once only, but for experts in integers of 4 bits."""
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
@@ -32,12 +25,6 @@ TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
 
 def check_quantization(scheme: str, engine: str, transport: str, dtype: str) -> None:
     """Raise CkptcheckError if quantized weights cannot reach an engine in this format, by this transport, or in this dtype."""
-    if scheme in BLOCK_FORMATS:
-        raise CkptcheckError(
-            f"--quantize {scheme} cannot be tried: {_missing_kernels(scheme, engine)}, and ckptcheck packs {_join(SCHEMES)} only",
-            f"--quantize {[*SCHEMES][-1]} tries the path of packed weights; ckptcheck attach URL checks servers "
-            f"on GPUs that serve {scheme}",
-        )
     if scheme == "w4a16" and engine == "vllm" and dtype == "float32":
         raise CkptcheckError("vLLM computes packed integers in 16 bits only", "--dtype bfloat16")
     if find_transport(engine, transport).is_between_gpus:
@@ -94,13 +81,10 @@ def require_plain_source(ckpt: Checkpoint) -> None:
         return
     words = (quantization.method, quantization.config.get("format"), quantization.config.get("quant_algo"))
     declared = [word.lower() for word in words if isinstance(word, str)]
-    block_format = next((form for form in BLOCK_FORMATS if any(form in word for word in declared)), None)
     raise CkptcheckError(
         f"{ckpt.target} is quantized ({', '.join(declared) or 'by a method that it does not name'}), and a trainer holds plain "
         "weights: there is nothing that could take a step",
-        f"name the checkpoint it was made from; no trial packs {block_format} on the way"
-        if block_format
-        else f"name the checkpoint it was made from, and --quantize {_join(SCHEMES, 'or')} to pack the weights on their way",
+        f"name the checkpoint it was made from, and --quantize {_join(SCHEMES, 'or')} to pack the weights on their way",
     )
 
 
@@ -145,38 +129,6 @@ def require_second_load(
     )
 
 
-def check_devices(
-    transport: Transport, engine: str, device: str, trainer_gpus: str | None, engine_gpus: str | None, ranks: int = 1
-) -> None:
-    """Check, before anything starts, what the options already say about the devices of a transport.
-
-    Args:
-        transport: the row of the transport.
-        engine: the engine's name, for the message.
-        device: the trainer's device as the user gave it: auto, cpu or cuda.
-        trainer_gpus: the GPUs of the trainer as the user gave them (``0,1``); None if he did not.
-        engine_gpus: those of the engine; it takes the first of them, one for each rank.
-        ranks: of the engine.
-
-    Raises:
-        CkptcheckError: for a transport between GPUs with a trainer on the CPU, and for a broadcast between ranks on one GPU.
-    """
-    if not transport.is_between_gpus:
-        return
-    default = f"--transport {transports_of(engine)[0].name}"
-    if device == "cpu":
-        raise CkptcheckError(
-            f"{transport.name} carries weights between GPUs, and the trainer computes on the CPU",
-            f"--set device=cuda, or {default}",
-        )
-    sender = (trainer_gpus or "").split(",")[0]
-    if transport.sender == "group" and sender and sender in (engine_gpus or "").split(",")[:ranks]:
-        raise CkptcheckError(
-            f"NCCL refuses two ranks on one GPU, and trainer and {engine} share {sender}",
-            f"--transport {_on_shared_gpu(engine).name}, or another GPU by --set engine-gpus",
-        )
-
-
 def check_transport(trainer: Trainer, engine: Engine, name: str) -> None:
     """Raise CkptcheckError, with what would work, if the transport cannot carry weights from this trainer to this engine."""
     trainer_facts, engine_facts = trainer.info.facts, engine.info.facts
@@ -218,13 +170,6 @@ def check_transport(trainer: Trainer, engine: Engine, name: str) -> None:
             f"CUDA IPC opens the memory of one GPU, and {trainer.info.name} does not see {hidden[0]}, where {engine.info.name} is",
             f"let both see it (--set trainer-gpus, --set engine-gpus), {alternative}",
         )
-
-
-def _missing_kernels(scheme: str, engine: str) -> str:
-    title = TITLES[engine]
-    if (scheme, engine) == ("mxfp4", "vllm"):
-        return f"on a CPU {title} has a kernel for experts in mxfp4 and none for the other layers"
-    return f"{title} has kernels for {scheme} on GPUs only"
 
 
 def _join(names: Iterable[str], word: str = "and") -> str:

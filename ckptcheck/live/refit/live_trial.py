@@ -140,7 +140,6 @@ def run_live_trial(
         row = find_transport(engine.name, settings.transport)
         if settings.send_draft:
             feasibility.require_draft_update(engine.name, row, switches.draft)
-        feasibility.check_devices(row, engine.name, trainer.device, trainer.gpus, engine.gpus, engine.tp)
         embedding = ckpt.components.embedding
         if embedding is None:
             raise CkptcheckError(f"{source.target} has no token embedding that could be found")

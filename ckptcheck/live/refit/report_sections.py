@@ -203,23 +203,6 @@ def measurement_sections(trace: Observations) -> Iterator[Section]:
             tuple(rows),
             (f"the trainer's tokens were not decoded: {not_forced_reason}",) if not_forced_reason else (),
         )
-    if requests := [(sync.number, sync.inflight_request) for sync in trace.syncs if sync.inflight_request is not None]:
-        columns = ("sync", "pause", "finish", "tokens", "of", "new weights from", "said so from")
-        request_rows = (
-            (
-                number,
-                request.pause,
-                request.finish,
-                request.tokens,
-                request.requested_tokens,
-                request.first_new_token,
-                request.reported_new_token,
-            )
-            for number, request in requests
-        )
-        yield Section(
-            "the request that ran when the weights came (tokens are counted from 1)", columns, tuple(request_rows)
-        )
     if trace.acceptances:
         yield Section(
             "acceptance length: tokens per decode step with the draft model (1: none of its tokens is accepted)",

@@ -24,6 +24,9 @@ from ckptcheck.live.runtime.engines.capabilities import find_able, why_unable
 from ckptcheck.live.runtime.process.errors import RemoteError
 from ckptcheck.live.runtime.trainers.base import Trainer
 
+TEXT_TOKENS = 12
+"""Tokens of text that follow the image and are scored."""
+
 
 @dataclass(frozen=True)
 class ColdLoad:
@@ -97,10 +100,6 @@ def measure_cold_load(trial: TrialState, trainer: Trainer, step: int) -> ColdLoa
         return ColdLoad(manifest, trial.read_scalars(engine), slots, scores, probe, acceptance, image)
     finally:
         engine.close()
-
-
-TEXT_TOKENS = 12
-"""Tokens of text that follow the image and are scored."""
 
 
 def build_image_prompt(image_token: int | None, sequence: Sequence[int]) -> tuple[int, ...]:

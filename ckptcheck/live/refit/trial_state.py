@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.refit.draft import DraftWeights
@@ -173,12 +173,8 @@ class TrialPhases:
         return text
 
 
-class StartEngine(Protocol):
-    """Starts an engine cold from a checkpoint, each time in a process of its own."""
-
-    def __call__(self, checkpoint: Path) -> Engine:
-        """Start it. Raises what the engine's worker raises."""
-        ...
+StartEngine = Callable[[Path], Engine]
+"""Starts an engine cold from a checkpoint, each time in a process of its own. Raises what the engine's worker raises."""
 
 
 @dataclass

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 EXPERT_NUMBER = re.compile(r"\.experts\.(\d+)\.")
+Read = Callable[[], "TensorBits"]
 
 
 def trainer_weights(name: str, weights: Mapping[str, Weight]) -> tuple[Weight, ...]:
@@ -54,16 +55,22 @@ def describe_part_origin(trace: Observations, parts: Collection[str], engine_nam
     fused = sorted(set(engine_names) - set(parts))
     pronoun = "it" if len(parts) == 1 else "them"
     origin = f"; the engine holds {pronoun} in {join_truncated(fused)}" if fused else ""
-    trainer_names = sorted({name for weight in weights for name in weight.trainer_names} - set(parts))
-    if not trainer_names or trace.trainer is None:
+    trainer, place = _describe_trainer_place(trace, weights, parts)
+    if not place:
         return origin
-    ranks = ParallelLayout.parse(trace.trainer.layout).describe_ranks(
-        rank for weight in weights for rank in weight.owner_ranks
-    )
-    place = join_names(trainer_names) + (f" ({ranks})" if ranks else "")
-    if origin:
-        return f"{origin}, and {trace.trainer.name} as {place}"
-    return f"; {trace.trainer.name} holds {pronoun} as {place}"
+    return f"{origin}, and {trainer} as {place}" if origin else f"; {trainer} holds {pronoun} as {place}"
+
+
+def _describe_trainer_place(
+    trace: Observations, weights: Iterable[Weight], known_names: Iterable[str]
+) -> tuple[str, str]:
+    """Return the trainer, and under which names which of its ranks hold these weights; "" where it uses the known names."""
+    names = sorted({name for weight in weights for name in weight.trainer_names} - set(known_names))
+    if not names or trace.trainer is None:
+        return "", ""
+    owners = (rank for weight in weights for rank in weight.owner_ranks)
+    ranks = ParallelLayout.parse(trace.trainer.layout).describe_ranks(owners)
+    return trace.trainer.name, join_names(names) + (f" ({ranks})" if ranks else "")
 
 
 def describe_origin(
@@ -82,16 +89,10 @@ def describe_origin(
     checkpoint_names = [weight.name for weight in weights]
     is_same_name = checkpoint_names == [names[0].removeprefix(DRAFT)]
     source = "" if is_same_name else f"; {subject} {verb} {join_names(checkpoint_names)}"
-    trainer_names = sorted({name for weight in weights for name in weight.trainer_names} - set(checkpoint_names))
-    if not trainer_names or trace.trainer is None:
+    trainer, place = _describe_trainer_place(trace, weights, checkpoint_names)
+    if not place:
         return source
-    ranks = ParallelLayout.parse(trace.trainer.layout).describe_ranks(
-        rank for weight in weights for rank in weight.owner_ranks
-    )
-    trainer_place = f"{join_names(trainer_names)}" + (f" ({ranks})" if ranks else "")
-    if is_same_name:
-        return f"; {trace.trainer.name} holds {subject} as {trainer_place}"
-    return f"{source}, which {trace.trainer.name} holds as {trainer_place}"
+    return f"; {trainer} holds {subject} as {place}" if is_same_name else f"{source}, which {trainer} holds as {place}"
 
 
 def weights_within(
@@ -178,9 +179,6 @@ def _overlapping(
             overlapping.append(weight)
         begin = end
     return tuple(overlapping)
-
-
-Read = Callable[[], "TensorBits"]
 
 
 @dataclass(frozen=True)

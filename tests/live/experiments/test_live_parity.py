@@ -26,13 +26,11 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.experiments.calibrate import calibrate
-from ckptcheck.live.experiments.default_prompts import DefaultPrompts
-from ckptcheck.live.experiments.matrix.cells import Plan
 from ckptcheck.live.experiments.matrix.live_matrix import MatrixRun
-from ckptcheck.live.experiments.matrix.trace import MatrixTrace
+from ckptcheck.live.experiments.matrix.trace import MatrixTrace, Plan
 from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment, run_probes
 from ckptcheck.live.experiments.probes.registry import PROBES, select_probes
-from ckptcheck.live.experiments.record import record_rollouts
+from ckptcheck.live.experiments.record import DefaultPrompts, record_rollouts
 from ckptcheck.live.experiments.scoring import score_rollouts
 from ckptcheck.live.runtime.engines import registry
 from ckptcheck.live.runtime.engines.base import Engine

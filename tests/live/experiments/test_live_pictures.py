@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckptcheck.linter.pictures import HeatMap, Picture
-from ckptcheck.live.pictures.module_outputs import draw_course, draw_modules
+from ckptcheck.live.pictures import draw_course, draw_modules
 from tests.factories.localize_cases import build_localization
 
 ACT = "model.layers.1.mlp.act"

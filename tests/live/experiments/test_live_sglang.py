@@ -16,12 +16,11 @@ import pytest
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.live.experiments.default_prompts import DefaultPrompts
-from ckptcheck.live.experiments.matrix.cells import Plan
 from ckptcheck.live.experiments.matrix.live_matrix import MatrixRun
-from ckptcheck.live.experiments.matrix.trace import MatrixTrace
+from ckptcheck.live.experiments.matrix.trace import MatrixTrace, Plan
 from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment, run_probes
 from ckptcheck.live.experiments.probes.registry import select_probes
+from ckptcheck.live.experiments.record import DefaultPrompts
 from ckptcheck.live.runtime.engines import registry
 from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.engines.engine_options import Switches

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.experiments.matrix.cells import Plan, drop_unmeasurable_cells, list_cells, parse_pairs
 from ckptcheck.live.experiments.matrix.live_matrix import MatrixRun
-from ckptcheck.live.experiments.matrix.trace import MatrixTrace
+from ckptcheck.live.experiments.matrix.trace import MatrixTrace, Plan, drop_unmeasurable_cells, list_cells, parse_pairs
 from ckptcheck.rollouts.prompts import make_synthetic_prompts
 from tests.doubles.fake_serving import FakeServing
 from tests.factories.probe_cases import ScoringTrainer

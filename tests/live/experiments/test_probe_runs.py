@@ -168,12 +168,10 @@ def test_an_engine_that_dies_in_a_probe_is_said_and_the_others_go_on(tmp_path: P
 
 @pytest.mark.parametrize("fault", [each for each in FAULTS if each not in ("uncached", "rough")])
 def test_every_fault_of_the_fake_engine_is_found_by_some_rule(fault: str, tmp_path: Path) -> None:
-    switches = {"logprobs": "processed"} if fault == "half" else {}
+    switches = {"logprobs": "processed"} if fault in ("half", "cuts") else {}
     names = [name for name in PROBES if name not in ("graphs", "inductor", "casts")]
-    heat = 0.7 if fault == "half" else 1.0
-    trace = run_probe_case(
-        {"faults": [fault], "probes": names, "switches": switches, "sampling": {"temperature": heat}}, tmp_path
-    )
+    sampling = {"half": {"temperature": 0.7}, "cuts": {"top_p": 0.9}}.get(fault, {"temperature": 1.0})
+    trace = run_probe_case({"faults": [fault], "probes": names, "switches": switches, "sampling": sampling}, tmp_path)
     report = run_rules(trace, RULES)
     assert report.findings or (fault == "mute" and report.skipped), fault
 

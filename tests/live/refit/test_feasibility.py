@@ -13,7 +13,6 @@ import pytest
 from ckptcheck.checkpoint.open import open_checkpoint
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.refit.feasibility import (
-    check_quantization,
     require_dtype,
     require_engine_layout,
     require_experts,
@@ -33,14 +32,14 @@ def write_with(folder: Path, **settings: Any) -> Path:
 @pytest.mark.parametrize(
     ("declared", "words"),
     [
-        ({"quant_method": "mxfp4"}, ("(mxfp4)", "no trial packs mxfp4")),
+        ({"quant_method": "mxfp4"}, ("(mxfp4)",)),
         (
             {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
-            ("(compressed-tensors, nvfp4-pack-quantized)", "no trial packs nvfp4"),
+            ("(compressed-tensors, nvfp4-pack-quantized)",),
         ),
         (
             {"quant_method": "modelopt", "quant_algo": "MXFP8"},
-            ("mxfp8", "no trial packs mxfp8"),
+            ("mxfp8",),
         ),
         ({"quant_method": "awq", "bits": 4}, ("(awq)", "--quantize w4a16, w8a8 or fp8")),
         ({"bits": 4}, ("by a method that it does not name",)),
@@ -59,15 +58,6 @@ def test_a_packed_source_is_refused_with_its_format(
 def test_a_plain_source_is_no_refusal(tmp_path: Path) -> None:
     require_plain_source(open_checkpoint(str(CHECKPOINTS / "tiny-llama")))
     require_plain_source(open_checkpoint(str(write_with(tmp_path / "null", quantization_config=None))))
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("scheme", ["nvfp4", "mxfp4", "mxfp8"])
-def test_a_format_without_a_way_is_refused_with_the_reason(engine: str, scheme: str) -> None:
-    with pytest.raises(
-        CkptcheckError, match=f"--quantize {scheme} cannot be tried: .*ckptcheck packs w4a16, w8a8 and fp8 only"
-    ):
-        check_quantization(scheme, engine, "gloo", "bfloat16")
 
 
 def test_linear_attention_needs_bfloat16_where_the_engine_says_so(tmp_path: Path) -> None:

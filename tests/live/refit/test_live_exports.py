@@ -15,7 +15,7 @@ from tests.factories.matrix_cell import Cell, MatrixRunner
 from tests.paths import DOUBLES
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("vllm-cpu")]
-WRONG = {"REF011", "REF012", "REF017", "REF036", "REF042"}
+WRONG = {"REF011", "REF012", "REF017", "REF036", "REF037"}
 """What may be found: vLLM's prefix cache, logprobs and texts that are off, and the export. Nothing blames the sync."""
 
 
@@ -86,7 +86,7 @@ def test_a_wrong_export_is_blamed_with_its_rank_and_direction(
     trace, report = bench.run(Cell(model, layout))
     assert not trace.failed_phases
     found = messages_by_code(report)
-    told = " / ".join(finding.message for finding in report.findings if finding.code == "REF042")
+    told = " / ".join(finding.message for finding in report.findings if finding.code == "REF037")
     assert [phrase for phrase in phrases if phrase not in told] == [], told
     if fault == "saves":
         assert not {"REF003", "REF009"} & found.keys()

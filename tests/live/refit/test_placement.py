@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.refit.feasibility import check_devices, check_transport
+from ckptcheck.live.refit.feasibility import check_transport
 from ckptcheck.live.runtime.engines.base import EngineInfo
 from ckptcheck.live.runtime.engines.transports import find_transport
 from ckptcheck.live.runtime.trainers.base import TrainerInfo
@@ -115,36 +115,3 @@ def test_what_cannot_be_is_said_with_what_can(trainer: Any, there: Any, transpor
     with pytest.raises(CkptcheckError) as caught:
         check_transport(trainer, there, transport)
     assert (caught.value.message, caught.value.hint) == (said, hint)
-
-
-@pytest.mark.parametrize(
-    ("transport", "device", "gpus", "sentence"),
-    [
-        ("nccl", "cpu", ("", ""), "nccl carries weights between GPUs, and the trainer computes on the CPU"),
-        ("ipc", "cpu", ("", ""), "ipc carries weights between GPUs, and the trainer computes on the CPU"),
-        ("nccl", "auto", ("1,2", "0,1"), "NCCL refuses two ranks on one GPU, and trainer and vllm share 1"),
-    ],
-)
-def test_what_the_options_rule_out_is_refused_before_anything_starts(
-    transport: str, device: str, gpus: tuple[str, str], sentence: str
-) -> None:
-    with pytest.raises(CkptcheckError) as caught:
-        check_devices(find_transport("vllm", transport), "vllm", device, gpus[0], gpus[1], 2)
-    assert caught.value.message == sentence
-    assert "--transport" in str(caught.value.hint)
-
-
-@pytest.mark.parametrize(
-    ("transport", "device", "gpus"),
-    [
-        ("reload", "cpu", (None, None)),
-        ("nccl", "auto", (None, None)),
-        ("nccl", "auto", ("0", "1")),
-        ("nccl", "cuda", ("2", "0,1,2")),
-        ("ipc", "auto", ("0", "0")),
-    ],
-)
-def test_what_the_options_leave_open_is_not_refused(
-    transport: str, device: str, gpus: tuple[str | None, str | None]
-) -> None:
-    check_devices(find_transport("vllm", transport), "vllm", device, gpus[0], gpus[1], 2)

@@ -124,16 +124,6 @@ def test_each_fault_is_seen_by_a_rule(tmp_path: Path) -> None:
         (("tiny-w4a16",), "is quantized (compressed-tensors, pack-quantized), and a trainer holds plain weights"),
         (("tiny-w4a16",), "--quantize w4a16, w8a8 or fp8 to pack the weights on their way"),
         (("tiny-nvfp4",), "is quantized (modelopt, nvfp4), and a trainer holds plain weights"),
-        (("tiny-nvfp4",), "no trial packs nvfp4 on the way"),
-        (
-            ("tiny-llama", "--quantize", "nvfp4"),
-            "--quantize nvfp4 cannot be tried: vLLM has kernels for nvfp4 on GPUs only",
-        ),
-        (
-            ("tiny-llama", "--quantize", "mxfp4"),
-            "on a CPU vLLM has a kernel for experts in mxfp4 and none for the other layers",
-        ),
-        (("tiny-llama", "--quantize", "mxfp8", "--engine", "sglang"), "SGLang has kernels for mxfp8 on GPUs only"),
         (("tiny-llama", "--trainer", "transformers", "--tp", "2"), "--trainer transformers has one process"),
         (("tiny-llama", "--pause", "retract"), "vllm does not retract requests"),
         (

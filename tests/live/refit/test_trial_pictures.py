@@ -11,7 +11,7 @@ import pytest
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, NoPicture, Picture
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.live.pictures.tensor_states import draw_tensor_states
+from ckptcheck.live.pictures import draw_tensor_states
 from ckptcheck.live.refit.trace import RefitTrace
 from ckptcheck.live.refit.trace_queries import compare_scoring
 from ckptcheck.reporters import render

@@ -32,8 +32,6 @@ class TrainerChange:
     """How many tokens are removed from the beginning of each sequence."""
     prepend: tuple[int, ...] = ()
     """Token ids that are added before each sequence."""
-    context: int | None = None
-    """How many preceding tokens each token is computed from; None: all."""
     dtype: str | None = None
     """Compute dtype; None: the job's."""
     head_fp32: bool = False

@@ -92,31 +92,6 @@ def first(backend: Backend, state: SearchState) -> Iterator[Trial]:
         )
 
 
-def context(backend: Backend, state: SearchState) -> Iterator[Trial]:
-    """Limit the trainer's context, as an engine does that cuts off the beginning."""
-    import numpy as np
-
-    lengths = np.diff(backend.rollouts.starts)
-    longest = int(lengths.max()) if len(lengths) else 0
-    max_model_len = backend.rollouts.metadata.max_model_len
-    for limit in sorted(
-        {max_model_len} if max_model_len and max_model_len < longest else _powers_of_two_below(longest)
-    ):
-        change = replace(state.trainer, context=limit)
-        yield Trial(
-            f"with the last {limit} tokens only",
-            "the engine does not see what lies further back: a context cut off, or a sliding window",
-            "see max_model_len, truncate_prompt_tokens and sliding_window on the engine's side",
-            _score_changed(backend, state, change),
-            is_fitted=limit != max_model_len,
-        )
-
-
-def _powers_of_two_below(limit: int) -> set[int]:
-    """Return the powers of two from 16 to 2**17 that are below the limit."""
-    return {1 << power for power in range(4, 18) if 1 << power < limit}
-
-
 def _score_changed(backend: Backend, state: SearchState, change: Any) -> SearchState:
     """Return the state with the trainer's logprobs under a `TrainerChange`. Raises Skip if no token remains."""
     import numpy as np
@@ -291,7 +266,6 @@ EXPERIMENTS: tuple[GapExperiment, ...] = (
     GapExperiment("weights", weights, "weights"),
     GapExperiment("config", config, "semantics"),
     GapExperiment("first token", first, "semantics"),
-    GapExperiment("context", context, "semantics"),
     GapExperiment(
         "caches",
         change_engine(

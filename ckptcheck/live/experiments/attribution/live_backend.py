@@ -18,7 +18,6 @@ from ckptcheck.live.experiments.attribution.experiment import (
     EngineChange,
     RecordedBackend,
     TrainerChange,
-    initial_state,
 )
 from ckptcheck.live.experiments.attribution.sides import EngineSide, StartEngine, StartTrainer, TrainerSide
 from ckptcheck.live.refit.observations import Key
@@ -31,6 +30,17 @@ from ckptcheck.rollouts.rollouts import Rollouts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+CONFIG = "config.json"
+SILENT = {
+    "_name_or_path", "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "initializer_range", "pad_token_id",
+    "torch_dtype", "transformers_version", "use_cache", "output_attentions", "output_hidden_states", "return_dict",
+    "attention_dropout", "hidden_dropout", "router_aux_loss_coef", "output_router_logits", "id2label", "label2id",
+    "pretraining_tp", "max_position_embeddings", "quantization_config", "chunk_size_feed_forward", "is_encoder_decoder",
+}  # fmt: skip
+"""Settings that an engine's forward pass does not use; max_position_embeddings matters only with a scaling that names it too."""
+TELLING = ("rope", "theta", "eps", "scal", "window", "norm", "heads", "tie", "act")
+"""Settings whose names contain one of these come first in the list: they are the most likely causes."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ class LiveBackend:
         if trainer is not None:
             trainer_info = rollouts.metadata.trainer
             temperature = trainer_info.temperature if trainer_info is not None and trainer_info.temperature else 1.0
-            self._trainer = TrainerSide(rollouts, initial_state(rollouts).mask, trainer[0], folder, heat=temperature)
+            self._trainer = TrainerSide(rollouts, trainer[0], folder, heat=temperature)
         bos_id = self._trainer_held.config.get("bos_token_id") if self._trainer_held is not None else None
         self.bos: int | None = bos_id if type(bos_id) is int else None
 
@@ -188,18 +198,6 @@ def name_differing_weights(own: TensorDigests, cold: TensorDigests, weights: Map
         sources = [weight.name for weight in trainer_weights(name, weights)]
         descriptions.append(name if sources in ([], [name]) else f"{name} ({join_names(sources)})")
     return tuple(descriptions)
-
-
-CONFIG = "config.json"
-SILENT = {
-    "_name_or_path", "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "initializer_range", "pad_token_id",
-    "torch_dtype", "transformers_version", "use_cache", "output_attentions", "output_hidden_states", "return_dict",
-    "attention_dropout", "hidden_dropout", "router_aux_loss_coef", "output_router_logits", "id2label", "label2id",
-    "pretraining_tp", "max_position_embeddings", "quantization_config", "chunk_size_feed_forward", "is_encoder_decoder",
-}  # fmt: skip
-"""Settings that an engine's forward pass does not use; max_position_embeddings matters only with a scaling that names it too."""
-TELLING = ("rope", "theta", "eps", "scal", "window", "norm", "heads", "tie", "act")
-"""Settings whose names contain one of these come first in the list: they are the most likely causes."""
 
 
 def describe_config_differences(engine: Mapping[str, Any], trainer: Mapping[str, Any]) -> tuple[str, ...]:

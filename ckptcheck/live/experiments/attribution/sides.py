@@ -43,10 +43,6 @@ replaces, whose process it may take over.
 TrainerSetup = tuple[str | None, bool]
 """The compute dtype and whether the output head computes in float32, as `StartTrainer` takes them."""
 TRAINER_OF_THE_JOB: TrainerSetup = (None, False)
-WINDOWS = 256
-"""Largest number of tokens that an experiment scores again from a short context."""
-WINDOW_TOKENS = 1 << 14
-"""Largest number of tokens in all windows, for each context length."""
 
 
 @dataclass(frozen=True)
@@ -266,23 +262,15 @@ class TrainerSide:
     """A trainer that starts at the first request, and restarts where a change needs another dtype.
 
     Args:
-        mask: bool [T], True for tokens that are compared.
         folder: for temporary files.
         heat: the temperature of the recorded logprobs.
         tokens: how many tokens a batch may have, padding included.
     """
 
     def __init__(
-        self,
-        rollouts: Rollouts,
-        mask: NDArray[Any],
-        start: StartTrainer,
-        folder: Path,
-        *,
-        heat: float,
-        tokens: int = TOKENS,
+        self, rollouts: Rollouts, start: StartTrainer, folder: Path, *, heat: float, tokens: int = TOKENS
     ) -> None:
-        self._rollouts, self._mask, self._folder = rollouts, mask, folder
+        self._rollouts, self._folder = rollouts, folder
         self._heat, self._tokens = heat, tokens
         self._side = Side[TrainerSetup, Trainer](
             lambda setup, replaced: start(*setup, replaced), job=TRAINER_OF_THE_JOB
@@ -295,15 +283,8 @@ class TrainerSide:
         rescoring = Rescoring(self._rollouts, change.drop, change.prepend)
         temperature = change.temperature or self._heat
         if change.top_p < 1 or change.top_k > 0:
-            if change.context is not None:
-                raise Skip("top-p and top-k are not tried together with a context")
             return rescoring.score_truncated(trainer, self._folder, temperature, change.top_p, change.top_k)
-        logprobs = self._whole(trainer, rescoring, temperature)
-        return (
-            logprobs
-            if change.context is None
-            else self._windows(trainer, rescoring, temperature, change.context, logprobs)
-        )
+        return self._whole(trainer, rescoring, temperature)
 
     def save(self, folder: Path) -> None:
         """Write the trainer's weights as a Hugging Face checkpoint."""
@@ -342,34 +323,4 @@ class TrainerSide:
             sequences = [rescoring.tokens_of(number) for number in numbers]
             for number, values in zip(numbers, trainer.score(sequences, temperature=temperature), strict=True):
                 rescoring.put_scores(logprobs, number, values)
-        return logprobs
-
-    def _windows(
-        self,
-        trainer: Trainer,
-        rescoring: Rescoring,
-        temperature: float,
-        context: int,
-        full_context_logprobs: NDArray[Any],
-    ) -> NDArray[Any]:
-        """Score evenly chosen tokens from the `context` tokens before them; each window is a forward pass of its own."""
-        import numpy as np
-
-        compared = np.flatnonzero(self._mask & np.isfinite(full_context_logprobs))
-        window_limit = max(16, min(WINDOWS, WINDOW_TOKENS // context))
-        positions = compared[np.unique(np.linspace(0, len(compared) - 1, min(window_limit, len(compared))).astype(int))]
-        logprobs = rescoring.empty_scores()
-        windows, window_positions = [], []
-        sequence_numbers = np.searchsorted(self._rollouts.starts, positions, "right") - 1
-        for position, number in zip(positions.tolist(), sequence_numbers.tolist(), strict=True):
-            offset = position - int(self._rollouts.starts[number]) - rescoring.drop + len(rescoring.prepend)
-            if offset <= context:
-                logprobs[position] = full_context_logprobs[position]
-                continue
-            windows.append(rescoring.tokens_of(number)[offset - context : offset + 1])
-            window_positions.append(position)
-        step = max(1, self._tokens // (context + 1))
-        for begin in range(0, len(windows), step):
-            scored = trainer.score(windows[begin : begin + step], temperature=temperature)
-            logprobs[window_positions[begin : begin + step]] = [values[-1] for values in scored]
         return logprobs

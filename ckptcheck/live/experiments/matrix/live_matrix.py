@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.live.experiments.live_session import LiveSession, with_batch_size
-from ckptcheck.live.experiments.matrix.cells import TRAINERS, Cell, Plan, list_cells
-from ckptcheck.live.experiments.scoring import split_by_tokens
-from ckptcheck.live.experiments.trainer_as_engine import ResponseEngine, TrainerAsEngine, decode_again
+from ckptcheck.live.experiments.matrix.trace import TRAINERS, Cell, Plan, list_cells
+from ckptcheck.live.experiments.scoring import ResponseEngine, TrainerAsEngine, decode_again, split_by_tokens
 from ckptcheck.live.runtime.engines.sampling import Sampling
 from ckptcheck.live.runtime.process.deadlines import time_budget
 from ckptcheck.live.runtime.trainers.base import Trainer
@@ -20,8 +19,8 @@ from ckptcheck.text.observer import Advance
 
 if TYPE_CHECKING:
     from ckptcheck.linter.report import Section
-    from ckptcheck.live.experiments.default_prompts import DefaultPrompts
     from ckptcheck.live.experiments.matrix.trace import MatrixTrace
+    from ckptcheck.live.experiments.record import DefaultPrompts
     from ckptcheck.live.runtime.engines.base import Engine, EngineInfo
     from ckptcheck.live.runtime.trainers.base import TrainerInfo
     from ckptcheck.live.runtime.trainers.layout import ParallelLayout
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 Tokens = tuple[int, ...]
 Drawn = tuple[list[Tokens], list[int], list[Sequence[float]]]
 """Sequences, the lengths of their prompts, and the engine's logprobs of the responses."""
+SPARE_TOKENS = 8
+"""Tokens of context beyond the longest sequence."""
 
 
 class MatrixRun:
@@ -102,10 +103,6 @@ class MatrixRun:
         return sequences, [*map(len, prompts)], [generation.logprobs for generation in generations]
 
 
-SPARE_TOKENS = 8
-"""Tokens of context beyond the longest sequence."""
-
-
 @dataclass(frozen=True)
 class MatrixSides:
     """How the engines and trainers of a matrix are started."""
@@ -134,9 +131,13 @@ def measure_matrix(
     hangs, and an interruption, end the measurement, and the trace says so. Raises what a start raises, and an interruption before
     the first measurement.
     """
-    from ckptcheck.live.experiments.default_prompts import DefaultPrompts
-    from ckptcheck.live.experiments.matrix.cells import drop_unmeasurable_cells, drop_unsplit_pairs, list_cells
-    from ckptcheck.live.experiments.matrix.trace import MatrixTrace
+    from ckptcheck.live.experiments.matrix.trace import (
+        MatrixTrace,
+        drop_unmeasurable_cells,
+        drop_unsplit_pairs,
+        list_cells,
+    )
+    from ckptcheck.live.experiments.record import DefaultPrompts
     from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied, WorkerTimeout
 
     default_prompts = DefaultPrompts(live.ckpt)

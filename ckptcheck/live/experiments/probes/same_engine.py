@@ -21,6 +21,10 @@ from ckptcheck.rollouts.thresholds import Thresholds
 
 ALONE = 2
 """How many responses the probe decodes one by one, which takes as many steps as they have tokens, twice."""
+TOKENS = 16
+"""Tokens of a response."""
+EAGER = {"compilation": "eager"}
+Runs = list[Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,6 @@ def compare_decoding(environment: ProbeEnvironment) -> ProbeRun:
         (first_half, second_half),
         engine.info.dtype,
     )
-
-
-TOKENS = 16
-"""Tokens of a response."""
 
 
 @dataclass(frozen=True)
@@ -196,9 +196,6 @@ scheduling = partial(compare_setups, base={"async_scheduling": True}, others=({"
 chunks = partial(compare_setups, base={"chunked_prefill": False}, others=({"chunked_prefill": True, "chunk": 16},))
 
 
-EAGER = {"compilation": "eager"}
-
-
 @dataclass(frozen=True)
 class ModeComparison:
     """Two runs of logprobs of the same tokens: as numpy's assert_allclose sees them, and by the metrics of parity."""
@@ -314,8 +311,6 @@ def compare_modes(environment: ProbeEnvironment, mode: dict[str, Any]) -> ProbeR
 graphs = partial(compare_modes, mode={"compilation": "graphs"})
 inductor = partial(compare_modes, mode={"compilation": "inductor"})
 casts = partial(compare_modes, mode={"compilation": "inductor", "precision_casts": True})
-
-Runs = list[Sequence[float]]
 
 
 def _run_mode(

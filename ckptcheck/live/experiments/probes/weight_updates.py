@@ -16,6 +16,10 @@ from ckptcheck.rollouts.gap_summary import GapSummary, summarize_gap
 ASKED = Sampling(0.0, max_tokens=8, ignore_eos=True)
 LEAST, TIMES = 1e-4, 5.0
 """Two answers count as equal if they differ by at most LEAST nats, or by at most TIMES the gap before the update."""
+TOKENS, AFTER = 16, 5
+DRAINS, DROPS = ("wait",), ("abort",)
+"""Pause modes that let running requests end first, and modes that end them at once; in all other modes they continue with the new
+weights."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,6 @@ def _compare_answers(engine: Engine, prompt: tuple[int, ...], salt: str) -> tupl
         not same_count,
         summarize_gap([cached.logprobs[:compared_count]], [uncached.logprobs[:compared_count]]),
     )
-
-
-TOKENS, AFTER = 16, 5
-DRAINS, DROPS = ("wait",), ("abort",)
-"""Pause modes that let running requests end first, and modes that end them at once; in all other modes they continue with the new
-weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

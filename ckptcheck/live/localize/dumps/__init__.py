@@ -1,15 +1,12 @@
 """Reads activation dumps of other tools as points, and compares every rank.
 
-msprobe.py    the folder of msProbe's PrecisionDebugger (task tensor, level L0), as the verl guide to consistency dumps makes it
-sglang.py     SGLang's dumper (a file for each tensor) and its --debug-tensor-dump-output-folder (a file for each pass)
+readers.py    the folder of msProbe's PrecisionDebugger, as the verl guide to consistency dumps makes it, and SGLang's two kinds
 distributed.py  DTensors: the part of each rank, and sums that several ranks share
 rank.py       what a rank wrote, and the ranks that compute one batch together
 names.py      module names of transformers, vLLM, SGLang and Megatron → points
-stages.py     pipeline stages
-shards.py     tensor-parallel ranks
+shards.py     pipeline stages and tensor-parallel ranks
 alignment.py  which tokens of one side are which of the other: data and context parallelism, order, padding
-pairing.py    the points of two replicas, row by row
-positions.py  position ids
+pairing.py    the points of two replicas, row by row, and their position ids
 """
 
 from __future__ import annotations
@@ -18,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.localize.dumps import msprobe, sglang
 from ckptcheck.live.localize.dumps.alignment import Alignment, align_replicas
 from ckptcheck.live.localize.dumps.distributed import resolve_distributed
 from ckptcheck.live.localize.dumps.names import AttentionShape, holds_fused_projection, read_points
 from ckptcheck.live.localize.dumps.pairing import describe_positions, find_unequal_copy, pair_points
 from ckptcheck.live.localize.dumps.rank import RankDump, Replica
+from ckptcheck.live.localize.dumps.readers import read_msprobe, read_sglang
 from ckptcheck.live.localize.dumps.shards import join_ranks
 from ckptcheck.live.localize.localization import Localization, RankLayout, UnequalCopy
 from ckptcheck.live.runtime.engines.activations import Activations
@@ -145,10 +142,8 @@ def _read_ranks(folder: Path) -> list[RankDump]:
     """Return the dump of each rank. Raises CkptcheckError if the folder holds no known dump."""
     if not folder.is_dir():
         raise CkptcheckError(f"{folder} is no folder")
-    for reader in (msprobe, sglang):
-        ranks: list[RankDump] = reader.read(folder)
-        if ranks:
-            return resolve_distributed(ranks)
+    if ranks := read_msprobe(folder) or read_sglang(folder):
+        return resolve_distributed(ranks)
     raise CkptcheckError(
         f"{folder} holds no dump that is known",
         hint="there should be dump.json of msProbe (task tensor, level L0), or *.pt of SGLang's dumper",

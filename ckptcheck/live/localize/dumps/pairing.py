@@ -11,6 +11,9 @@ from ckptcheck.live.localize.dumps.alignment import Match
 from ckptcheck.live.localize.dumps.rank import Replica
 from ckptcheck.live.localize.localization import UnequalCopy
 
+AXES = ("time", "height", "width")
+"""The axes of a multimodal rotary embedding (Qwen2-VL, arXiv:2409.12191)."""
+
 
 def pair_points(ours: Replica, theirs: Replica, match: Match) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the points of two replicas with the tokens of the match.
@@ -95,10 +98,6 @@ def _are_summands(copies: list[Any], target: Any) -> bool:
 
     nearest = min(float(np.linalg.norm(copy - target)) for copy in copies)
     return float(np.linalg.norm(np.sum(copies, axis=0) - target)) < nearest / 2
-
-
-AXES = ("time", "height", "width")
-"""The axes of a multimodal rotary embedding (Qwen2-VL, arXiv:2409.12191)."""
 
 
 def describe_positions(

@@ -16,6 +16,12 @@ from ckptcheck.live.localize.dumps.rank import RankPoints, Replica
 
 ROUNDING = 1e-3
 """The output of one rank is the input of another if they differ by at most this share of the norm."""
+COLUMNS = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "core", "gate_proj", "up_proj", "act", "lm_head")
+"""Suffixes of points whose columns are spread over the tensor-parallel ranks."""
+OWN_COLUMNS = ("q_proj", "core", "gate_proj", "up_proj", "act")
+"""The points among them without copies: a rank may have a copy of another's keys and values."""
+RELATED = 0.5
+"""Correlation at which two matrices are the same apart from a fault. The columns of two ranks correlate near 0."""
 
 
 def split_into_stages(pieces: Sequence[RankPoints]) -> list[list[RankPoints]]:
@@ -88,14 +94,6 @@ def _renumber(point: str, first: int) -> Any:
     """Return the name of a point with `first` added to its layer."""
     match = LAYER.fullmatch(point)
     return f"model.layers.{int(match[1]) + first}.{match[2]}" if match else point
-
-
-COLUMNS = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "core", "gate_proj", "up_proj", "act", "lm_head")
-"""Suffixes of points whose columns are spread over the tensor-parallel ranks."""
-OWN_COLUMNS = ("q_proj", "core", "gate_proj", "up_proj", "act")
-"""The points among them without copies: a rank may have a copy of another's keys and values."""
-RELATED = 0.5
-"""Correlation at which two matrices are the same apart from a fault. The columns of two ranks correlate near 0."""
 
 
 def join_ranks(pieces: Sequence[RankPoints]) -> tuple[list[Replica], list[str]]:

@@ -21,6 +21,9 @@ DECODE = 2
 """Tokens that a request decodes, so that it reads the prefix cache."""
 NAME = "policy"
 """The name under which requests ask for the adapter."""
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+SLOTS = 2
+"""Adapters that the engine holds at once: few, so that it has to evict."""
 
 
 class LoraTrial:
@@ -129,11 +132,6 @@ class LoraTrial:
     def _score(self, engine: Engine, name: str) -> Scores:
         engine.reset_prefix_cache()
         return tuple(engine.score_with_adapter(self._sequences, name))
-
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-SLOTS = 2
-"""Adapters that the engine holds at once: few, so that it has to evict."""
 
 
 @dataclass(frozen=True)

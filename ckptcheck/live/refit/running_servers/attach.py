@@ -20,12 +20,12 @@ from ckptcheck.text.formatting import join_truncated
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
-    from ckptcheck.live.refit.running_servers.probe import ProbeSettings, TrainerScores
+    from ckptcheck.live.refit.running_servers.probe import ProbeSettings
     from ckptcheck.live.refit.running_servers.trace import ServerEvidence, ServerState
     from ckptcheck.live.runtime.process.exchange import TensorExchange
     from ckptcheck.live.runtime.servers.base import Server
     from ckptcheck.live.runtime.servers.client import ServerClient
-    from ckptcheck.live.runtime.trainers.base import Trainer
+    from ckptcheck.live.runtime.trainers.base import Trainer, TrainerInfo
 
 API_KEY_VARIABLE = "CKPTCHECK_API_KEY"
 """Environment variable with the API key of the servers. An option would show in the list of processes."""
@@ -72,6 +72,8 @@ def attach_to_servers(source: Checkpoint | None, options: AttachOptions, log: Ca
     if too few servers are left to compare because no program listens at an address, and for options that contradict each other.
     """
     from ckptcheck.live.refit.running_servers import probe
+    from ckptcheck.live.refit.running_servers.comparability import find_uncompared
+    from ckptcheck.live.refit.running_servers.trace import ServerEvidence
     from ckptcheck.live.refit.scoring_inputs import scoring_sequences
     from ckptcheck.live.runtime.servers.client import ServerClient
     from ckptcheck.live.runtime.servers.dedupe import refuse_same_instance, refuse_same_place
@@ -102,9 +104,14 @@ def attach_to_servers(source: Checkpoint | None, options: AttachOptions, log: Ca
     refuse_same_place(clients)
     servers, lost = _detect_engines(clients, min(request_timeout, probe.ALIVE), may_lack=source is not None)
     states: list[ServerState] = []
-    reference, reference_skipped, trainer_scores, trainer_skipped = None, "", None, ""
-    not_compared: dict[str, str] = {}
-    source_identity = ""
+    target = str(source.target) if source is not None else None
+    evidence = ServerEvidence(
+        target or clients[0].url,
+        (),
+        probe_settings.sequences,
+        traits=_traits(source) if source is not None else frozenset(),
+        architecture=_architecture(source) if source is not None else "",
+    )
     try:
         ask = partial(probe.probe_server, settings=probe_settings, log=log)
         for _, state in run_in_threads(ask, servers, min(MOST_ASKED, len(servers))):
@@ -117,28 +124,20 @@ def attach_to_servers(source: Checkpoint | None, options: AttachOptions, log: Ca
                 for state in probe.overwrite_and_update(server, states[index], folder, probe_settings, log):
                     states[index] = state
         if options.check_weights and source is not None:
-            source_identity = _ask_for_identities(source, servers, states, options, log)
+            evidence = replace(evidence, source_identity=_ask_for_identities(source, servers, states, options, log))
         if options.check_weights and folder is not None:
-            reference, reference_skipped = _probe_reference(folder, states, probe_settings, options, log)
+            reference, reason = _probe_reference(folder, states, probe_settings, options, log)
+            evidence = replace(evidence, reference=reference, reference_skipped=reason)
         if options.check_logprobs and source is not None:
-            trainer_scores, trainer_skipped = _score_with_trainer(source, states, probe_settings, options, log)
+            trainer, scores, reason = _score_with_trainer(source, states, probe_settings, options, log)
+            evidence = replace(evidence, trainer=trainer, trainer_scores=scores, trainer_skipped=reason)
     except KeyboardInterrupt as error:
         if not states:
             raise
-        not_compared = {"the servers": str(error) or "interrupted"}
-    return probe.build_evidence(
-        str(source.target) if source is not None else None,
-        states,
-        probe_settings,
-        reference=reference,
-        reference_skipped=reference_skipped,
-        trainer_scores=trainer_scores,
-        trainer_skipped=trainer_skipped,
-        not_compared=not_compared,
-        traits=_traits(source) if source is not None else frozenset(),
-        architecture=_architecture(source) if source is not None else "",
-        source_identity=source_identity,
-    )
+        interrupted = {"the servers": str(error) or "interrupted"}
+        return replace(evidence, servers=tuple(states), not_compared=interrupted)
+    evidence = replace(evidence, servers=tuple(states))
+    return replace(evidence, not_compared=find_uncompared(evidence, target))
 
 
 def _ask_for_identities(
@@ -287,9 +286,8 @@ def _score_with_trainer(
     probe_settings: ProbeSettings,
     options: AttachOptions,
     log: Callable[[str], None],
-) -> tuple[TrainerScores | None, str]:
-    """Have a trainer score the sequences; return its logprobs, or why there are none."""
-    from ckptcheck.live.refit.running_servers.probe import TrainerScores
+) -> tuple[TrainerInfo | None, tuple[tuple[float, ...], ...], str]:
+    """Have a trainer score the sequences; return the trainer and its logprobs, or why there are none."""
     from ckptcheck.live.runtime.process.deadlines import time_budget
     from ckptcheck.live.runtime.process.errors import RemoteError, WorkerDied
     from ckptcheck.live.runtime.process.exchange import TensorExchange
@@ -298,15 +296,15 @@ def _score_with_trainer(
         reasons = (
             reason for server in states for reason in (server.dead_reason, server.refusals.get("logprobs")) if reason
         )
-        return None, next(reasons, "no server gave logprobs")
+        return None, (), next(reasons, "no server gave logprobs")
     log(f"scoring {source.target} in a trainer")
     dtype = next((server.info.dtype for server in states if server.info.dtype in ("float32", "bfloat16")), "bfloat16")
     try:
         with TensorExchange() as exchange, time_budget(options.seconds("start", source)):
             trainer = options.start_trainer(source, exchange, dtype)
             try:
-                return TrainerScores(trainer.info, tuple(trainer.score(probe_settings.sequences))), ""
+                return trainer.info, tuple(map(tuple, trainer.score(probe_settings.sequences))), ""
             finally:
                 trainer.close()
     except (WorkerDied, RemoteError, CkptcheckError) as error:
-        return None, f"no trainer scored it: {error.message}"
+        return None, (), f"no trainer scored it: {error.message}"

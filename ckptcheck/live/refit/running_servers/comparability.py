@@ -8,6 +8,11 @@ from ckptcheck.live.refit.logprob_diff import LogprobDiff, compare_logprobs
 from ckptcheck.live.refit.running_servers.trace import ServerEvidence, ServerState
 from ckptcheck.live.runtime.engines.base import SequenceScores
 
+EXACT = 1e-4
+"""Nats by which two programs may differ in float32: transformers, Megatron and both engines agree within 1e-5."""
+COARSE = 0.1
+"""Nats by which they may differ on average with 8 or 16 bits, if the effect on this model is unknown."""
+
 
 def is_comparable(one: ServerState, other: ServerState) -> bool:
     """Whether checksums and logprobs of two servers are equal if they serve the same weights."""
@@ -97,12 +102,6 @@ def _is_replica(one: ServerState, other: ServerState) -> bool:
 def _kind(server: ServerState) -> tuple[object, ...]:
     info = server.info
     return info.engine, info.version, info.dtype, info.device
-
-
-EXACT = 1e-4
-"""Nats by which two programs may differ in float32: transformers, Megatron and both engines agree within 1e-5."""
-COARSE = 0.1
-"""Nats by which they may differ on average with 8 or 16 bits, if the effect on this model is unknown."""
 
 
 def compare_scores(

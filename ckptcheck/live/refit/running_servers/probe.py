@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.errors import EvidenceError
-from ckptcheck.live.refit.running_servers.comparability import find_uncompared
-from ckptcheck.live.refit.running_servers.trace import ServerEvidence, ServerState, UpdateTrial
+from ckptcheck.live.refit.running_servers.trace import ServerState, UpdateTrial
 from ckptcheck.live.refit.weight_identity import identify_engine, list_weight_parts
 from ckptcheck.live.runtime.servers.base import Server, ServerInfo, ServerUpdateResult, SummingServer
 from ckptcheck.live.runtime.servers.errors import Rejected, RequestTimeout, ServerError, Unreachable
-from ckptcheck.live.runtime.trainers.base import TrainerInfo, Weight
+from ckptcheck.live.runtime.trainers.base import Weight
 
 ALIVE = 60.0
 """Seconds within which a server must generate one token, even if it also serves others."""
@@ -23,6 +22,8 @@ VERSION = "ckptcheck"
 """The weight version that our own update sets."""
 
 Log = Callable[[str], None]
+EXTENSION = "ckptcheck_worker."
+"""How the name of our extension begins."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,6 @@ class ProbeSettings:
     """Whether to ask for checksums."""
     logprobs: bool = True
     """Whether to ask for logprobs."""
-
-
-@dataclass(frozen=True)
-class TrainerScores:
-    """A trainer's logprobs with the checkpoint."""
-
-    info: TrainerInfo
-    scores: tuple[tuple[float, ...], ...]
-    """Logprobs of each sequence: each token after the first."""
 
 
 def probe_server(server: Server, settings: ProbeSettings, log: Log = lambda _: None) -> ServerState:
@@ -121,41 +113,6 @@ def overwrite_and_update(
     yield replace(after, update_trial=update)
 
 
-def build_evidence(
-    source: str | None,
-    servers: Sequence[ServerState],
-    settings: ProbeSettings,
-    *,
-    reference: ServerState | None = None,
-    reference_skipped: str = "",
-    trainer_scores: TrainerScores | None = None,
-    trainer_skipped: str = "",
-    not_compared: Mapping[str, str] | None = None,
-    traits: frozenset[str] = frozenset(),
-    architecture: str = "",
-    source_identity: str = "",
-) -> ServerEvidence:
-    """Return the evidence for the rules.
-
-    source: what the servers should serve, None if they are compared with each other only. traits, architecture: of that
-    source, see engines/known_issues.toml. source_identity: of it, "" where no server was asked for its own.
-    """
-    evidence = ServerEvidence(
-        source or servers[0].url,
-        tuple(servers),
-        settings.sequences,
-        reference,
-        reference_skipped,
-        trainer_scores.info if trainer_scores else None,
-        trainer_scores.scores if trainer_scores else (),
-        trainer_skipped,
-        traits=traits,
-        architecture=architecture,
-        source_identity=source_identity,
-    )
-    return replace(evidence, not_compared=not_compared or find_uncompared(evidence, source))
-
-
 def _read_info(server: Server, seconds: float) -> ServerInfo:
     try:
         return server.info(seconds=seconds)
@@ -193,10 +150,6 @@ def _is_fatal(error: ServerError) -> bool:
 
 def _format_error(error: ServerError) -> str:
     return error.message + (f" ({error.hint})" if error.hint else "")
-
-
-EXTENSION = "ckptcheck_worker."
-"""How the name of our extension begins."""
 
 
 def has_extension(state: ServerState) -> bool:

@@ -11,8 +11,7 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.experiments.attribution.experiment import RecordedBackend
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
-from ckptcheck.live.experiments.attribution.search import run_search
-from ckptcheck.live.experiments.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.search import Attribution, run_search
 from tests.live.experiments.attribution import twin as matrix
 
 pytestmark = pytest.mark.slow
@@ -59,5 +58,5 @@ def test_files_alone_name_what_files_can_tell() -> None:
     found = run_search(world, EXPERIMENTS, 1e-4)
     assert not found.causes
     report = run_rules(Attribution("files", found, has_measured_floor=True), RULES)
-    assert [finding.code for finding in report.findings] == ["ATT002"]
+    assert [finding.code for finding in report.findings] == ["ATT001"]
     assert "weights" in report.findings[0].message

@@ -15,7 +15,6 @@ from safetensors.numpy import save_file
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Skip
-from ckptcheck.live.experiments.attribution import sides
 from ckptcheck.live.experiments.attribution.experiment import EngineChange, TrainerChange
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
 from ckptcheck.live.experiments.attribution.live_backend import (
@@ -186,21 +185,6 @@ def test_logprobs_lie_where_their_tokens_are(change: TrainerChange, stage: Stage
             assert made[where.start + place] == pytest.approx(wanted, abs=1e-9)
         if change.drop == 1 and not change.prepend:
             assert np.isnan(made[where][:2]).all()
-
-
-def test_a_context_is_a_window_before_each_token_and_its_cost_is_bounded(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rollouts = rolled()
-    made = stage.world(rollouts).trainer(TrainerChange(context=4))
-    for number, tokens in enumerate(SEQUENCES):
-        for place in range(PROMPTS[number], len(tokens)):
-            wanted = row(tokens[max(0, place - 4) : place])[tokens[place]]
-            assert made[rollouts.sequence(number).start + place] == pytest.approx(wanted, abs=1e-9)
-    monkeypatch.setattr(sides, "WINDOWS", 20)
-    few = stage.world(rollouts).trainer(TrainerChange(context=4))
-    assert np.isfinite(few).sum() == 20
-    assert np.allclose(few[np.isfinite(few)], made[np.isfinite(few)])
 
 
 def test_top_p_is_taken_of_whole_distributions(stage: Stage) -> None:

@@ -22,8 +22,7 @@ import transformers
 from ckptcheck.linter.rule import Skip
 from ckptcheck.live.experiments.attribution.experiment import EngineChange, TrainerChange
 from ckptcheck.live.experiments.attribution.experiments import EXPERIMENTS
-from ckptcheck.live.experiments.attribution.search import SearchResult, run_search
-from ckptcheck.live.experiments.attribution.trace import Attribution
+from ckptcheck.live.experiments.attribution.search import Attribution, SearchResult, run_search
 from ckptcheck.rollouts import Metadata, Rollout, Rollouts, SamplingInfo, ScorerInfo, build_rollouts
 from ckptcheck.rollouts.metrics.sampling_distribution import processed
 
@@ -56,7 +55,6 @@ class Fault:
     shift: int = 0
     drop: int = 0
     double: bool = False
-    context: int | None = None
     tools: bool = False
     lag: bool = False
     wanders: str = ""
@@ -97,7 +95,6 @@ FAULTS = (
     Fault("logprobs of the token before", "semantics", "logprobs moved by a token", shift=-1),
     Fault("BOS dropped by the engine", "semantics", "first token", drop=1),
     Fault("BOS twice in the engine", "semantics", "first token", double=True),
-    Fault("context cut to 16 tokens", "semantics", "context", context=16),
     Fault("answers of tools are counted", "semantics", "tokens that were not scored", tools=True),
     Fault("another rope_theta", "semantics", "config", config={"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
     Fault("another rms_norm_eps", "semantics", "config", config={"rms_norm_eps": 0.05}),
@@ -181,9 +178,7 @@ class Twin:
     def trainer(self, change: TrainerChange) -> np.ndarray:
         if change.temperature is None:
             change = replace(change, temperature=self._divisor)
-        return self._logprobs(
-            self._trainer, change.temperature or 1.0, change.top_p, change.drop, change.prepend, change.context
-        )
+        return self._logprobs(self._trainer, change.temperature or 1.0, change.top_p, change.drop, change.prepend)
 
     def engine(self, change: EngineChange) -> np.ndarray:
         fault = self.fault
@@ -196,7 +191,7 @@ class Twin:
         heat = (fault.temperature if fault.processed else 1.0) * fault.hidden
         drop = fault.drop
         prepend = (1,) if fault.double else ()
-        q = self._logprobs(model, heat, fault.top_p if fault.processed else 1.0, drop, prepend, fault.context, head)
+        q = self._logprobs(model, heat, fault.top_p if fault.processed else 1.0, drop, prepend, head)
         if fault.wanders and not getattr(change, fault.wanders):
             q = q + 0.05 * np.random.default_rng(self.seed).standard_normal(len(q))
         if fault.lag and self._draws:
@@ -222,17 +217,12 @@ class Twin:
         return tuple(f"{key} {value}" for key, value in self.fault.config.items())
 
     def _logprobs(
-        self, model: Any, heat: float, top_p: float, drop: int = 0, prepend: tuple[int, ...] = (),
-        context: int | None = None, head: str = "",
+        self, model: Any, heat: float, top_p: float, drop: int = 0, prepend: tuple[int, ...] = (), head: str = "",
     ) -> np.ndarray:  # fmt: skip
         given = [[*prepend, *tokens[drop:]] for tokens in self.sequences]
         found = []
         for tokens, told in zip(self.sequences, given, strict=True):
-            if context is None:
-                rows = processed(tables(model, [told], head)[0], heat, top_p)
-            else:
-                windows = [told[max(0, place - context + 1) : place + 1] for place in range(len(told))]
-                rows = processed(np.stack([tables(model, [window], head)[0][-1] for window in windows]), heat, top_p)
+            rows = processed(tables(model, [told], head)[0], heat, top_p)
             own = rows[np.arange(len(told) - 1), told[1:]]
             offset = len(tokens) - len(own)
             found.append(np.concatenate([np.full(offset, np.nan), own]) if offset > 0 else own[-len(tokens) :])

@@ -32,6 +32,7 @@ from ckptcheck.live.runtime.servers.detect_engine import detect_engine
 from tests.compare.test_identity import load_all
 from tests.doubles.fake_engine import FakeEngine
 from tests.doubles.junk_server import Answer, JunkServer, last, sglang, status, vllm
+from tests.factories.attached_servers import build_evidence
 from tests.paths import ROOT
 
 RULES = rule_loader.load_rules()
@@ -74,7 +75,7 @@ def weights(server: JunkServer, *, kept: bool = False) -> Answer:
 def written(server: JunkServer) -> Report:
     known = detect_engine(ServerClient(server.url), seconds=5)
     *_, seen = attaching.overwrite_and_update(known, attaching.probe_server(known, ASKED), Path("/models/tiny"), ASKED)
-    return run_rules(attaching.build_evidence("tiny", [seen], ASKED), RULES)
+    return run_rules(build_evidence("tiny", seen, ASKED.sequences), RULES)
 
 
 def test_nothing_that_was_asked_for_could_be_compared() -> None:

@@ -22,7 +22,7 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.refit.running_servers import probe as attaching
-from ckptcheck.live.refit.running_servers.probe import ProbeSettings, TrainerScores, build_evidence
+from ckptcheck.live.refit.running_servers.probe import ProbeSettings
 from ckptcheck.live.refit.scoring_inputs import scoring_sequences
 from ckptcheck.live.runtime.engines.cpu_affinity import cpu_affinity_variables
 from ckptcheck.live.runtime.process.exchange import TensorExchange
@@ -30,8 +30,10 @@ from ckptcheck.live.runtime.servers.client import ServerClient
 from ckptcheck.live.runtime.servers.detect_engine import detect_engine
 from ckptcheck.live.runtime.servers.layout import ServerLayout
 from ckptcheck.live.runtime.servers.reference import ReferenceServer
+from ckptcheck.live.runtime.trainers.base import TrainerInfo
 from ckptcheck.live.runtime.trainers.transformers import start_transformers
 from tests.conftest import needs_engine
+from tests.factories.attached_servers import build_evidence
 
 pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("servers")]
 RULES = rule_loader.load_rules()
@@ -46,7 +48,8 @@ class Models:
 
     served: Path
     wanted: Path
-    trainer_scores: TrainerScores
+    trainer: TrainerInfo
+    trainer_scores: tuple[tuple[float, ...], ...]
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +65,21 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     with TensorExchange() as exchange:
         trainer = start_transformers(open_checkpoint(str(wanted)), exchange)
         try:
-            return Models(served, wanted, TrainerScores(trainer.info, tuple(trainer.score(ASKED.sequences))))
+            return Models(served, wanted, trainer.info, tuple(trainer.score(ASKED.sequences)))
         finally:
             trainer.close()
 
 
 def report(models: Models, seen: attaching.ServerState, reference: attaching.ServerState) -> Report:
-    return run_rules(
-        build_evidence("wanted", [seen], ASKED, reference=reference, trainer_scores=models.trainer_scores), RULES
+    evidence = build_evidence(
+        "wanted",
+        seen,
+        ASKED.sequences,
+        reference=reference,
+        trainer=models.trainer,
+        trainer_scores=models.trainer_scores,
     )
+    return run_rules(evidence, RULES)
 
 
 def codes(found: Report) -> dict[str, str | None]:

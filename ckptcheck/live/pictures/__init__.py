@@ -1,1 +1,0 @@
-"""Pictures of the measurements of live runs, for the HTML report."""
