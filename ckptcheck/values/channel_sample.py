@@ -105,5 +105,7 @@ def join_sums(pieces: list[tuple[bytes, bytes]], shape: tuple[int, ...]) -> Chan
     if len(by_row) != rows:
         return None
     with np.errstate(all="ignore"):
-        by_column = np.sum([np.frombuffer(part, np.float32) for _, part in pieces if part], axis=0, dtype=np.float64)
+        by_column: NDArray[np.float64] = np.sum(
+            [np.frombuffer(part, np.float32) for _, part in pieces if part], axis=0, dtype=np.float64
+        )
         return ChannelSample(by_row / np.float64(columns), by_column / rows)

@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
 from ckptcheck.text.formatting import count
-from ckptcheck.values.detectors.duplicate_rows import find_indistinct_stops
+from ckptcheck.values.detectors.similar_rows import find_indistinct_stops
 from ckptcheck.values.detectors.token_usage import find_output_matrix, format_tokens
 
 

@@ -38,8 +38,11 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
 from ckptcheck.text.formatting import count
-from ckptcheck.values.detectors.duplicate_rows import find_duplicate_rows, find_indistinct_stops
-from ckptcheck.values.detectors.near_duplicate_rows import find_near_duplicate_rows
+from ckptcheck.values.detectors.similar_rows import (
+    find_duplicate_rows,
+    find_indistinct_stops,
+    find_near_duplicate_rows,
+)
 from ckptcheck.values.detectors.token_usage import (
     find_filler_tokens,
     find_output_matrix,

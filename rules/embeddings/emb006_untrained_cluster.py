@@ -3,7 +3,7 @@
 ## What it checks
 At least four rows of the embedding or the head have a mean magnitude below 20 % of the median row's, sizes that vary no more than
 those of rows of one random draw, and a gap of half their size to all other rows. Rows of padding, of placeholders and of used
-tokens (EMB005) are left out. Where a tenth of all rows look drawn, EMB009 reports them.
+tokens (EMB005) are left out.
 
 ## Why it matters
 Nothing happens until you give one of the tokens a meaning: a new template, a tool format, an added token. The token then starts
@@ -27,7 +27,6 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count
-from ckptcheck.values.detectors.fresh_rows import find_fresh_rows
 from ckptcheck.values.detectors.token_usage import find_required_tokens, format_tokens
 from ckptcheck.values.detectors.untrained_rows import find_untrained_rows
 
@@ -36,8 +35,7 @@ from ckptcheck.values.detectors.untrained_rows import find_untrained_rows
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     for matrix in find_untrained_rows(ckpt):
         rows = matrix.cluster_rows - find_required_tokens(ckpt, matrix.name).keys()
-        # EMB009 reports many rows that look drawn.
-        if rows and (not ckpt.can_sample or find_fresh_rows(ckpt, matrix.parts[0]) is None):
+        if rows:
             share = float(matrix.stats.mean_abs[sorted(rows)].mean()) / matrix.stats.median
             yield Problem(
                 f"{count(len(rows), 'row looks', 'rows look')} initialised and never trained: of one size, "

@@ -27,21 +27,56 @@ intact copy, or convert again from the original dtype. Keep BF16 or F32 for larg
 ICTMCG/Make-Your-Anchor#9, NikoNairre/CT-CIG#3, huggingface/diffusers#5316, safetensors#220, NVIDIA-NeMo/RL#2671
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.values.detectors.non_finite import report_non_finite
+from ckptcheck.text.formatting import count, format_ranges, format_shape, join_truncated
 from ckptcheck.values.detectors.roles import may_be_infinite
+from ckptcheck.values.stats import TensorStats
 
 
 @rule("VAL001", "non-finite-value", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     tensors = ckpt.values.tensors.values()
     with_nan = [stats for stats in tensors if stats.nan]
-    yield from report_non_finite(
-        ckpt, with_nan, "nan", "take an intact or earlier copy: whatever is computed with it is NaN"
-    )
+    yield from _report(ckpt, with_nan, "NaN", "take an intact or earlier copy: whatever is computed with it is NaN")
     with_inf = [stats for stats in tensors if stats.inf and not may_be_infinite(stats)]
-    yield from report_non_finite(ckpt, with_inf, "inf", "convert again from the original dtype; F16 ends at 65,504")
+    yield from _report(ckpt, with_inf, "infinite", "convert again from the original dtype; F16 ends at 65,504")
     ckpt.require_values()
+
+
+def _report(ckpt: Checkpoint, bad: list[TensorStats], word: str, hint: str) -> Iterator[Problem]:
+    """Yield one problem per shard for the tensors with such values: the first with its place, the others by name."""
+    for shard in dict.fromkeys(stats.shard for stats in bad):
+        names = [stats.name for stats in bad if stats.shard == shard]
+        first = ckpt.values.tensors[names[0]]
+        number, place = (first.nan, first.first_nan) if word == "NaN" else (first.inf, first.first_inf)
+        others = f", and {count(len(names) - 1, 'more tensor')}: {join_truncated(names[1:])}" if names[1:] else ""
+        yield Problem(
+            f"{count(number, 'value')} {'is' if number == 1 else 'are'} {word}, the first at {_format_index(first, place)}{others}"
+            f"{_format_layers(ckpt, names)}",
+            file=shard,
+            key=first.name,
+            hint=hint,
+            names=tuple(names),
+        )
+
+
+def _format_index(stats: TensorStats, flat: int) -> str:
+    """Write a flat index as one index per dimension: ``[1, 5]``."""
+    indices: list[int] = []
+    for dimension in reversed(stats.shape):
+        flat, index = divmod(flat, dimension)
+        indices.append(index)
+    return format_shape(reversed(indices))
+
+
+def _format_layers(ckpt: Checkpoint, names: Iterable[str]) -> str:
+    """Write the layers of the language model that hold these tensors: `` (layers 2,5-7)``; empty unless there are several."""
+    if ckpt.components.stack is None:
+        return ""
+    inside = ckpt.components.stack.prefix + "."
+    firsts = {name.removeprefix(inside).partition(".")[0] for name in names if name.startswith(inside)}
+    numbers = [int(first) for first in firsts if first.isdigit()]
+    return f" (layers {format_ranges(numbers)})" if len(numbers) > 1 else ""

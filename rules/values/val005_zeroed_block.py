@@ -46,10 +46,12 @@ vllm-project/vllm#53537, paiml/aprender#2337
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, join_truncated
+from ckptcheck.values.detectors.roles import group_by_file
 from ckptcheck.values.detectors.zeroed_blocks import ZeroBlock, find_zero_blocks
 from ckptcheck.values.detectors.zeroed_columns import find_zero_columns
 from ckptcheck.values.detectors.zeroed_slices import find_zero_rank_shards
@@ -79,11 +81,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=first.tensors[0],
             hint="fetch or write the file again, and compare its hash with the original's",
         )
-    parts_by_file: dict[str, list[str]] = {}
-    for parts in find_zero_rank_shards(ckpt).values():
-        for part in parts:
-            parts_by_file.setdefault(ckpt.tensor_to_file[part], []).append(part)
-    for file, names in parts_by_file.items():
+    for file, names in group_by_file(ckpt, chain(*find_zero_rank_shards(ckpt).values()), str).items():
         yield Problem(
             f"{count(len(names), 'part of a weight is', 'parts of weights are')} all zero, and the other parts are not "
             f"(a tensor-parallel rank seems to be missing): {join_truncated(names)}",
@@ -91,10 +89,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=names[0],
             hint="save again with all tensor-parallel ranks, or take an earlier iteration",
         )
-    columns_by_file: dict[str, list[str]] = {}
-    for name in columns:
-        columns_by_file.setdefault(ckpt.tensor_to_file[name], []).append(name)
-    for file, (name, *others) in columns_by_file.items():
+    for file, (name, *others) in group_by_file(ckpt, columns, str).items():
         begin, end = columns[name]
         width = ckpt.tensors[name].shape[-1]
         more = (

@@ -39,7 +39,7 @@ from ckptcheck.text.formatting import count, list_unless_single
 from ckptcheck.values.detectors.blank_weights import find_blank_tensors
 from ckptcheck.values.detectors.init_detection import find_initial_constants
 from ckptcheck.values.detectors.middle_pieces import find_single_magnitudes
-from ckptcheck.values.detectors.roles import is_matrix, is_packed, is_router, is_scale
+from ckptcheck.values.detectors.roles import group_by_file, is_matrix, is_packed, is_router, is_scale
 
 
 @rule("VAL007", "constant-weight", severity="warning", on="values", when=lambda ckpt: bool(ckpt.tensors))
@@ -66,10 +66,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=names[0],
             hint="export again from a checkpoint that has its values",
         )
-    names_by_shard: dict[str, list[str]] = {}
-    for name in find_single_magnitudes(ckpt) if ckpt.can_sample else ():
-        names_by_shard.setdefault(ckpt.tensor_to_file[name], []).append(name)
-    for shard, names in names_by_shard.items():
+    for shard, names in group_by_file(ckpt, find_single_magnitudes(ckpt) if ckpt.can_sample else (), str).items():
         yield Problem(
             f"{count(len(names), 'matrix holds', 'matrices hold')} one magnitude everywhere, of which only the signs differ, and "
             f"most siblings hold many{list_unless_single(names)}",

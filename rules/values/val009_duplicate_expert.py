@@ -1,16 +1,14 @@
-"""Two experts of a layer, or their rows in the router, are the same, byte for byte.
+"""Two experts of a layer are the same, byte for byte.
 
 ## What it checks
 - No two experts of a layer have the same bytes in all their matrices, plain or packed.
 - Where one tensor holds all experts of a layer, no two of its slices are the same, unless they are zero.
-- No router has the same row for two experts.
 
 On the Hub it compares only experts with tensors of their own, and only where at most four of them have equal statistics.
 
 ## Why it matters
 Expert-parallel exports leave copies in place of other experts if they write every rank's experts under the first rank's numbers,
-or overwrite one tensor again and again. Two experts with the same row in the router score the same for every token: the model
-chooses both or neither.
+or overwrite one tensor again and again.
 
 ## How to fix
 Export again with global expert numbers.
@@ -18,7 +16,6 @@ Export again with global expert numbers.
 ## When it can be wrong
 - Models made sparse by copying a dense feed-forward block ("upcycling") have equal experts until they are trained.
 - Experts that were replicated on purpose to balance the load of ranks are equal. Engines do that after loading, not in the file.
-- A model that got more experts by copying has equal rows in its routers until it is trained further.
 - `--ignore VAL009`, or a reason under `[ignore]`, silences it.
 
 ## Seen in
@@ -35,9 +32,7 @@ from ckptcheck.values.detectors.duplicate_experts import (
     RepeatedExperts,
     describe_repeats,
     iter_repeated_numbered_experts,
-    iter_repeated_router_rows,
     iter_repeated_stacked_experts,
-    iter_routers,
     iter_stacked_experts,
 )
 
@@ -53,26 +48,18 @@ from ckptcheck.values.detectors.duplicate_experts import (
     ),
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    yield from _report(ckpt, iter_repeated_numbered_experts(ckpt), "in {layers} {copies}, byte for byte", "expert")
-    yield from _report(ckpt, iter_repeated_stacked_experts(ckpt), "in {tensors} {copies}, byte for byte", "expert")
-    yield from _report(
-        ckpt,
-        iter_repeated_router_rows(ckpt),
-        "in the router of {layers} {copies}: these experts get the same score for every token",
-        "row",
-    )
+    yield from _report(ckpt, iter_repeated_numbered_experts(ckpt), "in {layers} {copies}, byte for byte")
+    yield from _report(ckpt, iter_repeated_stacked_experts(ckpt), "in {tensors} {copies}, byte for byte")
     ckpt.require_values()
-    if not ckpt.can_sample and any(True for names in (iter_stacked_experts, iter_routers) for _ in names(ckpt)):
-        raise Skip(
-            "experts in one tensor and rows of routers are compared only on disk, and in an object store with --values"
-        )
+    if not ckpt.can_sample and any(True for _ in iter_stacked_experts(ckpt)):
+        raise Skip("experts in one tensor are compared only on disk, and in an object store with --values")
 
 
-def _report(ckpt: Checkpoint, repeats: Iterator[RepeatedExperts], text: str, noun: str) -> Iterator[Problem]:
+def _report(ckpt: Checkpoint, repeats: Iterator[RepeatedExperts], text: str) -> Iterator[Problem]:
     """Yield one problem for all layers in which the same experts repeat the same others."""
     repeats_by_sentence: dict[str, list[RepeatedExperts]] = {}
     for repeated in repeats:
-        repeats_by_sentence.setdefault(describe_repeats(repeated.copies, noun), []).append(repeated)
+        repeats_by_sentence.setdefault(describe_repeats(repeated.copies), []).append(repeated)
     for copies, layers in list(repeats_by_sentence.items())[:MAX_KINDS]:
         keys = [repeated.key for repeated in layers]
         tensors = "this tensor" if len(layers) == 1 else f"{count(len(layers), 'tensor')} ({join_truncated(keys)})"
@@ -85,7 +72,7 @@ def _report(ckpt: Checkpoint, repeats: Iterator[RepeatedExperts], text: str, nou
     rest = [repeated.key for layers in list(repeats_by_sentence.values())[MAX_KINDS:] for repeated in layers]
     if rest:
         yield Problem(
-            f"{count(len(rest), 'more layer repeats', 'more layers repeat')} other {noun}s: {join_truncated(rest)}",
+            f"{count(len(rest), 'more layer repeats', 'more layers repeat')} other experts: {join_truncated(rest)}",
             file=ckpt.tensor_to_file.get(rest[0]) or ckpt.file_of(rest[0]),
             key=rest[0],
             hint="export again with global expert numbers",

@@ -29,7 +29,7 @@ Merge again from all tensor-parallel ranks.
 - It misses a matrix that repeats in other shares, such as thirds, or whose shares differ in a single byte; gate or up alone where
   their columns alternate (gpt-oss); the single members of the joined inputs of linear attention and Mamba-2; quarters of the
   queries in a fused matrix. `ckptcheck diff` against the checkpoint that was merged sees all of them.
-- EMB007 reports the rows of embeddings and heads, VAL009 the rows of routers.
+- VAL009 reports the rows of routers. A table of several codebooks (audio) may have started all of them from one.
 - MEG028 reports parts of a Megatron run that are copies of each other.
 - `--ignore VAL010`, or a reason under `[ignore]`, silences it.
 
@@ -44,9 +44,21 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.compare.bridge.repeated_halves import find_repeated_half, is_fused_attention
 from ckptcheck.text.formatting import count, join_truncated
 from ckptcheck.values.detectors.byte_compare import is_cleared, map_pieces, require_sampling
-from ckptcheck.values.detectors.repeated_shares import RepeatedShare, find_repeated_heads, find_repeated_share
-from ckptcheck.values.detectors.repeated_vectors import find_repeated_vectors
-from ckptcheck.values.detectors.roles import find_vocabulary_tensors, is_matrix, is_packed, is_router, is_scale
+from ckptcheck.values.detectors.repeated_shares import (
+    RepeatedShare,
+    find_repeated_heads,
+    find_repeated_share,
+    find_repeated_vectors,
+    find_share_length,
+)
+from ckptcheck.values.detectors.roles import (
+    find_vocabulary_tensors,
+    group_by_file,
+    is_matrix,
+    is_packed,
+    is_router,
+    is_scale,
+)
 from ckptcheck.values.first_looks import COLUMNS, ROWS
 from ckptcheck.values.stats import TensorStats
 
@@ -72,8 +84,9 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     def compare(stats: TensorStats) -> str | RepeatedShare | None:
         if (axis := find_repeated_half(ckpt, stats.name)) is not None:
             return axis
-        has_tokens_or_experts = stats.name in tokens or is_router(ckpt, stats)
-        return find_repeated_share(ckpt, stats.name, rows=not has_tokens_or_experts)
+        share = find_repeated_share(ckpt, stats.name, rows=not is_router(ckpt, stats))
+        is_of_tokens = share is not None and share.axis == "rows" and stats.name in tokens
+        return None if is_of_tokens and not find_share_length(ckpt, stats.name) else share
 
     for stats, found in zip(matrices, map_pieces(ckpt, compare, matrices), strict=True):
         if isinstance(found, str):
@@ -109,9 +122,7 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             key=names[0],
             hint="merge again from all tensor-parallel ranks",
         )
-    vectors = find_repeated_vectors(ckpt)
-    for shard in dict.fromkeys(ckpt.tensor_to_file[name] for name in vectors):
-        names = [name for name in vectors if ckpt.tensor_to_file[name] == shard]
+    for shard, names in group_by_file(ckpt, find_repeated_vectors(ckpt), str).items():
         yield Problem(
             f"{count(len(names), 'vector repeats its first half', 'vectors repeat their first half')} (one tensor-parallel rank "
             f"seems to be merged twice): {join_truncated(names)}",

@@ -1,14 +1,13 @@
 """A weight looks freshly initialised, and the rest of the model does not.
 
 ## What it checks
-Five things, each only if the rest of the model is trained:
+Four things, each only if the rest of the model is trained:
 
 - A matrix looks freshly drawn: its values have a uniform or normal distribution without a single outlier, and the norms of its
   rows, and of its columns, differ no more than by chance. Its siblings (the same matrix in other layers or experts), or most
   other kinds of matrices in the model, do not look so.
 - A norm is one number, as norms start, and at least eight times as many siblings are not. VAL013 reports a norm that is zero.
 - All norms of the layers are one number each, while the final norm is not and the matrices do not look drawn.
-- The final norm is one number, while at least half of the norms of the layers, and at least four, are not.
 - A reward, value or classification head is uniform exactly within ± 1 / sqrt(columns), as `torch.nn.Linear` starts it.
 
 It reads 4 KiB of every matrix of at least 32 × 32 (of at most 256 siblings, those with the smallest largest magnitude), and
@@ -31,9 +30,8 @@ weight from that checkpoint, under the name that the loader expects, and save ag
 - Nothing ever used it: an expert that the router never chose, a projection whose output is dropped. That is worth knowing, but it
   is not an error of saving.
 - The norms of the layers could not move while the final one did: a step that is small beside the precision of BF16 leaves a 1 as it
-  is. If a method multiplies all norms into the matrices that follow (QuaRot), the rule reports nothing. A tool that multiplies only
-  the final norm into the head leaves it one, which is sound. So the rule cannot see that a model lost all its norms;
-  `ckptcheck diff` against its source does.
+  is. If a method multiplies norms into the matrices that follow (QuaRot), they are one, and so may the final one alone be: the rule
+  reports neither. So it cannot see that a model lost all its norms; `ckptcheck diff` against its source does.
 - The model was trained briefly and unevenly: some kinds of matrices moved, others hardly did. If most have not moved, the rule
   reports nothing.
 - It misses a part of a matrix that was drawn anew. VAL031 sees one of a feed-forward block: in four layers of SmolLM2-135M 32 of
@@ -60,7 +58,6 @@ from ckptcheck.values.detectors.init_detection import (
     looks_untrained,
 )
 from ckptcheck.values.detectors.norms import (
-    find_lost_final_norm,
     find_lost_norms,
     find_zero_norms,
 )
@@ -125,15 +122,6 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             file=lost_norms[0].shard,
             key=lost_norms[0].name,
             hint="take them from the checkpoint this one was converted from",
-        )
-    constant_final_norm, trained = find_lost_final_norm(ckpt)
-    if constant_final_norm is not None:
-        yield Problem(
-            f"the final norm holds {constant_final_norm.absmax:.3g} everywhere, as before training, and {trained} norms of "
-            "the layers are trained",
-            file=constant_final_norm.shard,
-            key=constant_final_norm.name,
-            hint=HINT,
         )
     for name in find_init_heads(ckpt):
         columns = values.tensors[name].shape[1]

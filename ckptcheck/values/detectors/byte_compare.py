@@ -20,8 +20,6 @@ STEP_BYTES = 1 << 22
 """Bytes compared at a time, after the first."""
 PREFIX_BYTES = 64
 """Bytes compared first: nearly all tensors that differ do so within them."""
-SHORT_SLICE = 1 << 14
-"""Bytes of a slice that are read faster than the file is opened once more."""
 REMOTE_PIECES = 32
 """Pieces that are read at a time if each is a request: the values of a model have thousands of them."""
 
@@ -118,20 +116,10 @@ def find_equal_slices(ckpt: Checkpoint, name: str) -> dict[int, list[int]]:
     copies: dict[int, list[int]] = {}
     for number, twin in iter_repeats(
         range(tensor.shape[0]),
-        _read_prefixes(ckpt, name, tensor.shape[0], size),
+        map_pieces(
+            ckpt, lambda at: read_tensor_bytes(ckpt, name, at * size, min(PREFIX_BYTES, size)), range(tensor.shape[0])
+        ),
         lambda one, other: have_equal_bytes(ckpt, (name, one * size), (name, other * size), size),
     ):
         copies.setdefault(twin, []).append(number)
     return {first: later for first, later in copies.items() if any(read_tensor_bytes(ckpt, name, first * size, size))}
-
-
-def _read_prefixes(ckpt: Checkpoint, name: str, number: int, size: int) -> Iterator[bytes]:
-    """Yield the first bytes of each slice of `size` bytes; short slices, as the rows of a router, are read many at a time."""
-    length = min(PREFIX_BYTES, size)
-    if size > SHORT_SLICE:
-        yield from map_pieces(ckpt, lambda at: read_tensor_bytes(ckpt, name, at * size, length), range(number))
-        return
-    together = STEP_BYTES // max(size, 1)
-    for first in range(0, number, together):
-        raw = read_tensor_bytes(ckpt, name, first * size, min(together, number - first) * size)
-        yield from (raw[at * size : at * size + length] for at in range(min(together, number - first)))

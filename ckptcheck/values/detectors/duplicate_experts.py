@@ -1,9 +1,8 @@
-"""Finds experts of a layer that hold the bytes of another expert, and rows of a router that repeat another row."""
+"""Finds experts of a layer that hold the bytes of another expert."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +18,7 @@ from ckptcheck.values.detectors.byte_compare import (
     read_tensor_bytes,
 )
 from ckptcheck.values.detectors.duplicate_tensors import group_copies
-from ckptcheck.values.detectors.roles import is_matrix, is_packed, is_router
+from ckptcheck.values.detectors.roles import is_matrix, is_packed
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -36,7 +35,7 @@ class RepeatedExperts(msgspec.Struct, frozen=True):
 
     layer: int
     key: str
-    """The first expert that repeats another, or the tensor or router that holds them all."""
+    """The first expert that repeats another, or the tensor that holds them all."""
     copies: Copies
 
 
@@ -103,45 +102,22 @@ def iter_repeated_stacked_experts(ckpt: Checkpoint) -> Iterator[RepeatedExperts]
             yield RepeatedExperts(_layer_of(ckpt, name), name, copies)
 
 
-def iter_routers(ckpt: Checkpoint) -> Iterator[str]:
-    """Yield the routers of the layers, without routers that hold one number only."""
-    inside = ckpt.components.stack.prefix + "." if ckpt.components.stack is not None else None
-    for name, stats in ckpt.values.tensors.items():
-        if (
-            inside
-            and name in ckpt.tensor_to_file
-            and name.startswith(inside)
-            and not stats.constant
-            and is_router(ckpt, stats)
-        ):
-            yield name
-
-
-def iter_repeated_router_rows(ckpt: Checkpoint) -> Iterator[RepeatedExperts]:
-    """Yield the routers in which two experts have the same row; none on the Hub. Raises OSError if reading fails."""
-    routers = list(iter_routers(ckpt)) if ckpt.can_sample else []
-    for name, copies in zip(routers, map_pieces(ckpt, partial(find_equal_slices, ckpt), routers), strict=True):
-        if copies:
-            yield RepeatedExperts(_layer_of(ckpt, name), name, copies)
-
-
 def _layer_of(ckpt: Checkpoint, name: str) -> int:
     assert ckpt.components.stack is not None
     return int(name.removeprefix(ckpt.components.stack.prefix + ".").partition(".")[0])
 
 
-def describe_repeats(copies: Copies, noun: str = "expert") -> str:
-    """Write which experts (or rows) repeat which.
+def describe_repeats(copies: Copies) -> str:
+    """Write which experts repeat which.
 
     >>> describe_repeats({0: [2], 1: [3]}), describe_repeats({0: [1, 2]})
     ('experts 2-3 repeat experts 0-1', 'experts 1-2 repeat expert 0')
     """
     sentences = []
     for numbers, originals in group_copies((copy, first) for first, later in copies.items() for copy in later):
-        many, more = (len(listed) > 1 for listed in (numbers, originals))
+        many, more = ("s" if len(listed) > 1 else "" for listed in (numbers, originals))
         sentences.append(
-            f"{noun}{'s' if many else ''} {format_ranges(numbers)} {'repeat' if many else 'repeats'} "
-            f"{noun}{'s' if more else ''} {format_ranges(originals)}"
+            f"expert{many} {format_ranges(numbers)} {'repeat' if many else 'repeats'} expert{more} {format_ranges(originals)}"
         )
     rest = f" and {len(sentences) - 3} more such" if len(sentences) > 3 else ""
     return f"{', '.join(sentences[:3])}{rest}"

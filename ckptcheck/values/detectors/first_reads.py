@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ckptcheck.values.channel_sample import MAX_CHANNELS, ChannelSample, is_sampled
-from ckptcheck.values.detectors import fresh_rows, rope_order, split_order, unit_pairs
+from ckptcheck.values.detectors import rope_order, split_order, unit_pairs
 from ckptcheck.values.detectors.byte_compare import PREFIX_BYTES
 from ckptcheck.values.detectors.exchanged_projections import choose_partner_part, choose_query_part, iter_blocks
 from ckptcheck.values.detectors.init_detection import PREVIEW_BYTES
@@ -38,10 +38,9 @@ def list_first_reads(ckpt: Checkpoint) -> dict[str, Places]:
     """Return tensor → the places of it that detectors read first."""
     ordinary = _expect_ordinary(ckpt)
     cuts: dict[str, dict[Cut, None]] = {}
-    # the pieces of these are whole rows
-    cut_by_rows = ordinary.values.samples.keys() | {*chain(*ckpt.vocabulary_tensors.values())}
-    for part in (part for part in _iter_parts(ordinary) if part.stats.name in cut_by_rows):
-        cuts.setdefault(part.stats.name, {})[make_cut(part)] = None
+    for part in _iter_parts(ordinary):
+        if part.stats.name in ordinary.values.samples:  # whose pieces are whole rows
+            cuts.setdefault(part.stats.name, {})[make_cut(part)] = None
     heads = _find_heads(ordinary)
     kept, room = {}, MOST_BYTES
     for name, stats in ordinary.values.tensors.items():
@@ -76,9 +75,6 @@ def _expect_ordinary(ckpt: Checkpoint) -> Checkpoint:
 
 def _iter_parts(ckpt: Checkpoint) -> Iterator[MatrixPart]:
     """Yield the rows and columns of matrices that are read first."""
-    for name in chain(*ckpt.vocabulary_tensors.values()):
-        if name in ckpt.values.tensors and (part := fresh_rows.choose_part(ckpt, name)) is not None:
-            yield part
     for pair in chain(*unit_pairs.collect_pairs(ckpt, unit_pairs.FIRST_LOOK).values()):
         yield from (unit_pairs.choose_part(pair, side) for side in (0, 1))
     for stack in ckpt.layout.stacks.values():

@@ -38,8 +38,6 @@ negative. SmolLM2's largest share is 0.47, in its first norm, and the next 0.005
 MIN_RAISED_NORMS, MIN_RAISED_SHARE, MAX_BELOW_ONE = 6, 3 / 4, 0.01
 """Norms of a kind, and their share, that have to be above one, and the share of weights below one that each may have. In every norm
 of the layers of SmolLM2 and all-MiniLM-L6-v2 at least 98 % are below one."""
-FINAL_NORM = re.compile(r"(^|\.)(final_)?(norm|ln_f|norm_f|layer_?norm|final_norm)\.weight$")
-"""Names of the norm behind the last layer."""
 HEAD_NORM = re.compile(r"(^|[._])[qk]_?(layer|ln|norm)")
 """Names of norms of queries and keys, which may have any sign: changed together, the signs of both cancel out."""
 
@@ -68,27 +66,6 @@ def find_lost_norms(ckpt: Checkpoint) -> tuple[list[TensorStats], str | None]:
     layers = [stats for stats in norms if stats.name.startswith(inside)]
     trained_final_norms = [stats.name for stats in norms if _parent(stats.name) == near and not stats.constant]
     return layers, trained_final_norms[0] if trained_final_norms and len(layers) >= MIN_NORMS else None
-
-
-def find_lost_final_norm(ckpt: Checkpoint) -> tuple[TensorStats | None, int]:
-    """Return the final norm if it is one number, as before training, and how many norms of the layers are trained.
-
-    Half of the layers' norms, and at least MIN_NORMS, have to be trained. Otherwise it returns None. VAL013 reports a
-    norm that is zero.
-    """
-    stack = ckpt.components.stack
-    if stack is None:
-        return None, 0
-    near, inside = stack.prefix.rpartition(".")[0], stack.prefix + "."
-    norms = [stats for stats in ckpt.values.tensors.values() if is_norm(stats)]
-    layers = [stats for stats in norms if stats.name.startswith(inside)]
-    final_norms = [stats for stats in norms if _parent(stats.name) == near and FINAL_NORM.search(stats.name)]
-    trained = sum(not stats.constant for stats in layers)
-    if len(final_norms) != 1 or trained < max(MIN_NORMS, len(layers) / 2):
-        return None, trained
-    (norm,) = final_norms
-    is_lost = norm.constant and (not norm.zero or has_zero_centred_norms(ckpt))
-    return norm if is_lost else None, trained
 
 
 def _parent(name: str) -> str:

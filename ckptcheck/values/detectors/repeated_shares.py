@@ -1,4 +1,4 @@
-"""Finds matrices that hold a quarter or an eighth of their rows or columns, or a head, twice, after a wrong merge of ranks.
+"""Finds matrices and vectors that hold a share of their rows or columns, or a head, twice, after a wrong merge of ranks.
 
 It reads the first bytes of the eight shares along each axis: eight short reads, and a row. Only if two of them are
 equal, it compares the whole shares.
@@ -21,10 +21,14 @@ from ckptcheck.values.detectors.byte_compare import (
     have_equal_bytes,
     is_cleared,
     map_pieces,
+    read_patterns,
     read_tensor_bytes,
 )
-from ckptcheck.values.detectors.roles import KEYS, is_matrix
-from ckptcheck.values.first_looks import ROWS, choose_grid
+from ckptcheck.values.detectors.matrix_samples import FLOATS
+from ckptcheck.values.detectors.roles import KEYS, is_matrix, is_scale, starts_at_zero
+from ckptcheck.values.detectors.structured_tensors import TABLE
+from ckptcheck.values.first_looks import COLUMNS, ROWS, choose_grid
+from ckptcheck.values.stats import TensorStats
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -46,6 +50,17 @@ MIN_PREFIX_BYTES = 16
 """The beginning of a row of a share with fewer bytes says nothing."""
 MIN_LAYERS, MAX_SHARE = 4, 1 / 4
 """Fewer layers do not show what is usual. Layers with copies of heads are an exception up to this share of the layers."""
+
+MIN_VECTORS = 2
+"""One vector with two equal halves may be an accident."""
+MIN_NUMBERS, MIN_DIFFERENT = 8, 4
+"""Numbers of a vector, and different ones in its half: two halves of ones are no copy."""
+MOST_BYTES = 1 << 20
+"""Longer vectors are not read again."""
+REPEATED = re.compile(
+    r"((^|[._])(q|k|qk|query|key)_?(layer)?_?norm|norm_?[qk]\b|(^|[._])[kv](ey|alue)?(_proj)?\.bias$|inv_freq|qkv)"
+)
+"""Names of vectors that may repeat by design: a norm of a head for all heads, keys and values of more ranks, sines and cosines."""
 
 
 class RepeatedShare(msgspec.Struct, frozen=True):
@@ -86,6 +101,23 @@ def find_repeated_share(ckpt: Checkpoint, name: str, *, rows: bool = True) -> Re
             if (share := _find_along(ckpt, matrix, axis, counts, may_repeat)) is not None:
                 return share
     return None
+
+
+def find_share_length(ckpt: Checkpoint, name: str) -> int:
+    """Return the rows of a share that an embedding or head seems to hold twice, by the beginnings of its rows; 0 without one.
+
+    A share that mostly repeats one row (reserved tokens) does not count.
+    """
+    import numpy as np
+
+    fingerprints = np.frombuffer(ckpt.values.row_fingerprints.get(name, b""), "<u8")
+    for ranks in (2, 4, 8):
+        rows, rest = divmod(len(fingerprints), ranks)
+        shares = fingerprints.reshape(ranks, rows) if rows and not rest else ()
+        for first, second in combinations(shares, 2):
+            if np.array_equal(first, second) and 2 * len(np.unique(first)) > rows:
+                return rows
+    return 0
 
 
 def _iter_matrices(ckpt: Checkpoint, name: str) -> Iterator[StoredMatrix]:
@@ -228,3 +260,37 @@ def _has_heads(ckpt: Checkpoint, name: str, width: int) -> bool:
         and stats.shape[0] % width == 0
         and stats.shape[0] > width
     )
+
+
+def find_repeated_vectors(ckpt: Checkpoint) -> list[str]:
+    """Return the vectors whose halves are equal, if they are several; none of one number or a few.
+
+    Only those are read that the value pass does not clear. Raises OSError if reading fails.
+    """
+    suspects = [name for name, stats in ckpt.values.tensors.items() if _is_judged_vector(ckpt, stats)]
+    repeats = map_pieces(ckpt, lambda name: _repeats_half(ckpt, name), suspects)
+    found = [name for name, repeated in zip(suspects, repeats, strict=True) if repeated]
+    return found if len(found) >= MIN_VECTORS else []
+
+
+def _is_judged_vector(ckpt: Checkpoint, stats: TensorStats) -> bool:
+    return (
+        len(stats.shape) == 1
+        and stats.shape[0] >= MIN_NUMBERS
+        and stats.shape[0] % 2 == 0
+        and stats.dtype in FLOATS
+        and not stats.constant
+        and stats.name in ckpt.tensor_to_file
+        and not is_cleared(ckpt, stats.name, COLUMNS)
+        and ckpt.tensors[stats.name].nbytes <= MOST_BYTES
+        and not (is_scale(stats.name) or starts_at_zero(stats.name))
+        and not (REPEATED.search(stats.name) or TABLE.search(stats.name))
+    )
+
+
+def _repeats_half(ckpt: Checkpoint, name: str) -> bool:
+    """Whether the second half of a vector holds the bytes of the first, and that is more than a few numbers."""
+    import numpy as np
+
+    first, second = read_patterns(ckpt, name, 0, ckpt.tensors[name].nbytes).reshape(2, -1)
+    return np.array_equal(first, second) and np.unique(first).size >= MIN_DIFFERENT

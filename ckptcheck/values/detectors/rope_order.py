@@ -60,8 +60,8 @@ def measure_rope_order(ckpt: Checkpoint) -> RopeOrder | None:
     It reads four heads of both matrices in eight layers. Raises Skip if a file shrank since its values were read, OSError if
     reading fails.
     """
-    head, layers = _choose_layers(ckpt)
-    pairs = [_correlate_channels(ckpt, stats, head) for stats in _iter_projections(ckpt, layers)]
+    head, projections = _choose_projections(ckpt)
+    pairs = [_correlate_channels(ckpt, stats, head) for stats in projections]
     found = [pair for pair in pairs if pair is not None]
     if len(found) < MIN_LAYERS:
         return None
@@ -70,14 +70,13 @@ def measure_rope_order(ckpt: Checkpoint) -> RopeOrder | None:
 
 def iter_first_parts(ckpt: Checkpoint) -> Iterator[MatrixPart]:
     """Yield the parts of matrices that are read first."""
-    head, layers = _choose_layers(ckpt)
-    for stats in _iter_projections(ckpt, layers):
-        if _can_judge(stats, head):
-            yield from _iter_heads(stats, head)
+    head, projections = _choose_projections(ckpt)
+    for stats in projections:
+        yield from _iter_heads(stats, head)
 
 
-def _choose_layers(ckpt: Checkpoint) -> tuple[int, list[int]]:
-    """Return the channels of a head, and the layers that are read; none if nothing is judged."""
+def _choose_projections(ckpt: Checkpoint) -> tuple[int, list[TensorStats]]:
+    """Return the channels of a head, and the projections that are read; none if nothing is judged."""
     config, stack = ckpt.config, ckpt.components.stack
     model_type = config.text.get("model_type", config.model_type) if config is not None else None
     if config is None or stack is None or not isinstance(model_type, str) or model_type not in HALVES:
@@ -87,22 +86,16 @@ def _choose_layers(ckpt: Checkpoint) -> tuple[int, list[int]]:
     layers = [layer for layer in sorted(stack.layers) if {*PROJECTIONS} <= stack.layers[layer]]
     if head < MIN_HEAD or head % 2 or len(layers) < MIN_LAYERS:
         return 0, []
-    return head, layers[:: -(-len(layers) // MAX_LAYERS)]
-
-
-def _iter_projections(ckpt: Checkpoint, layers: list[int]) -> Iterator[TensorStats]:
-    stack = ckpt.components.stack
-    assert stack is not None
-    for layer in layers:
-        for role in PROJECTIONS:
-            if (stats := ckpt.values.tensors.get(stack.full_name(layer, role))) is not None:
-                yield stats
-
-
-def _can_judge(stats: TensorStats, head: int) -> bool:
-    return (
-        stats.dtype in FLOATS and len(stats.shape) == 2 and not stats.shape[0] % head and not (stats.nan or stats.inf)
-    )
+    names = (stack.full_name(layer, role) for layer in layers[:: -(-len(layers) // MAX_LAYERS)] for role in PROJECTIONS)
+    found = [stats for name in names if (stats := ckpt.values.tensors.get(name)) is not None]
+    return head, [
+        stats
+        for stats in found
+        if stats.dtype in FLOATS
+        and len(stats.shape) == 2
+        and not stats.shape[0] % head
+        and not (stats.nan or stats.inf)
+    ]
 
 
 def _iter_heads(stats: TensorStats, head: int) -> Iterator[MatrixPart]:
@@ -118,8 +111,6 @@ def _correlate_channels(ckpt: Checkpoint, stats: TensorStats, head: int) -> tupl
     """Return the correlations of neighbours and of channels half a head apart; None if the norms do not differ."""
     import numpy as np
 
-    if not _can_judge(stats, head):
-        return None
     with np.errstate(over="ignore"):
         norms = np.sqrt([compute_mean_squares(read_rows(ckpt, *part), 1) for part in _iter_heads(stats, head)])
     if not (norms.all() and np.isfinite(norms).all()):

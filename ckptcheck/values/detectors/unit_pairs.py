@@ -112,11 +112,13 @@ def _find_roles(stack: Stack, pair: Pair) -> tuple[str, str]:
 
 def _iter_pairs(ckpt: Checkpoint, stack: Stack, sample: SampleSize) -> Iterator[tuple[str, Pair]]:
     """Yield the pairs of a stack, each with its kind."""
+    import numpy as np
+
     for block in iter_blocks(ckpt, stack):
         units = choose_channels(block.first.shape[0], sample.units)
         if block.query is not None:
             outer = expand_heads(ckpt, block, units)[: sample.members]
-            inner = _repeat(units, len(outer))
+            inner = np.tile(units, len(outer))
             units_of_both, members = (outer.ravel(), inner), len(outer)
             yield "queries", Pair(sample, block.layer, block.query, block.first, units_of_both, (0, 0), members)
             yield "values", Pair(sample, block.layer, block.second, block.last, units_of_both[::-1], (0, 1), members)
@@ -124,12 +126,6 @@ def _iter_pairs(ckpt: Checkpoint, stack: Stack, sample: SampleSize) -> Iterator[
         for matrix, down, axis in _iter_feed_forward(ckpt, stack, layer):
             units = choose_channels(matrix.shape[axis], sample.units)
             yield "feed-forward", Pair(sample, layer, matrix, down, (units, units), (axis, 1 - axis))
-
-
-def _repeat(units: NDArray[np.intp], times: int) -> NDArray[np.intp]:
-    import numpy as np
-
-    return np.tile(units, times)
 
 
 def _iter_feed_forward(ckpt: Checkpoint, stack: Stack, layer: int) -> Iterator[tuple[TensorStats, TensorStats, int]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from ckptcheck.linter.evidence import remembered
 from ckptcheck.values.detectors.blank_weights import find_blank_tensors
 from ckptcheck.values.detectors.init_detection import find_initial_constants
 from ckptcheck.values.detectors.roles import (
@@ -70,19 +70,15 @@ class ZeroBlock(msgspec.Struct, frozen=True):
 
 def find_zero_blocks(ckpt: Checkpoint) -> dict[str, list[ZeroBlock]]:
     """Return shard → the zero blocks in matrices that are otherwise not zero, and in neighbours that were lost with them."""
-    blocks: dict[str, list[ZeroBlock]] = {}
-    get_nonzero_patterns = cache(lambda: nonzero_name_patterns(ckpt))
-    for name, runs in ckpt.values.zero_runs.items():
-        if runs and name not in ckpt.values.shrunk and name not in ckpt.values.unread:
-            shard_blocks = list(_iter_shard_blocks(ckpt, ckpt.shards[name], runs, get_nonzero_patterns))
-            if shard_blocks:
-                blocks[name] = shard_blocks
-    return blocks
+    blocks = {
+        name: list(_iter_shard_blocks(ckpt, ckpt.shards[name], runs))
+        for name, runs in ckpt.values.zero_runs.items()
+        if name not in ckpt.values.shrunk and name not in ckpt.values.unread
+    }
+    return {name: found for name, found in blocks.items() if found}
 
 
-def _iter_shard_blocks(
-    ckpt: Checkpoint, shard: Shard, runs: list[tuple[int, int]], get_nonzero_patterns: Callable[[], set[str]]
-) -> Iterator[ZeroBlock]:
+def _iter_shard_blocks(ckpt: Checkpoint, shard: Shard, runs: list[tuple[int, int]]) -> Iterator[ZeroBlock]:
     """Yield the zero blocks of a shard. runs: [begin, end) of its zero runs, from the start of the data."""
     tensors_by_run = _tensors_by_run(shard, runs)
     parts_by_run = [
@@ -98,7 +94,7 @@ def _iter_shard_blocks(
         parts = [part for part in all_parts if part.tensor not in patterns]
         nbytes = sum(part.nbytes for part in parts)
         is_torn = nbytes >= MIN_ZERO_RUN
-        lost = find_lost_matrices(ckpt, shard, (begin, end), is_torn, tensors, get_nonzero_patterns)
+        lost = _find_lost_matrices(ckpt, shard, (begin, end), is_torn, tensors)
         if lost:
             damaged = {*lost, *(part.tensor for part in parts)}
             names = tuple(tensor for tensor in tensors if tensor in damaged)
@@ -203,34 +199,29 @@ def _may_be_padded(ckpt: Checkpoint, stats: TensorStats) -> bool:
     return len(stats.shape) == 2 and stats.shape[0] != hidden and not is_router(ckpt, stats)
 
 
-def find_lost_matrices(
-    ckpt: Checkpoint,
-    shard: Shard,
-    run: tuple[int, int],
-    is_torn: bool,
-    tensors: list[str],
-    get_nonzero_patterns: Callable[[], set[str]],
+def _find_lost_matrices(
+    ckpt: Checkpoint, shard: Shard, run: tuple[int, int], is_torn: bool, tensors: list[str]
 ) -> list[str]:
     """Return the matrices that a run of zeros covers as a whole and that were lost, in order; none if they may be intended.
 
     They were lost in one of three cases: the run is torn; it covers two matrices of different name patterns, and other matrices
     of these patterns are not zero; or it covers two, and the shard holds nothing but zeros.
     run: [begin, end) from the start of the data.
-    torn: whether the run also covers a part of a matrix that is not zero.
-    within: the tensors that the run touches.
-    filled: returns `nonzero_name_patterns`; called only if needed.
+    is_torn: whether the run also covers a part of a matrix that is not zero.
+    tensors: those that the run touches.
     """
     zero_matrices = [name for name in tensors if _lies_in(shard, name, run) and _is_wrongly_zero(ckpt, name)]
     if not zero_matrices or is_torn:
         return zero_matrices
-    used_patterns = {name_pattern(name) for name in zero_matrices} & get_nonzero_patterns()
+    used_patterns = {name_pattern(name) for name in zero_matrices} & _list_nonzero_patterns(ckpt)
     length = max(tensor.data_offsets[1] for tensor in shard.tensors.values())
     if len(used_patterns) > 1 or (run == (0, length) and len(zero_matrices) > 1):
         return [name for name in zero_matrices if name not in find_initial_constants(ckpt)]
     return []
 
 
-def nonzero_name_patterns(ckpt: Checkpoint) -> set[str]:
+@remembered
+def _list_nonzero_patterns(ckpt: Checkpoint) -> set[str]:
     """Return the name patterns (see `name_pattern`) with at least one tensor that is not zero."""
     return {name_pattern(name) for name, stats in ckpt.values.tensors.items() if not stats.zero}
 

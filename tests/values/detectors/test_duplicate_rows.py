@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.values.detectors.duplicate_rows import find_duplicate_rows
+from ckptcheck.values.detectors.similar_rows import find_duplicate_rows
 from ckptcheck.values.value_pass import ValuePass
 from tests.factories.value_cases import copy_with_embedding, find_embedding_codes
 

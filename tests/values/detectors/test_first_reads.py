@@ -17,7 +17,6 @@ from ckptcheck.values.detectors import first_reads
 from ckptcheck.values.detectors.dtype_mislabel import find_mislabelled
 from ckptcheck.values.detectors.duplicate_tensors import find_equal_matrices
 from ckptcheck.values.detectors.exchanged_projections import find_exchanged_projections
-from ckptcheck.values.detectors.fresh_rows import find_fresh_rows
 from ckptcheck.values.detectors.init_detection import find_init_groups
 from ckptcheck.values.detectors.middle_pieces import find_shifted_matrices
 from ckptcheck.values.detectors.norms import find_torn_norms
@@ -79,7 +78,6 @@ def look(ckpt: Checkpoint) -> list[Any]:
         find_exchanged_projections(ckpt),
         measure_rope_order(ckpt),
         measure_pairs(ckpt, collect_pairs(ckpt, FIRST_LOOK)),
-        [find_fresh_rows(ckpt, name) for name in ckpt.vocabulary_tensors],
     ]
 
 
