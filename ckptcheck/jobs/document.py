@@ -192,10 +192,10 @@ class Document:
             self._children.pop(section, None)
             path = section
 
-    def update(self, other: Document) -> None:
-        """Merge another document into this one; where both have a value, the other's wins."""
+    def update(self, other: Document, section: str = "") -> None:
+        """Merge another document into this one; where both have a value, the other's wins. section: for the other's values."""
         for path, leaf in other.leaves.items():
-            self.put(path, leaf)
+            self.put(f"{section}.{path}" if section else path, leaf)
         self.environment |= other.environment
         self.notes += other.notes
         self.versions |= other.versions

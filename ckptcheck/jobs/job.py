@@ -280,6 +280,11 @@ class Job(EvidenceDefaults):
         """The inference engine: vllm, sglang, another, or "" where it is not known."""
         return self.text("engine.name") or ""
 
+    @property
+    def updates_weights(self) -> bool:
+        """Whether a trainer updates the engine's weights: a job that starts an engine alone has none."""
+        return self.framework not in ("vLLM", "SGLang")
+
     @cached_property
     def moe(self) -> bool | None:
         """Whether the model has experts, from the job's settings or else its checkpoints; None where neither says."""

@@ -51,26 +51,31 @@ class KeyTable:
         name, commit, date = self.releases[release]
         return name or f"{commit} ({date})"
 
+    def _entry(self, section: str, name: str, release: int) -> object:
+        """Return what a release has for a key of a section: its default, or a dict that describes it; the table for no key."""
+        spans = self.sections.get(section, {}).get(name, [])
+        return next((value for first, last, value in spans if first <= release <= last), self)
+
     def find(self, path: str, release: int) -> Key | None:
         """Return what a release has at a dotted path, or None where it does not have the key."""
         section = self.roots[release]
         given: dict[str, object] = {}
-        parts = path.split(".")
-        for number, part in enumerate(parts):
-            spans = self.sections.get(section, {}).get(part, [])
-            entry = next((value for first, last, value in spans if first <= release <= last), self)
-            if entry is self:
-                return None
-            is_last = number == len(parts) - 1
+        *sections, name = path.split(".")
+        for part in sections:
+            entry = self._entry(section, part, release)
             if not isinstance(entry, dict):
-                return Key(given.get(part, entry)) if is_last else None
-            if "section" in entry:
-                section, given = str(entry["section"]), dict(entry.get("with", {}))
-                continue
-            if entry.get("open"):
-                return Key(is_open=True)
-            return Key(given.get(part)) if is_last else None
-        return Key()
+                return None
+            if "section" not in entry:
+                return Key(is_open=True) if entry.get("open") else None
+            section, given = str(entry["section"]), dict(entry.get("with", {}))
+        entry = self._entry(section, name, release)
+        if entry is self:
+            return None
+        if not isinstance(entry, dict):
+            return Key(given.get(name, entry))
+        if "section" in entry or entry.get("open"):
+            return Key(is_open="section" not in entry)
+        return Key(given.get(name))
 
     def has(self, path: str) -> bool:
         """Return whether any release has a key at a dotted path."""
@@ -126,17 +131,6 @@ class KeyTable:
         if by_keys != self.newest:
             job.defaults = replace(defaults, version=FrameworkVersion(self.releases[by_keys][2], BY_KEYS))
         return by_keys
-
-    def is_present(self, path: str, release: int) -> bool:
-        """Return whether a section is built by default: an optional one (``teacher``) is not."""
-        section = self.roots[release]
-        for part in path.split("."):
-            spans = self.sections.get(section, {}).get(part, [])
-            entry = next((value for first, last, value in spans if first <= release <= last), None)
-            if not isinstance(entry, dict) or "section" not in entry or entry.get("absent"):
-                return False
-            section = str(entry["section"])
-        return True
 
     def list_releases(self, path: str) -> list[int]:
         """Return the numbers of the releases that have a key."""
@@ -195,15 +189,12 @@ class KeyTable:
         """Return the keys that a release has in a section; none for a key that is no section."""
         section = self.roots[release]
         for part in path.split(".") if path else ():
-            spans = self.sections.get(section, {}).get(part, [])
-            entry = next((value for first, last, value in spans if first <= release <= last), None)
+            entry = self._entry(section, part, release)
             if not isinstance(entry, dict) or "section" not in entry:
                 return frozenset()
             section = str(entry["section"])
         return frozenset(
-            key
-            for key, spans in self.sections.get(section, {}).items()
-            if any(first <= release <= last for first, last, _ in spans)
+            key for key in self.sections.get(section, {}) if self._entry(section, key, release) is not self
         )
 
 

@@ -188,11 +188,7 @@ def _read_prime_rl_command(words: Sequence[Word], document: Document, files: Job
         if previous == "@":
             part = Document()
             _read_named_config(word, None, part, files, path, ())
-            for key, leaf in part.leaves.items():
-                document.put(f"{section}.{key}" if section else key, leaf)
-            document.notes += part.notes
-            document.gaps |= part.gaps
-            document.is_incomplete |= part.is_incomplete
+            document.update(part, section)
         elif word.text == "@":
             section = previous.removeprefix("--") if previous.startswith("--") else ""
             if section and rest:

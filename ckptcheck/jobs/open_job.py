@@ -257,15 +257,9 @@ def _read_document(
             section = (
                 next((section for prefix, section in parts if path.stem.startswith(prefix)), "") if is_split else ""
             )
-            for key, leaf in part.leaves.items():
-                whole.put(f"{section}.{key}" if section else key, leaf)
-            whole.environment |= part.environment
-            whole.versions |= part.versions
-            whole.notes += part.notes
-            whole.is_incomplete |= part.is_incomplete
-            whole.gaps |= part.gaps
-            whole.refusals += part.refusals
-            whole.ambiguous += part.ambiguous
+            # Only a launch line shows that this is the whole configuration of its program.
+            part.is_composed = False
+            whole.update(part, section)
         elif path.suffix in SHELL:
             part, reader = read_launch_script(files, path, name, list_frameworks(), reader, paths)
             whole.update(part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ckptcheck.watch.syncing import Syncing
@@ -13,6 +14,19 @@ def count_steps() -> Callable[[], int]:
     """Return a function that counts syncs as steps. The first two count as one step: a job that resumes syncs twice at first."""
     numbers = itertools.count(-1)
     return lambda: max(0, next(numbers))
+
+
+@contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Give an object or a module other attributes for the time of a call."""
+    before = {name: getattr(owner, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 def watch_weights(

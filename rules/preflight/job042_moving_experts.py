@@ -29,9 +29,6 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.jobs.job import Job
 
-ENGINES_ALONE = ("vLLM", "SGLang")
-"""Jobs that start an engine and no trainer: nothing updates their weights."""
-
 
 @rule(
     "JOB042",
@@ -39,7 +36,7 @@ ENGINES_ALONE = ("vLLM", "SGLang")
     severity="warning",
     on="job",
     when=lambda job: (
-        job.framework not in ENGINES_ALONE
+        job.updates_weights
         and (job["engine.balances_experts"].status == "set" or job["engine.redundant_experts"].status == "set")
     ),
 )

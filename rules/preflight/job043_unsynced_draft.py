@@ -35,7 +35,6 @@ WITHOUT_WEIGHTS = ("ngram", "ngram_gpu", "suffix", "lookahead", "none")
 """Methods of speculating that have no weights."""
 OF_THE_MODEL = ("mtp", "deepseek_mtp", "nextn", "eagle")
 """Methods that use layers of the model's own checkpoint, where no other checkpoint is named."""
-ENGINES_ALONE = ("vLLM", "SGLang")
 
 
 @rule(
@@ -43,9 +42,7 @@ ENGINES_ALONE = ("vLLM", "SGLang")
     "unsynced-draft",
     severity="info",
     on="job",
-    when=lambda job: (
-        job.framework not in ENGINES_ALONE and bool(job.flag("engine.draft")) and not job.flag("debug.rollout_only")
-    ),
+    when=lambda job: job.updates_weights and bool(job.flag("engine.draft")) and not job.flag("debug.rollout_only"),
 )
 def check(job: Job) -> Iterator[Problem]:
     job.require_resolved("trainer.trains_draft", "engine.draft_method", "engine.draft_model", "engine.load_format")

@@ -28,17 +28,13 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.jobs.job import Job
 
-ENGINES_ALONE = ("vLLM", "SGLang")
-
 
 @rule(
     "JOB044",
     "stale-cache-scales",
     severity="warning",
     on="job",
-    when=lambda job: (
-        job.framework not in ENGINES_ALONE and (job.text("engine.kv_cache_dtype") or "").startswith(("fp8", "nvfp4"))
-    ),
+    when=lambda job: job.updates_weights and (job.text("engine.kv_cache_dtype") or "").startswith(("fp8", "nvfp4")),
 )
 def check(job: Job) -> Iterator[Problem]:
     job.require_resolved("engine.cache_scales", "engine.quantization")

@@ -27,8 +27,6 @@ from collections.abc import Iterator
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.jobs.job import Job
 
-ENGINES_ALONE = ("vLLM", "SGLang")
-
 
 @rule(
     "JOB045",
@@ -36,8 +34,7 @@ ENGINES_ALONE = ("vLLM", "SGLang")
     severity="warning",
     on="job",
     when=lambda job: (
-        job.framework not in ENGINES_ALONE
-        and bool(job.flag("trainer.deterministic") or job.flag("engine.deterministic"))
+        job.updates_weights and bool(job.flag("trainer.deterministic") or job.flag("engine.deterministic"))
     ),
 )
 def check(job: Job) -> Iterator[Problem]:

@@ -29,8 +29,6 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.jobs.job import Job
 
-ENGINES_ALONE = ("vLLM", "SGLang")
-
 
 @rule(
     "JOB046",
@@ -38,7 +36,7 @@ ENGINES_ALONE = ("vLLM", "SGLang")
     severity="warning",
     on="job",
     when=lambda job: (
-        job.framework not in ENGINES_ALONE
+        job.updates_weights
         and bool(job.flag("trainer.lora") or (job["engine.lora"].status == "set" and job.flag("engine.lora")))
     ),
 )

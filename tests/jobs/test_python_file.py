@@ -101,13 +101,13 @@ def test_keywords_of_an_imported_class_are_a_document() -> None:
     )
     (call,) = [call for call in script.calls if call.ends_with("GRPOConfig")]
     assert (call.name, call.condition) == ("trl.GRPOConfig", "")
-    leaves = call.to_document("grpo.").leaves
+    leaves = call.to_document().leaves
     assert {path: (leaf.value, leaf.line) for path, leaf in leaves.items()} == {
-        "grpo.beta": (0.04, 9),
-        "grpo.vllm_mode": ("colocate", 10),
-        "grpo.model_init_kwargs.dtype": ("bfloat16", 11),
-        "grpo.max_completion_length": (512, 8),
-        "grpo.temperature": (0.7, 8),
+        "beta": (0.04, 9),
+        "vllm_mode": ("colocate", 10),
+        "model_init_kwargs.dtype": ("bfloat16", 11),
+        "max_completion_length": (512, 8),
+        "temperature": (0.7, 8),
     }
 
 

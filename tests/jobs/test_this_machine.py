@@ -45,8 +45,8 @@ def test_a_port_on_which_somebody_listens_is_taken_and_is_free_after(tmp_path: P
         other.listen(1)
         port = other.getsockname()[1]
         job = written(tmp_path, port=port)
-        assert [finding.line for finding in ckptcheck.preflight(job, here=True, select=["JOB055"]).findings] == [1]
-    assert not ckptcheck.preflight(job, here=True, select=["JOB055"]).findings
+        assert [finding.line for finding in ckptcheck.preflight(job, here=True, select=["JOB057"]).findings] == [1]
+    assert not ckptcheck.preflight(job, here=True, select=["JOB057"]).findings
     assert not Probe().is_port_taken(port), "the look itself has to leave the port free"
 
 

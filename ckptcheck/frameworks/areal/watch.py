@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from ckptcheck.watch.interface import Interface
-from ckptcheck.watch.passing import count_steps
+from ckptcheck.watch.passing import count_steps, replaced
 from ckptcheck.watch.syncing import Syncing
 from ckptcheck.watch.watch import Watch
 
@@ -36,12 +36,8 @@ def areal(engine: T, watch: Watch) -> T:
             if why := _explain_unseen(owner, meta, name) if is_known else "AReaL has another interface here":
                 sync.unseen(why)
                 return update(meta, *arguments, **keywords)
-            send = getattr(owner, name)
-            setattr(owner, name, _watch_bucket(send, sync))
-            try:
+            with replaced(owner, **{name: _watch_bucket(getattr(owner, name), sync)}):
                 return update(meta, *arguments, **keywords)
-            finally:
-                setattr(owner, name, send)
 
     owner.update_weights = watched
     return engine

@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from ckptcheck.watch.interface import Interface
-from ckptcheck.watch.passing import WatchedGroup, count_steps
+from ckptcheck.watch.passing import WatchedGroup, count_steps, replaced
 from ckptcheck.watch.watch import Watch
 
 T = TypeVar("T")
@@ -35,11 +35,9 @@ def openrlhf(trainer: T, watch: Watch) -> T:
                 sync.unseen("OpenRLHF has another interface here")
                 return send(*arguments, **keywords)
             if group is not None and not getattr(owner, "use_cuda_ipc", False) and hasattr(group, "broadcast"):
-                setattr(owner, GROUP, WatchedGroup(group, sync, (name for name, _ in _list_parameters(owner))))
-                try:
+                names = (name for name, _ in _list_parameters(owner))
+                with replaced(owner, **{GROUP: WatchedGroup(group, sync, names)}):
                     return send(*arguments, **keywords)
-                finally:
-                    setattr(owner, GROUP, group)
             result = send(*arguments, **keywords)
             if _is_sharded(owner):
                 sync.unseen("OpenRLHF gathers sharded weights and hands them on within one function")

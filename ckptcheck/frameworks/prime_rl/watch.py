@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from ckptcheck.watch.interface import Interface
+from ckptcheck.watch.passing import replaced
 from ckptcheck.watch.watch import Watch
 
 T = TypeVar("T")
@@ -40,11 +41,8 @@ def prime_rl(broadcast: T, watch: Watch) -> T:
             def watched_layer(state_dict: Any, *rest: Any, **options: Any) -> Any:
                 return send_layer(sync.sent(state_dict), *rest, **options)
 
-            setattr(module, SEND, watched_layer)
-            try:
+            with replaced(module, **{SEND: watched_layer}):
                 return send(model, step, *arguments, **keywords)
-            finally:
-                setattr(module, SEND, send_layer)
 
     owner.broadcast_weights = watched
     return broadcast

@@ -8,6 +8,7 @@ temperature (vllm-project/vime#64), and pauses and flushes SGLang at every updat
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from ckptcheck.frameworks.slime.flags import OWN, find_meant_flag
@@ -98,15 +99,14 @@ SOURCES = {
     "save.directory": FieldSource(("save",)),
 }
 MILES = re.compile(r"\bmiles(_plugins)?\b", re.IGNORECASE)
-IN_MODEL_SCRIPT = ("trainer.moe", "trainer.mla", "trainer.moe_permute_fusion")
+IN_MODEL_SCRIPT = (
+    "trainer.moe", "trainer.mla", "trainer.moe_permute_fusion", "trainer.attention_backend", "trainer.attention_dropout",
+    "trainer.hidden_dropout",
+)  # fmt: skip
 """Fields that slime's scripts/models/*.sh set: they stay unknown if a script sources such a file and it is missing."""
-
 MODEL_ARGUMENTS = (
-    "trainer.mla",
-    "trainer.moe_permute_fusion",
-    "trainer.router_bias",
-    "trainer.router_bias_update_rate",
-)
+    "trainer.mla", "trainer.moe_permute_fusion", "trainer.router_bias", "trainer.router_bias_update_rate",
+)  # fmt: skip
 """Fields that the model's own arguments set beside --num-experts."""
 
 
@@ -144,20 +144,11 @@ def _finish(job: Job, document: Document) -> None:
         for name in [name for name, setting in job.settings.items() if setting.source == f"default of {MEGATRON}"]:
             del job.settings[name]
     if document.notes:
-        for name in [
-            *IN_MODEL_SCRIPT,
-            "trainer.attention_backend",
-            "trainer.attention_dropout",
-            "trainer.hidden_dropout",
-        ]:
-            if job[name].status == "default":
-                del job.settings[name]
+        _remove_defaults(job, IN_MODEL_SCRIPT)
     if job["trainer.moe"].status != "set" and (job.number("trainer.ep") or 1) > 1:
         set_derived(job, "trainer.moe", True, job["trainer.ep"])
         # Experts without --num-experts: what the model's own arguments set was not read.
-        for name in MODEL_ARGUMENTS:
-            if job[name].status == "default":
-                del job.settings[name]
+        _remove_defaults(job, MODEL_ARGUMENTS)
     # An unreadable file may set the missing flags.
     if job.flag("debug.rollout_only") and not document.notes:
         sizes = ("colocate", "rollout_num_gpus", "rollout_external_engine_addrs")
@@ -188,6 +179,11 @@ def _finish(job: Job, document: Document) -> None:
         uses,
         Setting(uses, "set", "", use_logprobs.leaf) if use_logprobs else job["algorithm.correction"],
     )
+
+
+def _remove_defaults(job: Job, names: Sequence[str]) -> None:
+    """Remove the defaults of fields that a file which was not read may set."""
+    job.settings = {k: each for k, each in job.settings.items() if k not in names or each.status != "default"}
 
 
 def _set_weights(job: Job, document: Document) -> None:

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from ckptcheck.watch.interface import Interface
-from ckptcheck.watch.passing import count_steps
+from ckptcheck.watch.passing import count_steps, replaced
 from ckptcheck.watch.watch import Watch
 
 T = TypeVar("T")
@@ -48,11 +48,8 @@ def slime(updater: T, watch: Watch) -> T:
             if stages > 1:
                 sync.partly(f"slime sends each of {stages} pipeline stages from a rank of its own")
             if chunks is None and gathered is not None:
-                weight_updater._iter_hf_tensors = lambda: sync.sent(gathered())
-                try:
+                with replaced(weight_updater, _iter_hf_tensors=lambda: sync.sent(gathered())):
                     result = update(*arguments, **keywords)
-                finally:
-                    weight_updater._iter_hf_tensors = gathered
                 if delta := getattr(weight_updater, "_delta", None):
                     sync.sent([delta])
                 return result
@@ -62,21 +59,15 @@ def slime(updater: T, watch: Watch) -> T:
                     sync.sent(hf_chunk)
                     return hook(hf_chunk)
 
-                weight_updater._on_chunk = show
-                try:
+                with replaced(weight_updater, _on_chunk=show):
                     return update(*arguments, **keywords)
-                finally:
-                    weight_updater._on_chunk = hook
             if chunks is None:
                 return update(*arguments, **keywords)
             if getattr(weight_updater, "_expert_transfer_plan", None):
                 sync.unseen("slime sends experts from rank to rank (_expert_transfer_plan), past its weight iterator")
                 return update(*arguments, **keywords)
-            iterator.get_hf_weight_chunks = lambda *args, **kwargs: sync.chunks(chunks(*args, **kwargs))
-            try:
+            with replaced(iterator, get_hf_weight_chunks=lambda *args, **kwargs: sync.chunks(chunks(*args, **kwargs))):
                 return update(*arguments, **keywords)
-            finally:
-                iterator.get_hf_weight_chunks = chunks
 
     weight_updater.update_weights = watched
     return updater

@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from ckptcheck.watch.interface import Interface
-from ckptcheck.watch.passing import count_steps
+from ckptcheck.watch.passing import count_steps, replaced
 from ckptcheck.watch.watch import Watch
 
 T = TypeVar("T")
@@ -32,19 +32,15 @@ def trl(trainer: T, watch: Watch) -> T:
     def watched(*arguments: Any, **keywords: Any) -> Any:
         number, step = next_step(), getattr(getattr(owner, "state", None), "global_step", None)
         with watch(step=number if step is None else int(step)) as sync:
+            shown: dict[str, Any] = {}
             if walk is not None:
-                generation._iter_named_params = lambda: walk() if _learns_shapes(generation) else sync.sent(walk())
+                shown["_iter_named_params"] = lambda: walk() if _learns_shapes(generation) else sync.sent(walk())
             elif push is not None:
-                generation._push_param_to_vllm = lambda name, param: (sync.sent([(name, param)]), push(name, param))
+                shown["_push_param_to_vllm"] = lambda name, param: (sync.sent([(name, param)]), push(name, param))
             else:
                 sync.unseen("this version of TRL has neither _iter_named_params nor _push_param_to_vllm")
-            try:
+            with replaced(generation, **shown):
                 return synchronize(*arguments, **keywords)
-            finally:
-                if walk is not None:
-                    generation._iter_named_params = walk
-                elif push is not None:
-                    generation._push_param_to_vllm = push
 
     generation.sync_weights = watched
     return trainer

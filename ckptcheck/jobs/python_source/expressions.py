@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
+from collections.abc import Iterator, Sequence
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.jobs.budget import current_budget
@@ -15,9 +13,7 @@ from ckptcheck.jobs.python_source.functions import LISTS, PURE, apply_operator, 
 from ckptcheck.jobs.python_source.script import PythonScript
 from ckptcheck.jobs.python_source.values import (
     MISSING,
-    Class,
     Frame,
-    Function,
     Instance,
     Items,
     Piece,
@@ -41,19 +37,14 @@ OPAQUE = ("hasattr", "isinstance", "open", "print", "repr", "super", "type")
 BUILTINS = {name for name in (*PURE, *LISTS) if "." not in name} | {
     "all", "any", "dict", "exit", "field", "getattr", "len", *OPAQUE
 }  # fmt: skip
-PATH_PARTS: Mapping[str, Callable[[PurePosixPath], object]] = {
-    "parent": lambda path: path.parent, "name": lambda path: path.name, "stem": lambda path: path.stem,
-    "suffix": lambda path: path.suffix,
-}  # fmt: skip
-"""Attributes of a pathlib.Path, which is a text here."""
 
 
 class TooLong(Exception):
     """The script needs more than `MOST_STEPS` steps."""
 
 
-class Expressions(ABC):
-    """Computes expressions. `Evaluator` defines the statements and the calls."""
+class Expressions:
+    """Computes expressions. `Calls` defines attributes and calls, `Evaluator` the statements."""
 
     def __init__(self, script: PythonScript, name: str) -> None:
         """name: the script's file, in errors."""
@@ -61,28 +52,6 @@ class Expressions(ABC):
         self.left, self.budget = MOST_STEPS, current_budget()
         # ``os.environ``: the variables that the script sets.
         self.environ = Table(script.environment)
-
-    @abstractmethod
-    def _of_Call(self, node: ast.Call, frame: Frame) -> Value:
-        """Follow a call."""
-
-    @abstractmethod
-    def call_function(
-        self, function: Function, arguments: Sequence[Value], keywords: Mapping[Hashable, Value]
-    ) -> Value:
-        """Follow a function of the script."""
-
-    @abstractmethod
-    def make_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, frame: Frame) -> Function:
-        """Define a function."""
-
-    @abstractmethod
-    def variable(self, name: str, default: Value, node: ast.expr) -> Value:
-        """Return an environment variable."""
-
-    @abstractmethod
-    def imported(self, dotted: str) -> Value:
-        """Return the value of a dotted name of a module."""
 
     def spend(self, steps: int = 1) -> None:
         """Count steps. Raises TooLong if the script's own budget is used up, CkptcheckError if the job's is."""
@@ -158,8 +127,6 @@ class Expressions(ABC):
                 texts.append(text_of(value if is_plain else MISSING, line, frame.file, self.shown(part.value)))
         return join_texts(texts)
 
-    # --- names, attributes, items ---
-
     def _of_Name(self, node: ast.Name, frame: Frame) -> Value:
         owner = frame.find(node.id)
         if owner is not None:
@@ -167,43 +134,6 @@ class Expressions(ABC):
         if node.id in BUILTINS:
             return Reference(node.id)
         return Unknown(f"{node.id} is not set in the script", node.lineno)
-
-    def _of_Attribute(self, node: ast.Attribute, frame: Frame) -> Value:
-        return self.attribute(self.value(node.value, frame), node.attr, node)
-
-    def attribute(self, owner: Value, name: str, node: ast.expr) -> Value:
-        """Return an attribute of a value."""
-        if isinstance(owner, Instance):
-            found = owner.cls.find(name) if owner.cls and name not in owner.slots else owner.slots.get(name, MISSING)
-            if isinstance(found, Function) and name not in owner.slots:
-                bound = Function(found.node, found.frame, found.defaults, owner)
-                decorators = getattr(found.node, "decorator_list", ())
-                is_property = any(isinstance(each, ast.Name) and each.id.endswith("property") for each in decorators)
-                return self.call_function(bound, (), {}) if is_property else bound
-            if found is not MISSING:
-                return found
-            if owner.is_parsed:
-                return Unknown(f"the command line gives {clip(name, 60)}", node.lineno)
-            if owner.cls is None:
-                return Reference(f"{owner.name}.{name}")
-        elif isinstance(owner, Class) and (found := owner.find(name)) is not MISSING:
-            return found
-        elif isinstance(owner, Reference):
-            return self.imported(f"{owner.name}.{name}")
-        elif isinstance(owner, Text) and name in PATH_PARTS and owner.known is not None:
-            return owner.replaced(str(PATH_PARTS[name](PurePosixPath(owner.known))))
-        return owner if isinstance(owner, Unknown) else self.unknown(node)
-
-    def _of_Subscript(self, node: ast.Subscript, frame: Frame) -> Value:
-        owner = self.value(node.value, frame)
-        index = MISSING if isinstance(node.slice, ast.Slice) else to_key(self.value(node.slice, frame))
-        if owner is self.environ and isinstance(index, str):
-            return self.variable(index, MISSING, node)
-        if isinstance(owner, Table) and index is not MISSING and index in owner.slots:
-            return owner.slots[index]
-        if isinstance(owner, Items) and isinstance(index, int) and -len(owner.items) <= index < len(owner.items):
-            return owner.items[index]
-        return owner if isinstance(owner, Unknown) else MISSING
 
     # --- lists and dicts ---
 
@@ -351,9 +281,6 @@ class Expressions(ABC):
         value = self.value(node.value, frame)
         self.assign(node.target, value, frame)
         return value
-
-    def _of_Lambda(self, node: ast.Lambda, frame: Frame) -> Value:
-        return self.make_function(node, frame)
 
     def _of_Await(self, node: ast.Await, frame: Frame) -> Value:
         return self.value(node.value, frame)

@@ -124,7 +124,7 @@ def _make_word(value: Value, call: PythonCall) -> Word:
     plain, reason = to_plain(value)
     if isinstance(value, Text):
         line = value.pieces[0].line if value.pieces else call.line
-        marked = "".join(MARK if piece.reason and not piece.text else piece.text for piece in value.pieces)
+        marked = _mark(value)
         return Word(value.shown, line, reason, call.file, marked=marked if MARK in marked else "")
     line = value.line if isinstance(value, Unknown) and value.line else call.line
     return Word("" if reason or plain is None else str(plain), line, reason, call.file)
@@ -135,7 +135,7 @@ def split_text(text: Text, reason: str = "") -> list[Command]:
 
     reason: why marks in the text are unknown, if its pieces do not say it.
     """
-    whole = "".join(MARK if piece.reason and not piece.text else piece.text for piece in text.pieces)
+    whole = _mark(text)
     if len(whole) > LONGEST:
         return []
     try:
@@ -143,11 +143,12 @@ def split_text(text: Text, reason: str = "") -> list[Command]:
     except CkptcheckError:
         return []
     places = _WordPlaces(text)
-    commands = []
-    for found in script.commands:
-        command = Command(places.place(word, reason) for word in found)
-        commands.append(command)
-    return commands
+    return [Command(places.place(word, reason) for word in found) for found in script.commands]
+
+
+def _mark(text: Text) -> str:
+    """Return a text with a mark for each unknown part."""
+    return "".join(MARK if piece.reason and not piece.text else piece.text for piece in text.pieces)
 
 
 class _WordPlaces:
@@ -159,8 +160,8 @@ class _WordPlaces:
         size = 0
         for piece in self.pieces:
             self.starts.append(size)
-            size += 1 if piece.reason and not piece.text else len(piece.text)
-        self.whole = "".join(MARK if piece.reason and not piece.text else piece.text for piece in self.pieces)
+            size += len(_mark(Text((piece,))))
+        self.whole = _mark(text)
         self.at = 0
 
     def place(self, word: Word, reason: str) -> Word:

@@ -48,12 +48,12 @@ class PythonCall:
         """Whether the last part of the dotted name is one of these."""
         return self.name.rpartition(".")[2] in names
 
-    def to_document(self, prefix: str = "") -> Document:
-        """Return the keywords as a document; an unknown value is a leaf with a reason. prefix: before every path."""
+    def to_document(self) -> Document:
+        """Return the keywords as a document; an unknown value is a leaf with a reason."""
         document = Document()
         for key, value in self.keywords.items():
             if isinstance(key, str):
-                self._put(document, f"{prefix}{key}", value, self.lines.get(key, self.line))
+                self._put(document, key, value, self.lines.get(key, self.line))
         return document
 
     def _put(self, document: Document, path: str, value: Value, line: int) -> None:

@@ -51,6 +51,14 @@ class _Block:
     in_pattern: bool = False
     """Whether the next words are the patterns of a ``case``."""
 
+    def take(self, holds: bool | None) -> None:
+        """Begin a branch, which runs if its condition holds and no earlier branch ran."""
+        free = _negate(self.was_taken)
+        self.runs = False if False in (holds, free) else None if None in (holds, free) else True
+        self.was_taken = (
+            True if True in (self.was_taken, self.runs) else None if None in (self.was_taken, holds) else False
+        )
+
 
 def read(
     text: str, name: str, folder: Path, *, follow: Follow, into: Script | None = None, run: Run | None = None,
@@ -275,12 +283,7 @@ class _Reader(Expansion):
         elif word == "do":
             block.runs = False if self.is_test and self.status is False and self.decide else None
         else:
-            holds = self.status if self.is_test and self.decide else None
-            free = _negate(block.was_taken)
-            block.runs = False if holds is False or free is False else None if None in (holds, free) else True
-            block.was_taken = (
-                True if True in (block.was_taken, block.runs) else None if None in (block.was_taken, holds) else False
-            )
+            block.take(self.status if self.is_test and self.decide else None)
 
     def loop(self, command: list[ShellToken]) -> None:
         """Begin ``for NAME in WORDS``: the variable is known if there is only one word."""
@@ -322,12 +325,7 @@ class _Reader(Expansion):
             pattern = next(iter(self.expand(token)), Word("", token.line))
             test = [Word("[", 0), subject, Word("=", 0), pattern, Word("]", 0)]
             answers.append(decide_test(test, self.is_set) if self.decide else None)
-        matches = True if True in answers else None if None in answers else False
-        free = _negate(block.was_taken)
-        block.runs = False if matches is False or free is False else None if None in (matches, free) else True
-        block.was_taken = (
-            True if True in (block.was_taken, block.runs) else None if None in (block.was_taken, matches) else False
-        )
+        block.take(True if True in answers else None if None in answers else False)
 
     def is_set(self, name: str) -> bool:
         """Whether something sets a variable."""
