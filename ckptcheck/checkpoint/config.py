@@ -34,6 +34,8 @@ EXPERTS_PER_TOKEN = (
     "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_topk", "moe_k", "num_selected_experts",
 )  # fmt: skip
 """Keys that architectures use for the same quantity, most specific first."""
+GROUPED_ROUTERS = ("deepseek_v3", "glm4_moe")
+"""Model types whose routers always choose groups of experts first, as CFG024 checks it."""
 
 COUNTS = (*LAYERS, *HIDDEN, *HEADS, *INTERMEDIATE, *EXPERTS, "vocab_size", "num_key_value_heads", "head_dim")
 """Keys of sizes and counts."""
