@@ -7,13 +7,13 @@ config.json of a class, although no tensor shows their values. The versions betw
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ckptcheck.checkpoint.config import Config
 from ckptcheck.checkpoint.layout import INDEX
+from ckptcheck.checkpoint.learned_table import read_line
 from ckptcheck.checkpoint.packing import PACKED
 from ckptcheck.checkpoint.parameters_table import find_served
 
@@ -21,22 +21,21 @@ VERSION_PARTS = 2
 """Parts of a version that count in the comparison (major, minor): a patch release writes the same keys."""
 
 
-@cache
-def _facts() -> dict[str, Any]:
-    facts: dict[str, Any] = msgspec.json.decode((Path(__file__).parent / "architectures.json").read_bytes())
-    return facts
-
-
 def tied_by_default(architecture: str | None) -> bool | None:
     """Whether an architecture ties its head if config.json does not say; None for an unknown architecture."""
-    facts = _facts()["architectures"].get(architecture)
+    facts = _find(architecture)
     return None if facts is None else bool(facts["tied_by_default"])
 
 
 def can_tie(architecture: str | None) -> bool | None:
     """Whether an architecture can tie its head at all, whatever the config says; None for an unknown architecture."""
-    facts = _facts()["architectures"].get(architecture)
+    facts = _find(architecture)
     return None if facts is None else bool(facts["can_tie"])
+
+
+def _find(architecture: str | None) -> dict[str, Any] | None:
+    facts = read_line("architectures", architecture) if architecture is not None else None
+    return facts if isinstance(facts, dict) else None
 
 
 class KnownModules(msgspec.Struct, frozen=True):
@@ -67,7 +66,7 @@ class KnownModules(msgspec.Struct, frozen=True):
 
 @cache
 def _known(architecture: str) -> KnownModules | None:
-    facts = _facts()["architectures"].get(architecture)
+    facts = _find(architecture)
     if facts is None:
         return None
     modules = frozenset(facts["modules"])
@@ -76,17 +75,11 @@ def _known(architecture: str) -> KnownModules | None:
 
 def list_written_keys(model_type: str, version: tuple[int, ...]) -> tuple[str, ...]:
     """Return the keys that a version of transformers (major, minor, patch) writes for a model type; () if unknown."""
-    table = _table()
-    since, until = _parse(table["since"]), _parse(table["until"])
+    since, until = (_parse(read_line("written_keys", bound)) for bound in ("since", "until"))
     if not (since <= version and version[:VERSION_PARTS] <= until[:VERSION_PARTS]):
         return ()
-    return tuple(table["classes"].get(model_type, ()))
+    return tuple(read_line("written_keys", model_type) or ())
 
 
 def _parse(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
-
-
-@cache
-def _table() -> Any:
-    return msgspec.json.decode((Path(__file__).parent / "written_keys.json").read_bytes())

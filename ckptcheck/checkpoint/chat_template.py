@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
-from ckptcheck.checkpoint.chat_growth import PREFIX, RewrittenTurn, find_rewritten_turns, list_growing_conversations
 from ckptcheck.checkpoint.sandbox import SandboxResult, run_sandboxed
 from ckptcheck.checkpoint.token_search import TokenSearch
 
@@ -26,6 +25,15 @@ QUOTED = re.compile(r"'([^']{1,100})'")
 
 QUESTION, ANSWER, AGAIN, ORDER = "Zebras ask alpha", "Quokkas answer beta", "Zebras ask gamma", "Otters order delta"
 """The texts of the test conversations; no template contains them."""
+THOUGHT, CALL, RESULT = "Walruses think epsilon", "Lemurs zeta", "Ibises find eta"
+"""Further texts of conversations, for those that grow; no template contains them."""
+PREFIX = "growing, "
+"""Beginning of the names of these conversations."""
+Thinking = Literal["without thinking", "thinking in the text", "thinking in its field"]
+FollowUp = Literal["question", "tool result"]
+THINKING: tuple[Thinking, ...] = ("without thinking", "thinking in the text", "thinking in its field")
+SHOWN = 24
+"""Characters of a difference that a message shows."""
 ROLES = ("user", "assistant", "system", "tool")
 """The roles of the test conversations. The child asks once more in each other role that the template knows."""
 TOOL = {
@@ -59,6 +67,48 @@ def _conversations() -> Iterator[dict[str, Any]]:
             yield {"name": f"{name} in parts" if parts else name, "input": inputs}
 
 
+def _growing_conversations() -> Iterator[dict[str, Any]]:
+    """Yield pairs of conversations: up to an answer, and beyond it, by a further question or by the result of a tool.
+
+    Trainers that join the turns of a conversation to one sequence, masks computed from the lengths of prefixes, and prefix caches
+    rely on the text up to an answer being a prefix of the text of the longer conversation.
+    """
+    name = "look_up"
+    for thinking in THINKING:
+        assistant: dict[str, Any] = {"role": "assistant", "content": ANSWER}
+        if thinking == "thinking in the text":
+            assistant["content"] = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
+        elif thinking == "thinking in its field":
+            assistant["reasoning_content"] = THOUGHT
+        function = {"name": name, "arguments": {"word": CALL}}
+        # an id of nine letters and digits, which Mistral's templates require
+        calling = {**assistant, "tool_calls": [{"type": "function", "id": "call12345", "function": function}]}
+        result = {"role": "tool", "name": name, "tool_call_id": "call12345", "content": RESULT}
+        user, further = {"role": "user", "content": QUESTION}, {"role": "user", "content": AGAIN}
+        for follow_up, turn, next_turn, tools in (
+            ("question", assistant, further, None), ("tool result", calling, result, [TOOL]),
+        ):  # fmt: skip
+            inputs = {"tools": tools, "documents": None}
+            done = {"messages": [user, turn], "add_generation_prompt": False, **inputs}
+            grown = {"messages": [user, turn, next_turn], "add_generation_prompt": True, **inputs}
+            yield {"name": f"{PREFIX}{follow_up}, {thinking}, done", "input": done}
+            yield {"name": f"{PREFIX}{follow_up}, {thinking}, grown", "input": grown}
+
+
+@dataclass(frozen=True)
+class RewrittenTurn:
+    """An answer that a template renders differently once the conversation goes on."""
+
+    follow_up: FollowUp
+    thinking: Thinking
+    drops_thinking: bool
+    """Whether the text contains the thinking while the answer is the last turn, but not afterwards."""
+    before: str
+    """The text from the first difference on, while the answer is the last turn; at most `SHOWN` characters."""
+    after: str
+    """The same when the conversation goes on."""
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
     """One chat template and what it renders."""
@@ -82,7 +132,7 @@ class ChatTemplate:
             seconds=SECONDS,
             memory=MEMORY,
             templates={"": self.text},
-            conversations=[*_conversations(), *list_growing_conversations(QUESTION, ANSWER, AGAIN, TOOL)],
+            conversations=[*_conversations(), *_growing_conversations()],
             variables=self.variables,
             roles=ROLES,
             question=QUESTION,
@@ -127,7 +177,7 @@ class ChatTemplate:
     def rewritten_turns(self) -> tuple[RewrittenTurn, ...]:
         """The answers that the template renders differently once the conversation goes on."""
         lines = [line for line in self._answer.lines if "text" in line and _is_growing(line)]
-        return find_rewritten_turns({str(line["conversation"]): str(line["text"]) for line in lines}, ANSWER)
+        return _find_rewritten_turns({str(line["conversation"]): str(line["text"]) for line in lines})
 
     @cached_property
     def failure(self) -> str | None:
@@ -183,6 +233,36 @@ class ChatTemplate:
 
 def _is_growing(line: dict[str, Any]) -> bool:
     return str(line.get("conversation", "")).startswith(PREFIX)
+
+
+def _find_rewritten_turns(texts: Mapping[str, str]) -> tuple[RewrittenTurn, ...]:
+    """Return the pairs whose shorter text, up to the end of the answer, is no prefix of the longer text.
+
+    texts: name of a conversation → its text, for conversations that the template accepts. It leaves out pairs that show neither
+    the answer nor the call, and thinking in a field that the template does not know.
+    """
+    found: list[RewrittenTurn] = []
+    follow_ups: tuple[FollowUp, ...] = ("question", "tool result")
+    for follow_up in follow_ups:
+        anchor = ANSWER if follow_up == "question" else CALL
+        for thinking in THINKING:
+            name = f"{PREFIX}{follow_up}, {thinking}, "
+            done, grown = texts.get(name + "done"), texts.get(name + "grown")
+            if done is None or grown is None or anchor not in done or anchor not in grown:
+                continue
+            if thinking == "thinking in its field" and THOUGHT not in done and THOUGHT not in grown:
+                continue
+            done = done[: done.rindex(anchor) + len(anchor)]
+            drops = thinking != "without thinking" and THOUGHT not in grown
+            if grown.startswith(done) and not drops:
+                continue
+            place = next(
+                (i for i, (a, b) in enumerate(zip(done, grown, strict=False)) if a != b), min(len(done), len(grown))
+            )
+            found.append(
+                RewrittenTurn(follow_up, thinking, drops, done[place : place + SHOWN], grown[place : place + SHOWN])
+            )
+    return tuple(found)
 
 
 def markers(text: str, tokens: TokenSearch) -> list[str]:

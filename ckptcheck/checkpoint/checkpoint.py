@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 
 FORM = attrgetter("dtype", "shape")
+PARTS = ("index", "config", "tokenizer", "quantization")
+"""Parts that a checkpoint may lack, by the kinds of rules that look at them."""
 
 
 class Checkpoint(EvidenceDefaults):
@@ -348,23 +350,11 @@ class Checkpoint(EvidenceDefaults):
 
         `checkpoint.views` describes the parts: ``index``, ``config``, ``tokenizer``, ``quantization``, ``layers``.
         """
-        match kind:
-            case "checkpoint" | "values":
-                is_there = True
-            case "index":
-                is_there = self.index is not None
-            case "config":
-                is_there = self.config is not None
-            case "tokenizer":
-                is_there = self.tokenizer is not None
-            case "quantization":
-                is_there = self.quantization is not None
-            case "layers":
-                is_there = bool(self.components.layers)
-            case "deltas":
-                return self.deltas or None
-            case _:
-                is_there = False
+        if kind == "deltas":
+            return self.deltas or None
+        if kind == "layers":
+            return self if self.components.layers else None
+        is_there = kind in ("checkpoint", "values") or (kind in PARTS and getattr(self, kind) is not None)
         return self if is_there else None
 
     @property

@@ -6,7 +6,6 @@ then at the top level.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import Any
 
 from ckptcheck.checkpoint.document import Defect, parse_object
 from ckptcheck.checkpoint.resolved_config import LANGUAGE_PARTS, ResolvedConfig, resolve_config
+from ckptcheck.checkpoint.setting_text import describe, write_value
 from ckptcheck.checkpoint.source import Source, read_document
 
 MAX_CONFIG = 1 << 26
@@ -34,6 +34,8 @@ EXPERTS_PER_TOKEN = (
     "num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k", "moe_topk", "moe_k", "num_selected_experts",
 )  # fmt: skip
 """Keys that architectures use for the same quantity, most specific first."""
+GROUPED_ROUTERS = ("deepseek_v3", "glm4_moe")
+"""Model types whose routers always choose groups of experts first, as CFG024 checks it."""
 
 COUNTS = (*LAYERS, *HIDDEN, *HEADS, *INTERMEDIATE, *EXPERTS, "vocab_size", "num_key_value_heads", "head_dim")
 """Keys of sizes and counts."""
@@ -111,10 +113,8 @@ class Config:
         """Describe the first of these settings for a finding: its value, and whether config.json gives it."""
         setting = self.resolved.find(*names) if self.resolved is not None else None
         if setting is None:
-            return f"{self.key_path(*names).rpartition('.')[2]} is {_write(self.integer(*names))}"
-        if setting.source == "config":
-            return f"{setting.key_path} is {_write(setting.value)}"
-        return f"config.json has no {setting.key_path}, so transformers takes its default of {_write(setting.value)}"
+            return f"{self.key_path(*names).rpartition('.')[2]} is {write_value(self.integer(*names))}"
+        return describe(setting)
 
     def key_path(self, *names: str) -> str:
         """Return the JSON path of the first of these settings, for a finding: ``text_config.hidden_size``."""
@@ -184,11 +184,6 @@ class Config:
     def is_quantized(self) -> bool:
         """Whether a quantization config declares packed tensors, whose shapes differ from the model's."""
         return any(isinstance(part.get("quantization_config"), dict) for part in (self.value, self.text))
-
-
-def _write(value: Any) -> str:
-    """Return a number with commas, and anything else as JSON has it."""
-    return f"{value:,}" if type(value) is int else json.dumps(value)
 
 
 def read_config(source: Source, file: str) -> Config:

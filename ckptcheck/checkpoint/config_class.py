@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from ckptcheck.checkpoint.learned_table import read_line, read_table
+from ckptcheck.checkpoint.learned_table import read_line, whole_table
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
@@ -202,9 +202,9 @@ def is_model_class(name: str) -> bool:
 def find_model_types(architecture: str) -> tuple[str, ...]:
     """Return every ``model_type`` for which transformers' auto classes build a model class; () for a class they do not build."""
     name = json.dumps(architecture).encode()
-    if name not in read_table("config_classes"):
+    if name not in whole_table("config_classes"):
         return ()
-    lines = (line for line in read_table("config_classes").splitlines() if name in line and b'"models": ' in line)
+    lines = (line for line in whole_table("config_classes").splitlines() if name in line and b'"models": ' in line)
     return tuple(
         json.loads(line.partition(b": ")[0])
         for line in lines

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ckptcheck.checkpoint.config import HIDDEN, Config
+from ckptcheck.checkpoint.learned_table import whole_table
 from ckptcheck.text.formatting import format_shape
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def count_labels(config: Config) -> int:
 @cache
 def _facts() -> dict[str, Any]:
     """Return what fixtures/learn_heads.py learned from transformers."""
-    facts: dict[str, Any] = json.loads((Path(__file__).parent / "heads.json").read_bytes())
+    facts: dict[str, Any] = msgspec.json.decode(whole_table("heads"))
     return facts
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @cache
-def read_table(table: str) -> bytes:
+def whole_table(table: str) -> bytes:
     """Return a whole table, by the name of its file without ``.json``."""
     return (Path(__file__).parent / f"{table}.json").read_bytes()
 
@@ -17,7 +17,7 @@ def read_table(table: str) -> bytes:
 @cache
 def read_line(table: str, key: str) -> Any:
     """Return the value of a line of a table; None if it has no such line. The value must not be changed."""
-    raw, opening = read_table(table), f"\n{json.dumps(key)}: ".encode()
+    raw, opening = whole_table(table), f"\n{json.dumps(key)}: ".encode()
     start = raw.find(opening)
     if start < 0:
         return None

@@ -101,6 +101,11 @@ def find_incomplete_layers(
             fuller = _fuller(names, numbers, torn=not alike)
             if fuller is None and len(siblings) < 3 and numbers[names] == 1:
                 compared, fuller = layers, _fuller(names, all_shapes, torn=True)
+            if fuller is None and numbers[names] == 1:
+                fuller = _renamed(names, numbers)
+            if fuller is None and len(siblings) < 3 and all_shapes[names] == 1:
+                # layers of another kind may have other modules, but not the same modules with one name misspelt
+                compared, fuller = layers, _renamed(names, all_shapes, modules=False)
             if fuller is not None and not _is_pattern(fuller - names, compared):
                 incomplete[layer] = (fuller - names, [other for other, theirs in compared.items() if theirs == fuller])
     return incomplete
@@ -132,6 +137,46 @@ def _fuller(names: Names, numbers: Counter[Names], *, torn: bool) -> Names | Non
         and (own == 1 or MINORITY * own <= number)
     ]
     return max(candidates, key=lambda other: numbers[other], default=None)
+
+
+def _renamed(names: Names, numbers: Counter[Names], *, modules: bool = True) -> Names | None:
+    """Return the names of at least two siblings that have another name for one module, or for one tensor of a module.
+
+    The two names of a module differ in one part, and the module has the same tensors.
+    modules: whether to look for renamed modules, not only tensors.
+    """
+    for other, number in numbers.most_common():
+        lacked, added = _one_module(other - names), _one_module(names - other)
+        if (
+            number >= 2
+            and lacked is not None
+            and added is not None
+            and lacked[0] == added[0]
+            and _is_misspelt(lacked[1], added[1])
+        ):
+            return other
+        if modules and number >= 2 and lacked is not None and added is not None and lacked[1] == added[1]:
+            one, two = lacked[0].split("."), added[0].split(".")
+            if len(one) == len(two) and sum(left != right for left, right in zip(one, two, strict=True)) == 1:
+                return other
+    return None
+
+
+def _is_misspelt(lacked: Names, added: Names) -> bool:
+    """Whether the one tensor that a module has in place of another can only be that tensor under a wrong name."""
+    if len(lacked) != 1 or len(added) != 1:
+        return False
+    (right,), (wrong,) = lacked, added
+    # A module may have another bias by design, but never another weight.
+    return right == "weight" or wrong.casefold().startswith(right.casefold())
+
+
+def _one_module(names: Names) -> tuple[str, Names] | None:
+    """Return the module of all these tensors, and their names within it; None if they belong to several modules."""
+    modules = {name.rpartition(".")[0] for name in names}
+    if len(modules) != 1:
+        return None
+    return modules.pop(), frozenset(name.rpartition(".")[2] for name in names)
 
 
 class UnevenShape(msgspec.Struct, frozen=True):

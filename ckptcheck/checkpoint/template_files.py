@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ckptcheck.checkpoint.config import Config, read_config
 from ckptcheck.checkpoint.document import clip, json_kind
 from ckptcheck.checkpoint.source import CHAT_TEMPLATES, Source, read_document
+from ckptcheck.linter.rule import Problem
 from ckptcheck.text.formatting import join_truncated
 
 MOST_TEMPLATES = 8
@@ -21,6 +22,7 @@ MOST_TEMPLATES = 8
 MOST_BYTES = 1 << 22
 """Most bytes that are read of one template. One longer than `chat_template.MOST_CHARACTERS` is a finding and not rendered."""
 PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+HINT = "take the template of the model this one was made from"
 FOR_TEXT = ("ForCausalLM", "LMHeadModel")
 
 
@@ -39,21 +41,13 @@ class TemplateText:
 
 
 @dataclass(frozen=True)
-class TemplateFault:
-    """Why transformers cannot use a template, and the file and key that show it."""
-
-    text: str
-    file: str
-    key: str | None
-
-
-@dataclass(frozen=True)
 class Templates:
     """The chat templates of a checkpoint and their faults."""
 
     written: tuple[TemplateText, ...] = ()
     """The templates, the default one first."""
-    faults: tuple[TemplateFault, ...] = ()
+    faults: tuple[Problem, ...] = ()
+    """Why transformers cannot use a template."""
     unread: str | None = None
     """A file with a template that no loader of this model reads."""
 
@@ -90,7 +84,7 @@ def read_templates(source: Source, settings: Config | None, config: Config | Non
         message = (
             f"no chat template is called default, only {names}: apply_chat_template of transformers refuses {chats}"
         )
-        faults = [TemplateFault(message, templates[0].file, "chat_template" if templates[0].key else None)]
+        faults = [Problem(message, templates[0].file, "chat_template" if templates[0].key else None, HINT)]
     return Templates(tuple(templates), tuple(faults), unread)
 
 
@@ -114,7 +108,7 @@ def _jinja_files(source: Source) -> Iterator[TemplateText]:
         yield TemplateText(name.removesuffix(".jinja") if folder else "default", file, None, text, undecodable)
 
 
-def _in_settings(settings: Config | None) -> tuple[list[TemplateText], list[TemplateFault]]:
+def _in_settings(settings: Config | None) -> tuple[list[TemplateText], list[Problem]]:
     """Read `chat_template` of tokenizer_config.json."""
     value = settings.value.get("chat_template") if settings is not None else None
     if settings is None or value is None:
@@ -126,7 +120,7 @@ def _in_settings(settings: Config | None) -> tuple[list[TemplateText], list[Temp
         missing = [key for key in ("name", "template") if not isinstance(part, dict) or key not in part]
         if missing:
             text = f"an entry of the list has no {' and no '.join(missing)}: transformers does not load the tokenizer"
-            faults.append(TemplateFault(text, settings.file, f"chat_template.{number}"))
+            faults.append(Problem(text, settings.file, f"chat_template.{number}", HINT))
         elif isinstance(part["name"], str):
             named[part["name"]] = part["template"]
     for name, template in named.items():
@@ -135,7 +129,7 @@ def _in_settings(settings: Config | None) -> tuple[list[TemplateText], list[Temp
             templates[name] = TemplateText(name or "default", settings.file, key, template)
         else:
             message = f"the chat template is a JSON {json_kind(template)}, not a text: apply_chat_template of transformers fails"
-            faults.append(TemplateFault(message, settings.file, key))
+            faults.append(Problem(message, settings.file, key, HINT))
     return _in_order(templates), faults
 
 

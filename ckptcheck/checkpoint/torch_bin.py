@@ -31,37 +31,23 @@ MAX_OPCODES = 1 << 20
 MAX_NAMES, MAX_NAME = 1 << 10, 1 << 9
 """Most globals that are listed, and the longest module or name: a short pickle can put many long ones together."""
 
-_HARMLESS = frozenset(
-    (
-        ("_codecs", "encode"),
-        ("builtins", "dict"),
-        ("builtins", "frozenset"),
-        ("builtins", "list"),
-        ("builtins", "object"),
-        ("builtins", "range"),
-        ("builtins", "tuple"),
-        ("builtins", "bytearray"),
-        ("collections", "Counter"),
-        ("collections", "OrderedDict"),
-        ("collections", "defaultdict"),
-        ("collections", "deque"),
-        ("copyreg", "_reconstructor"),
-        ("datetime", "date"),
-        ("datetime", "timezone"),
-        ("decimal", "Decimal"),
-        ("enum", "auto"),
-        ("fractions", "Fraction"),
-        ("functools", "partial"),
-        ("logging", "Logger"),
-        ("logging", "getLogger"),
-        ("pathlib", "Path"),
-        ("pathlib", "WindowsPath"),
-        ("random", "Random"),
-        ("threading", "Lock"),
-        ("uuid", "UUID"),
-    )
-)
-"""Globals of Python's own library that construct plain objects."""
+_HARMLESS = {
+    "_codecs": {"encode"},
+    "builtins": {"bytearray", "dict", "frozenset", "list", "object", "range", "tuple"},
+    "collections": {"Counter", "OrderedDict", "defaultdict", "deque"},
+    "copyreg": {"_reconstructor"},
+    "datetime": {"date", "timezone"},
+    "decimal": {"Decimal"},
+    "enum": {"auto"},
+    "fractions": {"Fraction"},
+    "functools": {"partial"},
+    "logging": {"Logger", "getLogger"},
+    "pathlib": {"Path", "WindowsPath"},
+    "random": {"Random"},
+    "threading": {"Lock"},
+    "uuid": {"UUID"},
+}
+"""Module of Python's own library → its globals that construct plain objects."""
 _LOADERS = re.compile(
     r"torch\.(load|hub\.\w+|jit\.\w+|serialization\.load|package\.\w+|utils\.cpp_extension\.\w+|ops\.load_library)$"
     r"|numpy\.(load|testing\.|f2py\.|ctypeslib\.)|(joblib|dill|cloudpickle)\b|pip\b|setuptools\b"
@@ -131,7 +117,8 @@ def is_dangerous(name: str) -> bool:
 
     module, _, function = name.rpartition(".")
     if module.partition(".")[0] in sys.stdlib_module_names or module == "__builtin__":
-        return (module.replace("__builtin__", "builtins"), function) not in _HARMLESS | ORDINARY
+        module = module.replace("__builtin__", "builtins")
+        return function not in _HARMLESS.get(module, ()) and (module, function) not in ORDINARY
     return bool(_LOADERS.match(name))
 
 

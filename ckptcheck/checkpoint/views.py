@@ -23,40 +23,34 @@ if TYPE_CHECKING:
 class IndexedCheckpoint(Checkpoint):
     """A checkpoint with an index: ``on="index"``."""
 
-    if TYPE_CHECKING:
-        index: Index
+    index: Index
 
 
 class ConfiguredCheckpoint(Checkpoint):
     """A checkpoint with a config.json: ``on="config"``."""
 
-    if TYPE_CHECKING:
-        config: Config
+    config: Config
 
 
 class TokenizedCheckpoint(Checkpoint):
     """A checkpoint with a tokenizer: ``on="tokenizer"``."""
 
-    if TYPE_CHECKING:
-        tokenizer: Tokenizer
+    tokenizer: Tokenizer
 
 
 class QuantizedCheckpoint(Checkpoint):
     """A checkpoint that is quantized, by a config or by its tensors: ``on="quantization"``."""
 
-    if TYPE_CHECKING:
-        quantization: Quantization
+    quantization: Quantization
 
 
 class LayeredComponents(Components):
     """The components of a model that has layers."""
 
-    if TYPE_CHECKING:
-        stack: Stack
+    stack: Stack
 
 
 class LayeredCheckpoint(Checkpoint):
     """A checkpoint with the layers of a language model: ``on="layers"``."""
 
-    if TYPE_CHECKING:
-        components: LayeredComponents
+    components: LayeredComponents

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -45,15 +43,11 @@ def read_toml_file(path: Path) -> dict[str, Any]:
         raw = read_regular_file(real_path(path), LARGEST + 1)
         if len(raw) > LARGEST:
             raise CkptcheckError(f"{path} has more than 1 MB, and no settings have that")
-        return copy.deepcopy(_parse_once(raw.decode("utf-8").replace("\r\n", "\n")))
+        return parse_toml(raw.decode("utf-8").replace("\r\n", "\n"))
     except OSError as error:
         raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise CkptcheckError(f"{path} is not TOML: {error}") from error
-
-
-# cached, because a verb reads its own settings, then the rules' settings, from one file
-_parse_once = functools.lru_cache(maxsize=2)(parse_toml)
 
 
 def _count_parts(text: str) -> int:

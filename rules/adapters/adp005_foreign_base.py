@@ -88,17 +88,15 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
             shapes.setdefault((expected[0], weights[0].shape), []).append(pair.module)
     for name, tensor in ckpt.tensors.items():
         match = None if LORA.fullmatch(name) else SAVED.fullmatch(name)
-        if match is not None:
-            tail = tail_of(f"{match['module'].removeprefix(PREFIX).removesuffix('.base_layer')}.{match['part']}")
-            weights = _plain_weights(base, by_tail.get(tail, []))
-            first = 1 if VOCABULARY.search(name) else 0  # the rows of a vocabulary may have been resized
-            if weights and not any(weight.shape[first:] == tensor.shape[first:] for weight in weights):
-                shapes.setdefault((tensor.shape, weights[0].shape), []).append(name)
-        elif TOKENS in name:
-            tail = tail_of(f"{name.removeprefix(PREFIX).partition(TOKENS)[0]}.weight")
-            weights = _plain_weights(base, by_tail.get(tail, []))
-            if weights and not any(weight.shape[1:] == tensor.shape[1:] for weight in weights):
-                shapes.setdefault((tensor.shape, weights[0].shape), []).append(name)
+        if match is None and TOKENS not in name:
+            continue
+        module, part = (match["module"], match["part"]) if match is not None else (name.partition(TOKENS)[0], "weight")
+        tail = tail_of(f"{module.removeprefix(PREFIX).removesuffix('.base_layer')}.{part}")
+        weights = _plain_weights(base, by_tail.get(tail, []))
+        # the rows of a vocabulary may have been resized, and trained tokens are a part of them
+        first = 1 if match is None or VOCABULARY.search(name) else 0
+        if weights and not any(weight.shape[first:] == tensor.shape[first:] for weight in weights):
+            shapes.setdefault((tensor.shape, weights[0].shape), []).append(name)
     if lacking:
         yield _problem(
             ckpt, f"the base model lacks {count(len(lacking), 'module')} that the adapter changes: {_list(lacking)}"

@@ -10,7 +10,8 @@ Where transformers knows the `model_type`, in the config and its nested configs:
 - the type of the rotary embeddings (`rope_scaling`, `rope_parameters`) is one that transformers computes, and has the keys that it
   needs (`factor` of linear, `low_freq_factor` of llama3, `long_factor` of longrope)
 
-Where the tensors show routed experts, `num_experts_per_tok` (and its synonyms) is at least 1 and at most the number of experts.
+Where the tensors show routed experts, `num_experts_per_tok` (and its synonyms) is at least 1 and at most the number of experts; in
+DeepSeek-V3 and GLM-4.5, `n_group` divides the experts and `topk_group` is at most `n_group`.
 
 CFG012 compares key-value heads with heads, and both with the tensors.
 
@@ -39,7 +40,7 @@ import re
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.config import EXPERTS, EXPERTS_PER_TOKEN
+from ckptcheck.checkpoint.config import EXPERTS, EXPERTS_PER_TOKEN, GROUPED_ROUTERS
 from ckptcheck.checkpoint.config_class import known_layer_types
 from ckptcheck.checkpoint.resolved_config import ResolvedPart, Setting
 from ckptcheck.checkpoint.rope_settings import iter_wrong_rope
@@ -100,6 +101,18 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
             f"{config.describe(*EXPERTS_PER_TOKEN)}, {what}; transformers {harm}",
             file=config.file,
             key=config.key_path(*EXPERTS_PER_TOKEN),
+            hint=hint,
+        )
+    groups, chosen_groups = config.number("n_group"), config.number("topk_group")
+    is_grouped = {"n_group", "topk_group"} & config.text.keys() and config.text.get("model_type") in GROUPED_ROUTERS
+    if not is_grouped:
+        return
+    if groups is None or chosen_groups is None or groups < 1 or experts % groups or not 1 <= chosen_groups <= groups:
+        yield Problem(
+            f"{config.describe('n_group')}, {config.describe('topk_group')} and {config.describe(*EXPERTS)}, which do not go "
+            "together; transformers stops in the first forward pass",
+            file=config.file,
+            key=config.key_path("n_group"),
             hint=hint,
         )
 

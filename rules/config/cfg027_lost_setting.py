@@ -64,9 +64,10 @@ def check(ckpt: ConfiguredCheckpoint) -> Iterator[Problem]:
     since = FAMILIES if family_of(config) is not None else ALL_CLASSES
     if part.config_class.rope.get("saved") and version >= since and not _has_base(part):
         default = (part.config_class.rope.get("default") or {}).get("rope_theta", part.config_class.rope["theta"])
+        place = next((key for key in ("rope_scaling", "rope_parameters") if part.settings.get(key)), "config.json")
         yield Problem(
-            f"{_describe_rope(part)}; every consumer takes {part.config_class.name}'s "
-            f"default, a base of {write_value(default)}",
+            f"{place} has no rope_theta for the layers, which transformers always writes; every consumer takes "
+            f"{part.config_class.name}'s default, a base of {write_value(default)}",
             file=config.file,
             key="rope_parameters",
             hint=hint,
@@ -92,21 +93,6 @@ def _list_lost_epsilons(part: ResolvedPart) -> Iterator[Setting]:
             others = [value for key, value in part.settings.items() if NORM_EPSILON.fullmatch(key)]
             if setting.source == "default" and others != [default]:
                 yield setting
-
-
-def _describe_rope(part: ResolvedPart) -> str:
-    """Say where a config has no base."""
-    settings = part.settings
-    rope, scaling = settings.get("rope_parameters"), settings.get("rope_scaling")
-    if rope and scaling:
-        return "rope_scaling takes the place of rope_parameters and has no rope_theta"
-    if isinstance(rope, dict) and rope and all(isinstance(kind, dict) for kind in rope.values()):
-        return f"rope_parameters has a rope_theta only for {min(rope)}, a kind of layer that {part.config_class.name} does not know"
-    if rope:
-        return "rope_parameters has no rope_theta, which transformers always writes"
-    if scaling:
-        return "config.json has no rope_theta beside rope_scaling, which transformers always writes"
-    return "config.json has no rope_parameters and no rope_theta, which transformers always writes"
 
 
 def _has_base(part: ResolvedPart) -> bool:

@@ -35,13 +35,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.template_files import is_text_only
+from ckptcheck.checkpoint.template_files import HINT, is_text_only
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.chat_template import ChatTemplate
 
-HINT = "take the template of the model this one was made from"
 RENDERED_TEMPLATES = ("default", "tool_use")
 """The templates that transformers uses if the caller names none."""
 
@@ -56,8 +55,7 @@ RENDERED_TEMPLATES = ("default", "tool_use")
 def check(ckpt: TokenizedCheckpoint) -> Iterator[Problem]:
     tokenizer = ckpt.tokenizer
     for_text = is_text_only(ckpt.source, tokenizer.tokenizer_config, ckpt.config)
-    for fault in tokenizer.template_files.faults:
-        yield Problem(fault.text, file=fault.file, key=fault.key, hint=HINT)
+    yield from tokenizer.template_files.faults
     for name, template in tokenizer.templates.items():
         if template.undecodable is not None:
             text = (

@@ -25,7 +25,7 @@ verl-project/verl#6854, NVIDIA-NeMo/RL#2821 (each answer twice), NVIDIA-NeMo/Aut
 from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
-from ckptcheck.checkpoint.chat_growth import RewrittenTurn
+from ckptcheck.checkpoint.chat_template import RewrittenTurn
 from ckptcheck.checkpoint.views import TokenizedCheckpoint
 from ckptcheck.text.formatting import join_words
 

@@ -34,7 +34,7 @@ def build(model_type: str, changes: dict[str, Any]) -> tuple[Config, dict[str, t
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", sorted(FAMILIES))
 def test_the_table_expects_what_transformers_builds(model_type: str, is_on: bool) -> None:
     needs("torch", "transformers")
     from transformers import CONFIG_MAPPING

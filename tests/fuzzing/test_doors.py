@@ -115,7 +115,7 @@ def test_a_word_about_a_file_is_asked_for() -> None:
 
 
 def test_a_number_that_no_float_has_crashes_no_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TOK002 once multiplied the rows of a vocabulary of 400 digits by a float."""
+    """TOK001 once multiplied the rows of a vocabulary of 400 digits by a float."""
     monkeypatch.setattr(chat_template, "run_sandboxed", lambda *_, **__: SandboxResult((), None))
     monkeypatch.setattr(vocabulary, "run_sandboxed", lambda *_, **__: SandboxResult((), None))
     path = Path(shutil.copytree(CHECKPOINTS / "tiny-chat", tmp_path / "ckpt"))

@@ -16,7 +16,7 @@ from ckptcheck.checkpoint.expected.ends import find_lost_ends
 from ckptcheck.checkpoint.expected.expert_faults import find_expert_faults
 from ckptcheck.checkpoint.expected.fault import Explained, Fact, Fault, place_of
 from ckptcheck.checkpoint.expected.foreign_layout import find_foreign_layout, find_mixed_layouts
-from ckptcheck.checkpoint.expected.parameters import find_lost_outer_tensors, find_unfilled_parameters
+from ckptcheck.checkpoint.expected.parameters import find_unfilled_parameters
 from ckptcheck.checkpoint.expected.rank_shards import find_rank_shards
 from ckptcheck.checkpoint.expected.shapes import find_other_shapes
 from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
@@ -36,7 +36,6 @@ STEPS: tuple[Step, ...] = (
     find_torn_layer_faults,
     find_switched_tensors,
     find_lost_ends,
-    find_lost_outer_tensors,
     find_unfilled_parameters,
     find_foreign_modules,
     find_unread_heads,

@@ -12,8 +12,6 @@ from ckptcheck.checkpoint.expected.absent_parts import describe_moved, find_move
 from ckptcheck.checkpoint.expected.fault import Explained, Fault
 from ckptcheck.checkpoint.expected.stored_parameters import StoredParameters
 from ckptcheck.checkpoint.incomplete_layers import KEYS_OR_VALUES, list_sharing_layers
-from ckptcheck.checkpoint.layer_blocks import list_outer_tensors
-from ckptcheck.checkpoint.packing import unquantized_names
 from ckptcheck.checkpoint.siblings import SHARED, SPARSE, layer_kinds
 from ckptcheck.linter.rule import Problem
 from ckptcheck.text.formatting import count, format_layers, join_truncated
@@ -21,28 +19,6 @@ from ckptcheck.text.formatting import count, format_layers, join_truncated
 PRETRAINED = ("ForMaskedLM", "ForPreTraining")
 """Ends of the names of classes whose heads only pretraining needs."""
 ROUTER = re.compile(r"(^|\.)(gate|router)\.weight$")
-
-
-def find_lost_outer_tensors(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield the missing tensors that transformers builds outside the layers: the last norm, a table of positions."""
-    stack = ckpt.components.stack
-    if stack is None or ckpt.config is None:
-        return
-    wanted = list_outer_tensors(ckpt.config, stack.prefix)
-    explained.names |= wanted
-    if ckpt.components.is_draft:
-        return
-    stored = unquantized_names(ckpt.layout.outside)  # only these, for speed: a large model has 100,000 names
-    ends = {".".join(name.split(".")[-2:]) for name in stored.intersection(ckpt.layout.outside)}
-    for name in sorted(wanted):
-        if name not in stored and name not in ckpt.tensors and ".".join(name.split(".")[-2:]) not in ends:
-            problem = Problem(
-                f"there is no {name}, which transformers builds beside the layers of every {ckpt.config.architecture}",
-                file=ckpt.config.file,
-                key=name,
-                hint="export again; until then transformers fills it with ones or random numbers",
-            )
-            yield Fault("missing", problem, frozenset({name}))
 
 
 def find_unfilled_parameters(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
