@@ -2,7 +2,7 @@
 
 ## What it checks
 - After each delta, every tensor that it changes has the checksum of the file's `__metadata__`.
-- The rule does not report consequences of a wrong base (DEL003) or a broken chain (DEL004).
+- The rule does not report consequences of a wrong base or a broken chain (DEL004).
 - Each tensor in a file of a delta has an entry in the file's `__metadata__`.
 - A flush of verl has the checksum that its sender computed.
 - If verl sends a sweep to verify the state, every element has the value in the sweep.
