@@ -6,8 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ckptcheck.consumers.base import ConsumerError, Decision, Module, UnknownBehavior
-from ckptcheck.consumers.entries import EntryList, parse_exact_or_regex, parse_regex_only
-from ckptcheck.consumers.fused import FusedModules, expand_by_suffix
+from ckptcheck.consumers.entries import (
+    EntryList,
+    FusedModules,
+    expand_by_suffix,
+    parse_exact_or_regex,
+    parse_regex_only,
+)
 
 _DEFAULT_ARGS: dict[str, Any] = {
     "num_bits": 8, "type": "int", "symmetric": True, "group_size": None, "strategy": None, "block_structure": None,

@@ -28,8 +28,11 @@ from ckptcheck.consumers.base import (
 from ckptcheck.consumers.config_lists import read_text_list
 from ckptcheck.consumers.consumer import QuantizationPolicy
 from ckptcheck.consumers.entries import (
+    DENSE_MODULES,
     EntryList,
     ParseEntry,
+    find_skipped_by_sglang,
+    find_skipped_by_vllm,
     make_substring_keys,
     parse_dotted_wildcard,
     parse_exact,
@@ -37,7 +40,6 @@ from ckptcheck.consumers.entries import (
     parse_path,
     split_component_runs,
 )
-from ckptcheck.consumers.fused import DENSE_MODULES, find_skipped_by_sglang, find_skipped_by_vllm
 
 VLLM_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8")
 SGLANG_ALGORITHMS = ("FP8", "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4")

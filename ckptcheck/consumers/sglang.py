@@ -26,18 +26,16 @@ from ckptcheck.consumers.config_lists import Scheme, Targets, read_ignore_list, 
 from ckptcheck.consumers.consumer import Consumer, QuantizationPolicy
 from ckptcheck.consumers.entries import (
     EntryList,
+    FusedModules,
+    expand_fused,
+    find_skipped_by_sglang,
     make_substring_keys,
     parse_exact,
     parse_exact_or_regex,
     parse_path,
+    require_agreement,
     split_component_runs,
     split_dotted_suffixes,
-)
-from ckptcheck.consumers.fused import (
-    FusedModules,
-    expand_fused,
-    find_skipped_by_sglang,
-    require_agreement,
 )
 from ckptcheck.consumers.gptq import read_overrides
 from ckptcheck.consumers.structures import StructureTable

@@ -27,14 +27,12 @@ from ckptcheck.consumers.config_lists import Scheme, Targets, read_ignore_list, 
 from ckptcheck.consumers.consumer import Consumer, QuantizationPolicy
 from ckptcheck.consumers.entries import (
     EntryList,
-    make_substring_keys,
-    parse_exact,
-    parse_exact_or_regex,
-)
-from ckptcheck.consumers.fused import (
     FusedModules,
     expand_fused,
     find_skipped_by_vllm,
+    make_substring_keys,
+    parse_exact,
+    parse_exact_or_regex,
     require_agreement,
 )
 from ckptcheck.consumers.gptq import read_overrides
