@@ -42,7 +42,7 @@ from collections.abc import Iterator
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.consumers.effects import summarize_mismatches
+from ckptcheck.consumers.effects import describe_mismatches
 from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_mismatches, require_known_architecture
 
 
@@ -54,15 +54,6 @@ from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_mismatches,
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     ckpt.require_whole()
-    for quantized, stored in ((True, "stored quantized"), (False, "stored unquantized")):
-        for summary in summarize_mismatches(ckpt, find_mismatches(ckpt, quantized=quantized)):
-            spared = f"; {summary.spared} is not hurt, and slime reads the list as its author meant"
-            yield Problem(
-                f"{summary.modules} {summary.verb} {stored}, but {summary.reason}: {summary.effects}"
-                + (spared if summary.spared else ""),
-                file=summary.file,
-                key=summary.key,
-                hint=summary.hint,
-                severity="warning" if summary.spared else None,
-            )
+    for quantized in (True, False):
+        yield from describe_mismatches(ckpt, find_mismatches(ckpt, quantized=quantized))
     require_known_architecture(ckpt)
