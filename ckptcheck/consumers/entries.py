@@ -25,6 +25,13 @@ ONLY_REGEX = re.compile(
     r"\\[pPXRhKGmML]|\\N\{|\[\[:|\(\?[|RV&bep]|\(\?\(DEFINE|\(\?\d|\{[eids]\s*(?:[<=,}]|\+)|\(\*|&&|.\(\?[a-zA-Z]+\)"
 )
 """Syntax that `re` and the library `regex`, which vLLM and parts of SGLang use, interpret differently."""
+FusedModules = Mapping[str, Sequence[str]]
+"""Fused module → its shards."""
+DENSE_MODULES: dict[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""The fused modules that both engines assume if the model has no mapping for them (SGLang: `_FALLBACK_FUSED_SHARDS`)."""
 
 
 class EntryMatcher(msgspec.Struct, frozen=True):
@@ -239,15 +246,6 @@ def parse_fnmatch(text: str) -> EntryMatcher:
 def parse_dotted_wildcard(text: str) -> EntryMatcher:
     """Read ``*`` as anything, dots as dots, the rest as a regex over the whole name (needs ``full``): ModelOpt in SGLang."""
     return EntryMatcher(pattern=text.replace(".", r"\.").replace("*", ".*"))
-
-
-FusedModules = Mapping[str, Sequence[str]]
-"""Fused module → its shards."""
-DENSE_MODULES: dict[str, tuple[str, ...]] = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
-"""The fused modules that both engines assume if the model has no mapping for them (SGLang: `_FALLBACK_FUSED_SHARDS`)."""
 
 
 def expand_fused(name: str, fused: FusedModules) -> list[str] | None:

@@ -22,6 +22,8 @@ U_contra = TypeVar("U_contra", contravariant=True)
 
 GROUP_BYTES, GROUP_UNITS = 1 << 18, 64
 """Most bytes and units of a group of small units, which one thread computes in one go."""
+MOST_BYTES, MOST_TIMES = 1 << 22, 16
+"""Most bytes of a result: a base, and MOST_TIMES for each byte of its unit. Decoded, it takes many times as much memory."""
 
 
 class Work(Protocol[U_contra, R]):
@@ -141,10 +143,6 @@ def run_in_threads(
             yield first.unit, first.future.result()
     finally:
         pool.shutdown(wait=waits, cancel_futures=True)
-
-
-MOST_BYTES, MOST_TIMES = 1 << 22, 16
-"""Most bytes of a result: a base, and MOST_TIMES for each byte of its unit. Decoded, it takes many times as much memory."""
 
 
 class MalformedResult(Exception):

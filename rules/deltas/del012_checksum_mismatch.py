@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.deltas.chain import DeltaChain, are_applied, require_outcomes, select_outcomes
-from ckptcheck.checkpoint.deltas.flush_checksum import list_torn_flushes
+from ckptcheck.checkpoint.deltas.flush import list_torn_flushes
 from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.text.formatting import count, join_truncated
 
