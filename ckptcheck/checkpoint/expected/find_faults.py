@@ -16,12 +16,13 @@ from ckptcheck.checkpoint.expected.ends import find_lost_ends
 from ckptcheck.checkpoint.expected.expert_faults import find_expert_faults
 from ckptcheck.checkpoint.expected.fault import Explained, Fact, Fault, place_of
 from ckptcheck.checkpoint.expected.foreign_layout import find_foreign_layout, find_mixed_layouts
-from ckptcheck.checkpoint.expected.layers import find_torn_layer_faults, find_wrong_depth
 from ckptcheck.checkpoint.expected.parameters import find_lost_outer_tensors, find_unfilled_parameters
 from ckptcheck.checkpoint.expected.rank_shards import find_rank_shards
 from ckptcheck.checkpoint.expected.shapes import find_other_shapes
 from ckptcheck.checkpoint.expected.surplus import find_foreign_modules, find_unread_heads
 from ckptcheck.checkpoint.expected.switches import find_switched_tensors
+from ckptcheck.checkpoint.expected.torn_layers import find_torn_layer_faults
+from ckptcheck.checkpoint.expected.wrong_depth import find_wrong_depth
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.linter.rule import Problem, Skip
 
