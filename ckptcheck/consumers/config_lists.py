@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ckptcheck.consumers.base import ConsumerError, UnknownBehavior
+from ckptcheck.consumers.base import ConsumerError, Decision, Module, UnknownBehavior
+from ckptcheck.consumers.entries import (
+    EntryList,
+    FusedModules,
+    expand_by_suffix,
+    parse_exact_or_regex,
+    parse_regex_only,
+)
 
 _DEFAULT_ARGS: dict[str, Any] = {
     "num_bits": 8, "type": "int", "symmetric": True, "group_size": None, "strategy": None, "block_structure": None,
@@ -88,6 +95,57 @@ def read_targets(config: Mapping[str, Any], *, vllm: bool = False) -> dict[str, 
                 group.get("format"),
             )
     return targets
+
+
+class Targets:
+    """The targets of compressed-tensors with their schemes, as both engines look modules up in them."""
+
+    def __init__(
+        self, schemes: Mapping[str, Scheme], rename: Callable[[str], str], *, like_regex: bool = False
+    ) -> None:
+        """Read the targets. rename: the engine's; like_regex: see `EntryList`."""
+        named = {rename(name): (name, scheme) for name, scheme in schemes.items()}
+        self.names = list(named)
+        self.originals = [original for original, _ in named.values()]
+        """Each target as the config has it."""
+        self.schemes = [scheme for _, scheme in named.values()]
+        self.entries = EntryList(self.names, parse_exact_or_regex, originals=self.originals, like_regex=like_regex)
+        self._patterns = EntryList(self.names, parse_regex_only, originals=self.originals, like_regex=like_regex)
+        self._patterns.usages = self.entries.usages
+
+    def find_by_shards(self, name: str, fused: FusedModules) -> int | None:
+        """Return the target of a fused module's first shard if each shard has one."""
+        numbers = [self.entries.first_match(shard) for shard in expand_by_suffix(name, fused) or ()]
+        return numbers[0] if numbers and None not in numbers else None
+
+    def find_by_class(self, class_name: str) -> int | None:
+        """Return the first target that the class contains, in any case, or that is a regex matching it."""
+        by_regex = self._patterns.first_match(class_name)
+        for number, text in enumerate(self.names):
+            if number == by_regex or (not text.startswith("re:") and text.lower() in class_name.lower()):
+                self.entries.record_match(self.originals[number])
+                return number
+        return None
+
+    def copy_linear(self, *kinds: str) -> None:
+        """Give classes of experts the scheme of ``Linear``."""
+        linear = self.names.index("Linear")
+        for kind in kinds:
+            if kind not in self.names:
+                self.names.append(kind)
+                self.originals.append(self.originals[linear])
+                self.schemes.append(self.schemes[linear])
+            self.schemes[self.names.index(kind)] = self.schemes[linear]
+
+    def require_one_scheme(self, module: Module, numbers: Sequence[int | None]) -> None:
+        """Raise ConsumerError if the projections of experts get different schemes."""
+        chosen = [None if number is None else self.schemes[number] for number in numbers]
+        if any(each != chosen[0] for each in chosen):
+            raise ConsumerError(f"the projections of {module.name} get different schemes")
+
+    def decide(self, number: int) -> Decision:
+        """Return the decision for a module that gets a target's scheme."""
+        return Decision(quantized=True, scheme=self.originals[number], entry=self.originals[number])
 
 
 def reject_removed_actorder(name: str, group: Mapping[str, Any]) -> None:

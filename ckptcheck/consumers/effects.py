@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ckptcheck.consumers.base import EXPERTS
 from ckptcheck.consumers.mismatches import (
     Mismatch,
@@ -24,6 +22,7 @@ from ckptcheck.consumers.mismatches import (
     sort_modules,
     to_template,
 )
+from ckptcheck.linter.rule import Problem
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -53,28 +52,8 @@ def describe_effect(mismatch: Mismatch, stored_name: str, built_name: str, scale
     return consumer.describe_missing_parameter(module, f"{mismatch.module}.{stored_name}")
 
 
-class MismatchSummary(msgspec.Struct, frozen=True):
-    """Several mismatches that have one cause, in words."""
-
-    modules: str
-    """The first module, and how many more."""
-    verb: str
-    """"is" or "are"."""
-    reason: str
-    """The entry and the list that decide, or a clause that no entry does."""
-    effects: str
-    """What each consumer does."""
-    file: str
-    """The file of the list, or of the config."""
-    key: str
-    """The key of the list's entry, or of the config."""
-    hint: str
-    spared: str = ""
-    """The engine behind slime, if it builds the modules as they are stored and slime reads the list the same way."""
-
-
-def summarize_mismatches(ckpt: Checkpoint, mismatches: Iterable[Mismatch]) -> Iterator[MismatchSummary]:
-    """Group mismatches that have one cause: the same kind of module and the same consumers, for the same reason."""
+def describe_mismatches(ckpt: Checkpoint, mismatches: Iterable[Mismatch]) -> Iterator[Problem]:
+    """Yield one problem for mismatches of one cause: the same kind of module and the same consumers, for the same reason."""
     assert ckpt.quantization is not None
     assert ckpt.quantization.main_declaration is not None
     by_module: dict[str, list[Mismatch]] = {}
@@ -105,18 +84,20 @@ def summarize_mismatches(ckpt: Checkpoint, mismatches: Iterable[Mismatch]) -> It
         # a scheme without weights is a pattern of GPTQ's `dynamic`
         schemes = ckpt.quantization.schemes
         key = next((scheme.key for scheme in schemes if scheme.weights is None and scheme.targets == (entry,)), None)
-        yield MismatchSummary(
-            modules=modules[0] + (f" and {len(modules) - 1:,} more" if len(modules) > 1 else ""),
-            verb="are" if len(modules) > 1 else "is",
-            reason=_explain_decision(first, entry, ckpt.quantization.method),
-            effects="; ".join(
-                f"{mismatch.consumer.label} {describe_effect(mismatch, stored_name, built_name, scale)}"
-                for mismatch in worst
-            ),
+        effects = "; ".join(
+            f"{mismatch.consumer.label} {describe_effect(mismatch, stored_name, built_name, scale)}"
+            for mismatch in worst
+        )
+        spared = _find_spared_engine(ckpt, modules, {mismatch.consumer.name for mismatch in first})
+        yield Problem(
+            f"{modules[0]}{f' and {len(modules) - 1:,} more are' if len(modules) > 1 else ' is'} stored "
+            f"{'' if first[0].is_stored_quantized else 'un'}quantized, but "
+            f"{_explain_decision(first, entry, ckpt.quantization.method)}: {effects}"
+            + (f"; {spared} is not hurt, and slime reads the list as its author meant" if spared else ""),
             file=place.file if place else ckpt.quantization.main_declaration.file,
             key=place.key if place else key or ckpt.quantization.main_declaration.key,
             hint=_find_renamed_entry(ckpt, first, entry) or _write_hint(first, entry, ckpt.quantization.method),
-            spared=_find_spared_engine(ckpt, modules, {mismatch.consumer.name for mismatch in first}),
+            severity="warning" if spared else None,
         )
 
 

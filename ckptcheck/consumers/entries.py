@@ -1,7 +1,8 @@
 """Matches the entries of an ignore, target or pattern list against the names of modules.
 
 A list is read once: texts go into a table, patterns into one automaton. Every consumer has its own rule by which an entry
-matches. Each ``parse_…`` function below is one such rule and names the consumers that have it.
+matches. Each ``parse_…`` function below is one such rule and names the consumers that have it. A fused module is looked up by the
+shards that are separate in the checkpoint.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import fnmatch
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import msgspec
 
-from ckptcheck.consumers.base import ConsumerError, UnknownBehavior
+from ckptcheck.consumers.base import ConsumerError, SplitModuleError, UnknownBehavior
 from ckptcheck.consumers.regex_set import UnsupportedRegex, compile_list
 
 MAX_NAME = 1_000
@@ -24,6 +25,13 @@ ONLY_REGEX = re.compile(
     r"\\[pPXRhKGmML]|\\N\{|\[\[:|\(\?[|RV&bep]|\(\?\(DEFINE|\(\?\d|\{[eids]\s*(?:[<=,}]|\+)|\(\*|&&|.\(\?[a-zA-Z]+\)"
 )
 """Syntax that `re` and the library `regex`, which vLLM and parts of SGLang use, interpret differently."""
+FusedModules = Mapping[str, Sequence[str]]
+"""Fused module → its shards."""
+DENSE_MODULES: dict[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""The fused modules that both engines assume if the model has no mapping for them (SGLang: `_FALLBACK_FUSED_SHARDS`)."""
 
 
 class EntryMatcher(msgspec.Struct, frozen=True):
@@ -238,3 +246,59 @@ def parse_fnmatch(text: str) -> EntryMatcher:
 def parse_dotted_wildcard(text: str) -> EntryMatcher:
     """Read ``*`` as anything, dots as dots, the rest as a regex over the whole name (needs ``full``): ModelOpt in SGLang."""
     return EntryMatcher(pattern=text.replace(".", r"\.").replace("*", ".*"))
+
+
+def expand_fused(name: str, fused: FusedModules) -> list[str] | None:
+    """Return the names of the shards of a fused module, None for any other.
+
+    Both engines replace *every* occurrence of the last component, so ``a.qkv_proj.qkv_proj`` goes wrong here as there.
+    """
+    last = name.rsplit(".", 1)[-1]
+    return [name.replace(last, shard) for shard in fused[last]] if last in fused else None
+
+
+def require_agreement(name: str, names: Sequence[str], decide: Callable[[str], int | None]) -> int | None:
+    """Return the entry that decides on the first shard, None if none does. Raises SplitModuleError if shards disagree."""
+    decided = [decide(shard) for shard in names]
+    if len({entry is None for entry in decided}) > 1:
+        listed = [shard.rsplit(".", 1)[-1] for shard, entry in zip(names, decided, strict=True) if entry is not None]
+        others = [shard.rsplit(".", 1)[-1] for shard, entry in zip(names, decided, strict=True) if entry is None]
+        raise SplitModuleError(
+            f"the list matches {', '.join(listed)} of {name} but not {', '.join(others)}; "
+            "the parts of a fused layer must match together"
+        )
+    return decided[0] if decided else None
+
+
+def expand_by_suffix(name: str, fused: FusedModules) -> list[str] | None:
+    """Return the names of the shards if the module's name ends in a fused name, at a dot or not: targets in both engines."""
+    key = next((key for key in fused if name.endswith(key)), None)
+    return [name.replace(key, shard) for shard in fused[key]] if key is not None else None
+
+
+def find_skipped_by_vllm(entries: EntryList, name: str, fused: FusedModules, *, exact: bool) -> int | None:
+    """Return the entry by which vLLM's `is_layer_skipped` is true. exact: its mode for fp8 and ModelOpt, else AWQ's."""
+    direct = entries.first_match(name)
+    names = expand_fused(name, fused)
+    if names is not None:
+        return direct if direct is not None else require_agreement(name, names, entries.first_match)
+    if exact and "experts" in name:
+        return next((i for i, text in enumerate(entries.texts) if "experts" in text and name in text), None)
+    return direct
+
+
+def find_skipped_by_sglang(entries: EntryList, name: str, fused: FusedModules) -> int | None:
+    """Return the entry by which SGLang's `is_layer_skipped` is true."""
+    last = name.rsplit(".", 1)[-1]
+    mapping = fused if last in fused else DENSE_MODULES
+    names = expand_fused(name, mapping)
+    if names is not None:
+        return require_agreement(name, names, entries.first_match)
+    hit = entries.first_match(name)
+    if "gate_up_proj" in name:
+        both = [name.replace("gate_up_proj", shard) for shard in ("gate_proj", "up_proj")]
+        if hit is None and all(each in entries.texts for each in both):
+            hit = entries.texts.index(both[0])
+    elif "experts" in name and hit is None:
+        hit = next((i for i, text in enumerate(entries.texts) if "experts" in text and name in text), None)
+    return hit

@@ -1,14 +1,25 @@
-"""Groups a fault that many modules share, so that a rule reports it once."""
+"""Groups a fault that many modules share, so that a rule reports it once.
+
+Some modules have settings of their own, or none: GPTQ has patterns in ``dynamic``, AutoRound names and patterns in
+``extra_config``. GPTQModel, which writes such checkpoints, and transformers, which loads them through it, match the module's own
+name (`dynamic_get` of gptqmodel/quantization/config.py). vLLM and SGLang match the name of the module that they build
+(``qkv_proj``), so a pattern may be written for that name. It counts if no pattern matches the module's own name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.quantization.faults import FormatFault, find_format_faults
+from ckptcheck.checkpoint.quantization.faults import FormatFault, SchemeSelector, find_format_faults
+from ckptcheck.checkpoint.quantization.quantization import Quantization
+from ckptcheck.checkpoint.quantization.schemes import Scheme
 from ckptcheck.checkpoint.quantization.storage import ModuleStorage
-from ckptcheck.consumers.gptq_schemes import make_scheme_selector
+from ckptcheck.consumers.base import ConsumerError, UnknownBehavior
+from ckptcheck.consumers.gptq import read_dynamic_patterns
+from ckptcheck.consumers.mismatches import evaluate_checkpoint, to_first_expert
 from ckptcheck.linter.evidence import remembered
 from ckptcheck.text.formatting import join_truncated
 
@@ -69,3 +80,55 @@ def group_faults(ckpt: Checkpoint, *kinds: str) -> Iterator[FaultGroup]:
         weight = storage.name(module, storage.weight.role) if storage.weight is not None else None
         file = ckpt.tensor_to_file.get(key) or ckpt.tensor_to_file.get(weight or "")
         yield FaultGroup(fault, file, key, weight, tuple(module for module, _ in places))
+
+
+def make_scheme_selector(ckpt: Checkpoint) -> SchemeSelector | None:
+    """Return a function from module to the schemes it may have; None if it may have any of the declared ones."""
+    quantization = ckpt.quantization
+    if quantization is None or len(quantization.schemes) < 2:
+        return None
+    if quantization.method == "auto-round":
+        return _select_by_name(quantization)
+    if quantization.method != "gptq":
+        return None
+    every, *special = quantization.schemes
+    entries = read_dynamic_patterns([scheme.targets[0] for scheme in special], like_regex=True)
+    verdicts = [view.decisions for view in evaluate_checkpoint(ckpt).values()]
+
+    @cache
+    def scheme(name: str) -> Scheme | None:
+        """Return the scheme of the first pattern that matches a name."""
+        hit = entries.first_match(name)
+        return special[hit] if hit is not None else None
+
+    def choose(module: str) -> tuple[Scheme, ...]:
+        try:
+            if (own := scheme(module)) is not None:
+                return (own,) if own.weights is not None or own.targets[0].startswith("-:") else ()
+            built_names = [
+                by_module[name][0].name
+                for by_module in verdicts
+                for name in (module, to_first_expert(module))
+                if name in by_module
+            ]
+            return tuple(
+                dict.fromkeys(
+                    [every, *(special_scheme for name in built_names if (special_scheme := scheme(name)) is not None)]
+                )
+            )
+        except (ConsumerError, UnknownBehavior):
+            return quantization.schemes
+
+    return choose
+
+
+def _select_by_name(quantization: Quantization) -> SchemeSelector:
+    """Return a function that gives a module the scheme that names it, else every scheme that may be a pattern for it."""
+    every, *special = quantization.schemes
+    named = {scheme.targets[0]: scheme for scheme in special if scheme.targets[0] in quantization.storage_by_module}
+    others = (every, *(scheme for scheme in special if scheme.targets[0] not in named))
+
+    def choose(module: str) -> tuple[Scheme, ...]:
+        return (named[module],) if module in named else others
+
+    return choose

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ckptcheck.checkpoint.quantization.quantization import IgnoreEntry
 from ckptcheck.consumers.base import ConsumerError, Decision, Module, UnknownBehavior
 from ckptcheck.consumers.consumer import Consumer
 from ckptcheck.consumers.entries import EntryList, parse_exact_or_regex
@@ -283,18 +284,8 @@ def sort_modules(names: Iterable[str]) -> list[str]:
     return sorted(names, key=natural_sort_key)
 
 
-class UnusedEntry(msgspec.Struct, frozen=True):
-    """An entry of an ignore list that matches nothing for any consumer."""
-
-    text: str
-    file: str
-    key: str
-    suggestion: str | None
-    """The probably intended entry; None if no name is near."""
-
-
-def find_unused_entries(ckpt: Checkpoint) -> list[UnusedEntry]:
-    """Return the entries of the ignore lists that match no module for any consumer that reads them.
+def find_unused_entries(ckpt: Checkpoint) -> list[tuple[IgnoreEntry, str | None]]:
+    """Return the entries of the ignore lists that match no module for any consumer that reads them, each with a correction or None.
 
     It leaves out entries that match nothing without being a mistake: a module without a matrix, a parent of modules, and the
     head of a model that has no head of its own mean something to the tool that wrote them; a trainer that sends weights reads
@@ -314,18 +305,13 @@ def find_unused_entries(ckpt: Checkpoint) -> list[UnusedEntry]:
     harmless = modules | parents | {"lm_head", "re:.*lm_head"}
     found = [entry for entry in ckpt.quantization.ignore if entry.text in unused and entry.text not in harmless]
     entries = [
-        UnusedEntry(
-            entry.text,
-            entry.file,
-            entry.key,
-            _correct(entry.text, by_form) if number < MOST_CORRECTED and len(entry.text) < MAX_PATTERN else None,
-        )
-        for number, entry in enumerate(found)
+        (entry, _correct(entry.text, by_form) if at < MOST_CORRECTED and len(entry.text) < MAX_PATTERN else None)
+        for at, entry in enumerate(found)
     ]
     if any(evaluation.is_guess for evaluation in readers):
         # a guess may lack the module that an entry means, unless what it would mean is here and packed against it
         packed = [name for name, quantized in map_stored_modules(ckpt).items() if quantized]
-        return [entry for entry in entries if entry.suggestion is not None and _matches_any(entry.suggestion, packed)]
+        return [(entry, meant) for entry, meant in entries if meant is not None and _matches_any(meant, packed)]
     return entries
 
 

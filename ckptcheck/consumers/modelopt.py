@@ -28,8 +28,11 @@ from ckptcheck.consumers.base import (
 from ckptcheck.consumers.config_lists import read_text_list
 from ckptcheck.consumers.consumer import QuantizationPolicy
 from ckptcheck.consumers.entries import (
+    DENSE_MODULES,
     EntryList,
     ParseEntry,
+    find_skipped_by_sglang,
+    find_skipped_by_vllm,
     make_substring_keys,
     parse_dotted_wildcard,
     parse_exact,
@@ -37,7 +40,6 @@ from ckptcheck.consumers.entries import (
     parse_path,
     split_component_runs,
 )
-from ckptcheck.consumers.fused import DENSE_MODULES, find_skipped_by_sglang, find_skipped_by_vllm
 
 VLLM_ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "NVFP4", "W4A16_NVFP4", "MXFP8")
 SGLANG_ALGORITHMS = ("FP8", "NVFP4", "NVFP4_AWQ", "W4A16_NVFP4")
@@ -175,11 +177,11 @@ def _read_mixed_by_vllm(
 
     def find_layer(name: str) -> str | None:
         """Return the entry that gives a module its algorithm (`_resolve_quant_algo`)."""
-        spellings = _list_vllm_spellings(name)
+        spellings = _list_spellings(name)
         if matches := table.record_matches(spellings):
             return matches[0]
         base, _, last = name.rpartition(".")
-        shards = [f"{each}.{shard}" for each in _list_vllm_spellings(base or name) for shard in fused.get(last, ())]
+        shards = [f"{each}.{shard}" for each in _list_spellings(base or name) for shard in fused.get(last, ())]
         if (hit := table.find_shard(name, shards)) is not None:
             return hit
         layer = [name.rsplit(".experts", 1)[0]] if name.endswith(".experts") else []
@@ -210,15 +212,19 @@ def _read_mixed_by_vllm(
     return QuantizationPolicy(decide, {**lists, "quantized_layers": table.entries})
 
 
-def _list_vllm_spellings(name: str) -> list[str]:
-    """Return the names under which a layer may stand in quantized_layers (`_quantized_layer_prefix_candidates`)."""
+def _list_spellings(name: str, *, sglang: bool = False) -> list[str]:
+    """Return the names under which a layer may stand in quantized_layers (`_quantized_layer_prefix_candidates` of both)."""
     names = [name]
     if name.endswith(".lm_head"):
         names.append("lm_head")
-    if name.startswith("language_model.model."):
-        names.append("model.language_model." + name.removeprefix("language_model.model."))
-    elif name.startswith("model.language_model."):
-        names.append("language_model.model." + name.removeprefix("model.language_model."))
+    inner, outer = "language_model.model.", "model.language_model."
+    if name.startswith(inner):
+        names.append(outer + name.removeprefix(inner))
+    elif name.startswith(outer):
+        rest = name.removeprefix(outer)
+        names += [inner + rest, *([f"model.{rest}"] if sglang else [])]
+    elif sglang and name.startswith("model."):
+        names.append(outer + name.removeprefix("model."))
     return names
 
 
@@ -293,12 +299,14 @@ def _read_mixed_by_sglang(
 
     def find_layer(name: str) -> str | None:
         """Return the entry that gives a module its algorithm (`_resolve_quant_algo`)."""
-        spellings = _list_sglang_spellings(name)
+        spellings = _list_spellings(name, sglang=True)
         if (first := next((each for each in spellings if each in table.algorithms), None)) is not None:
             table.record_matches([first])
             return first
         base, _, last = name.rpartition(".")
-        shards = [f"{each}.{shard}" for each in _list_sglang_spellings(base or name) for shard in fused.get(last, ())]
+        shards = [
+            f"{each}.{shard}" for each in _list_spellings(base or name, sglang=True) for shard in fused.get(last, ())
+        ]
         hit = table.find_shard(name, shards)
         return hit if hit is not None else table.find_below(spellings)
 
@@ -315,18 +323,3 @@ def _read_mixed_by_sglang(
         )
 
     return QuantizationPolicy(decide, {**lists, "quantized_layers": table.entries})
-
-
-def _list_sglang_spellings(name: str) -> list[str]:
-    """Return the names under which a layer may stand in quantized_layers (`_quantized_layer_prefix_candidates`)."""
-    names = [name]
-    if name.endswith(".lm_head"):
-        names.append("lm_head")
-    inner, outer = "language_model.model.", "model.language_model."
-    if name.startswith(inner):
-        names.append(outer + name.removeprefix(inner))
-    elif name.startswith(outer):
-        names += [inner + name.removeprefix(outer), "model." + name.removeprefix(outer)]
-    elif name.startswith("model."):
-        names.append(outer + name.removeprefix("model."))
-    return names

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ckptcheck.consumers.compressed_tensors import COMPRESSED_TENSORS
 from ckptcheck.consumers.consumer import Consumer
 from ckptcheck.consumers.sglang import SGLANG
 from ckptcheck.consumers.slime import SLIME
-from ckptcheck.consumers.transformers import TRANSFORMERS
+from ckptcheck.consumers.transformers import COMPRESSED_TENSORS, TRANSFORMERS
 from ckptcheck.consumers.vllm import VLLM
 
 CONSUMERS: dict[str, Consumer] = {

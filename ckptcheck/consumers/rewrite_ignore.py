@@ -55,7 +55,7 @@ def rewrite_ignore_list(ckpt: Checkpoint) -> tuple[str, list[str]] | None:
     ]
     key = next((key for key in KEYS[method] if isinstance(config.get(key), list)), default_key)
     originals = [entry for entry in config.get(key, []) if isinstance(entry, str)]
-    misspelt = {entry.text for entry in find_unused_entries(ckpt) if entry.suggestion is not None}
+    misspelt = {entry.text for entry, meant in find_unused_entries(ckpt) if meant is not None}
     entries = [entry for entry in dict.fromkeys(originals) if entry not in misspelt and _is_valid_entry(entry)]
     unreadable = {
         name: evaluation.error or evaluation.reason

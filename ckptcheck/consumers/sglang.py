@@ -22,24 +22,20 @@ from ckptcheck.consumers.base import (
     Module,
     UnknownBehavior,
 )
-from ckptcheck.consumers.config_lists import Scheme, read_ignore_list, read_targets, read_text_list
+from ckptcheck.consumers.config_lists import Scheme, Targets, read_ignore_list, read_targets, read_text_list
 from ckptcheck.consumers.consumer import Consumer, QuantizationPolicy
 from ckptcheck.consumers.entries import (
     EntryList,
+    FusedModules,
+    expand_fused,
+    find_skipped_by_sglang,
     make_substring_keys,
     parse_exact,
     parse_exact_or_regex,
     parse_path,
-    parse_regex_only,
+    require_agreement,
     split_component_runs,
     split_dotted_suffixes,
-)
-from ckptcheck.consumers.fused import (
-    FusedModules,
-    expand_by_suffix,
-    expand_fused,
-    find_skipped_by_sglang,
-    require_agreement,
 )
 from ckptcheck.consumers.gptq import read_overrides
 from ckptcheck.consumers.structures import StructureTable
@@ -69,48 +65,36 @@ def _read_compressed_tensors(request: ConsumerInput) -> QuantizationPolicy:
     config, structure = request.config, request.structure
     if "linear_fp8_config" in config:
         raise UnknownBehavior("linear_fp8_config is not known to ckptcheck")
-    schemes = read_targets(config)
     originals = read_ignore_list(config)
     renamed = [structure.rename(text) if isinstance(text, str) else text for text in originals]
     ignore = EntryList(renamed, parse_exact_or_regex, originals=originals, keys=split_dotted_suffixes)
-    schemes_by_name: dict[str, tuple[str, Scheme]] = {
-        structure.rename(name): (name, each) for name, each in schemes.items()
-    }
-    target_names = list(schemes_by_name)
-    texts = [schemes_by_name[name][0] for name in target_names]
-    target = EntryList(target_names, parse_exact_or_regex, originals=texts)
-    head_target = EntryList(target_names, parse_exact_or_regex, originals=texts, keys=split_dotted_suffixes)
-    class_patterns = EntryList(target_names, parse_regex_only, originals=texts)
-    head_target.usages = class_patterns.usages = target.usages
+    targets = Targets(read_targets(config), structure.rename)
+    head_target = EntryList(
+        targets.names, parse_exact_or_regex, originals=targets.originals, keys=split_dotted_suffixes
+    )
+    head_target.usages = targets.entries.usages
     mxfp4 = "mxfp4" in str(config.get("format") or "") or any(
-        _is_mxfp4(schemes_by_name[name][1]) for name in ("FusedMoE", "Linear") if name in schemes_by_name
+        _is_mxfp4(scheme)
+        for name, scheme in zip(targets.names, targets.schemes, strict=True)
+        if name in ("FusedMoE", "Linear")
     )
 
     def find_scheme(name: str, class_name: str) -> tuple[int | None, int | None]:
         """Return the entry that ignores a name, else the target that it gets. Raises ConsumerError if no target fits."""
         hit = _find_ignoring_entry(ignore, name, structure.fused_modules)
-        if hit is not None or not target_names:
+        if hit is not None or not targets.names:
             return hit, None
-        number = target.first_match(name)
+        number = targets.entries.first_match(name)
         if number is None:
-            number = _find_class_target(class_name)
+            number = targets.find_by_class(class_name)
             # an empty target is a substring of every class name, and SGLang then treats the empty match as no match
-            if number is not None and not target_names[number]:
+            if number is not None and not targets.names[number]:
                 number = None
-        if number is None and (names := expand_by_suffix(name, structure.fused_modules)) is not None:
-            numbers = [target.first_match(shard) for shard in names]
-            number = numbers[0] if numbers and None not in numbers else None
+        if number is None:
+            number = targets.find_by_shards(name, structure.fused_modules)
         if number is None:
             raise ConsumerError(f"no target matches {name}, and it is not ignored")
         return None, number
-
-    def _find_class_target(class_name: str) -> int | None:
-        by_regex = class_patterns.first_match(class_name)
-        for number, text in enumerate(target_names):
-            if number == by_regex or (not text.startswith("re:") and text.lower() in class_name.lower()):
-                target.record_match(texts[number])
-                return number
-        return None
 
     def decide(module: Module) -> Decision:
         if module.role == EXPERTS:
@@ -120,44 +104,34 @@ def _read_compressed_tensors(request: ConsumerInput) -> QuantizationPolicy:
         if module.role != LINEAR:
             return UNQUANTIZED
         hit, number = find_scheme(module.name, module.class_name)
-        if number is None:
-            return Decision(quantized=False, entry=ignore.original(hit))
-        return Decision(quantized=True, scheme=texts[number], entry=texts[number])
+        return Decision(quantized=False, entry=ignore.original(hit)) if number is None else targets.decide(number)
 
     def _decide_head(module: Module) -> Decision:
-        if not target_names:
+        if not targets.names:
             return UNQUANTIZED
         hit = _find_ignoring_entry(ignore, module.name, structure.fused_modules)
         number = head_target.first_match(module.name) if hit is None else None
         if number is None:
             return Decision(quantized=False, entry=ignore.original(hit))
-        if dict(schemes_by_name[target_names[number]][1][0])["block_structure"] not in ("None", "[]"):
+        if dict(targets.schemes[number][0])["block_structure"] not in ("None", "[]"):
             raise ConsumerError("it does not quantize a head by blocks")
-        return Decision(quantized=True, scheme=texts[number], entry=texts[number])
+        return targets.decide(number)
 
     def _decide_experts(module: Module) -> Decision:
         # SGLang decides this before it looks at names
         if mxfp4:
             return Decision(quantized=True, scheme="mxfp4")
-        if "Linear" in schemes_by_name and "FusedMoE" not in schemes_by_name:
-            for kind in ("FusedMoE", "DeepEPMoE"):
-                if kind not in schemes_by_name:
-                    target_names.append(kind)
-                    texts.append(schemes_by_name["Linear"][0])
-                schemes_by_name[kind] = schemes_by_name["Linear"]
+        if "Linear" in targets.names and "FusedMoE" not in targets.names:
+            targets.copy_linear("FusedMoE", "DeepEPMoE")
         choices = [
             find_scheme(f"{module.name}.0.{shard}", module.class_name)
             for shard in ("gate_proj", "up_proj", "down_proj")
         ]
-        chosen_schemes = [None if number is None else schemes_by_name[target_names[number]][1] for _, number in choices]
-        if any(each != chosen_schemes[0] for each in chosen_schemes):
-            raise ConsumerError(f"the projections of {module.name} get different schemes")
+        targets.require_one_scheme(module, [number for _, number in choices])
         hit, number = choices[0]
-        if number is None:
-            return Decision(quantized=False, entry=ignore.original(hit))
-        return Decision(quantized=True, scheme=texts[number], entry=texts[number])
+        return Decision(quantized=False, entry=ignore.original(hit)) if number is None else targets.decide(number)
 
-    return QuantizationPolicy(decide, {"ignore": ignore, "targets": target})
+    return QuantizationPolicy(decide, {"ignore": ignore, "targets": targets.entries})
 
 
 def _is_mxfp4(scheme: Scheme) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from ckptcheck.consumers.base import EMBEDDING, EXPERTS, HEAD, LINEAR, OTHER, ModelStructure, Module
-from ckptcheck.consumers.fused import DENSE_MODULES
+from ckptcheck.consumers.entries import DENSE_MODULES
 
 FUSED_MODULES: dict[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),

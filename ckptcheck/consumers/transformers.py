@@ -1,16 +1,21 @@
-"""Decides which modules transformers 5.23 replaces by quantized ones.
+"""Decides which modules transformers 5.23 replaces by quantized ones, and compressed-tensors 0.20.0, which it calls.
 
 Source: transformers/quantizers/ and integrations/. It matches the names of its own modules; its skip lists are regexes without
 a prefix, see `parse_regex_or_suffix`. Without a list it skips the head and the tensors tied to it. If an architecture has other
 names on disk, transformers renames fp8's list too; that is not modelled.
+
+compressed-tensors (utils/match.py, quantization/lifecycle/apply.py) sees the same names. A target also matches the name of a parent
+class, so ``Linear`` matches every ``nn.Linear``, but not a router of another class.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from ckptcheck.consumers import compressed_tensors
 from ckptcheck.consumers.base import (
+    EMBEDDING,
     EXPERTS,
     LINEAR,
     UNQUANTIZED,
@@ -20,11 +25,20 @@ from ckptcheck.consumers.base import (
     Module,
     UnknownBehavior,
 )
-from ckptcheck.consumers.config_lists import read_text_list
+from ckptcheck.consumers.config_lists import read_text_list, reject_removed_actorder
 from ckptcheck.consumers.consumer import Consumer, QuantizationPolicy
-from ckptcheck.consumers.entries import EntryList, make_suffix_keys, parse_exact, parse_regex_or_suffix
+from ckptcheck.consumers.entries import (
+    EntryList,
+    make_suffix_keys,
+    parse_exact,
+    parse_exact_or_regex,
+    parse_regex_or_suffix,
+)
+from ckptcheck.consumers.structures import StructureTable
 
 VERSION = "5.24.0"
+STRUCTURES = StructureTable(Path(__file__).with_name("transformers.json"))
+"""The modules of transformers, on which compressed-tensors works too."""
 UNSUPPORTED = ("modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "nvfp4_online", "w4afp8")
 """Methods for which transformers warns, and then loads the tensors as if they were not quantized."""
 GPTQ_BLOCKS = (
@@ -46,7 +60,7 @@ def read_config(request: ConsumerInput) -> QuantizationPolicy:
     """Read a config. Raises ConsumerError if the library raises, UnknownBehavior for a method that is not modelled."""
     method = request.method
     if method == "compressed-tensors":
-        return compressed_tensors.read_config(request)
+        return read_compressed_tensors(request)
     if method in UNSUPPORTED:
         return QuantizationPolicy(lambda module: UNQUANTIZED)
     if method in ("fp8", "mxfp8"):
@@ -60,6 +74,57 @@ def read_config(request: ConsumerInput) -> QuantizationPolicy:
     if method == "mxfp4":
         return _read_skip_list(request, "modules_to_not_convert", lambda module: module.role == EXPERTS)
     raise UnknownBehavior(f"what transformers makes of {method} is not known to ckptcheck")
+
+
+def read_compressed_tensors(request: ConsumerInput) -> QuantizationPolicy:
+    """Read a config. Raises ConsumerError if the library raises on it, UnknownBehavior for another method."""
+    if request.method != "compressed-tensors":
+        raise UnknownBehavior(f"compressed-tensors does not know the method {request.method}")
+    targets = _list_targets(request.config)
+    ignored = [] if request.config.get("ignore") is None else request.config["ignore"]
+    if not isinstance(ignored, list) or not all(isinstance(text, str) for text in ignored):
+        raise ConsumerError("ignore is not a list of strings")
+    ignore = EntryList(ignored, parse_exact_or_regex)
+    target = EntryList(targets, parse_exact_or_regex)
+    order = sorted(range(len(targets)), key=lambda number: ("re:" in targets[number], targets[number]))
+
+    def decide(module: Module) -> Decision:
+        classes = {module.class_name, "Module"} | {
+            {LINEAR: "Linear", EMBEDDING: "Embedding"}.get(module.role, "Module")
+        }
+        by_name = target.match_all(module.name)
+        matching = sorted({*by_name, *(n for n, text in enumerate(targets) if text in classes)})
+        # the library tries targets in order, up to the first that matches by name or class
+        target.check_entries_before(matching[0] if matching else None)
+        if not matching:
+            return UNQUANTIZED
+        ignoring = ignore.match_all(module.name)
+        ignoring = sorted({*ignoring, *(n for n, text in enumerate(ignore.texts) if text in classes)})
+        ignore.check_entries_before(ignoring[0] if ignoring else None)
+        if ignoring:
+            return Decision(quantized=False, entry=ignore.originals[ignoring[0]])
+        target.check_entries_before(None)  # the library evaluates all targets before it chooses the scheme
+        if module.role not in (LINEAR, EMBEDDING):
+            return UNQUANTIZED
+        number = next(n for n in [*(n for n in order if n in by_name), *(n for n in order if n in matching)])
+        return Decision(quantized=True, scheme=targets[number], entry=targets[number])
+
+    return QuantizationPolicy(decide, {"ignore": ignore, "targets": target})
+
+
+def _list_targets(config: Any) -> list[str]:
+    groups = config.get("config_groups")
+    if not isinstance(groups, dict):
+        raise ConsumerError("config_groups is not an object")
+    targets: list[str] = []
+    for name, group in groups.items():
+        listed = group.get("targets") if isinstance(group, dict) else group
+        if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+            raise ConsumerError(f"config_groups.{name} has no list of targets")
+        if isinstance(group, dict):
+            reject_removed_actorder(name, group)
+        targets += [text for text in listed if text not in targets]
+    return targets
 
 
 def _read_skip_list(
@@ -132,8 +197,17 @@ TRANSFORMERS = Consumer(
     title="transformers",
     version=VERSION,
     read_config=read_config,
-    structures=compressed_tensors.STRUCTURES,
+    structures=STRUCTURES,
     missing_parameter_effect="initialises the weight at random and mentions it only in its loading report",
     # transformers loads the files that the index names
     weight_files=lambda ckpt: ckpt.model_files,
+)
+COMPRESSED_TENSORS = Consumer(
+    name="compressed-tensors",
+    title="compressed-tensors",
+    version="0.20.0",
+    read_config=read_compressed_tensors,
+    structures=STRUCTURES,
+    missing_parameter_effect="finds no parameter for {tensor}",
+    casts_same_name=False,
 )

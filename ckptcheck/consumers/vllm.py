@@ -7,7 +7,7 @@ Not modelled: refusals because of the GPU or a shape, after the lookup by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from ckptcheck.consumers import modelopt
@@ -23,20 +23,16 @@ from ckptcheck.consumers.base import (
     Module,
     UnknownBehavior,
 )
-from ckptcheck.consumers.config_lists import Scheme, read_ignore_list, read_targets, read_text_list
+from ckptcheck.consumers.config_lists import Scheme, Targets, read_ignore_list, read_targets, read_text_list
 from ckptcheck.consumers.consumer import Consumer, QuantizationPolicy
 from ckptcheck.consumers.entries import (
     EntryList,
+    FusedModules,
+    expand_fused,
+    find_skipped_by_vllm,
     make_substring_keys,
     parse_exact,
     parse_exact_or_regex,
-    parse_regex_only,
-)
-from ckptcheck.consumers.fused import (
-    FusedModules,
-    expand_by_suffix,
-    expand_fused,
-    find_skipped_by_vllm,
     require_agreement,
 )
 from ckptcheck.consumers.gptq import read_overrides
@@ -68,41 +64,24 @@ def _read_compressed_tensors(request: ConsumerInput) -> QuantizationPolicy:
     config, structure = request.config, request.structure
     if (config.get("sparsity_config") or {}).get("targets"):
         raise ConsumerError("sparsity_config is no longer supported")
-    schemes = read_targets(config, vllm=True)
 
-    def rename(text: object) -> object:
-        path = isinstance(text, str) and "." in text and not text.startswith("re:")
-        return structure.rename(text) if path and isinstance(text, str) else text
+    def rename(text: str) -> str:
+        return structure.rename(text) if "." in text and not text.startswith("re:") else text
 
     originals = read_ignore_list(config)
-    ignore = EntryList([rename(text) for text in originals], parse_exact_or_regex, originals=originals, like_regex=True)
-    schemes_by_name: dict[str, tuple[str, Scheme]] = {
-        str(rename(name)): (name, scheme) for name, scheme in schemes.items()
-    }
-    target_names = list(schemes_by_name)
-    target = EntryList(
-        target_names,
-        parse_exact_or_regex,
-        originals=[schemes_by_name[name][0] for name in target_names],
-        like_regex=True,
-    )
-    class_patterns = EntryList(target_names, parse_regex_only, originals=target.originals, like_regex=True)
+    renamed = [rename(text) if isinstance(text, str) else text for text in originals]
+    ignore = EntryList(renamed, parse_exact_or_regex, originals=originals, like_regex=True)
+    targets = Targets(read_targets(config, vllm=True), rename, like_regex=True)
 
     def find_scheme(name: str, class_name: str) -> tuple[int | None, int | None]:
         """Return the entry that ignores a name, else the target that it gets."""
         hit = _find_ignoring_entry(ignore, name, structure.fused_modules)
-        return (hit, None) if hit is not None else (None, _find_target(name, class_name))
-
-    def _find_target(name: str, class_name: str) -> int | None:
-        number = target.first_match(name)
-        if number is None and (names := expand_by_suffix(name, structure.fused_modules)) is not None:
-            numbers = [target.first_match(shard) for shard in names]
-            number = numbers[0] if numbers and None not in numbers else None
+        if hit is not None:
+            return hit, None
+        number = targets.entries.first_match(name)
         if number is None:
-            number = _find_class_target(target_names, class_patterns, class_name)
-            if number is not None:
-                target.record_match(schemes_by_name[target_names[number]][0])
-        return number
+            number = targets.find_by_shards(name, structure.fused_modules)
+        return None, targets.find_by_class(class_name) if number is None else number
 
     def decide(module: Module) -> Decision:
         if module.role == EXPERTS:
@@ -110,42 +89,21 @@ def _read_compressed_tensors(request: ConsumerInput) -> QuantizationPolicy:
         if module.role not in (LINEAR, HEAD, EMBEDDING):
             return UNQUANTIZED
         hit, number = find_scheme(module.name, module.class_name)
-        if hit is not None:
-            return Decision(quantized=False, entry=ignore.originals[hit])
-        if number is None:
-            return UNQUANTIZED
-        name, values = schemes_by_name[target_names[number]]
-        if module.role == EMBEDDING and not _is_packable(values):
-            raise ConsumerError("it only quantizes an embedding to integers by group or channel, without activations")
-        return Decision(quantized=True, scheme=name, entry=name)
-
-    def _decide_experts(module: Module) -> Decision:
-        if "Linear" in schemes_by_name and "RoutedExperts" not in schemes_by_name:
-            schemes_by_name["RoutedExperts"] = schemes_by_name["Linear"]
-            target_names.append("RoutedExperts")
-        choices = [find_scheme(f"{module.name}.0.{shard}", "RoutedExperts") for shard in module.expert_projections]
-        chosen_schemes = [None if number is None else schemes_by_name[target_names[number]][1] for _, number in choices]
-        if any(each != chosen_schemes[0] for each in chosen_schemes):
-            raise ConsumerError(f"the projections of {module.name} get different schemes")
-        hit, number = choices[-1]
         if number is None:
             return Decision(quantized=False, entry=ignore.original(hit))
-        return Decision(
-            quantized=True,
-            scheme=schemes_by_name[target_names[number]][0],
-            entry=schemes_by_name[target_names[number]][0],
-        )
+        if module.role == EMBEDDING and not _is_packable(targets.schemes[number]):
+            raise ConsumerError("it only quantizes an embedding to integers by group or channel, without activations")
+        return targets.decide(number)
 
-    return QuantizationPolicy(decide, {"ignore": ignore, "targets": target})
+    def _decide_experts(module: Module) -> Decision:
+        if "Linear" in targets.names and "RoutedExperts" not in targets.names:
+            targets.copy_linear("RoutedExperts")
+        choices = [find_scheme(f"{module.name}.0.{shard}", "RoutedExperts") for shard in module.expert_projections]
+        targets.require_one_scheme(module, [number for _, number in choices])
+        hit, number = choices[-1]
+        return Decision(quantized=False, entry=ignore.original(hit)) if number is None else targets.decide(number)
 
-
-def _find_class_target(target_names: Sequence[str], regexes: EntryList, class_name: str) -> int | None:
-    """Return the first target that the class contains, in any case, or that is a regex matching it."""
-    by_regex = regexes.first_match(class_name)
-    for number, text in enumerate(target_names):
-        if number == by_regex or (not text.startswith("re:") and text.lower() in class_name.lower()):
-            return number
-    return None
+    return QuantizationPolicy(decide, {"ignore": ignore, "targets": targets.entries})
 
 
 def _is_packable(scheme: Scheme) -> bool:

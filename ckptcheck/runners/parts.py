@@ -17,8 +17,7 @@ import msgspec
 
 from ckptcheck import __version__
 from ckptcheck.errors import CkptcheckError, EvidenceError, UsageError
-from ckptcheck.runners.results import MalformedResult, decode_results
-from ckptcheck.runners.runner import Local, R, U, Work
+from ckptcheck.runners.runner import Local, MalformedResult, R, U, Work, decode_results
 from ckptcheck.text.file_io import read_regular_file, replace_file
 from ckptcheck.text.formatting import join_truncated
 

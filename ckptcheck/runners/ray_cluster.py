@@ -22,8 +22,7 @@ import msgspec
 from ckptcheck import __version__
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.runners.child_python import run_python
-from ckptcheck.runners.results import MalformedResult, decode_results
-from ckptcheck.runners.runner import R, U, Work, run_in_threads
+from ckptcheck.runners.runner import MalformedResult, R, U, Work, decode_results, run_in_threads
 from ckptcheck.text.formatting import count, format_duration
 
 T = TypeVar("T")

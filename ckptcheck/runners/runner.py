@@ -1,7 +1,8 @@
 """The protocols of work in units and of its runners, and the runner of this machine.
 
 A pass over all values, all digests or all pairs is a list of independent units. The caller gets each unit with its result, in
-order, and joins the results; the machine that computed them makes no difference.
+order, and joins the results; the machine that computed them makes no difference. A node of a cluster and a folder of parts may hold
+anything, so a result of another machine that does not fit its unit is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
+
 U = TypeVar("U")
 R = TypeVar("R")
 U_contra = TypeVar("U_contra", contravariant=True)
@@ -19,6 +22,8 @@ U_contra = TypeVar("U_contra", contravariant=True)
 
 GROUP_BYTES, GROUP_UNITS = 1 << 18, 64
 """Most bytes and units of a group of small units, which one thread computes in one go."""
+MOST_BYTES, MOST_TIMES = 1 << 22, 16
+"""Most bytes of a result: a base, and MOST_TIMES for each byte of its unit. Decoded, it takes many times as much memory."""
 
 
 class Work(Protocol[U_contra, R]):
@@ -138,3 +143,24 @@ def run_in_threads(
             yield first.unit, first.future.result()
     finally:
         pool.shutdown(wait=waits, cancel_futures=True)
+
+
+class MalformedResult(Exception):
+    """An answer from another machine is no result of this work; the message is a clause that says why."""
+
+
+def decode_results(work: Work[U, R], units: Sequence[U], results: Any) -> Iterator[tuple[U, R]]:
+    """Yield each unit with its result, in order. results: the results of all units as MessagePack. Raises MalformedResult."""
+    if not isinstance(results, list) or len(results) != len(units):
+        raise MalformedResult("there is not one result for each piece of the work")
+    decoder = msgspec.msgpack.Decoder(work.result_type)
+    for unit, content in zip(units, results, strict=True):
+        if isinstance(content, bytes) and len(content) > MOST_BYTES + MOST_TIMES * work.weigh(unit):
+            raise MalformedResult(f"a result has {len(content):,} bytes, more than its piece of the work")
+        try:
+            result: R = decoder.decode(content)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError) as error:
+            raise MalformedResult(str(error)) from error
+        if not work.fits(unit, result):
+            raise MalformedResult("a result does not fit its piece of the work")
+        yield unit, result

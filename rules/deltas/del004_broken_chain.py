@@ -1,33 +1,39 @@
-"""The deltas do not follow each other: one is missing, one comes twice, or they are in another order.
+"""Deltas do not follow the base or each other: one is missing or comes twice, or the base is another.
 
 ## What it checks
-- Each delta is for the version before it. If it is for another one, and the deltas in another order make no chain either, one
-  is missing, or it is of another run. Versions that count up show how many.
+- Each delta is for the version before it; the first one for the base's, where the base names its version (its index, or the
+  state.json that SGLang keeps). If it is for another one, and the deltas in another order make no chain either, one is missing, or
+  it is of another run. Versions that count up show how many.
+- The base is known by its content too: after the first delta most of its tensors have the checksum that the delta records. One
+  tensor alone could as well be damaged, so it takes two.
 - If the deltas, sorted by base_version and version, make one chain, they are named in that order.
 - No two deltas of a chain lead to the same version. Where both overwrite, this is a warning: the second changes nothing.
 
 ## Why it matters
-SGLang refuses a delta that is not for the version that it has (`out-of-order delta`). An engine that applies it nevertheless,
-such as one that syncs through verl's flushes, keeps the old values of everything that only the missing delta changed, or puts
-older values over newer ones. A change of xor that is applied twice undoes itself.
+SGLang refuses a delta that is not for the version that it has (`out-of-order delta`), and stops at the checksum, as ModelExpress
+does. An engine that applies it nevertheless, such as one that syncs through verl's flushes, keeps the old values of everything that
+only the missing delta changed, or puts older values over newer ones. A change of xor that is applied twice undoes itself; on
+another base it gives weights that no step produced.
 
 ## How to fix
-Name each delta once, in the order that the finding gives. Where deltas are pruned, begin with the newest whole checkpoint. An
-engine that retries has to look which version it has first.
+Name the checkpoint that the trainer took its first snapshot from (slime's `--hf-checkpoint`, ModelExpress' seed), then each delta
+once, in the order that the finding gives. If the base has the delta already, leave it out. Where deltas are pruned, begin with the
+newest whole checkpoint. An engine that retries has to look which version it has first.
 
 ## When it can be wrong
-The formats name versions as strings; two writers may name one version in different ways. Two runs may use the same numbers:
-then the chain mixes them, which is worse.
+- The formats name versions as strings; two writers may name one version in different ways. Two runs may use the same numbers:
+  then the chain mixes them, which is worse.
+- Most tensors of the first delta are damaged. Flushes of verl do not name their base; the rule is skipped there.
 
 ## Seen in
-NovaSky-AI/SkyRL#1902 (a pruned chain), huggingface/trl#5937 (the steps between two syncs were never sent), THUDM/slime
-docker/patch/latest/sglang-pull_weights.patch (`out-of-order delta`), THUDM/slime docs/en/advanced/delta-weight-sync.md
+NovaSky-AI/SkyRL#1902 (a pruned chain replayed on version 0), huggingface/trl#5937 (the steps between two syncs were never sent),
+THUDM/slime docker/patch/latest/sglang-pull_weights.patch (`out-of-order delta`), THUDM/slime docs/en/advanced/delta-weight-sync.md
 ("applying it twice reverts")
 """
 
 from collections.abc import Iterator, Sequence
 
-from ckptcheck import Problem, rule
+from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.deltas.chain import DeltaChain
 from ckptcheck.text.formatting import count
 
@@ -40,10 +46,12 @@ MOST_NAMED = 8
     "broken-chain",
     severity="error",
     on="deltas",
-    when=lambda chains: any(len(chain.deltas) > 1 for chain in chains),
+    when=lambda chains: any(chain.can_be_applied or len(chain.deltas) > 1 for chain in chains),
 )
 def check(chains: Sequence[DeltaChain]) -> Iterator[Problem]:
     for chain in chains:
+        if chain.can_be_applied:
+            yield from _compare_base(chain)
         if chain.sorted_deltas is None:
             yield from _find_missing(chain)
         elif chain.sorted_deltas != chain.deltas:
@@ -54,12 +62,40 @@ def check(chains: Sequence[DeltaChain]) -> Iterator[Problem]:
                 hint="name them in this order",
             )
         yield from _find_repeated(chain)
+    if len(chains) == 1 and chains[0].can_be_applied and chains[0].base_version is None:
+        first = chains[0].deltas[0]
+        if first.checksum_format is None:
+            raise Skip(f"nothing in the format of {first.writer} says which base its deltas are for")
+
+
+def _compare_base(chain: DeltaChain) -> Iterator[Problem]:
+    first = chain.deltas[0]
+    if any(found.at == 0 for found in chain.breaks):
+        yield Problem(
+            f"the base is version {chain.base_version}, and {first.name} is for version {first.base_version}",
+            hint="name the base of the first delta, or the deltas between",
+        )
+    elif chain.is_on_wrong_base and chain.sorted_deltas in (None, chain.deltas):
+        outcomes = [outcome for outcome in chain.list_outcomes(0).values() if outcome.checksum]
+        wrong = [outcome for outcome in outcomes if outcome.checksum == "different"]
+        if all(outcome.was_there for outcome in wrong):
+            yield Problem(
+                f"the base has {first.name} already: before it, {len(wrong):,} of its {count(len(outcomes), 'tensor')} have"
+                " the checksum that it records",
+                hint="leave the delta out",
+            )
+        else:
+            yield Problem(
+                f"after {first.name}, which is for version {first.base_version}, {len(wrong):,} of its"
+                f" {count(len(outcomes), 'tensor')} have another checksum than it records",
+                hint=f"{chain.base_target} is another checkpoint than the one that the delta was made from: name that one",
+            )
 
 
 def _find_missing(chain: DeltaChain) -> Iterator[Problem]:
     for found in chain.breaks:
         delta = chain.deltas[found.at]
-        # At the beginning the base is another one (DEL003); a version that was there before is a repeated one.
+        # A version that was there before is a repeated one.
         if not found.at or delta.version in {other.version for other in chain.deltas[: found.at]}:
             continue
         yield Problem(

@@ -2,7 +2,7 @@
 
 ## What it checks
 - After each delta, every tensor that it changes has the checksum of the file's `__metadata__`.
-- The rule does not report consequences of a wrong base (DEL003) or a broken chain (DEL004).
+- The rule does not report consequences of a wrong base or a broken chain (DEL004).
 - Each tensor in a file of a delta has an entry in the file's `__metadata__`.
 - A flush of verl has the checksum that its sender computed.
 - If verl sends a sweep to verify the state, every element has the value in the sweep.
@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 
 from ckptcheck import Problem, Skip, rule
 from ckptcheck.checkpoint.deltas.chain import DeltaChain, are_applied, require_outcomes, select_outcomes
-from ckptcheck.checkpoint.deltas.flush_checksum import list_torn_flushes
+from ckptcheck.checkpoint.deltas.flush import list_torn_flushes
 from ckptcheck.compare.matching.name_groups import group_names
 from ckptcheck.text.formatting import count, join_truncated
 

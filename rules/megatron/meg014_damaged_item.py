@@ -52,9 +52,9 @@ def _find_unreadable(run: Megatron) -> Iterator[Problem]:
 
 def _find_corrupt(run: Megatron) -> Iterator[Problem]:
     corrupt: dict[str, list[str]] = {}
-    for stats in run.record_stats:
-        if stats.corrupt:
-            corrupt.setdefault(stats.record.file, []).append(stats.record.key)
+    for record, result in run.record_stats:
+        if result.corrupt:
+            corrupt.setdefault(record.file, []).append(record.key)
     for file, keys in corrupt.items():
         yield Problem(
             f"{count(len(keys), 'record does', 'records do')} not match "

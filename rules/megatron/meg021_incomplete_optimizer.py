@@ -5,8 +5,6 @@ Where the states are stored per weight (`optimizer.state.exp_avg.…`):
 - A weight with one kind of state has every other kind that most weights have. Weights without any state may be frozen and are
   left out.
 - The chunks of each state cover it without a gap, and it has the shape of the weight.
-- Adam's second moment does not exist without the first. In a plain torch.distributed.checkpoint folder, a state has both
-  moments if most states have both.
 - Each weight with a state was saved too, where most of them were. MEG018 reports the weights that a layer lacks.
 
 Buckets of the distributed optimizer (`dp_reshardable`) are not compared; MEG007 reports their missing files.
@@ -54,7 +52,6 @@ HINT = "resume from an earlier iteration, or without the optimizer"
 )
 def check(run: Megatron) -> Iterator[Problem]:
     yield from _weights(run)
-    yield from _moments(run)
     yield from _unsaved(run)
 
 
@@ -92,30 +89,6 @@ def _weights(run: Megatron) -> Iterator[Problem]:
                     key=weight,
                     hint=HINT,
                 )
-
-
-def _moments(run: Megatron) -> Iterator[Problem]:
-    """Check that Adam's two moments come together."""
-    kinds = {match[1] for key in _keys(run) if (match := STATE.match(key))}
-    if "exp_avg_sq" in kinds and "exp_avg" not in kinds:
-        yield Problem(
-            "every optimizer state lacks exp_avg", file=run.file(".metadata"), key="optimizer.state", hint=HINT
-        )
-    states: dict[str, set[str]] = {}
-    for key in _keys(run):
-        if (match := PLAIN.match(key)) and not STATE.match(key):
-            states.setdefault(match[1], set()).add(match[3])
-    complete = sum(len(moments) == 2 for moments in states.values())
-    incomplete = [name for name, moments in states.items() if len(moments) == 1]
-    if incomplete and complete > len(incomplete):
-        missing_kind = next(iter({"exp_avg", "exp_avg_sq"} - states[incomplete[0]]))
-        yield Problem(
-            f"{count(len(incomplete), 'optimizer state lacks', 'optimizer states lack')} a moment that {complete} others have: "
-            f"{missing_kind} of {join_truncated(incomplete)}",
-            file=run.file(".metadata"),
-            key=incomplete[0],
-            hint=HINT,
-        )
 
 
 def _unsaved(run: Megatron) -> Iterator[Problem]:

@@ -4,21 +4,16 @@
 - The iteration that common.pt, or the file of every legacy rank, names is the same on all ranks and equals the number of the
   folder (`iter_0000100`).
 - All legacy ranks have the same arguments, as far as they describe the model and the grid of ranks.
-- `rng_state` is saved over the grid of pipeline × tensor ranks that the arguments give.
 
 ## Why it matters
-- A model whose parts have different ages loads, and its answers look almost right. Megatron continues from the iteration that the
-  file names, not from that of the folder: it reads the same data again and overwrites later saves.
-- Where the grid differs, the file with the arguments was copied from another run or save. Megatron stops if it cannot find the
-  random states, unless it runs with `--no-load-rng`.
+A model whose parts have different ages loads, and its answers look almost right. Megatron continues from the iteration that the
+file names, not from that of the folder: it reads the same data again and overwrites later saves.
 
 ## How to fix
-- Copy the files of one iteration. The message names the others.
-- Use common.pt and the data of the same save.
+Copy the files of one iteration. The message names the others.
 
 ## When it can be wrong
-- A folder may be renumbered on purpose.
-- A trainer may shard the states in another way.
+A folder may be renumbered on purpose.
 
 ## Seen in
 KempnerInstitute/KempnerForge#102 (a save that did not end over an older one); checkpoints put together from two saves
@@ -29,7 +24,6 @@ from collections.abc import Iterator
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.megatron.folders import ITERATION
 from ckptcheck.checkpoint.megatron.megatron import Megatron
-from ckptcheck.checkpoint.megatron.structure import OBJECT, positive_argument
 from ckptcheck.text.formatting import join_truncated
 
 SAME = [
@@ -57,12 +51,6 @@ SAME = [
 
 @rule("MEG025", "mixed-saves", severity="error", on="megatron", when=lambda run: run.form != "empty")
 def check(run: Megatron) -> Iterator[Problem]:
-    yield from _compare_iterations(run)
-    if run.args:
-        yield from _compare_random_states(run)
-
-
-def _compare_iterations(run: Megatron) -> Iterator[Problem]:
     by_iteration: dict[int, list[str]] = {}
     for rank in run.ranks:
         if rank.iteration is not None:
@@ -92,21 +80,4 @@ def _compare_iterations(run: Megatron) -> Iterator[Problem]:
             listed = "; ".join(f"{value} in {join_truncated(folders)}" for value, folders in sorted(values.items()))
             yield Problem(
                 f"its ranks disagree about {name}: {listed}", file=run.finding_file, hint="copy the files of one save"
-            )
-
-
-def _compare_random_states(run: Megatron) -> Iterator[Problem]:
-    objects = run.contents.objects if run.contents is not None else ()
-    sizes = ("pipeline_model_parallel_size", "tensor_model_parallel_size")
-    expected = ".".join(str(positive_argument(run.args, size)) for size in sizes)
-    grids = {match[3] for key in objects if (match := OBJECT.match(key)) and match[1] == "rng_state"}
-    for grid in sorted(grids):
-        if grid.count(".") == 1 and grid != expected and "None" not in expected:
-            yield Problem(
-                f"the random states were saved over a grid of {grid.replace('.', ' × ')} ranks (pipeline × tensor), "
-                f"but the arguments say {expected.replace('.', ' × ')}",
-                file=run.file(".metadata"),
-                key="rng_state",
-                hint="use common.pt and the data of the same save",
-                severity="warning",
             )

@@ -58,15 +58,15 @@ def check(run: Megatron) -> Iterator[Problem]:
     infinite: dict[str, str] = {}
     negative: dict[str, str] = {}
     filled: dict[str, bool] = {}
-    for seen in run.record_stats:
-        if seen.state is None:
+    for record, result in run.record_stats:
+        if (state := result.state) is None:
             continue
-        key, file = seen.record.key, seen.record.file
-        if seen.state.infinite:
+        key, file = record.key, record.file
+        if state.infinite:
             infinite.setdefault(key, file)
-        elif seen.state.negative and "exp_avg_sq" in key:
+        elif state.negative and "exp_avg_sq" in key:
             negative.setdefault(key, file)
-        filled[key] = filled.get(key, False) or not seen.state.zero
+        filled[key] = filled.get(key, False) or not state.zero
     for files, what in ((infinite, "NaN or Inf"), (negative, "a negative second moment")):
         if files:
             first = next(iter(files))

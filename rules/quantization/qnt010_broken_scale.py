@@ -10,8 +10,6 @@ If a quantized weight is not zero itself, its scales are:
 - not the E8M0 exponent 0xFF, which means NaN;
 - not all the same number over eight quantized weights or more, for scales of one kind (a warning).
 
-The tables of bitsandbytes (`nested_quant_map`, `nested_absmax`, `quant_map`) are not zero throughout.
-
 VAL001 reports NaN and Inf in scales that are stored as floats.
 
 ## Why it matters
@@ -53,16 +51,11 @@ from ckptcheck.values.stats import TensorStats
 
 SMALLEST = {"F16": 2.0**-14, "BF16": 2.0**-126, "F32": 2.0**-126, "F8_E4M3": 2.0**-6}
 """The smallest normal number of a dtype."""
-UNREAD = "quant_map"
-"""The table of 4-bit numbers: bitsandbytes 0.50 takes its own, by the name of the type."""
-TABLES = {"nested_quant_map", "nested_absmax", UNREAD}
 MIN_EQUAL = 8
 """Fewest weights whose equal scales are a finding: with fewer, as in a model of one layer, they may be chance."""
 EXPONENTS = ("U8", "F8_E8M0")
 TEXTS = {
     "zero": ("is", "are", "zero: the weight is lost, or the engine divides by it"),
-    "table": ("is", "are", "zero: bitsandbytes reads every block of the weight as the same"),
-    "unread": ("is", "are", "zero: bitsandbytes 0.50 takes its own table, and a reader of the stored one gets zeros"),
     "exponent": ("holds", "hold", "the exponent 0xFF, which is NaN"),
     "subnormal": ("is", "are", "subnormal: digits are lost, and kernels that flush such numbers compute with zero"),
     "negative": ("is", "are", "negative, which no engine expects of a scale for a whole tensor"),
@@ -87,11 +80,6 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             broken.setdefault((stats.shard, "subnormal"), []).append(name)
         elif prod(part.shape) == 1 and part.dtype in SIGN and _negative(ckpt, name):
             broken.setdefault((stats.shard, "negative"), []).append(name)
-    for stored, modules in ckpt.quantization.storages.items():
-        for role in TABLES & stored.parts.keys():
-            for name in (stored.name(module, role) for module in modules):
-                if (stats := values.get(name)) is not None and stats.zero:
-                    broken.setdefault((stats.shard, "unread" if role == UNREAD else "table"), []).append(name)
     told = {name for names in broken.values() for name in names}
     lost: dict[str, list[LostBlocks]] = {}
     for blocks in find_lost_blocks(ckpt):
@@ -114,7 +102,6 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
             file=shard,
             key=names[0],
             hint="quantize again",
-            severity="warning" if kind == "unread" else None,
         )
     yield from _find_equal(ckpt)
     ckpt.require_values()

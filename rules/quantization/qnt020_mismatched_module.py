@@ -42,10 +42,11 @@ vllm-project/llm-compressor#2597, vllm-project/llm-compressor#2641
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ckptcheck import Problem, rule
 from ckptcheck.checkpoint.checkpoint import Checkpoint
-from ckptcheck.consumers.effects import summarize_mismatches
+from ckptcheck.consumers.effects import describe_mismatches
 from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_mismatches, require_known_architecture
 
 
@@ -60,23 +61,14 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     is_plain = ckpt.quantization is not None and not any(
         way.is_quantized or way.companions for way in ckpt.quantization.storages
     )
-    for summary in summarize_mismatches(ckpt, find_mismatches(ckpt, quantized=False)) if is_plain else ():
-        yield Problem(
-            f"no weight is quantized, but quantization_config says so: {summary.effects}",
-            file=summary.file,
+    for problem in describe_mismatches(ckpt, find_mismatches(ckpt, quantized=False)) if is_plain else ():
+        yield replace(
+            problem,
+            message=f"no weight is quantized, but quantization_config says so: {problem.message.partition(': ')[2]}",
             key="quantization_config",
             hint="remove quantization_config: it belongs to the checkpoint from which this one was dequantized or trained",
         )
         return
-    for quantized, stored in ((True, "stored quantized"), (False, "stored unquantized")):
-        for summary in summarize_mismatches(ckpt, find_mismatches(ckpt, quantized=quantized)):
-            spared = f"; {summary.spared} is not hurt, and slime reads the list as its author meant"
-            yield Problem(
-                f"{summary.modules} {summary.verb} {stored}, but {summary.reason}: {summary.effects}"
-                + (spared if summary.spared else ""),
-                file=summary.file,
-                key=summary.key,
-                hint=summary.hint,
-                severity="warning" if summary.spared else None,
-            )
+    for quantized in (True, False):
+        yield from describe_mismatches(ckpt, find_mismatches(ckpt, quantized=quantized))
     require_known_architecture(ckpt)

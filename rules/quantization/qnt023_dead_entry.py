@@ -44,14 +44,14 @@ from ckptcheck.consumers.mismatches import evaluate_checkpoint, find_unused_entr
     "QNT023", "dead-entry", severity="info", when=lambda ckpt: not ckpt.is_partial and bool(evaluate_checkpoint(ckpt))
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
-    for entry in find_unused_entries(ckpt):
-        if entry.suggestion is not None:
+    for entry, meant in find_unused_entries(ckpt):
+        if meant is not None:
             yield Problem(
                 f"{entry.text!r} matches no module for {' or '.join(evaluate_checkpoint(ckpt))}",
                 file=entry.file,
                 key=entry.key,
                 severity="warning",
-                hint=f"did you mean {entry.suggestion!r}?",
+                hint=f"did you mean {meant!r}?",
             )
         else:
             yield Problem(f"{entry.text!r} matches no module of this checkpoint", file=entry.file, key=entry.key)

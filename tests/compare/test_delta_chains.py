@@ -100,7 +100,7 @@ def test_a_chain_that_ends_earlier_is_another_checkpoint(plain_run: Run) -> None
 
 @pytest.mark.parametrize(
     ("numbers", "code"),
-    [((1, 3), "DEL004"), ((2, 3), "DEL003"), ((2, 1, 3), "DEL004"), ((1, 2, 2, 3), "DEL004")],
+    [((1, 3), "DEL004"), ((2, 3), "DEL004"), ((2, 1, 3), "DEL004"), ((1, 2, 2, 3), "DEL004")],
     ids=str,
 )
 def test_a_wrong_chain_is_named_first(run: Run, numbers: tuple[int, ...], code: str) -> None:
@@ -116,7 +116,7 @@ def test_a_wrong_chain_is_named_first(run: Run, numbers: tuple[int, ...], code: 
 def test_another_base(plain_run: Run, tmp_path: Path) -> None:
     base = shutil.copytree(plain_run.base, tmp_path / "other")
     write_weights(base, take_step(plain_run.steps[0], 99, 0.5, 4))
-    assert "DEL003" in list_codes(f"{base}+{plain_run.deltas}", plain_run.full)
+    assert "DEL004" in list_codes(f"{base}+{plain_run.deltas}", plain_run.full)
 
 
 def test_a_base_that_has_the_delta_already(plain_run: Run) -> None:
@@ -124,7 +124,7 @@ def test_a_base_that_has_the_delta_already(plain_run: Run) -> None:
         f"{plain_run.save(plain_run.steps[1])}+{plain_run.deltas / 'weight_v000001'}", plain_run.full
     )
     overwrites = "DEL015" in {finding.code for finding in report.findings}
-    assert overwrites or "DEL003" in {finding.code for finding in report.findings}
+    assert overwrites or "DEL004" in {finding.code for finding in report.findings}
 
 
 def test_a_change_that_no_delta_names(plain_run: Run, tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_wrong_chains_on_real_weights(smollm2: Path, tmp_path: Path) -> None:
         assert 0.001 < row[5] / elements < 0.2  # type: ignore[operator]
 
     assert list_delta_codes(run.name_chain(1, 2)) == set()
-    assert list_delta_codes(run.name_chain(2)) == {"DEL003"}
+    assert list_delta_codes(run.name_chain(2)) == {"DEL004"}
     assert list_delta_codes(run.name_chain(2, 1)) == {"DEL004"}
     name = "model.layers.1.mlp.up_proj.weight"
     foreign = run.steps[2] | {f"module.{name}": run.steps[1][name]}

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckptcheck.checkpoint.open import open_checkpoint
-from ckptcheck.consumers.gptq_schemes import make_scheme_selector
+from ckptcheck.consumers.grouped_faults import make_scheme_selector
 
 EXPERTS = [f"model.layers.0.mlp.experts.{number}.{name}_proj" for number in (0, 11) for name in ("gate", "up", "down")]
 MODULES = ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj", *EXPERTS]

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ckptcheck.runners.results import MalformedResult, decode_results
+from ckptcheck.runners.runner import MalformedResult, decode_results
 from ckptcheck.values.value_pass import BatchResult, BatchScan
 from ckptcheck.values.worker import Batch, Piece
 from tests.fuzz import CHECKPOINTS

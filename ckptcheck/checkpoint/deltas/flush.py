@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ckptcheck.checkpoint.deltas.delta import MALFORMED, UNKNOWN, Change, Delta, Flush, Span, adopt_defects
 from ckptcheck.checkpoint.deltas.target import SPEC
@@ -20,6 +20,10 @@ from ckptcheck.checkpoint.document import Defect, clip, parse_object
 from ckptcheck.checkpoint.header import Shard, read_shard
 from ckptcheck.checkpoint.source import Source
 from ckptcheck.checkpoint.tensor import BITS, Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 POSITIONS, VALUES = "__positions__", "__values__"
 MAX_SPEC = 1 << 27
@@ -32,6 +36,19 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F6
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "int16": "I16", "int32": "I32", "int64": "I64"
 }  # fmt: skip
 """torch's name of a dtype → safetensors'."""
+STEP = 1 << 22
+"""Bytes that are widened at a time."""
+KINDS = {
+    "U8": "<u1",
+    "I8": "<i1",
+    "I16": "<i2",
+    "I32": "<i4",
+    "I64": "<i8",
+    "F16": "<f2",
+    "F32": "<f4",
+    "F64": "<f8",
+    "BF16": "<u2",
+}
 
 
 def is_flush(shard: Shard) -> bool:
@@ -143,3 +160,52 @@ def _is_natural(value: Any, end: int = MAX_SIZE) -> TypeGuard[int]:
 
 def _shorten(value: Any) -> str:
     return clip(repr(value), 30) if not isinstance(value, int) or abs(value) < MAX_SIZE else "a number beyond 2^62"
+
+
+def list_torn_flushes(delta: Delta) -> list[str]:
+    """Return the files whose checksum differs from the one sent. Files in a dtype that cannot be widened here are left out."""
+    torn = []
+    for flush in delta.flushes:
+        found = compute_flush_checksum(delta, flush)
+        if found is not None and found != flush.checksum:
+            torn.append(flush.values.file)
+    return torn
+
+
+def compute_flush_checksum(delta: Delta, flush: Flush) -> int | None:
+    """Return verl's checksum of a flush; None where its dtype is unknown here, or its file cannot be read to its end.
+
+    verl takes `torch.hash_tensor` of the positions and of the values, shifts the second by one bit, and joins both by an exclusive
+    or. `torch.hash_tensor` is the exclusive or of all elements, each widened to 64 bits: an integer with its sign, a float as a
+    double (torch 2.13, measured). The positions are bytes, so their part has eight bits.
+    """
+    if flush.dtype not in KINDS:
+        return None
+    try:
+        positions = _hash_span(delta, flush.positions, "U8") if flush.positions is not None else 0
+        values = _hash_span(delta, flush.values, flush.dtype)
+    except OSError:
+        return None
+    return positions ^ (values << 1)
+
+
+def _hash_span(delta: Delta, span: Span, dtype: str) -> int:
+    import numpy as np
+
+    kind, total = np.dtype(KINDS[dtype]), 0
+    for at in range(0, span.nbytes, STEP):
+        raw = delta.source.read(span.file, span.begin + at, min(STEP, span.nbytes - at))
+        values = np.frombuffer(raw[: len(raw) - len(raw) % kind.itemsize], kind)
+        total ^= int(np.bitwise_xor.reduce(_widen(values, dtype))) if values.size else 0
+    return total
+
+
+def _widen(values: NDArray[Any], dtype: str) -> NDArray[np.uint64]:
+    import numpy as np
+
+    if dtype == "BF16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    if values.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            return values.astype(np.float64).view(np.uint64)
+    return values.astype(np.int64).view(np.uint64)

@@ -134,22 +134,13 @@ def _opened(run: Megatron, item: Item, key: str, inspection: Inspection, opened:
     return archive
 
 
-@dataclass(frozen=True)
-class RecordStats:
-    """The result of reading a whole record."""
-
-    record: ArchiveRecordInfo
-    corrupt: bool
-    """Whether its checksum differs from the one in its directory."""
-    state: StateStats | None
-    """Statistics of the state of an optimizer; None for other records."""
-
-
 class RecordResult(msgspec.Struct):
     """The outcome of reading a record."""
 
     corrupt: bool = False
+    """Whether its checksum differs from the one in its directory."""
     state: StateStats | None = None
+    """Statistics of the state of an optimizer; None for other records."""
     reason: str = ""
     """Why it could not be read, or ""."""
 
@@ -218,7 +209,7 @@ class RecordScan:
         return not result.reason
 
 
-def read_record_stats(run: Megatron, records: list[ArchiveRecordInfo]) -> list[RecordStats]:
+def read_record_stats(run: Megatron, records: list[ArchiveRecordInfo]) -> list[tuple[ArchiveRecordInfo, RecordResult]]:
     """Read every record once, for its checksum and for the state of an optimizer. Raises EvidenceError if one cannot be read.
 
     A record whose checksum was compared at opening its archive is read again only if it holds the state of an optimizer.
@@ -226,15 +217,15 @@ def read_record_stats(run: Megatron, records: list[ArchiveRecordInfo]) -> list[R
     dtypes = {record.key: run.tensors[record.key].dtype for record in records if record.key in run.tensors}
     work = RecordScan(run.source, dtypes, tuple(dict.fromkeys(record.file for record in records)))
     unread = [record for record in records if record.is_corrupt is None or record.holds_state]
-    found = {id(record): RecordStats(record, bool(record.is_corrupt), None) for record in records}
+    found = {record: RecordResult(bool(record.is_corrupt)) for record in records}
     for record in unread:
-        del found[id(record)]
+        del found[record]
     # A runner may compute only some of them.
     for record, result in (run.value_reader.runner or Local()).run(work, unread):
         if result.reason:
             raise EvidenceError(f"could not read {record.file}: {result.reason}")
-        found[id(record)] = RecordStats(record, result.corrupt, result.state)
-    return [found[id(record)] for record in records if id(record) in found]
+        found[record] = result
+    return [(record, found[record]) for record in records if record in found]
 
 
 class MegatronWeights(Checkpoint):

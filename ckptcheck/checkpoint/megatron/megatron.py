@@ -29,7 +29,7 @@ from ckptcheck.text.formatting import count, format_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ckptcheck.checkpoint.megatron.inspection import Inspection, MegatronWeights, RecordStats
+    from ckptcheck.checkpoint.megatron.inspection import ArchiveRecordInfo, Inspection, MegatronWeights, RecordResult
 
 
 class Megatron(MegatronFiles, EvidenceDefaults):
@@ -219,7 +219,7 @@ class Megatron(MegatronFiles, EvidenceDefaults):
         return inspect(self)
 
     @cached_property
-    def record_stats(self) -> list[RecordStats]:
+    def record_stats(self) -> list[tuple[ArchiveRecordInfo, RecordResult]]:
         """The result of reading every record once. Raises Skip if the values are not read."""
         from ckptcheck.checkpoint.megatron.inspection import read_record_stats
 

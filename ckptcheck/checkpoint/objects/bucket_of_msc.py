@@ -12,8 +12,7 @@ from itertools import islice
 from typing import Any
 
 from ckptcheck.checkpoint.objects.address import ObjectAddress
-from ckptcheck.checkpoint.objects.bucket import MAX_OBJECTS, Listing, StoredObject
-from ckptcheck.checkpoint.objects.failures import RequestFailure
+from ckptcheck.checkpoint.objects.bucket import MAX_OBJECTS, Listing, RequestFailure, StoredObject
 from ckptcheck.errors import CkptcheckError
 
 

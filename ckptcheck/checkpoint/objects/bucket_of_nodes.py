@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptcheck.checkpoint.megatron.folders import DiskTree
-from ckptcheck.checkpoint.objects.bucket import MAX_OBJECTS, Listing, StoredObject
-from ckptcheck.checkpoint.objects.failures import RequestFailure
+from ckptcheck.checkpoint.objects.bucket import MAX_OBJECTS, Listing, RequestFailure, StoredObject
 from ckptcheck.checkpoint.source import File, read_listed
 from ckptcheck.errors import CkptcheckError, EvidenceError
 from ckptcheck.runners.ray_cluster import Ray, call_on_node, find_own_node

@@ -22,8 +22,7 @@ from typing import Any
 
 from ckptcheck.checkpoint.lost_time import LostTime
 from ckptcheck.checkpoint.objects.address import ObjectAddress
-from ckptcheck.checkpoint.objects.bucket import MAX_OBJECTS, Listing, StoredObject
-from ckptcheck.checkpoint.objects.failures import RequestFailure, explain_failure
+from ckptcheck.checkpoint.objects.bucket import MAX_OBJECTS, Listing, RequestFailure, StoredObject, explain_failure
 from ckptcheck.errors import CkptcheckError
 
 REQUEST_SECONDS = 60.0

@@ -10,8 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ckptcheck.checkpoint.objects.address import ObjectAddress, parse_object_address
-from ckptcheck.checkpoint.objects.bucket import Bucket, Listing, StoredObject
-from ckptcheck.checkpoint.objects.failures import RequestFailure
+from ckptcheck.checkpoint.objects.bucket import Bucket, Listing, RequestFailure, StoredObject
 from ckptcheck.checkpoint.source import CHAT_TEMPLATES, File, is_checkpoint_file
 from ckptcheck.errors import CkptcheckError, EvidenceError, OutputError
 from ckptcheck.text.environment_files import require_plain_files

@@ -108,7 +108,7 @@ def _fp8(declared: Declaration) -> Iterator[Scheme]:
 
 
 def _gptq(declared: Declaration) -> Iterator[Scheme]:
-    """Yield the scheme of all modules, then one for each pattern of `dynamic`; `consumers.gptq_schemes` matches the patterns.
+    """Yield the scheme of all modules, then one for each pattern of `dynamic`; `consumers.grouped_faults` matches them.
 
     The scheme has no weights if the pattern excludes modules (``-:``), or if the override is no object or sets another format.
     A value of the wrong type changes nothing: `override_config` of vLLM 0.32,

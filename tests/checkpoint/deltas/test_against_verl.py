@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from ckptcheck.checkpoint.deltas.flush_checksum import compute_flush_checksum
+from ckptcheck.checkpoint.deltas.flush import compute_flush_checksum
 from ckptcheck.checkpoint.deltas.open import open_lone_deltas
 from ckptcheck.checkpoint.open import open_checkpoint
 from tests.conftest import needs_engine
