@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import importlib
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,10 @@ if TYPE_CHECKING:
     from ckptcheck.watch.watch import Watch
 
 VARIABLE = "CKPTCHECK_WATCH"
-SETTINGS = ("record", "every", "share", "budget", "keep", "metrics")
+SETTINGS: dict[str, Callable[[str], Any]] = {
+    "record": Path, "every": int, "share": float, "budget": float, "keep": int, "metrics": str
+}  # fmt: skip
+"""Arguments of `Watch` that the variable may have → how each is read."""
 QUIET_SECONDS = 10.0
 """Seconds without a weight after which a sync is over, also if it lacks names of an earlier one: it may have lost a tensor."""
 
@@ -42,22 +44,21 @@ def watch_sglang() -> None:
         _quietly("watch SGLang", _hook_sglang)
 
 
-def parse_settings(text: str) -> dict[str, str]:
-    """Return the settings of CKPTCHECK_WATCH. Raises ValueError for one that is not known.
+def parse_settings(text: str) -> dict[str, Any]:
+    """Return the settings of CKPTCHECK_WATCH. Raises ValueError for one that is not known, or no number where it has to be one.
 
-    >>> parse_settings("record=syncs.jsonl,every=5")
-    {'record': 'syncs.jsonl', 'every': '5'}
+    >>> parse_settings("share=0.05,every=5")
+    {'share': 0.05, 'every': 5}
     """
     settings = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = pair.partition("=")
-        if not equals or name not in SETTINGS or not value:
+        name, _, value = pair.partition("=")
+        if name not in SETTINGS or not value:
             raise ValueError(f"{pair} is none of {', '.join(f'{name}=…' for name in SETTINGS)}")
-        if name in ("every", "keep") and not value.isdecimal():
-            raise ValueError(f"{name} takes a whole number, not {value}")
-        if name in ("share", "budget") and not re.fullmatch(r"\d+(\.\d+)?", value):
-            raise ValueError(f"{name} takes a number, not {value}")
-        settings[name] = value
+        try:
+            settings[name] = SETTINGS[name](value)
+        except ValueError:
+            raise ValueError(f"{name} takes a number, not {value}") from None
     return settings
 
 
@@ -71,18 +72,9 @@ def open_watch(model: Any, name: str) -> Watch:
     from ckptcheck.watch.watch import Watch
 
     settings = parse_settings(os.environ[VARIABLE])
-    record = Path(settings["record"]) if "record" in settings else None
-    if record is not None and model is None:
-        record = record.with_name(f"{record.stem}-adapters{record.suffix}")
-    return Watch(
-        None if model is None else module(model, name),
-        record=record,
-        every=int(settings.get("every", "1")),
-        share=float(settings.get("share", "0.02")),
-        budget=float(settings.get("budget", "1.0")),
-        keep=int(settings.get("keep", "100")),
-        metrics=settings.get("metrics"),
-    )
+    if model is None and (record := settings.get("record")) is not None:
+        settings["record"] = record.with_name(f"{record.stem}-adapters{record.suffix}")
+    return Watch(None if model is None else module(model, name), **settings)
 
 
 class ModelSyncs:
