@@ -298,7 +298,7 @@ def test_sglang_is_hooked_by_its_registry(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("text", ["record", "record=", "color=red", "every=x", "share=all", "record=a,=b"])
 def test_settings_that_are_not_known_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is none of|takes a number"):
+    with pytest.raises(ValueError, match=r"is none of|takes a number"):
         parse_settings(text)
 
 
