@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import importlib
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,14 +19,15 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.watch.adapter_syncs import AdapterSyncs
-
 if TYPE_CHECKING:
     from ckptcheck.watch.syncing import Syncing
     from ckptcheck.watch.watch import Watch
 
 VARIABLE = "CKPTCHECK_WATCH"
-SETTINGS = ("record", "every", "share", "budget", "keep", "metrics")
+SETTINGS: dict[str, Callable[[str], Any]] = {
+    "record": Path, "every": int, "share": float, "budget": float, "keep": int, "metrics": str
+}  # fmt: skip
+"""Arguments of `Watch` that the variable may have → how each is read."""
 QUIET_SECONDS = 10.0
 """Seconds without a weight after which a sync is over, also if it lacks names of an earlier one: it may have lost a tensor."""
 
@@ -44,22 +44,21 @@ def watch_sglang() -> None:
         _quietly("watch SGLang", _hook_sglang)
 
 
-def parse_settings(text: str) -> dict[str, str]:
-    """Return the settings of CKPTCHECK_WATCH. Raises ValueError for one that is not known.
+def parse_settings(text: str) -> dict[str, Any]:
+    """Return the settings of CKPTCHECK_WATCH. Raises ValueError for one that is not known, or no number where it has to be one.
 
-    >>> parse_settings("record=syncs.jsonl,every=5")
-    {'record': 'syncs.jsonl', 'every': '5'}
+    >>> parse_settings("share=0.05,every=5")
+    {'share': 0.05, 'every': 5}
     """
     settings = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = pair.partition("=")
-        if not equals or name not in SETTINGS or not value:
+        name, _, value = pair.partition("=")
+        if name not in SETTINGS or not value:
             raise ValueError(f"{pair} is none of {', '.join(f'{name}=…' for name in SETTINGS)}")
-        if name in ("every", "keep") and not value.isdecimal():
-            raise ValueError(f"{name} takes a whole number, not {value}")
-        if name in ("share", "budget") and not re.fullmatch(r"\d+(\.\d+)?", value):
-            raise ValueError(f"{name} takes a number, not {value}")
-        settings[name] = value
+        try:
+            settings[name] = SETTINGS[name](value)
+        except ValueError:
+            raise ValueError(f"{name} takes a number, not {value}") from None
     return settings
 
 
@@ -73,18 +72,9 @@ def open_watch(model: Any, name: str) -> Watch:
     from ckptcheck.watch.watch import Watch
 
     settings = parse_settings(os.environ[VARIABLE])
-    record = Path(settings["record"]) if "record" in settings else None
-    if record is not None and model is None:
-        record = record.with_name(f"{record.stem}-adapters{record.suffix}")
-    return Watch(
-        None if model is None else module(model, name),
-        record=record,
-        every=int(settings.get("every", "1")),
-        share=float(settings.get("share", "0.02")),
-        budget=float(settings.get("budget", "1.0")),
-        keep=int(settings.get("keep", "100")),
-        metrics=settings.get("metrics"),
-    )
+    if model is None and (record := settings.get("record")) is not None:
+        settings["record"] = record.with_name(f"{record.stem}-adapters{record.suffix}")
+    return Watch(None if model is None else module(model, name), **settings)
 
 
 class ModelSyncs:
@@ -144,6 +134,60 @@ class ModelSyncs:
         self._sync, self._names = None, set()
         self._all_names = max(self._all_names, names, key=len)
         _quietly("end a sync", sync.after)
+
+
+class AdapterSyncs:
+    """Records each load of an adapter (LoRA) into vLLM as a sync, as long as all have one name: none passes `load_weights`.
+
+    vLLM 0.32.0 calls `WorkerLoRAManager.add_adapter` for a request with an adapter, and to load one in advance. Then the manager
+    has the adapter as a `LoRAModel`, whose layers hold `lora_a` and `lora_b`, each a tensor or a list of tensors. An engine that
+    serves adapters of several names may load an old one again, which is no fault: the watch then stops recording.
+    """
+
+    def __init__(self, manager: Any, watch: Watch) -> None:
+        """Watch a `WorkerLoRAManager`. watch: one without an engine, because vLLM rearranges the adapters that it loads."""
+        self._manager, self._watch = manager, watch
+        self._last: Any = None
+        self._name: str | None = None
+        self._has_several = False
+        add = manager.add_adapter
+
+        @wraps(add)
+        def watched(request: Any, *arguments: Any, **keywords: Any) -> Any:
+            result = add(request, *arguments, **keywords)
+            _quietly("look at an adapter", partial(self._look, request))
+            return result
+
+        manager.add_adapter = watched
+
+    def _look(self, request: Any) -> None:
+        """Record the adapter of a request, unless it is the last recorded one."""
+        if self._has_several:
+            return
+        adapter = self._manager._adapter_manager.get_adapter(request.lora_int_id)
+        if adapter is None or adapter is self._last:
+            return
+        if self._name is not None and request.lora_name != self._name:
+            self._has_several = True
+            sys.stderr.write(
+                f"ckptcheck.watch records no more adapters: {self._name} and {request.lora_name} are served side by side\n"
+            )
+            return
+        self._last, self._name = adapter, request.lora_name
+        with self._watch(step=max(0, self._watch.number - 1)) as sync:
+            sync.sent(list(list_adapter_tensors(adapter)))
+
+
+def list_adapter_tensors(adapter: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a `LoRAModel` as ``module.lora_A.weight``; those of fused modules have the number of their part."""
+    for module, layer in adapter.loras.items():
+        for side, held in (("lora_A", layer.lora_a), ("lora_B", layer.lora_b)):
+            if not isinstance(held, list | tuple):
+                yield f"{module}.{side}.weight", held
+                continue
+            for part, tensor in enumerate(held):
+                if tensor is not None:
+                    yield f"{module}.{side}.{part}.weight", tensor
 
 
 def _hook_vllm() -> None:

@@ -281,12 +281,10 @@ class Syncing:
             raise CkptcheckError("it is sharded over ranks; gather it (full_tensor) before it passes through")
         self._sent_digests.add(name, tensor)
         cast = find_dtype(self._watch.engine, name)
-        if (
-            cast not in (None, tensor.dtype)
-            and cast.is_floating_point
-            and cast.itemsize > 1
-            and tensor.nbytes <= CAST_BYTES
-        ):
+        if cast is None or not hasattr(tensor, "data_ptr") or cast == tensor.dtype or tensor.nbytes > CAST_BYTES:
+            return
+        # a dtype of one byte has a scale too
+        if cast.is_floating_point and cast.itemsize > 1:
             self._sent_digests.casts[name] = digest_tensor(tensor.to(cast))
 
     def _digest_expected(self) -> None:

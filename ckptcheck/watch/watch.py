@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ckptcheck.watch.syncing import Syncing
-from ckptcheck.watch.watch_arguments import convert_number
-from ckptcheck.watch.watch_state import WatchState
+from ckptcheck.watch.watch_state import WatchState, convert_number
 
 
 class Watch(WatchState):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +27,6 @@ from ckptcheck.watch.probe import Probe
 from ckptcheck.watch.record_claim import claim_record
 from ckptcheck.watch.schedule import Schedule
 from ckptcheck.watch.tensor_digests import Weights
-from ckptcheck.watch.watch_arguments import check_arguments, find_record_path
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
@@ -39,6 +39,9 @@ METRICS_PATIENCE = 10.0
 """Seconds for which the end of the process waits for a tracker, whose server may not answer."""
 TAIL = 8
 """Least number of digested syncs that the rules see, with the new one. ``ckptcheck refit history`` sees the whole file."""
+
+ASKED = ("name", "alike", "held", "version")
+"""What a watch asks of an engine."""
 
 OnFinding = Literal["warn", "raise"] | Callable[[Finding], None]
 
@@ -216,3 +219,42 @@ def _keep_tail(syncs: list[SyncRecord], number: int) -> list[SyncRecord]:
     """Return the last so many syncs whose weights were digested, and the others from there on."""
     digested = [place for place, sync in enumerate(syncs) if sync.is_digested]
     return syncs[digested[-number] :] if len(digested) >= number else syncs[-10 * number :]
+
+
+def check_arguments(engine: Any, on: Any, numbers: Mapping[str, Any]) -> None:
+    """Raise CkptcheckError for what no sync could work with. numbers: `every`, `share` and `budget` by name."""
+    if engine is not None and not all(hasattr(engine, name) for name in ASKED):
+        hint = (
+            "use servers(url, …) for running servers, module(model) for a model in this process, record=… for the file"
+        )
+        raise CkptcheckError(f"Watch takes an engine first, and {_describe(engine)} is none", hint)
+    if on not in ("warn", "raise") and not callable(on):
+        raise CkptcheckError(f"on={on!r} is neither 'warn' nor 'raise' nor a function")
+    for name, value in numbers.items():
+        is_number = isinstance(value, Integral if name == "every" else Real)
+        if not is_number or isinstance(value, bool) or not value >= 0:
+            raise CkptcheckError(f"{name}={value!r} is no {'whole ' if name == 'every' else ''}number from 0 on")
+
+
+def find_record_path(record: Path | str) -> Path:
+    """Return the absolute path of a record: a job may change its folder. Raises CkptcheckError for what names no file."""
+    if re.match(r"[a-z][a-z0-9+.-]*://", str(record)):
+        raise CkptcheckError(f"a record is a file of this machine, and {record} is an address")
+    path = Path(record).expanduser().absolute()
+    if not str(record) or path.is_dir():
+        raise CkptcheckError(f"record={str(record)!r} is a folder", "name a file in it: syncs.jsonl")
+    return path
+
+
+def convert_number(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return a step or a loss as the record can keep it; None for what is no number. A job has them as tensors, too."""
+    if value is None or type(value) is convert:
+        return value
+    try:
+        return convert(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
+
+
+def _describe(value: Any) -> str:
+    return repr(value) if isinstance(value, str | Path) else f"a {type(value).__name__}"

@@ -25,7 +25,7 @@ def serve(folder: str, tokens: list[int]) -> dict[str, Any]:
     private = tempfile.mkdtemp(dir=os.getcwd())
     os.environ[UNFILLED] = os.path.join(private, "unfilled.json")
     sglang_plugins.install_plugins(
-        private, {"integers": "ckptcheck_worker.sglang_int_kernels:register", "poison": f"{__name__}:register"}
+        private, {"integers": "ckptcheck_worker.sglang_cpu_kernels:register_integers", "poison": f"{__name__}:register"}
     )
     engine = sglang.Engine(
         **settings(folder), dtype="float32", context_length=128, max_total_tokens=512, max_running_requests=1,
@@ -43,7 +43,7 @@ def serve(folder: str, tokens: list[int]) -> dict[str, Any]:
 
 def load(folder: str) -> dict[str, Any]:
     """Load a checkpoint with SGLang's loader alone; return the parameters that nothing filled, or what it raised."""
-    from ckptcheck_worker import sglang_int_kernels
+    from ckptcheck_worker import sglang_cpu_kernels
     from sglang.srt import runtime_context
     from sglang.srt.configs.device_config import DeviceConfig
     from sglang.srt.configs.load_config import LoadConfig
@@ -58,7 +58,7 @@ def load(folder: str) -> dict[str, Any]:
     args = ServerArgs(**settings(folder), dtype="float32")
     runtime_context.publish(args, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=0, gpu_id=0))
     if first:
-        sglang_int_kernels.register()
+        sglang_cpu_kernels.register_integers()
         register()
         init_distributed_environment(1, 0, f"file://{os.getcwd()}/meeting", 0, backend="gloo")
         initialize_model_parallel()

@@ -296,9 +296,9 @@ def test_sglang_is_hooked_by_its_registry(tmp_path: Path, monkeypatch: pytest.Mo
     assert [len(sync.held) for sync in open_history(tmp_path / "syncs.jsonl").syncs] == [6] * 4
 
 
-@pytest.mark.parametrize("text", ["record", "record=", "color=red", "every=x", "share=all", "budget=-1", "record=a,=b"])
+@pytest.mark.parametrize("text", ["record", "record=", "color=red", "every=x", "share=all", "record=a,=b"])
 def test_settings_that_are_not_known_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is none of|takes a (whole )?number"):
+    with pytest.raises(ValueError, match=r"is none of|takes a number"):
         parse_settings(text)
 
 

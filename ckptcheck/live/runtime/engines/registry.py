@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.runtime.engines import missing_kernels
 from ckptcheck.live.runtime.engines.base import Engine
 from ckptcheck.live.runtime.engines.engine_options import Switches
 from ckptcheck.live.runtime.engines.loading import Mode
@@ -19,6 +19,21 @@ from ckptcheck.live.runtime.process.errors import RemoteError
 if TYPE_CHECKING:
     from ckptcheck.live.runtime.engines.prepared_worker import PreparedWorkers
     from ckptcheck.live.runtime.engines.remote import RemoteEngine
+
+
+NO_EXPERTS = (
+    "on a CPU this engine has no kernel for experts quantized like this: leave the experts unquantized, "
+    "or use another engine or a GPU"
+)
+ONLY_16_BITS = "this engine computes quantized weights in 16 bits only: pass --dtype bfloat16"
+CUDA = "this checkpoint needs kernels that only run on GPUs; --set engine-mode=plain computes quantized weights in torch instead"
+MESSAGES = (
+    ("vllm", re.compile(r"No (WNA16|Int8) MoE backend supports|Unsupported FP8 MoE backend: NONE"), NO_EXPERTS),
+    ("sglang", re.compile(r"W8A8Int8 Fused MoE scheme is implemented only for NPU"), NO_EXPERTS),
+    ("sglang", re.compile(r"torch\.float32 is not supported for quantization method"), ONLY_16_BITS),
+    ("sglang", re.compile(r"Torch not compiled with CUDA enabled"), CUDA),
+)
+"""Engine, pattern of its message when a kernel for CPUs is missing (vLLM 0.32.0, SGLang 0.5.23), and the hint."""
 
 
 def _vllm() -> type[RemoteEngine[Any]]:
@@ -203,6 +218,11 @@ def start_engine(
             extra_arguments={**CLASSES[name]().expert_arguments(expert_ranks), **(extra_arguments or {})},
         )
     except RemoteError as error:
-        if (hint := missing_kernels.explain_refusal(name, error.remote_message)) is not None:
+        if (hint := explain_refusal(name, error.remote_message)) is not None:
             error.message, error.hint = error.message.rstrip("."), hint
         raise
+
+
+def explain_refusal(engine: str, message: str) -> str | None:
+    """Return the hint for an engine's message; None if it is not about a missing kernel."""
+    return next((hint for name, pattern, hint in MESSAGES if name == engine and pattern.search(message)), None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import re
 from pathlib import Path
 
 import msgspec
@@ -16,9 +15,6 @@ import msgspec
 from ckptcheck.errors import CkptcheckError
 
 FOLDER = Path(__file__).parent / "recipes"
-NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-PINNED = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!]+")
-"""``name==version``, with nothing else: no marker, no option, no URL."""
 
 
 class Pin(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -201,37 +197,5 @@ def load_recipe(folder: Path) -> Recipe:
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise CkptcheckError(f"cannot read {file}: {str(error).splitlines()[0]}") from error
     requirements = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    if contents.base == folder.name:
-        raise CkptcheckError(f"{file}: it is built upon itself")
-    if contents.base is not None and not (FOLDER / contents.base / "recipe.toml").is_file():
-        raise CkptcheckError(f"{file}: it is built upon {contents.base}, and ckptcheck has no such recipe")
     base = load_recipe(FOLDER / contents.base) if contents.base is not None else None
-    recipe = Recipe(folder.name, folder, contents, requirements, base)
-    if (problem := _find_problem(recipe)) is not None:
-        raise CkptcheckError(f"{file}: {problem}")
-    return recipe
-
-
-def _find_problem(recipe: Recipe) -> str | None:
-    """Return why a recipe cannot be built; None if it can."""
-    if not NAME.fullmatch(recipe.name):
-        return f"its folder is called {recipe.name}; a recipe's name is lower case letters, digits and dashes"
-    if recipe.base is not None and recipe.base.base is not None:
-        return f"its base {recipe.base.name} has a base of its own; name {recipe.base.base.name}"
-    for package in recipe.packages:
-        if not PINNED.fullmatch(package):
-            return f"{package} is not written as name==version"
-    names = [package.partition("==")[0].lower() for package in recipe.packages]
-    if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        return f"{duplicates[0]} is named twice"
-    for path in (
-        *(stand_in.folder for stand_in in recipe.contents.stand_in),
-        *(patch.prepend for patch in recipe.contents.patch),
-    ):
-        if not (recipe.folder / path).exists():
-            return f"{path} is not there"
-    changed = (*(patch.file for patch in recipe.contents.patch), *(folder.path for folder in recipe.contents.remove))
-    for path in changed:
-        if Path(path).is_absolute() or ".." in Path(path).parts or not Path(path).parts:
-            return f"{path} does not lie in site-packages"
-    return None
+    return Recipe(folder.name, folder, contents, requirements, base)

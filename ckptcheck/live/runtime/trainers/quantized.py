@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ckptcheck.values.tensor_part import TensorPart
 
 MODULE = "ckptcheck_worker.quantize"
+BY_REFERENCE = ("score", "score_batched", "score_full_vocab", "sample", "expert_routing", "decode_greedy")
+"""Methods of a trainer that the reference has."""
 WHOLE = 1 << 30
 """Bytes of a bucket if its size does not matter."""
 
@@ -95,13 +97,11 @@ class QuantizedTrainer:
             self.digests()
         return self._weights
 
-    def score(self, sequences: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
-        """Return the logprobs of transformers over the weights after packing and unpacking."""
-        return self._unpacked().score(sequences, temperature=temperature)
-
-    def decode_greedy(self, tokens: Sequence[int], number: int) -> tuple[int, ...]:
-        """Return the tokens that these weights decode greedily."""
-        return self._unpacked().decode_greedy(tokens, number)
+    def __getattr__(self, name: str) -> Any:
+        """Score and sample by transformers over the weights after packing and unpacking."""
+        if name not in BY_REFERENCE:
+            raise AttributeError(name)
+        return getattr(self._unpacked(), name)
 
     def step(self, sequences: Sequence[Sequence[int]], *, seed: int = 0, rate: float | None = None) -> OptimizerStep:
         """Take an optimizer step. The result has no scores, because they would belong to unpacked weights."""
@@ -171,31 +171,6 @@ class QuantizedTrainer:
     def save(self, folder: Path) -> None:
         """Write the checkpoint for the engine: packed in the modules that the engine builds packed."""
         self._write(folder, packed=True)
-
-    def score_batched(self, sequences: Sequence[Sequence[int]], *, temperature: float = 1.0) -> list[tuple[float, ...]]:
-        """Return the same with all sequences padded to the longest; see `base.Trainer`."""
-        return self._unpacked().score_batched(sequences, temperature=temperature)
-
-    def score_full_vocab(self, sequences: Sequence[Sequence[int]], folder: Path) -> Path:
-        """Write the logprobs of the whole vocabulary; see `base.Trainer`."""
-        return self._unpacked().score_full_vocab(sequences, folder)
-
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        number: int,
-        *,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        seed: int = 0,
-    ) -> list[tuple[int, ...]]:
-        """Sample tokens; see `base.Trainer`."""
-        return self._unpacked().sample(prompts, number, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-
-    def expert_routing(self, tokens: Sequence[int]) -> list[list[list[int]]]:
-        """Return the experts that each token is routed to; see `base.Trainer`."""
-        return self._unpacked().expert_routing(tokens)
 
     def close(self) -> None:
         """End the wrapped trainer and every process it started; may be called twice."""

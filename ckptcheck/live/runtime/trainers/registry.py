@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.checkpoint.open import open_checkpoint
@@ -64,7 +65,7 @@ def quantize_trainer(
     ignore: Sequence[str] | None = None,
     quantizer: str = "compressed-tensors",
     python: Path | None = None,
-) -> QuantizedTrainer:
+) -> Trainer:
     """Wrap a trainer so that its weights are packed for the engine, by compressed-tensors in the engine's Python.
 
     held: the trainer; closing the result closes it too. name, ignore, quantizer: see schemes.py. folder: for checkpoints
@@ -83,7 +84,7 @@ def quantize_trainer(
         )
 
     worker_python = find_interpreter(engine, python)
-    return QuantizedTrainer(
+    trainer = QuantizedTrainer(
         held,
         scheme,
         python=worker_python.python,
@@ -92,3 +93,4 @@ def quantize_trainer(
         exchange=exchange,
         folder=folder,
     )
+    return cast(Trainer, trainer)

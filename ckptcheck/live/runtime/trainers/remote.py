@@ -226,7 +226,7 @@ class RemoteTrainer:
     def save_torch_dist(self, folder: Path) -> None:
         """Write a torch_dist checkpoint by Megatron's own saver. Raises RemoteError for a trainer without one."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._ask("checkpoint", folder=str(folder.absolute()))
+        self._ask("save_checkpoint", folder=str(folder.absolute()))
 
     def close(self) -> None:
         """End the worker and every process it started; may be called twice."""

@@ -11,16 +11,16 @@ pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("sglang-cpu")]
 SCRIPT = """
 import os, tempfile
 from types import SimpleNamespace as Some
-from ckptcheck_worker import sglang_load_files
+from ckptcheck_worker import sglang_plugins
 from sglang.srt.managers import load_snapshot
 
 folder = tempfile.mkdtemp()
 own = "ckptcheck-test-" + os.urandom(6).hex()
 stock = load_snapshot.shm_path_for(own)
-sglang_load_files.register()
+sglang_plugins.keep_load_files()
 without_folder = load_snapshot.shm_path_for(own)
-os.environ[sglang_load_files.FOLDER_VARIABLE] = folder
-sglang_load_files.register()
+os.environ[sglang_plugins.FOLDER_VARIABLE] = folder
+sglang_plugins.keep_load_files()
 path = load_snapshot.shm_path_for(own)
 writer = load_snapshot.ShmLoadSnapshotWriter(path, 1, 0)
 read = load_snapshot.ShmLoadSnapshotReader(load_snapshot.shm_path_for(own), 1).read(0)

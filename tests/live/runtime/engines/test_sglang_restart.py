@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.runtime.engines import missing_kernels, registry, remote, sglang, vllm
+from ckptcheck.live.runtime.engines import registry, remote, sglang, vllm
 from ckptcheck.live.runtime.engines.engine_options import Switches
 from ckptcheck.live.runtime.engines.sglang import SglangEngine, SglangOptions
 from ckptcheck.live.runtime.environments.interpreter import Interpreter
@@ -146,7 +146,7 @@ def test_why_a_scheduler_died_is_told_in_its_own_words_and_what_they_come_to(
     assert caught.value.message == (
         "sglang could not start: NotImplementedError: The W8A8Int8 Fused MoE scheme is implemented only for NPU for now"
     )
-    assert caught.value.hint == missing_kernels.EXPERTS
+    assert caught.value.hint == registry.NO_EXPERTS
     monkeypatch.setattr(sys.modules[__name__], "TRACE", ())
     with pytest.raises(RemoteError, match="RuntimeError: Rank 0 scheduler died") as caught:
         registry.start_engine("sglang", tmp_path, switches=whole)
@@ -162,5 +162,5 @@ def test_why_a_scheduler_died_is_told_in_its_own_words_and_what_they_come_to(
     ],
 )
 def test_what_vllm_says_of_experts_for_which_it_has_no_kernel(said: str) -> None:
-    assert missing_kernels.explain_refusal("vllm", said) == missing_kernels.EXPERTS
-    assert missing_kernels.explain_refusal("sglang", said) is None
+    assert registry.explain_refusal("vllm", said) == registry.NO_EXPERTS
+    assert registry.explain_refusal("sglang", said) is None

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("sglang-cpu")]
 SCRIPT = """
 import torch
 from compressed_tensors.quantization import QuantizationArgs
-from ckptcheck_worker import sglang_w8_kernels
+from ckptcheck_worker import sglang_cpu_kernels
 from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsLinearMethod
 from sglang.srt.layers.quantization.compressed_tensors.schemes.compressed_tensors_w8a8_fp8 import CompressedTensorsW8A8Fp8
 from sglang.srt.layers.quantization.compressed_tensors.schemes.compressed_tensors_w8a8_int8 import CompressedTensorsW8A8Int8
@@ -52,7 +52,7 @@ def try_both():
             try_twice(CompressedTensorsW8A8Int8("channel", False, True), torch.int8)]
 
 stock = try_both()
-sglang_w8_kernels.register()
+sglang_cpu_kernels.register_eight_bits()
 answer({"stock": stock, "ours": try_both()})
 """
 

@@ -57,7 +57,7 @@ def test_a_capture_ends_and_experts_are_let_go_where_the_engine_fails() -> None:
         calls.append(("reset", None))
 
     fail.__name__ = "generate"
-    methods = engine_half.build_methods([call_ranks, fail, reset_prefix_cache])
+    methods = engine_half.build_methods(object, [], [call_ranks, fail, reset_prefix_cache])
     with pytest.raises(RuntimeError, match="no memory"):
         methods["capture_activations"]([5, 6], "path")
     assert calls == [("reset", None), ("start_capture", 2), ("finish_capture", "path")]
@@ -66,6 +66,6 @@ def test_a_capture_ends_and_experts_are_let_go_where_the_engine_fails() -> None:
     def score(*_: Any) -> None:
         """Score nothing."""
 
-    methods = engine_half.build_methods([call_ranks, score])
+    methods = engine_half.build_methods(object, [], [call_ranks, score])
     assert methods["expert_routing"]([5]) == [[[1, 2]]]
     assert calls == [("record_experts", True), ("record_experts", False)]

@@ -9,7 +9,7 @@ import pytest
 from ckptcheck.live.refit.trial_state import find_moving
 from ckptcheck.live.runtime.engines.base import same_number
 from ckptcheck.live.runtime.engines.codec import decode_scalars
-from ckptcheck.live.runtime.worker.ckptcheck_worker import host_scalars
+from ckptcheck.live.runtime.worker.ckptcheck_worker import inventory, tensors
 
 torch = pytest.importorskip("torch")
 
@@ -32,7 +32,7 @@ def build_model() -> ModuleType:
 
 
 def test_numbers_of_modules_and_of_what_they_compute_with() -> None:
-    found = dict(host_scalars.walk(build_model(), "draft:"))
+    found = dict(tensors.walk_scalars(build_model(), "draft:"))
     assert {name.removeprefix("draft:"): value for name, value in found.items() if "features" not in name} == {
         "0.eps": 1e-6, "0._k_scale_float": 0.03, "0.num_heads": 4, "0.scales.0": 1.0, "0.scales.1": 2.0, "0.table.k": 3.0,
         "0.lost": pytest.approx(float("nan"), nan_ok=True), "0.normalized_shape.0": 2, "1.impl.bmm1_scale": 0.25,
@@ -40,7 +40,7 @@ def test_numbers_of_modules_and_of_what_they_compute_with() -> None:
 
 
 def test_numbers_keep_their_digits_and_their_kind_on_the_way() -> None:
-    report = host_scalars.read_scalars(1, iter([("a", 0.1 + 0.2), ("b", 4), ("c", float("nan"))]))
+    report = inventory.read_scalars(1, iter([("a", 0.1 + 0.2), ("b", 4), ("c", float("nan"))]))
     decoded = decode_scalars([report])
     assert decoded[1, "a"] == 0.1 + 0.2
     assert type(decoded[1, "b"]) is int

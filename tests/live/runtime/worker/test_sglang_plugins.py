@@ -20,7 +20,7 @@ def test_packed_integers_are_dequantized_as_the_checkpoint_means_them(bits: int,
     import packers
     import torch
 
-    from ckptcheck.live.runtime.worker.ckptcheck_worker.sglang_int_kernels import dequantize
+    from ckptcheck.live.runtime.worker.ckptcheck_worker.sglang_cpu_kernels import dequantize
 
     weight = np.random.default_rng(bits).normal(size=(16, 128)).astype(np.float32)
     stored = {role: value for role, (_, value) in packers.pack_quantized(weight, bits, group).items()}
@@ -45,7 +45,7 @@ def test_inputs_are_rounded_token_by_token(dtype: str, off: float) -> None:
     needs("torch")
     import torch
 
-    from ckptcheck.live.runtime.worker.ckptcheck_worker.sglang_w8_kernels import round_per_token
+    from ckptcheck.live.runtime.worker.ckptcheck_worker.sglang_cpu_kernels import round_per_token
 
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)) * torch.tensor([1, 1e3, 1e-3, 1, 0])[:, None]
     found = round_per_token(x, getattr(torch, dtype))

@@ -22,7 +22,6 @@ import megatron.core.pipeline_parallel.schedules  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-from .critic_batches import SIZE, make_batches, shift_values, value_loss  # noqa: E402
 from .megatron_device import join_process_group  # noqa: E402
 from .megatron_model import build, rank_parameters  # noqa: E402
 from .megatron_rank import Rank  # noqa: E402
@@ -33,6 +32,8 @@ HEAD_FILE, GRADIENTS_FILE = "head.safetensors", "gradients.safetensors"
 """The files of the reference: its head as score.weight and score.bias, and the gradient of every weight."""
 FRESH_SCALE = 0.02
 """Standard deviation of a head that the checkpoint lacks."""
+SIZE = 2
+"""Sequences of a batch: one of full length, one that is padded."""
 
 
 def compute_reference(
@@ -249,6 +250,41 @@ class CriticRank(Rank):
                         own.abs().max().item(),
                     ]
         return compared
+
+
+def make_batches(number: int, length: int, vocabulary: int, seed: int) -> list[dict[str, Any]]:
+    """Return batches of tokens [2, length], a mask [2, length - 1] and returns [2, length - 1].
+
+    The last quarter of the second sequence is padding. The mask leaves out padding, and the first two tokens as a prompt.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    batches = []
+    for _ in range(number):
+        tokens = torch.randint(0, vocabulary, (SIZE, length), generator=generator)
+        present = torch.ones(SIZE, length, dtype=torch.bool)
+        present[1, length - max(1, length // 4) :] = False
+        mask = present[:, 1:].float()
+        mask[:, :1] = 0.0
+        batches.append(
+            {
+                "tokens": tokens * present,
+                "present": present,
+                "mask": mask,
+                "returns": torch.randn(SIZE, length - 1, generator=generator),
+            }
+        )
+    return batches
+
+
+def shift_values(output: Any) -> Any:
+    """Return the values of all tokens but the last: [batch, length, 1] → [batch, length - 1], as ROLL's critic worker does."""
+    return output[:, :-1].squeeze(-1)
+
+
+def value_loss(values: Any, batch: dict[str, Any]) -> Any:
+    """Return half the squared error of values [batch, length - 1], each sequence over its mask (ROLL's ``CriticWorker``)."""
+    error = (values - batch["returns"]) ** 2 * batch["mask"]
+    return 0.5 * (error.sum(-1) / batch["mask"].sum(-1)).mean()
 
 
 RPC_METHODS = {"compute_reference": compute_reference, "compute_megatron": compute_megatron}

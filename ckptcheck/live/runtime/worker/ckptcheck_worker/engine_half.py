@@ -12,12 +12,20 @@ ONE_TOKEN = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "max_tokens": 1, "see
 """The sampling of a request that only prefills: `Sampling` in ckptcheck/live/runtime/engines/sampling.py."""
 
 
-def build_methods(own: Iterable[Method]) -> dict[str, Method]:
+def build_methods(
+    find_engine: Callable[[], Any], of_engine: Iterable[Method], own: Iterable[Method]
+) -> dict[str, Method]:
     """Return the functions of an engine's worker by name.
 
-    own: the engine's own functions, with `call_ranks`, `score`, `generate` and `reset_prefix_cache` among them.
+    find_engine: returns the running engine, the first argument of the functions in `of_engine`. own: further functions. Among
+    both are `call_ranks`, `score`, `generate` and `reset_prefix_cache`.
     """
     methods = {function.__name__: function for function in own}
+
+    def bind(function: Method) -> Method:
+        return lambda *arguments, **named: function(find_engine(), *arguments, **named)
+
+    methods |= {function.__name__: bind(function) for function in of_engine}
     call_ranks = methods["call_ranks"]
 
     def fetch_tensors(names_by_rank: list[list[str]], path: str) -> None:

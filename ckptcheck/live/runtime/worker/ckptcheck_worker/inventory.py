@@ -47,6 +47,11 @@ def digest_tensors(rank: int, model_tensors: Tensors, with_digests: bool = True)
     return {"rank": rank, "entries": entries}
 
 
+def read_scalars(rank: int, scalars: Iterable[tuple[str, float]]) -> dict[str, Any]:
+    """Return [name, whether it is a float, the number as text] of every number; text keeps all digits, and NaN."""
+    return {"rank": rank, "entries": [[name, isinstance(value, float), repr(value)] for name, value in scalars]}
+
+
 def sum_parts(model_tensors: Tensors, parts: list[list[Any]]) -> list[list[int]]:
     """Return the addition of each part to the two sums of its weight (see `shard_digest`), as signed integers.
 

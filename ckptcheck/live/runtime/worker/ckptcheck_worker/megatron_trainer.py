@@ -16,7 +16,7 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 # megatron logs every setting of every rank
@@ -210,49 +210,6 @@ def step(sequences: list[list[int]], seed: int, rate: float) -> dict[str, Any]:
     }
 
 
-def perturb(scale: float, seed: int) -> None:
-    """Multiply every weight by 1 + scale × noise."""
-    _ranks().call_all("perturb", scale=scale, seed=seed)
-
-
-def export(buckets: list[list[int]], addresses: list[dict[str, str]]) -> list[dict[str, Any]]:
-    """Write all weights to files and return the files."""
-    files: list[dict[str, Any]] = _ranks().call_all("export", buckets=buckets, addresses=addresses)[0]
-    return files
-
-
-def send(group: dict[str, Any]) -> None:
-    """Broadcast all weights as rank 0 of a process group (see communicator.py)."""
-    _ranks().call_all("send", group=group)
-
-
-def nccl_unique_id() -> str:
-    """Return the id of an NCCL group whose rank 0 is this trainer."""
-    return str(_ranks().call_all("nccl_unique_id")[0])
-
-
-def share_ipc(gpus: list[str]) -> list[dict[str, Any]]:
-    """Share all weights with an engine on these GPUs, and return their handles (see ipc.py)."""
-    handles: list[dict[str, Any]] = _ranks().call_all("share_ipc", gpus=gpus)[0]
-    return handles
-
-
-def release_ipc() -> None:
-    """Release the shared memory."""
-    _ranks().call_all("release_ipc")
-
-
-def checkpoint(folder: str) -> None:
-    """Write a torch_dist checkpoint by Megatron's own saver."""
-    _ranks().call_all("save_checkpoint", folder=folder)
-
-
-def digests() -> dict[str, str]:
-    """Return the digest of every exported weight."""
-    digests: dict[str, str] = _ranks().call_all("digests")[0]
-    return digests
-
-
 def shard_digests(pieces: dict[str, list[Any]] | None = None) -> list[dict[str, Any]]:
     """Return each rank's part of every exported weight, beside the same part of the export.
 
@@ -312,7 +269,25 @@ def _merge_scores(answers: list[dict[str, list[float]]], number: int) -> list[li
     return [merged[str(which)] for which in range(number)]
 
 
+def _of_rank_0(method: str) -> Callable[..., Any]:
+    """Return a function that calls a method of `Rank` on every rank, and returns the answer of rank 0."""
+    return lambda **arguments: _ranks().call_all(method, **arguments)[0]
+
+
 RPC_METHODS = {
+    **{
+        method: _of_rank_0(method)
+        for method in (
+            "perturb",
+            "export",
+            "send",
+            "nccl_unique_id",
+            "share_ipc",
+            "release_ipc",
+            "save_checkpoint",
+            "digests",
+        )
+    },
     "load": load,
     "score": score,
     # Megatron pads to the longest sequence in any case
@@ -323,14 +298,6 @@ RPC_METHODS = {
     "capture_activations": capture_activations,
     "decode_greedy": decode_greedy,
     "step": step,
-    "perturb": perturb,
-    "export": export,
-    "send": send,
-    "nccl_unique_id": nccl_unique_id,
-    "share_ipc": share_ipc,
-    "release_ipc": release_ipc,
-    "checkpoint": checkpoint,
-    "digests": digests,
     "shard_digests": shard_digests,
     "mismatched_replicas": mismatched_replicas,
 }

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from . import arrivals, capture, expert_slots, hf_hooks, host_scalars, inventory, ipc, tensors
+from . import arrivals, capture, expert_slots, hf_hooks, inventory, ipc, tensors
 
 
 class RankHalf:
@@ -61,9 +61,9 @@ class RankHalf:
         return inventory.sum_parts(self.ckptcheck_tensors(), parts_by_rank[self.rank])
 
     def ckptcheck_read_scalars(self) -> dict[str, Any]:
-        """Read the numbers that this rank keeps on the host (see `host_scalars`)."""
-        numbers = (entry for prefix, model in self.ckptcheck_models() for entry in host_scalars.walk(model, prefix))
-        return host_scalars.read_scalars(self.rank, numbers)
+        """Read the numbers that this rank keeps on the host (see `inventory`)."""
+        numbers = (entry for prefix, model in self.ckptcheck_models() for entry in tensors.walk_scalars(model, prefix))
+        return inventory.read_scalars(self.rank, numbers)
 
     def ckptcheck_digest_adapter(self, adapter: Any) -> dict[str, Any]:
         """Digest the tensors of an adapter on this rank."""

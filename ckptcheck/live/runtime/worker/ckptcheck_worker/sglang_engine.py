@@ -16,8 +16,6 @@ from . import (
     ipc,
     sglang_generate,
     sglang_launch,
-    sglang_load_files,
-    sglang_lora,
     sglang_options,
     sglang_plugins,
     sglang_update,
@@ -25,15 +23,17 @@ from . import (
 from .engine_half import build_methods
 
 PACKAGE = __name__.rpartition(".")[0]
-PLUGINS = {"look": f"{PACKAGE}.sglang_worker:register", "loads": f"{PACKAGE}.sglang_load_files:register"}
+PLUGINS = {"look": f"{PACKAGE}.sglang_worker:register", "loads": f"{PACKAGE}.sglang_plugins:keep_load_files"}
 PLAIN_PLUGINS = {
-    "integers": f"{PACKAGE}.sglang_int_kernels:register",
-    "eight": f"{PACKAGE}.sglang_w8_kernels:register",
-    "unpinned": f"{PACKAGE}.sglang_unpinned:register",
+    "integers": f"{PACKAGE}.sglang_cpu_kernels:register_integers",
+    "eight": f"{PACKAGE}.sglang_cpu_kernels:register_eight_bits",
+    "unpinned": f"{PACKAGE}.sglang_cpu_kernels:register_unpinned",
 }
 IDLE_TIMEOUT = 30.0
 """Seconds in which a scheduler that has answered becomes idle."""
 _running: dict[str, Any] = {}
+_adapters: set[str] = set()
+"""Names of the loaded LoRA adapters."""
 
 
 def prepare() -> None:
@@ -65,7 +65,7 @@ def start(
     folder = _running.setdefault("folder", tempfile.mkdtemp(dir=os.getcwd()))
     if "plain" not in _running:
         _running["plain"] = plain
-        os.environ[sglang_load_files.FOLDER_VARIABLE] = folder
+        os.environ[sglang_plugins.FOLDER_VARIABLE] = folder
         sglang_plugins.install_plugins(folder, {**PLUGINS, **(PLAIN_PLUGINS if plain else {})})
     if _running["plain"] != plain:
         raise ValueError("a process of SGLang keeps its mode, plain or stock: start a new one for the other")
@@ -121,7 +121,7 @@ def _argument(name: str) -> Any:
 def stop() -> None:
     """End the engine and its processes; does nothing if no engine runs."""
     engine = _running.pop("engine", None)
-    sglang_lora.forget()
+    _adapters.clear()
     if engine is not None:
         engine.shutdown()
 
@@ -205,15 +205,20 @@ def _run(coroutine: Any) -> Any:
     return _engine().loop.run_until_complete(coroutine)
 
 
-def score(sequences: list[list[int]], decode: int, adapter: str = "") -> list[dict[str, Any]]:
-    """Return the logprobs of prompts by prefill, and of the tokens that greedy decoding adds. adapter: of the requests, or ""."""
-    return sglang_generate.score(_engine(), sequences, decode, adapter)
-
-
 def load_adapter(name: str, path: str, update: str) -> None:
-    """Load an adapter (see sglang_lora.py)."""
+    """Load an adapter, or another one under the same name.
+
+    update: reload unloads the one before; same loads without that, which SGLang refuses. Raises RuntimeError for a refusal.
+    """
     _wait_until_idle()
-    sglang_lora.load_adapter(_engine(), name, path, update)
+    if update == "inplace":
+        raise RuntimeError("SGLang cannot replace an adapter in place: unload it and load the new one (reload)")
+    results = [_engine().unload_lora_adapter(name)] if name in _adapters and update == "reload" else []
+    results.append(_engine().load_lora_adapter(name, path))
+    for result in results:
+        if not result.success:
+            raise RuntimeError(str(result.error_message))
+    _adapters.add(name)
 
 
 def digest_adapter(name: str) -> list[Any]:
@@ -233,12 +238,6 @@ def force_decode(prompt: list[int], tokens: list[int]) -> dict[str, Any]:
     return sglang_generate.force_decode(_engine(), [prompt], [tokens], _new_path, ignore_eos=False)[0]
 
 
-def score_full_vocab(sequences: list[list[int]], path: str) -> None:
-    """Write the logprobs of the whole vocabulary."""
-    vocabulary = _engine().tokenizer_manager.model_config.vocab_size
-    sglang_generate.score_full_vocab(_engine(), sequences, vocabulary, path)
-
-
 def generate(prompts: list[list[int]], samplings: list[dict[str, Any]], salt: str) -> list[dict[str, Any]]:
     """Return a response for each prompt."""
 
@@ -246,16 +245,6 @@ def generate(prompts: list[list[int]], samplings: list[dict[str, Any]], salt: st
         call_ranks("seed_sampler", [number])
 
     return sglang_generate.generate(_engine(), prompts, samplings, salt, seed_sampler)
-
-
-def acceptance_length(prompts: list[list[int]], tokens: int) -> float:
-    """Return the tokens per decode step over greedy responses, one request at a time: 1 without accepted proposals."""
-    return sglang_generate.acceptance_length(_engine(), prompts, tokens)
-
-
-def tokenize(text: str, messages: list[dict[str, str]]) -> dict[str, list[int]]:
-    """Return SGLang's own tokens of a text and of a conversation."""
-    return sglang_generate.tokenize(_engine(), text, messages)
 
 
 def reset_prefix_cache() -> None:
@@ -294,7 +283,13 @@ def _engine() -> Any:
     return _running["engine"]
 
 
-RPC_METHODS = build_methods([
+OF_THE_ENGINE = (
+    sglang_generate.score,
+    sglang_generate.score_full_vocab,
+    sglang_generate.acceptance_length,
+    sglang_generate.tokenize,
+)
+RPC_METHODS = build_methods(_engine, OF_THE_ENGINE, [
     prepare,
     start,
     stop,
@@ -303,13 +298,9 @@ RPC_METHODS = build_methods([
     update_draft,
     end_update,
     update_inflight,
-    score,
     score_by_decode,
-    score_full_vocab,
     generate,
-    acceptance_length,
     force_decode,
-    tokenize,
     reset_prefix_cache,
     load_adapter,
     digest_adapter,

@@ -44,10 +44,11 @@ def tokenize(engine: Any, text: str, messages: list[dict[str, str]]) -> dict[str
     return {"text": [token for _, token, *_ in output["meta_info"]["input_token_logprobs"]], "chat": list(chat)}
 
 
-def score_full_vocab(engine: Any, sequences: list[list[int]], vocabulary: int, path: str) -> None:
+def score_full_vocab(engine: Any, sequences: list[list[int]], path: str) -> None:
     """Write the logprobs of the whole vocabulary after each token but the last: "0" [tokens - 1, vocabulary], …"""
     import torch
 
+    vocabulary = engine.tokenizer_manager.model_config.vocab_size
     tables = {}
     for number, tokens in enumerate(sequences):
         output = _generate(engine, [tokens], ONE_TOKEN, logprob_start_len=0, top_logprobs_num=vocabulary)[0]

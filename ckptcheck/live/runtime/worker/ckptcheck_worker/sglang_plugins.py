@@ -1,4 +1,4 @@
-"""Installs plugins: functions that SGLang runs in each of its processes before it builds a model.
+"""Installs plugins, functions that SGLang runs in each of its processes before it builds a model; and one of them.
 
 SGLang finds plugins as entry points of installed packages (sglang/srt/plugins, group ``sglang.srt.plugins``). A folder with
 the metadata of a package is enough if it is on the path; processes that multiprocessing spawns inherit the path.
@@ -10,6 +10,8 @@ import os
 import sys
 
 GROUP = "sglang.srt.plugins"
+FOLDER_VARIABLE = "CKPTCHECK_SGLANG_FOLDER"
+"""The folder for files of SGLang's processes. An environment variable, because they inherit it."""
 
 
 def install_plugins(folder: str, plugins: dict[str, str]) -> None:
@@ -28,3 +30,17 @@ def install_plugins(folder: str, plugins: dict[str, str]) -> None:
             out.write(text)
     sys.path.append(folder)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), folder)))
+
+
+def keep_load_files() -> None:
+    """Keep the file of a scheduler's load in the worker's folder, which is removed with the worker.
+
+    SGLang 0.5.23 (managers/load_snapshot.py) puts a file for each start into /dev/shm and never removes it; older ones have none.
+    """
+    folder = os.environ.get(FOLDER_VARIABLE)
+    try:
+        from sglang.srt.managers import load_snapshot
+    except ImportError:
+        return
+    if folder and hasattr(load_snapshot, "shm_path_for"):
+        load_snapshot.shm_path_for = lambda name: os.path.join(folder, f"loads_{os.path.basename(name)}.shm")

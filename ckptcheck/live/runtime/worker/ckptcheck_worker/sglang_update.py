@@ -76,7 +76,8 @@ async def run_update(engine: Any, transport: str, update: Update) -> dict[str, A
         progress.answers.append((False, f"{type(error).__name__}: {error}"))
     seconds = time.perf_counter() - progress.begin
     if progress.group is not None:
-        await _leave_group(engine, progress.group)
+        key = str(progress.group["key"])
+        await _ask(engine, "destroy_weights_update_group", "DestroyWeightsUpdateGroup", group_name=key)
     errors = [message for ok, message in progress.answers if not ok]
     version = engine.tokenizer_manager.config_value("weight_version")
     return {
@@ -129,14 +130,22 @@ async def _send_tensors(engine: Any, update: Update, progress: Progress, *, flat
 
 
 async def _send_bucket(engine: Any, bucket: dict[str, Any], flatten: bool, options: dict[str, Any]) -> Answer:
+    import torch
+    from sglang.srt.utils import MultiprocessingSerializer
     from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorBucket
 
     payload: Any = list(on_engine_device(tensor_files.read_bucket(bucket)))
     if flatten:
         flattened = FlattenedTensorBucket(named_tensors=payload)
         payload = {"flattened_tensor": flattened.get_flattened_tensor(), "metadata": flattened.get_metadata()}
-    answer = await _update_from_tensor(engine, payload, "flattened_bucket" if flatten else None, **options)
-    _collect_ipc_memory()
+    answer = await _ask(
+        engine, "update_weights_from_tensor", "UpdateWeightsFromTensor",
+        serialized_named_tensors=[MultiprocessingSerializer.serialize(payload) for _ in range(int(engine.server_args.tp_size))],
+        load_format="flattened_bucket" if flatten else None, **options,
+    )  # fmt: skip
+    if torch.cuda.is_available():
+        # frees the device memory that the schedulers have released
+        torch.cuda.ipc_collect()
     return answer
 
 
@@ -153,38 +162,17 @@ def on_engine_device(weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, 
         yield name, weight.cuda() if has_gpu else weight
 
 
-def _collect_ipc_memory() -> None:
-    """Free the device memory that the schedulers have released."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.ipc_collect()
-
-
-async def _update_from_tensor(
-    engine: Any, payload: Any, load_format: str | None, flush_cache: bool, weight_version: str | None, **selected: str
-) -> Answer:
-    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
-    from sglang.srt.utils import MultiprocessingSerializer
-
-    ranks = int(engine.server_args.tp_size)
-    request = UpdateWeightsFromTensorReqInput(
-        serialized_named_tensors=[MultiprocessingSerializer.serialize(payload) for _ in range(ranks)],
-        load_format=load_format,
-        flush_cache=flush_cache,
-        weight_version=weight_version,
-        **selected,
-    )
-    return _answer(await engine.tokenizer_manager.update_weights_from_tensor(request, None))
-
-
 async def _receive_broadcast(engine: Any, update: Update, progress: Progress, *, has_barrier: bool) -> None:
     """Join the sender's process group and receive all buckets.
 
     has_barrier: the members wait for each other before and after the buckets; an NCCL group connects in its first broadcast.
     """
-    progress.group = update.buckets[0]["address"]
-    has_joined, message = await _join_group(engine, progress.group)
+    progress.group = group = update.buckets[0]["address"]
+    has_joined, message = await _ask(
+        engine, "init_weights_update_group", "InitWeightsUpdateGroup",
+        master_address=group["host"], master_port=int(group["port"]), rank_offset=1, world_size=int(group["world_size"]),
+        group_name=str(group["key"]), backend=str(group["kind"]),
+    )  # fmt: skip
     progress.answers.append((has_joined, message))
     if has_joined and has_barrier:
         update.wait_in_group()
@@ -194,54 +182,19 @@ async def _receive_broadcast(engine: Any, update: Update, progress: Progress, *,
     for number, bucket in enumerate(update.buckets, 1):
         if await _comes_between(engine, bucket, progress):
             continue
-        progress.answers.append(await _update_from_distributed(engine, bucket, **update.bucket_options(number)))
+        answer = await _ask(
+            engine, "update_weights_from_distributed", "UpdateWeightsFromDistributed",
+            names=bucket["names"], dtypes=[tensors.TORCH[dtype] for dtype in bucket["dtypes"]], shapes=bucket["shapes"],
+            group_name=str(group["key"]), **update.bucket_options(number),
+        )  # fmt: skip
+        progress.answers.append(answer)
     await _end_session(engine, progress)
     if has_barrier:
         update.wait_in_group()
 
 
-async def _join_group(engine: Any, group: dict[str, Any]) -> Answer:
-    from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
-
-    request = InitWeightsUpdateGroupReqInput(
-        master_address=group["host"],
-        master_port=int(group["port"]),
-        rank_offset=1,
-        world_size=int(group["world_size"]),
-        group_name=str(group["key"]),
-        backend=str(group["kind"]),
-    )
-    return _answer(await engine.tokenizer_manager.init_weights_update_group(request, None))
-
-
-async def _leave_group(engine: Any, group: dict[str, Any]) -> Answer:
-    from sglang.srt.managers.io_struct import DestroyWeightsUpdateGroupReqInput
-
-    request = DestroyWeightsUpdateGroupReqInput(group_name=str(group["key"]))
-    return _answer(await engine.tokenizer_manager.destroy_weights_update_group(request, None))
-
-
-async def _update_from_distributed(
-    engine: Any, bucket: dict[str, Any], flush_cache: bool, weight_version: str | None, **selected: str
-) -> Answer:
-    from sglang.srt.managers.io_struct import UpdateWeightsFromDistributedReqInput
-
-    request = UpdateWeightsFromDistributedReqInput(
-        names=bucket["names"],
-        dtypes=[tensors.TORCH[dtype] for dtype in bucket["dtypes"]],
-        shapes=bucket["shapes"],
-        group_name=str(bucket["address"]["key"]),
-        flush_cache=flush_cache,
-        weight_version=weight_version,
-        **selected,
-    )
-    return _answer(await engine.tokenizer_manager.update_weights_from_distributed(request, None))
-
-
 async def _load_from_disk(engine: Any, update: Update, progress: Progress) -> None:
     """Write a checkpoint of the buckets beside a copy of the engine's own config.json, and have the engine load it."""
-    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
-
     os.makedirs(update.folder)
     try:
         shutil.copy(os.path.join(engine.server_args.model_path, "config.json"), update.folder)
@@ -250,10 +203,11 @@ async def _load_from_disk(engine: Any, update: Update, progress: Progress) -> No
                 continue
             file = f"model-{number:05d}-of-{len(update.buckets):05d}.safetensors"
             os.symlink(bucket["address"]["path"], os.path.join(update.folder, file))
-        request = UpdateWeightFromDiskReqInput(
-            model_path=update.folder, flush_cache=update.flush, weight_version=update.version
-        )
-        progress.answers.append(_answer(await engine.tokenizer_manager.update_weights_from_disk(request, None)))
+        answer = await _ask(
+            engine, "update_weights_from_disk", "UpdateWeightFromDisk",
+            model_path=update.folder, flush_cache=update.flush, weight_version=update.version,
+        )  # fmt: skip
+        progress.answers.append(answer)
     finally:
         shutil.rmtree(update.folder)
 
@@ -264,21 +218,15 @@ async def _begin_session(engine: Any, progress: Progress, selector: str = "all")
     selector: the models that it updates. At its end a session repacks the layers that it restored at its begin, even if
     nothing was sent.
     """
-    from sglang.srt.managers import io_struct
-
     if has_session():
-        request = io_struct.BeginWeightUpdateReqInput(selector=selector)
-        progress.answers.append(_answer(await engine.tokenizer_manager.begin_weight_update(request, None)))
+        progress.answers.append(await _ask(engine, "begin_weight_update", "BeginWeightUpdate", selector=selector))
         return progress.answers[-1][0]
     return True
 
 
 async def _end_session(engine: Any, progress: Progress) -> None:
-    from sglang.srt.managers import io_struct
-
     if has_session():
-        request = io_struct.EndWeightUpdateReqInput()
-        progress.answers.append(_answer(await engine.tokenizer_manager.end_weight_update(request, None)))
+        progress.answers.append(await _ask(engine, "end_weight_update", "EndWeightUpdate"))
 
 
 async def end_update(engine: Any) -> None:
@@ -290,7 +238,12 @@ async def end_update(engine: Any) -> None:
         raise RuntimeError("; ".join(errors))
 
 
-def _answer(reply: Any) -> Answer:
+async def _ask(engine: Any, call: str, request: str, **fields: Any) -> Answer:
+    """Make a call of SGLang's tokenizer manager. request: the class of its argument, without the ending."""
+    from sglang.srt.managers import io_struct
+
+    argument = getattr(io_struct, f"{request}ReqInput")(**fields)
+    reply = await getattr(engine.tokenizer_manager, call)(argument, None)
     return bool(reply[0]), str(reply[1])
 
 

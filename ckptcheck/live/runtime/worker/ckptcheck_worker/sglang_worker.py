@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from . import expert_slots, quick_imports, sglang_lora
+from . import expert_slots, quick_imports
 from .rank_half import RankHalf
 
 _notes: dict[str, Any] = {}
@@ -54,7 +54,7 @@ class RankView(RankHalf):
 
     def ckptcheck_adapter_tensors(self, adapter: str) -> Iterator[tuple[str, str, Any, str]]:
         """Yield the tensors of the adapter with this name on this rank."""
-        return sglang_lora.slot_tensors(self.scheduler.tp_worker.model_runner.lora_manager, adapter)
+        return slot_tensors(self.scheduler.tp_worker.model_runner.lora_manager, adapter)
 
     def ckptcheck_rebalance_experts(self) -> None:
         """Move every expert to another slot, on all ranks together."""
@@ -96,6 +96,26 @@ class RankView(RankHalf):
             hook.remove()
         recorders.clear()
         return recorded
+
+
+def slot_tensors(manager: Any, name: str) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield the tensors of an adapter on this rank, as `tensors.walk` yields tensors; nothing if it has no slot.
+
+    manager: SGLang's LoRAManager. Its memory pool has a buffer for each module and layer, the slot first. An adapter that was
+    unloaded and loaded again has another identifier, and the last one counts.
+    """
+    identifiers = [key for key, reference in manager.lora_refs.items() if reference.lora_name == name]
+    pool = manager.memory_pool
+    if not identifiers or identifiers[-1] not in pool.uid_to_buffer_id:
+        return
+    slot = pool.uid_to_buffer_id[identifiers[-1]]
+    for side, buffers in (("A", pool.A_buffer), ("B", pool.B_buffer)):
+        for module, layers in buffers.items():
+            for layer, tensor in enumerate(layers):
+                yield f"layers.{layer}.{module}.lora_{side}", "derived", tensor[slot], ""
+    for label in ("embedding_A_buffer", "embedding_B_buffer", "lm_head_A_buffer", "lm_head_B_buffer"):
+        for module, tensor in getattr(pool, label, {}).items():
+            yield f"{module}.{label}", "derived", tensor[slot], ""
 
 
 def register() -> None:

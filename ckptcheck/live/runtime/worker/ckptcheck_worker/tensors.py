@@ -1,9 +1,9 @@
-"""Walks every tensor that a model of torch modules computes with: parameters, buffers, and tensors derived from them."""
+"""Walks what a model of torch modules computes with: parameters, buffers, tensors derived from them, and numbers on the host."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 DTYPES = {
@@ -21,6 +21,10 @@ MAX_DEPTH = 4
 TRANSIENT = ("kv_cache", "workspace")
 """Attributes that hold activations and scratch memory, not loaded weights."""
 MODULE_ATTRIBUTES = frozenset({"_parameters", "_buffers", "_modules"})
+MOST_ITEMS = 64
+"""Items of a container to search."""
+MAX_INT = 1 << 31
+"""Larger integers are addresses and identifiers of one process, not numbers of the model."""
 
 
 def dtype_name(tensor: Any) -> str:
@@ -78,35 +82,55 @@ def _view_key(tensor: Any) -> tuple[Any, ...]:
 
 
 def _derived_tensors(module: Any) -> Iterator[tuple[str, Any, str]]:
+    """Yield (name, tensor or handler, why it cannot be read or "") of what the attributes of a module hold."""
+    import torch
+
+    for name, value in _search_module(module):
+        if any(part.endswith(TRANSIENT) for part in name.split(".")):
+            continue
+        if isinstance(value, torch.Tensor):
+            yield name, value, ""
+        elif hasattr(value, "handler_tensor"):
+            yield name, value, "packed for oneDNN"
+
+
+def walk_scalars(model: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield (name, value) of the floats and integers among the attributes of all modules, and of the objects they compute with.
+
+    Kernels read some of them in place of a tensor: vLLM's attention holds `_k_scale_float` beside the buffer `_k_scale`.
+    """
+    for module_name, module in model.named_modules():
+        start = f"{prefix}{module_name}." if module_name else prefix
+        for name, value in _search_module(module):
+            if isinstance(value, float) or (type(value) is int and abs(value) < MAX_INT):
+                yield start + name, value
+
+
+def _search_module(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the value of everything that the attributes of a module hold, also inside objects and containers."""
     for name, value in list(vars(module).items()):
         if name not in MODULE_ATTRIBUTES and "hooks" not in name:
             yield from _search(name, value, MAX_DEPTH, {id(module)})
 
 
-def _search(name: str, value: Any, depth: int, ancestors: set[int]) -> Iterator[tuple[str, Any, str]]:
-    """Yield (name, tensor or handler, why it cannot be read or "") of the tensors that an attribute's value holds."""
+def _search(name: str, value: Any, depth: int, ancestors: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield an attribute's value, and what it holds. Modules have entries of their own."""
     import torch
 
-    if any(name.endswith(ending) for ending in TRANSIENT) or id(value) in ancestors or not depth:
+    if id(value) in ancestors or isinstance(value, torch.nn.Module):
         return
-    if isinstance(value, torch.Tensor):
-        yield name, value, ""
-    elif isinstance(value, torch.nn.Module):
-        return
-    elif hasattr(value, "handler_tensor"):
-        yield name, value, "packed for oneDNN"
-    elif isinstance(value, (list, tuple)):
-        for number, item in enumerate(value[:64]):
-            yield from _search(f"{name}.{number}", item, depth - 1, {*ancestors, id(value)})
+    yield name, value
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, (list, tuple)):
+        items = enumerate(value[:MOST_ITEMS])
     elif isinstance(value, dict):
-        for key, item in list(value.items())[:64]:
-            yield from _search(f"{name}.{key}", item, depth - 1, {*ancestors, id(value)})
+        items = list(value.items())[:MOST_ITEMS]
     elif isinstance(value, types.FunctionType) and value.__closure__:
-        for variable, cell in zip(value.__code__.co_freevars, value.__closure__):
-            yield from _search(f"{name}.{variable}", _cell_contents(cell), depth - 1, {*ancestors, id(value)})
-    elif type(value).__module__.startswith(INSPECTED_PACKAGES):
-        for key, item in list(getattr(value, "__dict__", {}).items()):
-            yield from _search(f"{name}.{key}", item, depth - 1, {*ancestors, id(value)})
+        items = zip(value.__code__.co_freevars, map(_cell_contents, value.__closure__))
+    elif type(value).__module__.startswith(INSPECTED_PACKAGES) and not isinstance(value, (torch.Tensor, type)):
+        items = list(getattr(value, "__dict__", {}).items())
+    for key, item in items if depth > 1 else ():
+        yield from _search(f"{name}.{key}", item, depth - 1, {*ancestors, id(value)})
 
 
 def _cell_contents(cell: Any) -> Any:

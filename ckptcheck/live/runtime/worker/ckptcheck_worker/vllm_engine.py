@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
-from collections.abc import Callable
 from typing import Any
 
-from . import ipc, vllm_generate, vllm_images, vllm_launch, vllm_lora, vllm_options, vllm_plain, vllm_update
+from . import ipc, vllm_generate, vllm_images, vllm_launch, vllm_options, vllm_plain, vllm_update
 from .engine_half import build_methods
 
 _running: dict[str, Any] = {}
+_adapters: dict[str, Any] = {}
+"""Name of a loaded LoRA adapter → the request that serves it."""
 
 
 def prepare() -> None:
@@ -110,7 +110,7 @@ def _gpus(llm: Any) -> list[str]:
 def stop() -> None:
     """End the engine and free its memory; does nothing if no engine runs."""
     llm = _running.pop("llm", None)
-    vllm_lora.forget()
+    _adapters.clear()
     if llm is None:
         return
     from vllm.distributed import cleanup_dist_env_and_memory
@@ -213,13 +213,32 @@ def _logprobs(request: Any) -> list[float]:
 
 def _generate(sequences: list[list[int]], settings: list[Any], adapter: str = "") -> list[Any]:
     prompts = [{"prompt_token_ids": tokens} for tokens in sequences]
-    lora = {"lora_request": vllm_lora.find_request(adapter)} if adapter else {}
+    lora = {"lora_request": _adapters[adapter]} if adapter else {}
     return list(_llm().generate(prompts, settings, use_tqdm=False, **lora))
+
+
+def load_adapter(name: str, path: str, update: str) -> None:
+    """Load an adapter, or another one under the same name and number.
+
+    update: reload removes the one before and adds the new one; inplace has vLLM replace it; same only names the new path in
+    later requests.
+    """
+    from vllm.lora.request import LoRARequest
+
+    number = _adapters[name].lora_int_id if name in _adapters else len(_adapters) + 1
+    request, engine = LoRARequest(name, number, path), _llm().llm_engine
+    if update == "reload":
+        if name in _adapters:
+            engine.remove_lora(number)
+        engine.add_lora(request)
+    elif update == "inplace":
+        engine.add_lora(LoRARequest(name, number, path, load_inplace=True))
+    _adapters[name] = request
 
 
 def digest_adapter(name: str) -> list[dict[str, Any]]:
     """Digest the tensors of an adapter on every rank."""
-    return call_ranks("digest_adapter", [vllm_lora.find_request(name).lora_int_id])
+    return call_ranks("digest_adapter", [_adapters[name].lora_int_id])
 
 
 def reset_prefix_cache() -> bool:
@@ -250,17 +269,7 @@ def _llm() -> Any:
     return _running["llm"]
 
 
-def _with_engine(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Bind a function whose first argument is the engine to the running engine."""
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        return function(_llm(), *arguments, **named)
-
-    return call
-
-
-OF_THE_ENGINE: tuple[Callable[..., Any], ...] = (
+OF_THE_ENGINE = (
     vllm_generate.generate,
     vllm_generate.score_full_vocab,
     vllm_generate.acceptance_length,
@@ -268,9 +277,8 @@ OF_THE_ENGINE: tuple[Callable[..., Any], ...] = (
     vllm_generate.tokenize,
     vllm_images.score_image,
     vllm_images.reset_encoder_cache,
-    vllm_lora.load_adapter,
 )
-RPC_METHODS = build_methods([
+RPC_METHODS = build_methods(_llm, OF_THE_ENGINE, [
     prepare,
     start,
     stop,
@@ -282,9 +290,9 @@ RPC_METHODS = build_methods([
     score,
     score_by_decode,
     reset_prefix_cache,
+    load_adapter,
     digest_adapter,
     weight_version,
     sleep,
     wake,
-    *map(_with_engine, OF_THE_ENGINE),
 ])  # fmt: skip

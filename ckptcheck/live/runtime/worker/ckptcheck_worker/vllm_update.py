@@ -16,6 +16,7 @@ import inspect
 import time
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from typing import Any
 
 from . import interruptions, ipc, tensors, vllm_gloo
@@ -58,17 +59,10 @@ def accepts_unique_id() -> bool:
     return "nccl_unique_id_b64" in {field.name for field in fields(NCCLWeightTransferInitInfo)}
 
 
-def reload(llm: Any, call_ranks: CallRanks, buckets: list[dict[str, Any]], version: str) -> dict[str, Any]:
-    """Update the weights by reload_weights."""
-    return _load(call_ranks, buckets, raw=False)
-
-
-def load_weights(llm: Any, call_ranks: CallRanks, buckets: list[dict[str, Any]], version: str) -> dict[str, Any]:
-    """Update the weights by the model's own load_weights."""
-    return _load(call_ranks, buckets, raw=True)
-
-
-def _load(call_ranks: CallRanks, buckets: list[dict[str, Any]], raw: bool, *, is_draft: bool = False) -> dict[str, Any]:
+def load(
+    llm: Any, call_ranks: CallRanks, buckets: list[dict[str, Any]], version: str, *, raw: bool, is_draft: bool = False
+) -> dict[str, Any]:
+    """Update the weights by reload_weights, or raw: by the model's own load_weights. is_draft: of the draft model, raw only."""
     begin = time.perf_counter()
     try:
         reports = call_ranks("load_weights", [buckets, raw, *([True] if is_draft else [])])
@@ -113,7 +107,7 @@ def update_draft(llm: Any, call_ranks: CallRanks, buckets: list[dict[str, Any]],
     """
     begin, error = time.perf_counter(), ""
     if transport == "load_weights":
-        return _load(call_ranks, buckets, raw=True, is_draft=True)
+        return load(llm, call_ranks, buckets, "", raw=True, is_draft=True)
     call_ranks("fill_new_memory", [True])
     try:
         if not hasattr(llm, "start_draft_weight_update"):
@@ -207,10 +201,10 @@ def describe_error(error: BaseException) -> str:
 
 
 TRANSPORTS: dict[str, Callable[[Any, CallRanks, list[dict[str, Any]], str], dict[str, Any]]] = {
-    "reload": reload,
+    "reload": partial(load, raw=False),
     "gloo": transfer,
     "nccl": transfer,
     "ipc": transfer,
-    "load_weights": load_weights,
+    "load_weights": partial(load, raw=True),
 }
 """Transport → the function that takes weights by it: (llm, call_ranks, buckets, version) → the result."""

@@ -16,7 +16,6 @@ from . import (
     tensor_files,
     vector_math,  # noqa: F401
     vllm_gloo,
-    vllm_lora,
     vllm_plain,
 )
 from .rank_half import RankHalf
@@ -63,7 +62,7 @@ class Extension(RankHalf):
 
     def ckptcheck_adapter_tensors(self, adapter: int) -> Iterator[tuple[str, str, Any, str]]:
         """Yield the tensors of the adapter with this number on this rank."""
-        return vllm_lora.slot_tensors(self.model_runner.get_model().lora_manager, adapter)
+        return slot_tensors(self.model_runner.get_model().lora_manager, adapter)
 
     def ckptcheck_load_weights(
         self, buckets: list[dict[str, Any]], raw: bool, is_draft: bool = False
@@ -127,6 +126,21 @@ class Extension(RankHalf):
         """Return the draft model, None without one."""
         drafters = (getattr(self.model_runner, attribute, None) for attribute in ("drafter", "speculator"))
         return next((model for each in drafters if (model := getattr(each, "model", None)) is not None), None)
+
+
+def slot_tensors(manager: Any, number: int) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield the tensors of an adapter on this rank, as `tensors.walk` yields tensors; nothing if it has no slot.
+
+    manager: vLLM's LoRAModelManager. Every module keeps the adapters of all slots in stacked tensors, the slot first.
+    """
+    if number not in manager.lora_index_to_id:
+        return
+    slot = manager.lora_index_to_id.index(number)
+    for module_name, module in manager.modules.items():
+        for attribute in ("lora_a_stacked", "lora_b_stacked"):
+            stacked = getattr(module, attribute, ())
+            for part, tensor in enumerate(stacked if isinstance(stacked, (tuple, list)) else (stacked,)):
+                yield f"{module_name}.{attribute}.{part}", "derived", tensor[slot], ""
 
 
 @contextlib.contextmanager
