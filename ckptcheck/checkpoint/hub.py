@@ -12,8 +12,15 @@ from urllib.parse import quote
 import msgspec
 
 from ckptcheck.checkpoint.hub_address import shown_endpoint
-from ckptcheck.checkpoint.hub_refusals import REVISIONS, Question, RequestError
-from ckptcheck.checkpoint.hub_requests import Answer, HubClient, build_headers, find_endpoint
+from ckptcheck.checkpoint.hub_requests import (
+    REVISIONS,
+    Answer,
+    HubClient,
+    Question,
+    RequestError,
+    build_headers,
+    find_endpoint,
+)
 from ckptcheck.checkpoint.source import CHAT_TEMPLATES, File, is_checkpoint_file
 from ckptcheck.errors import CkptcheckError, EvidenceError
 

@@ -118,8 +118,7 @@ def _installed_version(name: str) -> str | None:
 
 def _find_endpoint_problem() -> str | None:
     """Return why no Hub can be asked under HF_ENDPOINT; None if its form is right."""
-    from ckptcheck.checkpoint.hub_refusals import RequestError
-    from ckptcheck.checkpoint.hub_requests import find_endpoint
+    from ckptcheck.checkpoint.hub_requests import RequestError, find_endpoint
 
     try:
         find_endpoint()
