@@ -188,7 +188,9 @@ def check_signature(
             manifest = read_manifest(folder / MANIFEST_NAME)
             check = replace(check, identity=manifest.identity)
             if ckpt is not None and named is None and touched:
-                verified = verify_manifest(ckpt, manifest, jobs=jobs, runner=runner, progress=progress)
+                # by stored tensor, so that a Megatron run needs no --like
+                stored = msgspec.structs.replace(manifest, identity=None)
+                verified = verify_manifest(ckpt, stored, jobs=jobs, runner=runner, progress=progress)
                 check = replace(check, verification=verified)
     return check
 
