@@ -23,7 +23,7 @@ LOOK_BYTES = 16
 SHARES = 16
 """The most parts into which rows and columns are cut: the eighths of both members of a fused pair such as `gate_up_proj`."""
 MIDDLE_SHARES = 8
-"""The parts of the middle row: `detectors.zeroed_columns.COLUMN_PARTS`."""
+"""The parts of the middle row: `detectors.zeroed_slices.COLUMN_PARTS`."""
 ROWS, COLUMNS, MIDDLE, NONZERO = 1, 2, 4, 8
 """Flags of a matrix: its row places all differ, its column places all differ, none of its middle places is zero, no element in any
 place is zero."""

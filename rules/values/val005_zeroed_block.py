@@ -53,8 +53,7 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 from ckptcheck.text.formatting import count, join_truncated
 from ckptcheck.values.detectors.roles import group_by_file
 from ckptcheck.values.detectors.zeroed_blocks import ZeroBlock, find_zero_blocks
-from ckptcheck.values.detectors.zeroed_columns import find_zero_columns
-from ckptcheck.values.detectors.zeroed_slices import find_zero_rank_shards
+from ckptcheck.values.detectors.zeroed_slices import find_zero_columns, find_zero_rank_shards
 
 
 @rule("VAL005", "zeroed-block", severity="error", on="values", when=lambda ckpt: bool(ckpt.tensors))

@@ -51,8 +51,8 @@ def check(ckpt: Checkpoint) -> Iterator[Problem]:
     yield from _report(ckpt, iter_repeated_numbered_experts(ckpt), "in {layers} {copies}, byte for byte")
     yield from _report(ckpt, iter_repeated_stacked_experts(ckpt), "in {tensors} {copies}, byte for byte")
     ckpt.require_values()
-    if not ckpt.can_sample and any(True for _ in iter_stacked_experts(ckpt)):
-        raise Skip("experts in one tensor are compared only on disk, and in an object store with --values")
+    if not ckpt.can_sample:
+        raise Skip("most experts are compared only on disk, and in an object store with --values")
 
 
 def _report(ckpt: Checkpoint, repeats: Iterator[RepeatedExperts], text: str) -> Iterator[Problem]:

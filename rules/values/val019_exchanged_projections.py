@@ -38,8 +38,7 @@ Measured on trained models, difference of correlations in sound layers (exchange
 - These are few models. The rule would report most layers of a family that exchanges the names (up for the matrix before the
   activation), and a single layer whose keys correlate with the output projection and whose values with the queries.
 - It cannot see an exchange of queries and keys, because their product is the same. If query and output projection are exchanged,
-  VAL021 reports both as transposed. VAL029 finds values exchanged between two layers; only `ckptcheck diff` with a reference finds
-  exchanged queries or keys of two layers.
+  VAL021 reports both as transposed. VAL031 finds matrices that two layers hold in exchange.
 - It does not judge experts, fused projections (`qkv_proj`, `gate_up_proj`), quantized weights, multi-head latent attention, biases,
   and matrices of fewer than 128 rows or columns. Methods that rotate the channels of heads (QuaRot) leave nothing to see.
 - `--ignore VAL019`, or a reason under `[ignore]`, silences it.

@@ -104,12 +104,8 @@ def find_exchanged_projections(ckpt: Checkpoint) -> list[ExchangedPair]:
     """
     if not ckpt.can_sample:
         return []
-    kinds: dict[tuple[str, str, str], list[Block]] = {}
-    for stack in ckpt.layout.stacks.values():
-        for block in iter_blocks(ckpt, stack):
-            kinds.setdefault(block.kind, []).append(block)
     pairs = []
-    for blocks in kinds.values():
+    for blocks in list_kinds(ckpt):
         if len(blocks) < MIN_LAYERS:
             continue
         with ThreadPoolExecutor(ckpt.jobs) as pool:
@@ -134,6 +130,15 @@ def find_exchanged_projections(ckpt: Checkpoint) -> list[ExchangedPair]:
                 ExchangedPair(first, second, tensors, layers, min(difference for _, difference in exchanged), usual)
             )
     return pairs
+
+
+def list_kinds(ckpt: Checkpoint) -> list[list[Block]]:
+    """Return the blocks of each kind, in the order of the layers."""
+    kinds: dict[tuple[str, str, str], list[Block]] = {}
+    for stack in ckpt.layout.stacks.values():
+        for block in iter_blocks(ckpt, stack):
+            kinds.setdefault(block.kind, []).append(block)
+    return list(kinds.values())
 
 
 def iter_blocks(ckpt: Checkpoint, stack: Stack) -> Iterator[Block]:

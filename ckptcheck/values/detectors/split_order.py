@@ -20,7 +20,7 @@ import msgspec
 
 from ckptcheck.values.channel_sample import choose_channels
 from ckptcheck.values.detectors.channel_profiles import clip_profile, correlate_profiles, take_profile
-from ckptcheck.values.detectors.exchanged_projections import Block, iter_blocks, measure_partner
+from ckptcheck.values.detectors.exchanged_projections import Block, list_kinds, measure_partner
 from ckptcheck.values.detectors.matrix_samples import MatrixPart, compute_mean_squares, read_rows
 from ckptcheck.values.stats import TensorStats
 
@@ -91,11 +91,7 @@ def find_wrong_splits(ckpt: Checkpoint) -> list[WrongSplit]:
 
 def _iter_examined(ckpt: Checkpoint) -> Iterator[list[Block]]:
     """Yield the examined layers of each kind of block."""
-    kinds: dict[tuple[str, str, str], list[Block]] = {}
-    for stack in ckpt.layout.stacks.values():
-        for block in iter_blocks(ckpt, stack):
-            kinds.setdefault(block.kind, []).append(block)
-    for blocks in kinds.values():
+    for blocks in list_kinds(ckpt):
         inner = blocks[1:-1]
         examined = inner[:: max(1, -(-len(inner) // EXAMINED))]
         if len(examined) >= EXAMINED:
