@@ -40,6 +40,7 @@ def shown(text: str) -> object:
         ("use(' '.join(f'--{k}={v}' for k, v in {'a': 1, 'b': None}.items()))", "--a=1 --b=None"),
         ("import os\nuse(os.environ.get('X', 'd') + (os.getenv('Y') or 'e'))", "de"),
         ("import os\nuse('on' if os.environ.get('WANDB_KEY') else 'off')", "off"),
+        ("import os\nos.environ.setdefault('X', 'd')\nuse(os.environ['X'])", "d"),
         ("import os\nuse(os.path.join('/a', 'b'))", "/a/b"),
         ("from pathlib import Path\nuse(f'{Path(\"/a/b/c.py\").parent / \"d\"}')", "/a/b/d"),
         ("x = 0\nfor i in range(4):\n    if i == 2:\n        break\n    x += i + 1\nuse(x)", 3),

@@ -147,21 +147,19 @@ class Composer:
         self.document.is_composed = not self.document.is_incomplete
         return self.document
 
-    def _note_missing(self, entry: Entry) -> None:
-        """Record that a list names a missing configuration."""
+    def _leave_out(self, entry: Entry, before: str, after: str) -> None:
+        """Leave an entry out whose values are not known. before, after: the sentence around the place of the entry."""
         where = f"{entry.leaf.file}:{entry.leaf.line}" if entry.leaf and entry.leaf.file else "the command line"
-        file = entry.config_path if entry.is_file else f"{entry.config_path}.yaml"
-        self.document.notes.append(f"{clip(file)}, on which {where} builds, does not exist")
+        self.document.notes.append(f"{before}{where}{after}")
         self.document.is_incomplete = True
+        entry.value = None
 
     def _enter(self, node: Node, above: list[str], *, is_interpolated: bool) -> None:
         """Find the configurations that a configuration includes, and enter them in turn. above: its including ones."""
         entry = node.entry
         self.budget.spend(ENTRY_STEPS, "the defaults list")
-        if entry.group_path.startswith("hydra/") or entry.group_path == "hydra":
-            entry.value = None
-            return
-        if entry.group is not None and self._is_deleted(entry):
+        is_of_hydra = entry.group_path.startswith("hydra/") or entry.group_path == "hydra"
+        if is_of_hydra or (entry.group is not None and self._is_deleted(entry)):
             entry.value = None
             return
         if entry.group is not None:
@@ -169,10 +167,7 @@ class Composer:
         if entry.name is None:
             return
         if entry.name == "???":
-            where = f"{entry.leaf.file}:{entry.leaf.line}" if entry.leaf and entry.leaf.file else "the command line"
-            self.document.notes.append(f"{where} requires a choice of {clip(entry.key)} (???), and none is given")
-            self.document.is_incomplete = True
-            entry.value = None
+            self._leave_out(entry, "", f" requires a choice of {clip(entry.key)} (???), and none is given")
             return
         path = entry.config_path
         if path in above or len(above) > DEEPEST:
@@ -181,7 +176,8 @@ class Composer:
         config = self.folders.load(path)
         if config is None:
             if not entry.is_optional:
-                self._note_missing(entry)
+                file = entry.config_path if entry.is_file else f"{entry.config_path}.yaml"
+                self._leave_out(entry, f"{clip(file)}, on which ", " builds, does not exist")
             entry.value = None
             return
         entry.header = config.header
@@ -283,12 +279,8 @@ class Composer:
         if found is not None and isinstance(found.value, str) and not found.reason:
             entry.value = found.value
             return True
-        where = f"{entry.leaf.file}:{entry.leaf.line}" if entry.leaf else "the command line"
-        self.document.notes.append(
-            f"{clip(str(entry.value))}, on which {where} builds, is not resolved: {found.reason if found else 'it is no name'}"
-        )
-        self.document.is_incomplete = True
-        entry.value = None
+        reason = found.reason if found else "it is no name"
+        self._leave_out(entry, f"{clip(str(entry.value))}, on which ", f" builds, is not resolved: {reason}")
         return False
 
     def _merge(self, node: Node, parent: Node | None = None) -> None:

@@ -221,8 +221,11 @@ class Calls(Expressions, ABC):
             return None
         assert isinstance(owner, Table)
         key = to_key(first)
-        if owner is self.environ and name == "get" and isinstance(key, str):
-            return self.variable(key, second if second is not None else keywords.get("default"), node)
+        if owner is self.environ and name in ("get", "setdefault") and isinstance(key, str):
+            value = self.variable(key, second if second is not None else keywords.get("default"), node)
+            if name == "setdefault":
+                self.heap.write(owner, key, value)
+            return value
         if name in ("get", "pop", "setdefault") and key is not MISSING:
             value = owner.slots.get(key, second)
             if name != "get":
