@@ -4,6 +4,7 @@
 - Every tensor of either checkpoint has a counterpart in the other.
 - A counterpart has the same name, or the name that the family's table or a rename of transformers gives it, or it is part of a
   fused or stacked tensor, or it is the tensor to which this one is tied.
+- Three tensors or more that only a prefix tells apart are one finding, and their values are compared.
 - Buffers that loaders recompute are left out; with `--critic` also the heads.
 
 ## Why it matters
@@ -22,7 +23,7 @@ A tensor may be dropped on purpose (multi-token prediction before serving). A fa
 The second checkpoint may contain what the first stores elsewhere: a draft layer, an adapter merged under new names.
 
 ## Seen in
-THUDM/slime#2270, NVIDIA-NeMo/RL#2124 (gpt-oss), paiml/entrenar#258, NVIDIA-NeMo/Megatron-Bridge#1716,
+huggingface/transformers#45357 (a prefix), THUDM/slime#2270, NVIDIA-NeMo/RL#2124 (gpt-oss), paiml/entrenar#258, NVIDIA-NeMo/Megatron-Bridge#1716,
 mflux-community/mflux#603, sgl-project/sglang#38616
 """
 
@@ -37,6 +38,15 @@ from ckptcheck.text.formatting import count
 @rule("CMP001", "unmatched-tensor", severity="error", on="comparison")
 def check(comparison: Comparison) -> Iterator[Problem]:
     match = comparison.match_result
+    for (ours, theirs), names in match.moved.items():
+        yield Problem(
+            f"{len(names)} tensors of {ours or 'the model'} are under "
+            f"{theirs or 'no prefix'} in the second checkpoint: loaders look for the first names",
+            file=comparison.first.files.get(names[0]),
+            key=names[0],
+            names=tuple(names),
+            hint=f"rename {theirs}.… to {ours}.…" if theirs and ours else "rename them",
+        )
     if match.missing:
         heads = all(comparison.is_head(name) for name in match.missing)
         hint = "convert again, or compare with --critic if one side is a critic" if heads else "convert again"

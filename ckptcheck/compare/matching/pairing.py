@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 MEGATRON_HEAD, MEGATRON_EMBEDDING = "output_layer.weight", "embedding.word_embeddings.weight"
 """Megatron's names of the LM head and the embedding, for families without a table."""
+LEAST_MOVED = 3
+"""Tensors that a part under another prefix has at least: one or two names may agree by chance."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class MatchResult:
     heads: dict[str, str] = field(default_factory=dict)
     # Pairs of unequal shape.
     shape_mismatches: list[TensorPair] = field(default_factory=list)
+    # (prefix in the first, prefix in the second) → names of tensors that only these tell apart.
+    moved: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     # (side 0 or 1, stored name) → why the tensor does not fit the layout of the table.
     layout_errors: dict[tuple[int, str], str] = field(default_factory=dict)
     # Plain name → rows of vocabulary padding that are left out.
@@ -95,6 +100,7 @@ def match_tensors(
     paired = {name: pair for pair in result.pairs for name in (pair.name, normalize_hf_name(pair.name))}
     for one_side, other_side, remaining, swapped in ((first, second, ours, False), (second, first, theirs, True)):
         _pair_duplicates(result, paired, one_side, other_side, remaining, swapped, table)
+    _pair_moved(result, first, second, ours, theirs)
     if critic:
         lm_heads = (first.head, second.head, MEGATRON_HEAD)
         result.heads = {
@@ -106,6 +112,41 @@ def match_tensors(
     result.missing = {name: stored for name, (stored, _) in ours.items() if name not in result.heads}
     result.extra = {name: stored for name, (stored, _) in theirs.items() if name not in result.heads}
     return result
+
+
+def _pair_moved(
+    result: MatchResult, first: ComparisonSide, second: ComparisonSide, ours: PlainTensors, theirs: PlainTensors
+) -> None:
+    """Pair the tensors of a part that lies under another prefix on the other side (huggingface/transformers#45357)."""
+    by_end: dict[str, list[str]] = {}
+    for name in theirs:
+        words = name.split(".")
+        for start in range(len(words) - 1):
+            by_end.setdefault(".".join(words[start:]), []).append(name)
+    moves: dict[tuple[str, str], dict[str, str]] = {}
+    for name, (_, tensor) in ours.items():
+        words = name.split(".")
+        for start in range(len(words) - 1):
+            end = ".".join(words[start:])
+            found = [other for other in by_end.get(end, ()) if theirs[other][1].shape == tensor.shape]
+            if len(found) == 1:
+                move = ".".join(words[:start]), found[0].removesuffix(end).removesuffix(".")
+                moves.setdefault(move, {})[name] = found[0]
+                break
+    for pairs in moves.values():
+        if len(pairs) >= LEAST_MOVED:
+            names = [(ours[name][0], theirs[other][0]) for name, other in pairs.items()]
+            result.moved[_name_part(names)] = [name for name, _ in names]
+            for name, other in pairs.items():
+                _add_pair(result, first, second, name, ours.pop(name), theirs.pop(other))
+
+
+def _name_part(names: list[tuple[str, str]]) -> tuple[str, str]:
+    """Return what the names of a part begin with on both sides: the words that they do not share, and those that all have."""
+    ours, theirs = ([pair[side].split(".") for pair in names] for side in (0, 1))
+    ends = [len(os.path.commonprefix([one[::-1], other[::-1]])) for one, other in zip(ours, theirs, strict=True)]
+    inner = os.path.commonprefix([one[len(one) - end :] for one, end in zip(ours, ends, strict=True)])
+    return tuple(".".join([*side[0][: len(side[0]) - ends[0]], *inner]) for side in (ours, theirs))  # type: ignore[return-value]
 
 
 def is_value_head(name: str) -> bool:
