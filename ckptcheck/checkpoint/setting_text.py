@@ -8,8 +8,6 @@ from typing import Any, TypeGuard
 
 from ckptcheck.checkpoint.resolved_config import Setting
 
-INTEGER = re.compile(r"\s*[+-]?\d+(_\d+)*\s*")
-"""Texts that Python turns into integers."""
 Fault = tuple[str, str]
 """The JSON path, and what is wrong there, up to the clause on what transformers does about it."""
 

@@ -29,7 +29,12 @@ from ckptcheck.checkpoint.checkpoint import Checkpoint
 FILE = "adapter_config.json"
 
 
-@rule("ADP001", "missing-adapter-config", severity="error", when=lambda ckpt: not ckpt.is_single_shard)
+@rule(
+    "ADP001",
+    "missing-adapter-config",
+    severity="error",
+    when=lambda ckpt: not ckpt.is_single_shard and (ckpt.is_adapter or FILE in ckpt.files),
+)
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if ckpt.is_adapter and FILE not in ckpt.files:
         yield Problem(
