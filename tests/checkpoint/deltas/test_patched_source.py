@@ -53,8 +53,8 @@ def test_any_piece_is_that_of_the_whole_file(chain: tuple[Checkpoint, bytes], mo
 def test_it_goes_to_another_process(chain: tuple[Checkpoint, bytes]) -> None:
     ckpt, whole = chain
     with TensorFiles(pickle.loads(pickle.dumps(ckpt.source))) as files:
-        assert files.is_remote
-        assert files._source.read(FILE, 0, len(whole)) == whole
+        assert files.source.local is None
+        assert files.source.read(FILE, 0, len(whole)) == whole
 
 
 def test_a_delta_that_is_written_again_changes_the_version_of_each_file(tmp_path: Path) -> None:
