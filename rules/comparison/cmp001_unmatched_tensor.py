@@ -23,8 +23,8 @@ A tensor may be dropped on purpose (multi-token prediction before serving). A fa
 The second checkpoint may contain what the first stores elsewhere: a draft layer, an adapter merged under new names.
 
 ## Seen in
-huggingface/transformers#45357 (a prefix), THUDM/slime#2270, NVIDIA-NeMo/RL#2124 (gpt-oss), paiml/entrenar#258, NVIDIA-NeMo/Megatron-Bridge#1716,
-mflux-community/mflux#603, sgl-project/sglang#38616
+huggingface/transformers#45357 (a prefix), THUDM/slime#2270, NVIDIA-NeMo/RL#2124 (gpt-oss), paiml/entrenar#258,
+NVIDIA-NeMo/Megatron-Bridge#1716, mflux-community/mflux#603, sgl-project/sglang#38616
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,8 +40,8 @@ def check(comparison: Comparison) -> Iterator[Problem]:
     match = comparison.match_result
     for (ours, theirs), names in match.moved.items():
         yield Problem(
-            f"{len(names)} tensors of {ours or 'the model'} are under "
-            f"{theirs or 'no prefix'} in the second checkpoint: loaders look for the first names",
+            f"{len(names)} tensors of {ours or 'the model'} are under {theirs or 'no prefix'} in the second checkpoint: "
+            "loaders look for the first names",
             file=comparison.first.files.get(names[0]),
             key=names[0],
             names=tuple(names),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from ckptcheck.compare.bridge.family_table import FamilyTable, TableEntry, find_original, split_tensor
@@ -144,9 +144,14 @@ def _pair_moved(
 def _name_part(names: list[tuple[str, str]]) -> tuple[str, str]:
     """Return what the names of a part begin with on both sides: the words that they do not share, and those that all have."""
     ours, theirs = ([pair[side].split(".") for pair in names] for side in (0, 1))
-    ends = [len(os.path.commonprefix([one[::-1], other[::-1]])) for one, other in zip(ours, theirs, strict=True)]
-    inner = os.path.commonprefix([one[len(one) - end :] for one, end in zip(ours, ends, strict=True)])
+    ends = [len(_share([one[::-1], other[::-1]])) for one, other in zip(ours, theirs, strict=True)]
+    inner = _share([one[len(one) - end :] for one, end in zip(ours, ends, strict=True)])
     return tuple(".".join([*side[0][: len(side[0]) - ends[0]], *inner]) for side in (ours, theirs))  # type: ignore[return-value]
+
+
+def _share(lists: list[list[str]]) -> list[str]:
+    """Return the words with which all lists begin."""
+    return [words[0] for words in takewhile(lambda words: len({*words}) == 1, zip(*lists, strict=False))]
 
 
 def is_value_head(name: str) -> bool:
