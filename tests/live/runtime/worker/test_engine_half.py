@@ -63,9 +63,10 @@ def test_a_capture_ends_and_experts_are_let_go_where_the_engine_fails() -> None:
     assert calls == [("reset", None), ("start_capture", 2), ("finish_capture", "path")]
     calls.clear()
 
-    def score(*_: Any) -> None:
-        """Score nothing."""
+    def respond(*_: Any) -> list[Any]:
+        """Return nothing."""
+        return []
 
-    methods = engine_half.build_methods(object, [], [call_ranks, score])
+    methods = engine_half.build_methods(object, [], [call_ranks, respond])
     assert methods["expert_routing"]([5]) == [[[1, 2]]]
     assert calls == [("record_experts", True), ("record_experts", False)]

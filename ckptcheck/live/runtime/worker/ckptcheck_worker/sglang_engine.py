@@ -284,7 +284,7 @@ def _engine() -> Any:
 
 
 OF_THE_ENGINE = (
-    sglang_generate.score,
+    sglang_generate.respond,
     sglang_generate.score_full_vocab,
     sglang_generate.acceptance_length,
     sglang_generate.tokenize,

@@ -14,23 +14,13 @@ NewPath = Callable[[str], str]
 ONE_TOKEN = {"temperature": 0, "max_new_tokens": 1}
 
 
-def score(engine: Any, sequences: list[list[int]], decode: int, adapter: str = "") -> list[dict[str, Any]]:
-    """Return the logprobs of prompts by prefill, and the tokens that greedy decoding adds. adapter: of the requests, "" for none.
-
-    Decoding runs first: it reads the prefix cache as it is, while prompt logprobs bypass the cache and fill it.
-    """
-    scores: list[dict[str, Any]] = [{} for _ in sequences]
-    lora = {"lora_path": [adapter] * len(sequences)} if adapter else {}
-    if decode:
-        greedy = {"temperature": 0, "max_new_tokens": decode, "ignore_eos": True}
-        for entry, output in zip(scores, _generate(engine, sequences, greedy, **lora)):
-            meta = output["meta_info"]
-            entry["decoded_tokens"] = output["output_ids"]
-            entry["decode_logprobs"] = _logprobs(meta)
-            entry["cached_tokens"] = meta["cached_tokens"]
-    for entry, output in zip(scores, _generate(engine, sequences, ONE_TOKEN, logprob_start_len=0, **lora)):
-        entry["prompt_logprobs"] = [value for value, *_ in output["meta_info"]["input_token_logprobs"][1:]]
-    return scores
+def respond(
+    engine: Any, prompts: list[list[int]], sampling: dict[str, Any], adapter: str, scores_prompts: bool
+) -> list[dict[str, Any]]:
+    """Return a response for each prompt; see `engine_half.build_methods`."""
+    lora = {"lora_path": [adapter] * len(prompts)} if adapter else {}
+    scored = {"logprob_start_len": 0} if scores_prompts else {}
+    return [_generation(output) for output in _generate(engine, prompts, _settings(sampling), **scored, **lora)]
 
 
 def tokenize(engine: Any, text: str, messages: list[dict[str, str]]) -> dict[str, list[int]]:
@@ -197,6 +187,7 @@ def _generation(output: dict[str, Any]) -> dict[str, Any]:
         "finish_reason": (meta.get("finish_reason") or {}).get("type", ""),
         "weight_versions": versions,
         "cached_tokens": meta.get("cached_tokens", 0),
+        "prompt_logprobs": [value for value, *_ in (meta.get("input_token_logprobs") or ())[1:]],
     }
 
 

@@ -120,6 +120,8 @@ def _search(name: str, value: Any, depth: int, ancestors: set[int]) -> Iterator[
     if id(value) in ancestors or isinstance(value, torch.nn.Module):
         return
     yield name, value
+    if hasattr(value, "handler_tensor"):
+        return
     items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, (list, tuple)):
         items = enumerate(value[:MOST_ITEMS])

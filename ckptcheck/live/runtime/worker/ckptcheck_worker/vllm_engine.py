@@ -146,46 +146,12 @@ def end_update() -> None:
     vllm_update.end_update(_llm())
 
 
-def score(sequences: list[list[int]], decode: int, adapter: str = "") -> list[dict[str, Any]]:
-    """Return the logprobs of prompts by prefill, and the tokens that greedy decoding adds. adapter: of the requests, "" for none.
-
-    Decoding runs first: it reads the prefix cache as it is, while prompt logprobs bypass the cache and fill it.
-    """
-    from vllm import SamplingParams
-
-    scores: list[dict[str, Any]] = [{} for _ in sequences]
-    if decode:
-        settings = SamplingParams(max_tokens=decode, temperature=0, logprobs=0, ignore_eos=True, detokenize=False)
-        for entry, request in zip(scores, _generate(sequences, [settings] * len(sequences), adapter)):
-            entry["decoded_tokens"] = list(request.outputs[0].token_ids)
-            entry["decode_logprobs"] = _logprobs(request)
-            entry["cached_tokens"] = request.num_cached_tokens or 0
-    settings = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False)
-    for entry, tokens, request in zip(scores, sequences, _generate(sequences, [settings] * len(sequences), adapter)):
-        rows = zip(tokens[1:], request.prompt_logprobs[1:])
-        entry["prompt_logprobs"] = [row[token].logprob for token, row in rows]
-    return scores
-
-
-def score_by_decode(sequences: list[list[int]], prompt: int) -> list[list[float]]:
-    """Return the logprobs of the tokens after the first `prompt` ones, each from a decode step."""
-    from vllm import SamplingParams
-
-    if _llm().llm_engine.vllm_config.speculative_config is not None:
-        raise RuntimeError("vLLM cannot be forced to decode given tokens while a draft model proposes others")
-
-    settings = [
-        SamplingParams(
-            max_tokens=len(tokens) - prompt,
-            temperature=0,
-            logprobs=0,
-            ignore_eos=True,
-            detokenize=False,
-            extra_args={"forced": tokens[prompt:], "after": prompt},
-        )
-        for tokens in sequences
-    ]
-    return [_logprobs(request) for request in _generate([tokens[:prompt] for tokens in sequences], settings)]
+def respond(
+    prompts: list[list[int]], sampling: dict[str, Any], adapter: str, scores_prompts: bool
+) -> list[dict[str, Any]]:
+    """Return a response for each prompt; see `engine_half.build_methods`."""
+    lora = {"lora_request": _adapters[adapter]} if adapter else {}
+    return vllm_generate.respond(_llm(), prompts, sampling, scores_prompts, **lora)
 
 
 def update_inflight(
@@ -204,17 +170,6 @@ def update_inflight(
         return vllm_update.TRANSPORTS[transport](_llm(), call_ranks, buckets, version)
 
     return vllm_generate.update_inflight(_llm(), prompts, samplings, pause, clear_cache, after, update, version)
-
-
-def _logprobs(request: Any) -> list[float]:
-    output = request.outputs[0]
-    return [row[token].logprob for token, row in zip(output.token_ids, output.logprobs)]
-
-
-def _generate(sequences: list[list[int]], settings: list[Any], adapter: str = "") -> list[Any]:
-    prompts = [{"prompt_token_ids": tokens} for tokens in sequences]
-    lora = {"lora_request": _adapters[adapter]} if adapter else {}
-    return list(_llm().generate(prompts, settings, use_tqdm=False, **lora))
 
 
 def load_adapter(name: str, path: str, update: str) -> None:
@@ -274,6 +229,7 @@ OF_THE_ENGINE = (
     vllm_generate.score_full_vocab,
     vllm_generate.acceptance_length,
     vllm_generate.force_decode,
+    vllm_generate.score_by_decode,
     vllm_generate.tokenize,
     vllm_images.score_image,
     vllm_images.reset_encoder_cache,
@@ -287,8 +243,7 @@ RPC_METHODS = build_methods(_llm, OF_THE_ENGINE, [
     update_draft,
     end_update,
     update_inflight,
-    score,
-    score_by_decode,
+    respond,
     reset_prefix_cache,
     load_adapter,
     digest_adapter,

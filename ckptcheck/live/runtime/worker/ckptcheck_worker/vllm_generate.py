@@ -53,6 +53,31 @@ def acceptance_length(llm: Any, prompts: list[list[int]], tokens: int) -> float:
     return decoded / steps if steps else 1.0
 
 
+def respond(
+    llm: Any, prompts: list[list[int]], sampling: dict[str, Any], scores_prompts: bool, **options: Any
+) -> list[dict[str, Any]]:
+    """Return a response for each prompt, with its prompt_logprobs if asked for. options: further arguments of LLM.generate."""
+    settings = _settings(sampling, **({"prompt_logprobs": 0} if scores_prompts else {}))
+    inputs = [_prompt(tokens) for tokens in prompts]
+    outputs = llm.generate(inputs, [settings] * len(inputs), use_tqdm=False, **options)
+    return [_generation(output) for output in outputs]
+
+
+def score_by_decode(llm: Any, sequences: list[list[int]], prompt: int) -> list[list[float]]:
+    """Return the logprobs of the tokens after the first `prompt` ones, each from a decode step."""
+    if llm.llm_engine.vllm_config.speculative_config is not None:
+        raise RuntimeError("vLLM cannot be forced to decode given tokens while a draft model proposes others")
+    settings = [
+        _settings(
+            {"temperature": 0.0, "max_tokens": len(tokens) - prompt, "ignore_eos": True},
+            extra_args={"forced": tokens[prompt:], "after": prompt},
+        )
+        for tokens in sequences
+    ]
+    outputs = llm.generate([_prompt(tokens[:prompt]) for tokens in sequences], settings, use_tqdm=False)
+    return [_generation(output)["logprobs"] for output in outputs]
+
+
 def force_decode(llm: Any, prompt: list[int], tokens: list[int]) -> dict[str, Any]:
     """Force vLLM to decode these tokens after the prompt, one by one, until vLLM itself stops: at an end token."""
     settings = _settings(
@@ -174,4 +199,7 @@ def _generation(request: Any) -> dict[str, Any]:
         "finish_reason": output.finish_reason or "",
         "weight_versions": versions if output.weight_versions else [],
         "cached_tokens": request.num_cached_tokens or 0,
+        "prompt_logprobs": [
+            row[token].logprob for token, row in zip(request.prompt_token_ids[1:], (request.prompt_logprobs or ())[1:])
+        ],
     }
