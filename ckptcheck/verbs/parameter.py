@@ -14,7 +14,7 @@ import msgspec
 
 from ckptcheck.errors import CkptcheckError, UsageError
 from ckptcheck.text.formatting import join_words
-from ckptcheck.verbs.options import ANY, SETTING, Option, Setting
+from ckptcheck.verbs.options import ANY, Option, Setting
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -138,8 +138,6 @@ def read_parameter(parameter: inspect.Parameter) -> Parameter:
     if get_origin(annotation) is Annotated:
         annotation, *metadata = get_args(annotation)
         declared = next((each for each in metadata if isinstance(each, Option)), None)
-        if declared is not None and SETTING in metadata:
-            declared = Setting(**vars(declared))
     kinds = list(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
     sequences = [kind for kind in kinds if _is_sequence(get_origin(kind))]
     item: tuple[Any, ...] = ()

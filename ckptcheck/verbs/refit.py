@@ -87,13 +87,7 @@ def refit(
     ] = None,
     quantize_ignore: Annotated[
         Words | None,
-        Option(
-            "An entry of the list of modules that are not quantized; repeatable.",
-            metavar="ENTRY",
-            shown="head and routers",
-            panel=TRIAL,
-            needs=("quantize",),
-        ),
+        Setting("The list of modules that are not quantized.", shown="head and routers", needs=("quantize",)),
     ] = None,
     trainer_quantizer: Annotated[
         Literal["compressed-tensors", "slime"],

@@ -12,7 +12,6 @@ from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
     FROM_ZERO,
-    READING,
     RULES,
     TARGET_FORMS,
     Argument,
@@ -142,7 +141,7 @@ def scan(
     ] = False,
     follow_links: FollowLinks = False,
     verify_blobs: Annotated[
-        bool, Option("Hash the files of a cached snapshot against the names of their blobs.", panel=READING)
+        bool, Setting("Hash the files of a cached snapshot against the names of their blobs.")
     ] = False,
     device: Annotated[str, Setting("Scan the values on this device, as torch names it: cuda, cuda:1.")] = "cpu",
     jobs: Jobs = None,

@@ -19,6 +19,6 @@ def reject_checks(given: Given) -> None:
 
 def reject_phases(given: Given, unused: Sequence[str], where: str) -> None:
     """Raise UsageError for timeouts of these phases, which are written ``PHASE=SECONDS``. where: why they have no effect."""
-    phases = {text.rpartition("=")[0] for text in several(given["timeout"])}
-    if flags := [f"--timeout {phase}=" for phase in unused if phase in phases]:
+    phases = {str(text).rpartition("=")[0] for text in several(given["timeout"])}
+    if flags := [f"--set timeout={phase}=" for phase in unused if phase in phases]:
         raise UsageError(f"{join_words(flags)} {'has' if len(flags) == 1 else 'have'} no effect {where}")

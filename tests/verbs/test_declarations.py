@@ -25,7 +25,7 @@ from ckptcheck.verbs.verb import Verb
 from tests.paths import ROOT
 from tests.test_public_interface import _commands
 
-MOST_OPTIONS = 27
+MOST_OPTIONS = 25
 """Options of one command, with those that every command has or every one with settings."""
 MOST_COMMON = 8
 """Options that the help lists first, below no heading."""

@@ -147,8 +147,8 @@ def test_the_matrix_is_resumed_and_written_in_markdown(here: Path) -> None:
         "6",
         "--batch",
         "3",
-        "--sequences",
-        "2",
+        "--set",
+        "sequences=2",
         "--repeats",
         "1",
     ]
@@ -190,8 +190,8 @@ def test_other_weights_are_not_gone_on_with(here: Path) -> None:
         *SMALL,
         "--batch",
         "1",
-        "--sequences",
-        "1",
+        "--set",
+        "sequences=1",
         "--data",
         "synthetic",
         "--decoding",
@@ -210,7 +210,7 @@ def test_other_weights_are_not_gone_on_with(here: Path) -> None:
 @pytest.mark.slow
 def test_limits_of_the_matrix_are_flags(here: Path) -> None:
     faults.append("batch")
-    wide = [*SMALL, "--batch", "3", "--sequences", "3", "--data", "synthetic", "--decoding", "greedy"]
+    wide = [*SMALL, "--batch", "3", "--set", "sequences=3", "--data", "synthetic", "--decoding", "greedy"]
     parity(*wide, code=1)
     parity(*wide, "--set", "max-mult-prob-error=1.2")
 
@@ -218,8 +218,8 @@ def test_limits_of_the_matrix_are_flags(here: Path) -> None:
 FEW = (
     "--batch",
     "1",
-    "--sequences",
-    "1",
+    "--set",
+    "sequences=1",
     "--data",
     "synthetic",
     "--decoding",
@@ -392,8 +392,8 @@ def test_a_fault_of_batches_fails_the_matrix(here: Path) -> None:
         "1",
         "--response",
         "6",
-        "--sequences",
-        "3",
+        "--set",
+        "sequences=3",
         code=1,
     )
     assert "batch 3: mult_prob_error 1.105" in said
