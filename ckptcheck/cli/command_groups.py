@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import typer
 import typer.core
 
 from ckptcheck.cli.examples import write_examples
@@ -48,40 +45,11 @@ class NestedCommandGroup(CommandGroup):
     }
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Offer the commands of one word: a shell would take the second word of ``refit history`` for another argument.
-
-        `complete_second_word` offers it behind the first.
-        """
+        """Offer the commands of one word: a shell would take the second word of ``refit history`` for another argument."""
         return [item for item in super().shell_complete(ctx, incomplete) if " " not in item.value]
-
-    @classmethod
-    def list_second_words(cls, first_word: str) -> list[str]:
-        """Return the second words that form a command of two words with a first one.
-
-        >>> NestedCommandGroup.list_second_words("refit")
-        ['history', 'lora']
-        """
-        names = (name.partition(" ") for section in cls.sections.values() for name in section)
-        return [second for first, _, second in names if first == first_word and second]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Join the first two words where they name a command; a file of that name is ``./history``."""
         if (two_words := " ".join(args[:2])) in self.commands and len(args) > 1:
             args = [two_words, *args[2:]]
         return super().resolve_command(ctx, args)
-
-
-def complete_second_word(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Offer the second words of the command in the place of its first argument, beside the folders and files that are there.
-
-    A shell lists files by itself only where nothing is offered.
-    """
-    words = NestedCommandGroup.list_second_words(ctx.info_name or "")
-    try:
-        files = [] if os.sep in incomplete else sorted(os.listdir())
-    except OSError:
-        files = []
-    shown = (
-        name for name in files if not name.startswith(".") and name.isprintable() and not re.search(r"[\s'\"\\]", name)
-    )
-    return [word for word in [*words, *shown] if word.startswith(incomplete)]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from ckptcheck.errors import CkptcheckError, UsageError
+from ckptcheck.errors import UsageError
 
 
 def write_result(result: Any, values: Mapping[str, Any]) -> None:
@@ -42,26 +41,3 @@ def _write_identities(found: list[Any], format: str) -> None:
             f"{each.identity}  {printable(each.target)}  ({tensors}, {format_bytes(each.nbytes)}, {each.names} names)"
         )
         sys.stdout.write(break_commands(line) + "\n")
-
-
-def write_preview_repairs(function: Callable[..., str], arguments: Mapping[str, Any], values: Mapping[str, Any]) -> int:
-    """Write the changes that ``--fix`` would make; return the exit code, 1 if there are any."""
-    from ckptcheck.reporters.printable import printable_lines
-    from ckptcheck.reporters.runner_commands import break_commands
-
-    diffs = function(**arguments)
-    shown = printable_lines(diffs)
-    sys.stdout.write(break_commands(shown) if not sys.stdout.isatty() else shown)
-    return 1 if diffs else 0
-
-
-def write_follow_history(function: Callable[..., Any], arguments: Mapping[str, Any], values: Mapping[str, Any]) -> int:
-    """Show the record of a job until Ctrl-C; return the exit code of the last report."""
-    from ckptcheck.cli.history_page import follow
-
-    file = Path(arguments["file"])
-    output = None if values["output"] is None else Path(values["output"])
-    report = follow(file, values["format"], output, verbose=values["verbose"])
-    if report is None:
-        raise CkptcheckError(f"{file} was never written", hint="the job writes it at its first sync")
-    return report.exit_code(values["fail_on"])

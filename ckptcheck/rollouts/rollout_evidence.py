@@ -11,7 +11,6 @@ from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Reading, Section
 from ckptcheck.linter.rule import SEVERITIES, Finding, Problem, Severity, Skip
 from ckptcheck.rollouts.coherence import ResponseShape, measure_responses, measure_wordless_marks
-from ckptcheck.rollouts.expert_layout import ExpertLayout
 from ckptcheck.rollouts.gap_causes import GapCauses
 from ckptcheck.rollouts.labelled_weights import LabelledWeights
 from ckptcheck.rollouts.learning_signal import LearningSignal, measure_signal
@@ -19,7 +18,6 @@ from ckptcheck.rollouts.mask_reading import MaskReading, read_mask
 from ckptcheck.rollouts.metrics.distribution import ExactKL, Temperature, compute_exact_kl, fit_temperature
 from ckptcheck.rollouts.metrics.exactness import Exactness, compare_exactly
 from ckptcheck.rollouts.metrics.importance_weights import Correction, Weights, compute_weights
-from ckptcheck.rollouts.metrics.indexer_record import IndexerAgreement, compare_indexers
 from ckptcheck.rollouts.metrics.logprob_metrics import ClipBounds, LogprobMetrics, compute_metrics, recorded_clip
 from ckptcheck.rollouts.metrics.noise_floor import NoiseFloor
 from ckptcheck.rollouts.metrics.reference_gap import ReferenceGap, measure_reference
@@ -35,7 +33,7 @@ from ckptcheck.rollouts.metrics.version_gaps import Spans, VersionGaps, find_spa
 from ckptcheck.rollouts.response_ends import ResponseEnds, find_response_ends
 from ckptcheck.rollouts.response_texts import Decode, build_texts_section
 from ckptcheck.rollouts.rollouts import Rollouts
-from ckptcheck.rollouts.sampling_checkpoint import SamplingCheckpoint
+from ckptcheck.rollouts.sampling_checkpoint import ExpertLayout, SamplingCheckpoint
 from ckptcheck.rollouts.sections import build_sections, build_versions_section
 from ckptcheck.rollouts.thresholds import Thresholds
 from ckptcheck.rollouts.token_round_trip import TokenRoundTrip, take_round_trip
@@ -49,8 +47,8 @@ if TYPE_CHECKING:
 
 
 CAUSES = (
-    "PAR003", "PAR007", "PAR009", "PAR010", "PAR012", "PAR028", "PAR029", "PAR031", "PAR032", "PAR065", "PAR069", "PAR071",
-    "PAR078", "PAR085", "PAR086", "PAR088",
+    "PAR003", "PAR007", "PAR009", "PAR010", "PAR012", "PAR028", "PAR029", "PAR031", "PAR032", "PAR065", "PAR069", "PAR078",
+    "PAR085", "PAR086", "PAR088",
 )  # fmt: skip
 """Rules that name a cause of a gap between two sides."""
 SIZES = ("PAR020", "PAR025")
@@ -256,17 +254,6 @@ class RolloutEvidence(EvidenceDefaults):
     def routing_shift(self) -> RoutingShift | None:
         """The shift by layers or tokens at which the routing of both sides agrees best; None where a side has none."""
         return find_routing_shift(self.rollouts) if self.is_well_formed else None
-
-    @cached_property
-    def indexer_agreement(self) -> IndexerAgreement | None:
-        """How far the positions that sparse attention chose on both sides overlap; None where a side has none."""
-        return compare_indexers(self.rollouts) if self.is_well_formed else None
-
-    @property
-    def indexer_columns(self) -> tuple[str, ...]:
-        """The columns with positions that sparse attention chose."""
-        names = ("engine_indexer", "trainer_indexer") if self.is_well_formed else ()
-        return tuple(name for name in names if name in self.rollouts)
 
     @property
     def subject(self) -> str:

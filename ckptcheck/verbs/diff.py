@@ -102,8 +102,7 @@ def diff(
     )
     from ckptcheck.runners.parts import PartWriter
     from ckptcheck.verbs.identity import identity
-    from ckptcheck.verbs.reports import add_notes, build_report
-    from ckptcheck.verbs.runners import check_runner
+    from ckptcheck.verbs.reports import add_notes, build_report, check_runner
 
     names = [os.fspath(first), os.fspath(second)]
     if any(map(is_known_weights, names)):

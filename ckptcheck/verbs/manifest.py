@@ -58,7 +58,7 @@ def manifest(
     from ckptcheck.compare.manifest import build_manifest, write_manifest
     from ckptcheck.text.formatting import count
     from ckptcheck.text.model_files import refuse_model_file
-    from ckptcheck.verbs.runners import check_runner
+    from ckptcheck.verbs.reports import check_runner
     from ckptcheck.verbs.signed_weights import read_inputs
 
     name, runner = os.fspath(target), check_runner(runner)

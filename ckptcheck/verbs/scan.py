@@ -173,7 +173,7 @@ def scan(
     from ckptcheck.runners.parts import PartWriter
     from ckptcheck.text.file_io import require_distinct_outputs
     from ckptcheck.text.model_files import refuse_model_file
-    from ckptcheck.verbs.runners import check_runner
+    from ckptcheck.verbs.reports import check_runner
     from ckptcheck.verbs.scanning import run_passes, scan_targets
 
     runner = check_runner(runner, device)

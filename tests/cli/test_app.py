@@ -56,7 +56,6 @@ def test_version(here: Path) -> None:
         ),
         (["scan", "sound", "--config", "none.toml"], "ckptcheck: cannot read none.toml"),
         (["rule", "XYZ"], "ckptcheck: no rule has the code 'XYZ'"),
-        (["rule", "IDX01"], "ckptcheck: IDX01 is the beginning of 2 codes: IDX010, IDX011"),
         (["scna"], "Did you mean 'scan'?\n"),
         (["scan"], "ckptcheck: Missing argument 'TARGET"),
         (["parity", "judge", "x", "--flor", "1"], "\n           see ckptcheck parity judge --help\n"),

@@ -16,7 +16,8 @@ from ckptcheck.linter.report import Report
 from ckptcheck.linter.stored_pictures import load_picture, picture_to_json
 from ckptcheck.linter.stored_report import read_reports
 from ckptcheck.reporters import render
-from ckptcheck.reporters.html import limit_cells, overview, tables
+from ckptcheck.reporters.html import overview, tables
+from ckptcheck.reporters.html import page as html_page
 from ckptcheck.reporters.html.page import render_page
 from ckptcheck.reporters.html.saved_reports import render_saved_reports
 from tests.factories.checkpoint_cases import CHECKPOINTS
@@ -55,10 +56,10 @@ def test_what_is_no_picture_says_so(form: Any) -> None:
 
 def test_a_page_has_room_for_so_many_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Absent cells take no bytes in a saved report, and are drawn one by one."""
-    monkeypatch.setattr(limit_cells, "MOST_CELLS", 100)
+    monkeypatch.setattr(html_page, "MOST_CELLS", 100)
     pictures = tuple(HeatMap(name, "", ("r",) * 8, ("0",) * 8, {}, ()) for name in "abc")
     small = HeatMap("d", "", ("r",) * 4, ("0",) * 9, {}, ())
-    one, two = limit_cells.limit_cells([pictures, (small, NoPicture("e", "none"), small)])
+    one, two = html_page.limit_cells([pictures, (small, NoPicture("e", "none"), small)])
     assert [type(picture).__name__ for picture in (*one, *two)] == [
         "HeatMap", "NoPicture", "NoPicture", "HeatMap", "NoPicture", "NoPicture",
     ]  # fmt: skip

@@ -12,12 +12,11 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.linter.pictures import Curves, Histogram, Picture
+from ckptcheck.linter.pictures import Curves, HeatMap, Histogram, NoPicture, Picture
 from ckptcheck.linter.report import Cell, Report, describe_reading
 from ckptcheck.linter.rule import SEVERITIES, Rule
-from ckptcheck.reporters.html.encode import encode_picture
-from ckptcheck.reporters.html.limit_cells import limit_cells
-from ckptcheck.reporters.html.names import NameTable
+from ckptcheck.linter.stored_pictures import MOST_CELLS
+from ckptcheck.reporters.html.encode import NameTable, encode_picture
 from ckptcheck.reporters.html.overview import draw_overview
 from ckptcheck.reporters.html.tables import tabulate
 from ckptcheck.reporters.printable import printable
@@ -71,6 +70,26 @@ def render_page(reports: Sequence[Report], rules: Sequence[Rule] = ()) -> str:
             data=_encode_data([*reports, Report("", pictures=tuple(overview))]),
         )
     )
+
+
+def limit_cells(reports: Sequence[Sequence[Picture]]) -> list[tuple[Picture, ...]]:
+    """Return the pictures of some reports with the heat maps that have at most MOST_CELLS cells together, the first ones first.
+
+    A few bytes of a saved report ask for millions of absent cells.
+    """
+    room = MOST_CELLS
+
+    def limit(picture: Picture) -> Picture:
+        nonlocal room
+        if not isinstance(picture, HeatMap):
+            return picture
+        cells = len(picture.rows) * len(picture.columns)
+        if cells > room:
+            return NoPicture(picture.title, f"it has {cells:,} cells, and the page has room for {room:,} more")
+        room -= cells
+        return picture
+
+    return [tuple(map(limit, pictures)) for pictures in reports]
 
 
 def render_fragment(reports: Sequence[Report]) -> str:

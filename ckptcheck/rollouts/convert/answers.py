@@ -1,4 +1,4 @@
-"""The answers of servers, as far as the converter reads them: a whole answer or one event of a stream.
+"""The answers of servers, as far as the converter reads them.
 
 An answer has either OpenAI's form or that of SGLang's /generate.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.rollouts.build import UnusableSequence
@@ -31,10 +30,10 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """One choice of an answer in OpenAI's form. finish_reason: null until the last event of a stream."""
+    """One choice of an answer in OpenAI's form."""
 
     index: int | None = 0
-    finish_reason: str | UnsetType | None = UNSET
+    finish_reason: str | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
     response_token_ids: list[int] | None = None
@@ -57,8 +56,7 @@ ScoredToken = tuple[float | None, int, Any]
 class MetaInfo(msgspec.Struct):
     """`meta_info` of /generate. `metadata` of SGLang's answers in OpenAI's form holds the weight versions too."""
 
-    id: Any = None
-    finish_reason: Any = UNSET
+    finish_reason: Any = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     input_token_logprobs: list[ScoredToken] | None = None
@@ -68,11 +66,8 @@ class MetaInfo(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """One answer or event: `meta_info` is set in /generate's form, `choices` in OpenAI's."""
+    """One answer: `meta_info` is set in /generate's form, `choices` in OpenAI's."""
 
-    id: Any = None
-    object: Any = None
-    index: Any = None
     model: Any = None
     choices: list[Choice] | None = None
     prompt_token_ids: list[int] | None = None
@@ -80,39 +75,9 @@ class Answer(msgspec.Struct):
     meta_info: MetaInfo | None = None
     metadata: MetaInfo | None = None
 
-    @property
-    def key(self) -> tuple[str, int] | None:
-        """The id and the index of the answer, which all its events share; None where it has no id."""
-        answer_id = self.id if self.meta_info is None else self.meta_info.id
-        # events of a batch that SGLang streams name their answer by `index`
-        if not isinstance(answer_id, str) or not answer_id:
-            return None
-        return answer_id, self.index if type(self.index) is int else 0
-
-    @property
-    def choice_indices(self) -> set[int]:
-        """Indices of the choices that this answer or event belongs to; always 0 in /generate's form."""
-        return {0} if self.meta_info is not None else {choice.index or 0 for choice in self.choices or ()}
-
-    @property
-    def finished_choices(self) -> set[int]:
-        """Indices of the choices that this answer or event ends."""
-        if self.meta_info is not None:
-            return {0} if self.meta_info.finish_reason not in (None, UNSET) else set()
-        return {choice.index or 0 for choice in self.choices or () if choice.finish_reason not in (None, UNSET)}
-
-    @property
-    def is_event(self) -> bool:
-        """Whether it is an event of a stream other than the last: it is a chunk, or its finish reason is null."""
-        if self.meta_info is not None:
-            return self.meta_info.finish_reason is None
-        if isinstance(self.object, str) and self.object.startswith("chat.completion"):
-            return self.object == "chat.completion.chunk"
-        return any(choice.finish_reason is None for choice in self.choices or ())
-
 
 def parse_answer(content: Any) -> Answer:
-    """Read one answer or event. Raises UnusableSequence where the content is neither, or the server reports an error."""
+    """Read one answer. Raises UnusableSequence where the content is none, or the server reports an error."""
     if isinstance(content, UnusableSequence):
         raise content
     if not isinstance(content, dict):

@@ -3,7 +3,7 @@
 sides.py        weights, semantics, path, precision: a side scores again, as it is, from other weights, by another path or dtype
 temperature.py  semantics: raw logprobs against logprobs of the sampling distribution
 tokens.py       semantics: BOS, a context that is cut off, logprobs of the next token, tokens that a side did not score
-routing.py      routing: tokens that the two sides route to different experts, or whose sparse attention sees other positions
+routing.py      routing: tokens that the two sides route to different experts
 lag.py          objective, the last: tokens that older weights sampled; the others run without them
 """
 
@@ -27,6 +27,5 @@ EXPERIMENTS: tuple[GapExperiment, ...] = (
     GapExperiment("head in float32", sides.head, "precision"),
     GapExperiment("all in float32", sides.whole, "precision"),
     GapExperiment("experts", routing.experts, "routing"),
-    GapExperiment("attended positions", routing.attended_positions, "routing", needs="engine_indexer"),
     GapExperiment("tokens of older weights", lag.tried, "objective"),
 )
