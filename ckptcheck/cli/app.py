@@ -160,21 +160,11 @@ def _point_to_help(error: Exception) -> str:
         .partition(" ")[2]
         .removeprefix("-m ckptcheck")
         .strip()
-    ) or _find_command_name(sys.argv[1:])
+    )
+    if not path:  # an option lacks its value: that error names no command
+        names = (" ".join(sys.argv[1:3]), first_word)
+        path = next((name for name in names if name in VERBS or name in GROUPS), "")
     return f"see ckptcheck {path} --help" if path else "see ckptcheck --help, ckptcheck scan --help"
-
-
-def _find_command_name(words: list[str]) -> str:
-    """Return the command that these words begin with, "" for none.
-
-    Needed where an option lacks its value: that error names no command.
-    """
-    first_word, two_words = "".join(words[:1]), " ".join(words[:2])
-    if two_words in VERBS or first_word in VERBS:
-        return two_words if two_words in VERBS else first_word
-    if first_word not in GROUPS:
-        return ""
-    return two_words if len(words) > 1 and not words[1].startswith("-") else first_word
 
 
 def _exit_with_error(message: str, hint: str | None = None, code: int = 2) -> NoReturn:

@@ -131,9 +131,13 @@ class RolloutEvidence(EvidenceDefaults):
         """How the responses end. The ids that end them are known (`stop_tokens`)."""
         return find_response_ends(self.rollouts, self.stop_tokens)
 
+    def view_for(self, kind: str) -> RolloutEvidence | None:
+        """Return the evidence for the rule on the form of the columns, and for rules on rollouts where the form is right."""
+        return self if kind == "columns" or (kind == self.kind and self.is_well_formed) else None
+
     @property
     def is_well_formed(self) -> bool:
-        """Whether the columns have the required form, so that rules can read them."""
+        """Whether the columns have the required form. What rules ask of the evidence may rely on it."""
         return not self.rollouts.defects
 
     @property
@@ -163,7 +167,7 @@ class RolloutEvidence(EvidenceDefaults):
     @cached_property
     def version_spans(self) -> Spans | None:
         """Where weight versions begin and end; None where there are fewer than two."""
-        return find_spans(self.rollouts) if self.is_well_formed else None
+        return find_spans(self.rollouts)
 
     @property
     def own_version(self) -> str | None:
@@ -181,12 +185,12 @@ class RolloutEvidence(EvidenceDefaults):
     @cached_property
     def reference_gap(self) -> ReferenceGap | None:
         """How far the policy is from the reference model; None where that is not recorded."""
-        return measure_reference(self.rollouts) if self.is_well_formed else None
+        return measure_reference(self.rollouts)
 
     @cached_property
     def learning_signal(self) -> LearningSignal | None:
         """What a training step can learn from these; None without rewards and advantages, or without trained tokens."""
-        return measure_signal(self.rollouts) if self.is_well_formed else None
+        return measure_signal(self.rollouts)
 
     @cached_property
     def wordless_marks(self) -> Mapping[int, float]:
@@ -196,7 +200,7 @@ class RolloutEvidence(EvidenceDefaults):
     @cached_property
     def response_shapes(self) -> tuple[ResponseShape, ...]:
         """How the tokens of each response repeat themselves."""
-        return measure_responses(self.rollouts) if self.is_well_formed else ()
+        return measure_responses(self.rollouts)
 
     @cached_property
     def causes(self) -> GapCauses:
@@ -219,22 +223,22 @@ class RolloutEvidence(EvidenceDefaults):
     @cached_property
     def exact_kl(self) -> ExactKL | None:
         """The exact KL, where full-vocabulary logprobs are recorded."""
-        return compute_exact_kl(self.rollouts) if self.is_well_formed else None
+        return compute_exact_kl(self.rollouts)
 
     @cached_property
     def temperature_fit(self) -> Temperature | None:
         """The temperature between the two sides, where distributions are recorded."""
-        return fit_temperature(self.rollouts) if self.is_well_formed else None
+        return fit_temperature(self.rollouts)
 
     @cached_property
     def routing_disagreement(self) -> tuple[NDArray[np.float64], int] | None:
         """The share of tokens in each layer that the sides route differently, and the number of compared tokens."""
-        return compute_routing_disagreement(self.rollouts) if self.is_well_formed else None
+        return compute_routing_disagreement(self.rollouts)
 
     @cached_property
     def unlike_rows(self) -> UnlikeRows | None:
         """Where the two sides route tokens differently; None where a side has no routing, or the shapes differ."""
-        return find_unlike_rows(self.rollouts) if self.is_well_formed else None
+        return find_unlike_rows(self.rollouts)
 
     @cached_property
     def exactness(self) -> Exactness:
@@ -244,8 +248,6 @@ class RolloutEvidence(EvidenceDefaults):
     @cached_property
     def routing_records(self) -> tuple[RoutingRecord, ...]:
         """The records of expert routing, the engine's first."""
-        if not self.is_well_formed:
-            return ()
         experts = self.expert_layout.experts if self.expert_layout is not None else self.rollouts.metadata.experts
         columns = [name for name in ("engine_routing", "trainer_routing") if name in self.rollouts]
         return tuple(RoutingRecord(self.rollouts, name, experts) for name in columns)
@@ -253,7 +255,7 @@ class RolloutEvidence(EvidenceDefaults):
     @cached_property
     def routing_shift(self) -> RoutingShift | None:
         """The shift by layers or tokens at which the routing of both sides agrees best; None where a side has none."""
-        return find_routing_shift(self.rollouts) if self.is_well_formed else None
+        return find_routing_shift(self.rollouts)
 
     @property
     def subject(self) -> str:

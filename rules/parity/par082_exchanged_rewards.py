@@ -43,7 +43,7 @@ CONSTANT = 0.9
     "exchanged-rewards",
     severity="error",
     on="rollouts",
-    when=lambda evidence: evidence.is_well_formed and {"rewards", "advantages"} <= evidence.rollouts.columns.keys(),
+    when=lambda evidence: {"rewards", "advantages"} <= evidence.rollouts.columns.keys(),
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     import numpy as np

@@ -79,6 +79,6 @@ def test_rules_do_not_crash(seed: int) -> None:
         is_replay=seed % 3 > 0,
     )
     assert evidence.sections is not None
-    assert not run_rules(evidence, [rule for rule in load_rules() if rule.on == "rollouts"]).crashed
+    assert not run_rules(evidence, [rule for rule in load_rules() if rule.on in ("columns", "rollouts")]).crashed
     series = RolloutSeries.of([SeriesMember.of(evidence)] * 3, evidence.thresholds)
     assert not run_rules(series, [rule for rule in load_rules() if rule.on == "rollout-series"]).crashed

@@ -28,7 +28,7 @@ from tests.fuzz import ODD
 from tests.paths import DATA
 
 ANSWERS = DATA / "rollouts" / "answers"
-RULES = [rule for rule in rule_loader.load_rules() if rule.on == "rollouts"]
+RULES = [rule for rule in rule_loader.load_rules() if rule.on in ("columns", "rollouts")]
 PYTHON = re.compile(
     "has no attribute|iterable|unhashable|recursion|invalid literal|indices must|codec|subscriptable|operand|NoneType|"
     "inhomogeneous|out of bounds|broadcast|argument|cannot reshape|not supported|could not convert|str_digits"
