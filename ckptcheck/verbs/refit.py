@@ -41,10 +41,13 @@ from ckptcheck.verbs.options import (
     Words,
 )
 from ckptcheck.verbs.parameter import Given, reject_checks, reject_phases, several, to_path
-from ckptcheck.verbs.verb import verb
+from ckptcheck.verbs.verb import find_verb, verb
 
 if TYPE_CHECKING:
+    from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.linter.report import Report
+    from ckptcheck.live.refit.first_step import PlanFirstStep
+    from ckptcheck.live.runtime.engines.engine_options import Switches as EngineSwitches
 
 
 def reject_unused(given: Given) -> None:
@@ -170,7 +173,6 @@ def refit(
     from ckptcheck.live.runtime.engines import registry
     from ckptcheck.live.runtime.engines.engine_options import parse_switches
     from ckptcheck.runs.history.record import Record
-    from ckptcheck.verbs.first_step import plan_first_step
     from ckptcheck.verbs.reports import build_report
 
     chosen_transport = registry.choose_transport(engine, transport)
@@ -197,7 +199,7 @@ def refit(
     loaded = load_rules()
     trial_source = TrialSource(os.fspath(source), to_path(hf_config), despite_errors, keep)
     first_step = (
-        plan_first_step(rollouts, os.fspath(source), parse_switches(list(several(switch))), observer)
+        _plan_first_step(rollouts, os.fspath(source), parse_switches(list(several(switch))), observer)
         if rollouts is not None
         else None
     )
@@ -221,3 +223,47 @@ def refit(
     if record_error is not None:
         raise RecordError(record_error.message, report) from record_error
     return report
+
+
+def _plan_first_step(
+    rollouts: StrPath | Mapping[str, Any], source: str, switches: "EngineSwitches", observer: Observer
+) -> "PlanFirstStep":
+    """Return what plans the rollouts of a trial.
+
+    rollouts: the file, or the file as ``output`` with arguments of `record_rollouts`. Raises CkptcheckError for an argument that it
+    does not take, and for a file that cannot be written.
+    """
+    from ckptcheck.live.experiments.first_step import FirstStepRollouts
+    from ckptcheck.live.refit.first_step import FIRST_STEP_ARGUMENTS
+    from ckptcheck.live.runtime.engines.sampling import Sampling
+    from ckptcheck.text.file_io import require_writable
+    from ckptcheck.verbs.record import record_rollouts
+
+    given = dict(rollouts) if isinstance(rollouts, Mapping) else {"output": rollouts}
+    output = to_path(given.pop("output", None))
+    unknown = sorted(given.keys() - {*FIRST_STEP_ARGUMENTS})
+    if output is None or unknown:
+        raise CkptcheckError(
+            f"rollouts take no {', '.join(unknown)}" if unknown else "rollouts have no output",
+            hint=f"they take output, and of record_rollouts {', '.join(FIRST_STEP_ARGUMENTS)}",
+        )
+    require_writable(output)
+    recorded = find_verb(record_rollouts)
+    chosen = {name: recorded.parameters[name].default for name in FIRST_STEP_ARGUMENTS}
+    chosen |= {name: recorded.parameters[name].check(value, "rollouts") for name, value in given.items()}
+    sampling = Sampling(
+        chosen["temperature"], chosen["top_p"], chosen["top_k"], chosen["response"], chosen["seed"], chosen["ignore_eos"],
+        chosen["presence_penalty"], chosen["frequency_penalty"], chosen["repetition_penalty"],
+    )  # fmt: skip
+
+    def plan(ckpt: "Checkpoint") -> FirstStepRollouts | None:
+        first_step = FirstStepRollouts(
+            ckpt, source, output, sampling, switches, observer, prompts=to_path(chosen["prompts"]),
+            number=chosen["number"], length=chosen["length"], batch=chosen["batch"], step=chosen["step"],
+        )  # fmt: skip
+        if first_step.has_room:
+            return first_step
+        observer.log(f"no rollouts: the model has no room for {first_step.context_len} tokens")
+        return None
+
+    return plan

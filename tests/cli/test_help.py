@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from ckptcheck.cli.app import GROUPS, build_app
-from ckptcheck.cli.command_groups import NestedCommandGroup
+from ckptcheck.cli.app import GROUPS, NestedCommandGroup, build_app
 from ckptcheck.cli.examples import EXAMPLES
 from ckptcheck.verbs import VERBS
 from tests.factories.command_line import run
