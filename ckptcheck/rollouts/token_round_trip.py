@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ckptcheck.checkpoint.sandbox import run_sandboxed
 from ckptcheck.linter.rule import Skip
+from ckptcheck.rollouts.prompts import Message, render_conversations
 
 if TYPE_CHECKING:
     from ckptcheck.rollouts.prompts import PromptTokenizer
@@ -92,7 +92,7 @@ def take_round_trip(rollouts: Rollouts, reader: PromptTokenizer) -> TokenRoundTr
             [talk.messages for talk in conversations.values()],
             generation_prompt=True,
         )
-        for (sequence, talk), text in zip(conversations.items(), rendered, strict=True):
+        for (sequence, talk), (text, _) in zip(conversations.items(), rendered, strict=True):
             if text is not None and not texts[sequence].startswith(text):
                 tokens = rollouts.tokens[rollouts.sequence(sequence)].tolist()
                 found.append(_describe_difference(sequence, talk, texts[sequence], text, tokens, reader))
@@ -137,11 +137,8 @@ def _count_tokens(characters: int, tokens: list[int], reader: PromptTokenizer) -
     return fewest
 
 
-SECONDS, MEMORY = 8, 1 << 29
-"""Limits for rendering all conversations at once: seconds of processor time, and bytes."""
 MARKS = ("\ue0f0", "\ue0f1", "\ue0f2", "\ue0f3", "\ue0f4")
 """Private Unicode characters that stand for the texts of the turns."""
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -214,12 +211,12 @@ def learn_format(template: str, variables: dict[str, str]) -> ConversationFormat
     system, question, answer, again, more = MARKS
     plain = [("user", question), ("assistant", answer), ("user", again), ("assistant", more)]
     asked = [("user", question), ("assistant", answer), ("tool", again), ("assistant", more)]
-    texts = render_conversations(
+    rendered = render_conversations(
         template, variables,
         [_to_messages(turns) for turns in (plain, [("system", system), *plain], asked)],
         generation_prompt=False,
     )  # fmt: skip
-    pieces = [None if text is None else _split(text) for text in texts]
+    pieces = [None if text is None else _split(text) for text, _ in rendered]
     if pieces[0] is None or len(pieces[0]) != 5:
         return None
     before, answer_start, question_start, *_ = pieces[0]
@@ -235,30 +232,6 @@ def learn_format(template: str, variables: dict[str, str]) -> ConversationFormat
         _, _, result_start, result_end, _ = pieces[2]
     openings.sort(key=lambda opening: -len(opening[0]))
     return ConversationFormat(tuple(openings), system_end, answer_start, question_start, result_start, result_end)
-
-
-def render_conversations(
-    template: str, variables: dict[str, str], conversations: Sequence[Sequence[Message]], *, generation_prompt: bool
-) -> list[str | None]:
-    """Render conversations in one sandboxed process; None for one that the template refuses. Raises Skip."""
-    answer = run_sandboxed(
-        "templates",
-        seconds=SECONDS,
-        memory=MEMORY,
-        templates={"": template},
-        conversations=[
-            {
-                "name": str(number),
-                "input": {
-                    "messages": list(messages), "add_generation_prompt": generation_prompt, "tools": None, "documents": None,
-                },
-            }
-            for number, messages in enumerate(conversations)
-        ],
-        variables=variables,
-    )  # fmt: skip
-    texts = {str(line["conversation"]): str(line["text"]) for line in answer.lines if "text" in line}
-    return [texts.get(str(number)) for number in range(len(conversations))]
 
 
 def _to_messages(turns: Sequence[tuple[str, str]]) -> list[Message]:
