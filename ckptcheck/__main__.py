@@ -19,7 +19,6 @@ def main() -> None:
         if sys.argv[1:] == ["--version"]:
             _print_version()
             return
-        _require_addresses()
         _import_typer()
         from ckptcheck.cli.app import main as command_line
         from ckptcheck.text.encoding import accept_every_sign
@@ -47,15 +46,6 @@ def _print_version() -> None:
         sys.stdout.flush()
     except OSError as error:
         sys.stderr.write(f"ckptcheck: the output: {error.strerror}\n")
-        sys.stderr.flush()
-        os._exit(2)
-
-
-def _require_addresses() -> None:
-    from ckptcheck.cli.address_space import prepare_for_few_addresses
-
-    if (reason := prepare_for_few_addresses()) is not None:
-        sys.stderr.write(f"ckptcheck: {reason}\n")
         sys.stderr.flush()
         os._exit(2)
 

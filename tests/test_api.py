@@ -286,7 +286,7 @@ def test_localize_prints_what_the_function_returns(here: Path, monkeypatch: pyte
 
 def test_attach_prints_what_the_function_returns(here: Path) -> None:
     with JunkServer(sglang()) as first, JunkServer(sglang()) as second:
-        words = ("attach", first.url, second.url, "--timeout", "score=5")
+        words = ("attach", first.url, second.url, "--set", "timeout=score=5")
         printed, code = run_command(*words)
         report = ckptcheck.attach(first.url, second.url, timeout=["score=5"])
     assert printed == as_json(report)
@@ -548,7 +548,7 @@ def test_quantization_that_an_engine_cannot_take_is_refused() -> None:
     assert TrialQuantization("w4a16").ignore is None
     with pytest.raises(CkptcheckError, match="16 bits"):
         ckptcheck.refit("tiny", quantize="w4a16")
-    with pytest.raises(CkptcheckError, match="--quantize-ignore has no effect without --quantize"):
+    with pytest.raises(CkptcheckError, match="--set quantize-ignore has no effect without --quantize"):
         ckptcheck.refit("tiny", quantize_ignore=["lm_head"])
 
 

@@ -36,12 +36,12 @@ def describe(option: str, *value: str) -> str:
 
 
 CASES: list[tuple[tuple[str, ...], str]] = [
-    (("attach", SERVER, "--source", TINY, "--timeout", "step=5"), f"--timeout step= has no effect {ATTACHED}"),
+    (("attach", SERVER, "--source", TINY, "--set", "timeout=step=5"), f"--set timeout=step= has no effect {ATTACHED}"),
     (
-        ("attach", SERVER, "--source", TINY, "--timeout", "9", "--timeout", "sync=5", "--timeout", "step=5"),
-        f"--timeout step= and --timeout sync= have no effect {ATTACHED}",
+        ("attach", SERVER, "--source", TINY, "--set", "timeout=9", "--set", "timeout=sync=5", "--set", "timeout=step=5"),
+        f"--set timeout=step= and --set timeout=sync= have no effect {ATTACHED}",
     ),
-    (("attach", *PAIR, "--timeout", "start=5"), f"--timeout start= has no effect {ALONE}"),
+    (("attach", *PAIR, "--set", "timeout=start=5"), f"--set timeout=start= has no effect {ALONE}"),
     alone("--trainer", "megatron"),
     alone("--tp", "2"),
     alone("--pp", "2"),
@@ -51,8 +51,8 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     alone("--set", "trainer-python=/x"),
     alone("--set", "engine-python=/x"),
     alone("--set", "keep=true"),
-    alone("--hf-config", "/x"),
-    alone("--despite-errors"),
+    alone("--set", "hf-config=/x"),
+    alone("--set", "despite-errors=on"),
     alone("--allow-write"),
     untrained("--trainer", "megatron"),
     untrained("--tp", "2"),
@@ -64,17 +64,17 @@ CASES: list[tuple[tuple[str, ...], str]] = [
         "--set engine-python has no effect with --no-check-weight-update-equal",
     ),
     (
-        ("refit", TINY, "--quantize-ignore", "lm_head"),
-        "--quantize-ignore has no effect without --quantize",
+        ("refit", TINY, "--set", "quantize-ignore=lm_head"),
+        "--set quantize-ignore has no effect without --quantize",
     ),
     (
         ("refit", TINY, "--set", "trainer-quantizer=compressed-tensors"),
         "--set trainer-quantizer has no effect without --quantize",
     ),
     (("refit", TINY, "--steps", "0", "--set", "perturb=0.1"), "--set perturb has no effect with --steps 0"),
-    (("refit", TINY, "--steps", "0", "--timeout", "step=3"), "--timeout step= has no effect with --steps 0"),
-    (("refit", "lora", TINY, TINY, "--timeout", "score=3"), "--timeout score= has no effect with refit lora: adapters are"),
-    (("refit", TINY, "--no-check-logprobs", "--timeout", "score=3"), "--timeout score= has no effect with --no-check-"),
+    (("refit", TINY, "--steps", "0", "--set", "timeout=step=3"), "--set timeout=step= has no effect with --steps 0"),
+    (("refit", "lora", TINY, TINY, "--set", "timeout=score=3"), "--set timeout=score= has no effect with refit lora: adapters are"),
+    (("refit", TINY, "--no-check-logprobs", "--set", "timeout=score=3"), "--set timeout=score= has no effect with --no-check-"),
     (
         ("refit", TINY, "--set", "device=cpu", "--set", "trainer-gpus=0"),
         "--set trainer-gpus has no effect with --set device=cpu",
@@ -97,13 +97,13 @@ CASES: list[tuple[tuple[str, ...], str]] = [
     *(
         (("scan", TINY, "--diff", *words), f"{words[0]} has no effect with --diff, which only shows what")
         for words in (
-            ("--headers-only",), ("--values",), ("--verify-blobs",), ("--stats", "x"), ("--select", "IDX"),
+            ("--headers-only",), ("--values",), ("--set", "verify-blobs=on",), ("--stats", "x"), ("--select", "IDX"),
             ("--ignore", "IDX"), ("--format", "json"), ("--output", "x"), ("--fail-on", "never"), ("--baseline", "x"),
             ("--write-baseline", "x"), ("--verbose",), ("--set", "no-mmap=on"),
         )
     ),
     (("scan", TINY, "--diff", "-o", "x", "-v"), "--output and --verbose have no effect with --diff"),
-    (("scan", TINY, "--verify-blobs"), f"--verify-blobs has no effect for {TINY}: none of its files is named by its hash"),
+    (("scan", TINY, "--set", "verify-blobs=on"), f"--set verify-blobs has no effect for {TINY}: none of its files is"),
     (("scan", TINY, "--baseline", "x", "--write-baseline", "y"), "--baseline has no effect with --write-baseline"),
     (("parity", "judge", "x", "--no-limits", "--set", "max-kl=1"), "--set max-kl has no effect with --no-limits"),
     (("parity", "judge", "x", "--set", "max-floor-multiple=2"), "--set max-floor-multiple has no effect without --floor"),
@@ -126,9 +126,10 @@ CASES: list[tuple[tuple[str, ...], str]] = [
         (("parity", "why", "x", *words), f"{describe(*words)} has no effect without SOURCE: nothing is run")
         for words in (
             ("--engine", "vllm"), ("--engine-source", "y"), ("--dtype", "float32"), ("--switch", "a=b"), ("--engine-tp", "1"),
-            ("--set", "engine-mode=stock"), ("--set", "engine-python=y"), ("--trainer", "megatron"), ("--trainer-dtype", "float32"),
-            ("--trainer-head-fp32",), ("--tp", "2"), ("--pp", "2"), ("--ep", "2"), ("--set", "trainer-python=y"),
-            ("--timeout", "9"),
+            ("--set", "engine-mode=stock"), ("--set", "engine-python=y"), ("--trainer", "megatron"),
+            ("--set", "trainer-dtype=float32"), ("--trainer-head-fp32",),
+            ("--tp", "2"), ("--pp", "2"), ("--ep", "2"), ("--set", "trainer-python=y"),
+            ("--set", "timeout=9"),
         )
     ),
     (
@@ -140,7 +141,7 @@ CASES: list[tuple[tuple[str, ...], str]] = [
         for words in (
             ("--engine", "vllm"), ("--engine-source", "y"), ("--trainer", "megatron"), ("--tp", "1"), ("--pp", "1"),
             ("--ep", "1"), ("--engine-tp", "1"), ("--set", "engine-mode=stock"), ("--tokens", "1,2"), ("--set", "engine-python=y"),
-            ("--set", "trainer-python=y"), ("--timeout", "9"),
+            ("--set", "trainer-python=y"), ("--set", "timeout=9"),
         )
     ),
 ]  # fmt: skip
@@ -160,12 +161,12 @@ def test_the_command_ends_with_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         raise SystemExit(code)
 
     monkeypatch.setattr("os._exit", left)
-    monkeypatch.setattr(sys, "argv", ["ckptcheck", "attach", SERVER, "--source", TINY, "--timeout", "sync=3"])
+    monkeypatch.setattr(sys, "argv", ["ckptcheck", "attach", SERVER, "--source", TINY, "--set", "timeout=sync=3"])
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2
     streams = capsys.readouterr()
-    assert (streams.out, streams.err) == ("", f"ckptcheck: --timeout sync= has no effect {ATTACHED}\n")
+    assert (streams.out, streams.err) == ("", f"ckptcheck: --set timeout=sync= has no effect {ATTACHED}\n")
 
 
 def test_consumers_of_what_is_not_quantized_are_not_asked_in_silence(

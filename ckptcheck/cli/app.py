@@ -10,13 +10,14 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import typer
+import typer.core
 
-from ckptcheck.cli.command_groups import CommandGroup, NestedCommandGroup
+from ckptcheck.cli.examples import write_examples
 from ckptcheck.cli.output import INTERRUPTED
 from ckptcheck.cli.report_command import ReportCommand, describe_error
 from ckptcheck.cli.verb_command import make_command
@@ -25,6 +26,52 @@ from ckptcheck.reporters.printable import printable
 from ckptcheck.reporters.runner_commands import break_commands
 from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.verbs import VERBS
+
+
+class CommandGroup(typer.core.TyperGroup):
+    """Lists its commands with the first paragraph of their help. Typer alone cuts it in the middle of a sentence."""
+
+    sections: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Headings → the commands below each; {}: one heading for all."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands below their headings, in the order in which they were added."""
+        for heading, names in (self.sections or {"Commands": tuple(self.commands)}).items():
+            rows = [
+                (name, " ".join((self.commands[name].help or "").partition("\n\n")[0].split()))
+                for name in names
+                if name in self.commands
+            ]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples of the group."""
+        write_examples(ctx, formatter)
+
+
+class NestedCommandGroup(CommandGroup):
+    """The commands of the first level. Also resolves one of two words whose first word is a command: ``refit history FILE``."""
+
+    sections: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Checkpoints": ("scan", "diff", "manifest", "verify", "sign", "identity", "series", "join", "critic"),
+        "Weight syncs": ("refit", "refit history", "refit lora", "attach", "conformance"),
+        "Parity of engine and trainer": ("parity",),
+        "Jobs": ("preflight", "gate"),
+        "Rules, reports and engines": ("rules", "rule", "report", "doctor", "engine"),
+    }
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Offer the commands of one word: a shell would take the second word of ``refit history`` for another argument."""
+        return [item for item in super().shell_complete(ctx, incomplete) if " " not in item.value]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Join the first two words where they name a command; a file of that name is ``./history``."""
+        if (two_words := " ".join(args[:2])) in self.commands and len(args) > 1:
+            args = [two_words, *args[2:]]
+        return super().resolve_command(ctx, args)
+
 
 GROUPS = {
     "parity": "Measure the gap between an engine's logprobs and a trainer's.",
@@ -160,21 +207,11 @@ def _point_to_help(error: Exception) -> str:
         .partition(" ")[2]
         .removeprefix("-m ckptcheck")
         .strip()
-    ) or _find_command_name(sys.argv[1:])
+    )
+    if not path:  # an option lacks its value: that error names no command
+        names = (" ".join(sys.argv[1:3]), first_word)
+        path = next((name for name in names if name in VERBS or name in GROUPS), "")
     return f"see ckptcheck {path} --help" if path else "see ckptcheck --help, ckptcheck scan --help"
-
-
-def _find_command_name(words: list[str]) -> str:
-    """Return the command that these words begin with, "" for none.
-
-    Needed where an option lacks its value: that error names no command.
-    """
-    first_word, two_words = "".join(words[:1]), " ".join(words[:2])
-    if two_words in VERBS or first_word in VERBS:
-        return two_words if two_words in VERBS else first_word
-    if first_word not in GROUPS:
-        return ""
-    return two_words if len(words) > 1 and not words[1].startswith("-") else first_word
 
 
 def _exit_with_error(message: str, hint: str | None = None, code: int = 2) -> NoReturn:

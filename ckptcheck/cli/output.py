@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -147,7 +148,7 @@ BAR_DELAY = 0.5
 COLUMNS_WIDTH, LEAST_LABEL = 72, 10
 """Characters for the bar and its numbers (amounts, speed, time, time left), and the fewest characters of a label."""
 LINE_INTERVAL = 30.0
-"""Seconds between two lines about the progress in a job's log, where stderr is no terminal."""
+"""Seconds between two lines about the progress, or about a phase, in a job's log, where stderr is no terminal."""
 
 
 @contextmanager
@@ -249,6 +250,82 @@ def _create_bar(target: str, bytewise: bool) -> Progress:
     return bar
 
 
+SHORT = 0.5
+"""Longest phase, in seconds, whose time is not shown."""
+
+
+@contextmanager
+def follow_phase(label: str, most: float | None) -> Iterator[None]:
+    """Announce a phase of unknown length, and say while the block runs how long it has taken.
+
+    most: seconds after which it is given up, None if unknown.
+    """
+    if sys.stderr.isatty():
+        with _show_line(label, most):
+            yield
+        return
+    log(label)
+    is_over = threading.Event()
+    speaker = threading.Thread(target=repeat_line, args=(label, most, is_over.wait), daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        speaker.join()
+
+
+def repeat_line(
+    label: str,
+    most: float | None,
+    wait: Callable[[float], bool],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Write a line each LINE_INTERVAL until the phase is over.
+
+    wait: waits for so many seconds, and returns whether the phase is over. clock: gives the seconds since some moment.
+    """
+    start_time = clock()
+    while not wait(LINE_INTERVAL):
+        log(f"  {describe_time(label, clock() - start_time, most)}")
+
+
+def describe_time(label: str, seconds: float, most: float | None) -> str:
+    """Say how long a phase has taken, and what is left to it.
+
+    >>> describe_time("cold load", 30, 600)
+    'cold load: 30 seconds so far, at most 10 minutes left'
+    """
+    left = "" if most is None else f", at most {format_duration(max(most - seconds, 0))} left"
+    return f"{label}: {format_duration(seconds)} so far{left}"
+
+
+@contextmanager
+def _show_line(label: str, most: float | None) -> Iterator[None]:
+    """Show a spinner with the time; afterwards the phase stands there with the time that it took."""
+    from rich import progress
+    from rich.console import Console
+
+    from ckptcheck.reporters.printable import printable
+
+    columns = (
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("" if most is None else f"at most {format_duration(most)}"),
+    )
+    start_time = time.monotonic()
+    line = progress.Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4)
+    line.add_task(printable(label), total=None)
+    line.start()
+    try:
+        yield
+    finally:
+        line.stop()
+        seconds = time.monotonic() - start_time
+        log(label + (f" ({format_duration(seconds)})" if seconds > SHORT else ""))
+
+
 class TerminalObserver(Observer):
     """Shows messages and progress of long work on stderr, and keeps what is known before its end."""
 
@@ -284,9 +361,7 @@ class TerminalObserver(Observer):
 
     def phase(self, label: str, most: float | None = None) -> contextlib.AbstractContextManager[None]:
         """Show the time that a phase has taken, and the time left."""
-        from ckptcheck.cli.phase_line import follow_phase
-
-        return follow_phase(label, most, log)
+        return follow_phase(label, most)
 
 
 TERMINAL = TerminalObserver()

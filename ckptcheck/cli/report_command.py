@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 import typer.core
 
-from ckptcheck.cli.empty_values import refuse_empty_values
 from ckptcheck.cli.examples import write_examples
 from ckptcheck.errors import CkptcheckError, OutputError, UsageError, describe_shortage
 from ckptcheck.linter.report import Report
@@ -64,7 +63,7 @@ class ReportCommand(typer.core.TyperCommand):
         args = self.write_settings(args)
         rest: list[str] = super().parse_args(ctx, list(args))
         if not ctx.resilient_parsing:
-            refuse_empty_values(self, ctx, args)
+            _refuse_empty_values(self, ctx, args)
         return rest
 
     def write_settings(self, args: list[str]) -> list[str]:
@@ -105,6 +104,25 @@ class ReportCommand(typer.core.TyperCommand):
             if not isinstance(error, (typer.Exit, typer.Abort)) and not hasattr(error, "format_message"):
                 _write_failure(ctx, output, describe_error(error))
             raise
+
+
+def _refuse_empty_values(command: Any, ctx: Any, words: Sequence[str]) -> None:
+    """Raise UsageError for the first option or argument whose value is "", as an unset variable of a shell leaves it.
+
+    An option that chooses nothing would pass as if it were not there, and an empty path is the working directory.
+    """
+    given, _, _ = command.make_parser(ctx).parse_args(args=list(words))
+    for parameter in command.params:
+        value = given.get(parameter.name)
+        if "" not in (value if isinstance(value, (list, tuple)) else [value]):
+            continue
+        if parameter.param_type_name == "option":
+            name = max(parameter.opts, key=len)  # --output, not -o
+            raise UsageError(f"{name} has no value", hint=f"leave {name} out, or give it a value")
+        raise UsageError(
+            f"{parameter.make_metavar(ctx).strip('[]. …')} is an empty name",
+            hint="is a variable of your shell not set?",
+        )
 
 
 def _describe_setting(setting: Parameter) -> tuple[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,14 +15,14 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
-from ckptcheck.cli.command_groups import NestedCommandGroup, complete_second_word
 from ckptcheck.errors import CkptcheckError, UsageError
+from ckptcheck.linter.late_import import load_function
 from ckptcheck.linter.report import FailOn, Report, Reports
 from ckptcheck.reporters import ReportFormat
 from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.verbs import VERBS
 from ckptcheck.verbs.options import Argument, Option, Setting, TextOrJson
-from ckptcheck.verbs.parameter import Given, Parameter, load, read_parameter
+from ckptcheck.verbs.parameter import Given, Parameter, read_parameter
 from ckptcheck.verbs.settings import parse_written
 from ckptcheck.verbs.verb import Verb, find_verb
 
@@ -89,18 +91,10 @@ OF_SETTINGS: Mapping[str, Declaration] = {
     ),
 }  # fmt: skip
 """Options of a command whose verb has settings."""
-SWITCHES: Mapping[str, tuple[str, str, Option]] = {
-    "scan": (
-        "diff", "preview_repairs",
-        Option(
-            "Print what --fix would change, and nothing else.", panel="Repairs", because="which only shows what --fix would change",
-        ),
-    ),
-    "refit history": (
-        "watch", "follow_history", Option("Follow the record of a job that runs: report again at each sync, until Ctrl-C."),
-    ),
-}  # fmt: skip
-"""Command → a switch that has another function of the verb's module called, and that function."""
+PREVIEW: Declaration = (
+    bool, Option("Print what --fix would change, and nothing else.", "--diff", panel="Repairs"), False,
+)  # fmt: skip
+"""A switch of scan, which has `preview_repairs` called in its place."""
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 """A whole number of few digits, because Python refuses to convert more than some thousand."""
 
@@ -108,7 +102,7 @@ WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 def load_verb(words: str) -> Verb:
     """Return the verb of a command. Nothing else is imported."""
     module, _, function = VERBS[words].partition(":")
-    return find_verb(load(f"ckptcheck.verbs.{module}:{function}"))
+    return find_verb(load_function(f"ckptcheck.verbs.{module}:{function}"))
 
 
 def make_command(words: str) -> Callable[..., None]:
@@ -117,7 +111,7 @@ def make_command(words: str) -> Callable[..., None]:
     own = _declare_own(words, verb)
     declared = {name: each for name, each in verb.parameters.items() if each.declared is not None}
     declared = {name: each for name, each in declared.items() if not isinstance(each.declared, Setting)}
-    shown = {name: _show_parameter(each, words) for name, each in {**declared, **own}.items()}
+    shown = {name: _show_parameter(each) for name, each in {**declared, **own}.items()}
     arguments = [name for name, each in declared.items() if isinstance(each.declared, Argument)]
     ordered = [*arguments, *(name for name in shown if name not in arguments)]
 
@@ -177,9 +171,8 @@ def _declare_own(words: str, verb: Verb) -> dict[str, Parameter]:
         own |= OF_IDENTITIES
     if verb.settings:
         own |= OF_SETTINGS
-    if words in SWITCHES:
-        name, _, option = SWITCHES[words]
-        own[name] = (bool, option, False)
+    if words == "scan":
+        own |= {"diff": PREVIEW}
     return {
         name: read_parameter(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
@@ -189,7 +182,7 @@ def _declare_own(words: str, verb: Verb) -> dict[str, Parameter]:
     }
 
 
-def _show_parameter(parameter: Parameter, words: str) -> inspect.Parameter:
+def _show_parameter(parameter: Parameter) -> inspect.Parameter:
     """Return a parameter as typer reads it."""
     declared = parameter.declared
     assert declared is not None
@@ -210,8 +203,6 @@ def _show_parameter(parameter: Parameter, words: str) -> inspect.Parameter:
         keywords["show_default"] = declared.shown or False
     if (parameter.kinds or parameter.item) and kind in (int, float, int | None, float | None):
         keywords |= {"min": declared.within.least, "max": declared.within.most}
-    if is_argument and words and NestedCommandGroup.list_second_words(words):
-        keywords["autocompletion"] = complete_second_word
     names = declared.names.split(" ") if declared.names else [f"--{parameter.name.replace('_', '-')}"]
     info = typer.Argument(**keywords) if is_argument else typer.Option(*names, **keywords)
     empty = inspect.Parameter.empty
@@ -256,8 +247,8 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
         arguments |= parse_written(values["set"], verb.settings, verb.name)
     if values.get("part") is not None:
         _write_part(verb, written, arguments, values)
-    if words in SWITCHES and values[SWITCHES[words][0]]:
-        _run_switch(words, verb, written, arguments, values)
+    if values.get("diff"):
+        _preview_repairs(written, arguments)
     if values.get("on") is not None:
         from ckptcheck.runners.ray_cluster import parse_runner
 
@@ -288,8 +279,6 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
             record_error=record_error,
             was_interrupted=was_interrupted,
         )
-    from ckptcheck.cli.results import write_result
-
     write_result(result, values)
 
 
@@ -341,17 +330,51 @@ def _write_part(verb: Verb, written: Given, arguments: dict[str, Any], values: M
     raise typer.Exit(0)
 
 
-def _run_switch(
-    words: str, verb: Verb, written: Given, arguments: dict[str, Any], values: Mapping[str, Any]
-) -> NoReturn:
-    """Run the function that a switch stands for, and end the command. Raises UsageError for options that it does not take."""
-    from ckptcheck.cli import results
+def _preview_repairs(written: Given, arguments: Mapping[str, Any]) -> NoReturn:
+    """Write what --fix would change, and end the command with 1 if that is anything. Raises UsageError for other options."""
+    import sys
 
-    switch, function_name, option = SWITCHES[words]
-    function = load(f"{verb.function.__module__}:{function_name}")
-    taken = inspect.signature(function).parameters
-    own = {*OF_REPORTS} if switch == "watch" else set()
-    unused = [name for name in written.names if name not in taken and name != switch and name not in own]
-    written.reject(unused, f"with --{switch}{f', {option.because}' if option.because else ''}")
-    arguments = {name: value for name, value in arguments.items() if name in taken}
-    raise typer.Exit(getattr(results, f"write_{function_name}")(function, arguments, values))
+    from ckptcheck.reporters.printable import printable_lines
+    from ckptcheck.reporters.runner_commands import break_commands
+    from ckptcheck.verbs.scan import preview_repairs
+
+    taken = inspect.signature(preview_repairs).parameters
+    unused = [name for name in written.names if name not in taken and name != "diff"]
+    written.reject(unused, "with --diff, which only shows what --fix would change")
+    diffs = preview_repairs(**{name: value for name, value in arguments.items() if name in taken})
+    shown = printable_lines(diffs)
+    sys.stdout.write(break_commands(shown) if not sys.stdout.isatty() else shown)
+    raise typer.Exit(1 if diffs else 0)
+
+
+def write_result(result: Any, values: Mapping[str, Any]) -> None:
+    """Write the result of a verb. values: the values on the command line."""
+    if isinstance(result, str):
+        sys.stdout.write(result)
+    elif hasattr(result, "section"):
+        from ckptcheck.reporters import tables
+        from ckptcheck.reporters.line_printer import LinePrinter
+
+        tables.write(LinePrinter(sys.stdout), result.section())
+    elif "fail_on" in values and values["output"] is None and hasattr(result, "tensors"):
+        raise UsageError("the parts are of a manifest, which needs a file", hint="name it with -o")
+    elif isinstance(result, list) and result and hasattr(result[0], "identity"):
+        _write_identities(result, values["format"])
+
+
+def _write_identities(found: list[Any], format: str) -> None:
+    from ckptcheck.reporters.json import escape_deceptive
+    from ckptcheck.reporters.printable import printable
+    from ckptcheck.reporters.runner_commands import break_commands
+    from ckptcheck.text.formatting import count, format_bytes
+
+    if format == "json":
+        forms = [each.to_dict() for each in found]
+        sys.stdout.write(escape_deceptive(json.dumps(forms[0] if len(forms) == 1 else forms, indent=2)) + "\n")
+        return
+    for each in found:
+        tensors = count(len(each.tensors), "tensor")
+        line = (
+            f"{each.identity}  {printable(each.target)}  ({tensors}, {format_bytes(each.nbytes)}, {each.names} names)"
+        )
+        sys.stdout.write(break_commands(line) + "\n")

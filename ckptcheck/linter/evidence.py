@@ -14,80 +14,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Evidence(Protocol):
-    """The part of evidence that the runner needs; rules know the rest. `EvidenceDefaults` provides the last nine members."""
+class EvidenceDefaults(Protocol):
+    """What evidence answers unless it says more: for one without measurements, read whole, with one kind of rules."""
 
     @property
     def kind(self) -> str:
         """The kind of evidence; a rule with the same `on` checks it."""
         ...
-
-    @property
-    def target(self) -> str:
-        """The target as the user wrote it."""
-        ...
-
-    @property
-    def subject(self) -> str:
-        """One line that describes the target."""
-        ...
-
-    @property
-    def unread(self) -> Mapping[str, str]:
-        """File → why it could not be read; while there is one, no rule can pass."""
-        ...
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Numbers of files, tensors and bytes that were read."""
-        ...
-
-    @property
-    def sections(self) -> tuple[Section, ...]:
-        """Measurements for the reader of the report."""
-        ...
-
-    @property
-    def failed_to(self) -> str:
-        """The verb for what could not be done with the `unread`: ``read``, ``finish``, ``compare``."""
-        ...
-
-    def view_for(self, kind: str) -> object | None:
-        """Return the evidence as rules on this kind see it; None if it has nothing for them."""
-        ...
-
-    def require(self, kind: str) -> None:
-        """Raise Skip with the reason if rules on this kind cannot check, before any of them does other work."""
-        ...
-
-    @property
-    def reading(self) -> Reading:
-        """What was read of the target."""
-        ...
-
-    @property
-    def identities(self) -> Mapping[str, str]:
-        """Label → identity of a set of weights, if it was computed: ``trainer``, ``engine``, ``manifest``."""
-        ...
-
-    def explain_unread(self, view: object) -> str:
-        """Return why a rule without findings has not passed: the data that it needs of this view were not read; else ""."""
-        ...
-
-    def arrange(self, findings: list[Finding]) -> list[Finding]:
-        """Return the findings, the gravest first, with causes before what follows from them."""
-        ...
-
-    @property
-    def headline(self) -> str:
-        """One sentence, without a full stop, on what a report without findings means; "" for none."""
-        ...
-
-
-class EvidenceDefaults:
-    """The defaults, for evidence without measurements, that was read whole, and that has one kind of rules."""
-
-    kind: str
 
     @property
     def sections(self) -> tuple[Section, ...]:
@@ -104,7 +37,8 @@ class EvidenceDefaults:
         return self if kind == self.kind else None
 
     def require(self, kind: str) -> None:
-        """Return: rules on every kind can check."""
+        """Raise Skip with the reason if rules on this kind cannot check, before any does other work. Rules on every kind can."""
+        return
 
     @property
     def reading(self) -> Reading:
@@ -128,6 +62,30 @@ class EvidenceDefaults:
     def headline(self) -> str:
         """An empty text: the number of rules that passed is enough."""
         return ""
+
+
+class Evidence(EvidenceDefaults, Protocol):
+    """The part of evidence that the runner needs; rules know the rest."""
+
+    @property
+    def target(self) -> str:
+        """The target as the user wrote it."""
+        ...
+
+    @property
+    def subject(self) -> str:
+        """One line that describes the target."""
+        ...
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """File → why it could not be read; while there is one, no rule can pass."""
+        ...
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Numbers of files, tensors and bytes that were read."""
+        ...
 
 
 class HasMemory(Protocol):

@@ -1,4 +1,4 @@
-"""Selects rules by code, by the beginning of a code, or by name; and finds the rule that a person means by an inexact spelling."""
+"""Selects rules by code, by the beginning of a code, or by name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.rule import Rule
-from ckptcheck.text.formatting import join_truncated
 
-CODE = re.compile(r"(?<![a-z0-9])([a-z]{2,5})[ _-]?0*([1-9][0-9]{0,3})(?![a-z0-9])", re.IGNORECASE)
-"""A code as people write it: CFG003, cfg3, CFG-03, and within longer text, such as the name of a rule's file."""
-MOST_LISTED = 8
-"""Most codes in a message, if a beginning fits several."""
+CODE = re.compile(r"([A-Za-z]{2,5})[ _-]?(\d{1,9})")
+"""A code as people write it: CFG003, cfg3, CFG-03."""
 MOST_NEAR = 3
 """Most suggested names, if several contain the words."""
 
@@ -35,21 +32,13 @@ def match_rules(rules: Sequence[Rule], pattern: str) -> list[Rule]:
 
 
 def find_rules(rules: Sequence[Rule], words: str) -> list[Rule]:
-    """Return the rules that a reader means: by code, by name, by the beginning of a code, or by an inexact spelling.
+    """Return the rules that a reader means: by code, by name, as words or with a hyphen, or by the beginning of a code.
 
-    A name may belong to several rules: one for each form of checkpoint. Raises CkptcheckError if the meaning is not certain.
+    A name may belong to several rules: one for each form of checkpoint. Raises CkptcheckError as `match_rules` does.
     """
-    words = words.strip()
-    if exact := [rule for rule in rules if words.upper() == rule.code or _normalize_name(words) == rule.name]:
-        return exact
-    begun = [rule.code for rule in rules if words and rule.code.startswith(words.upper())]
-    coded = _find_codes(rules, words)
-    if len(begun) > 1:
-        raise CkptcheckError(
-            f"{words} is the beginning of {len(begun)} codes: {join_truncated(begun, MOST_LISTED)}",
-            hint=f"did you mean {coded[0].code}?" if coded else "name one of them; ckptcheck rules lists them all",
-        )
-    return match_rules(rules, words) if begun else coded or match_rules(rules, words)
+    name = _normalize_name(words)
+    exact = [rule for rule in rules if name in (rule.code.lower(), rule.name)]
+    return exact or match_rules(rules, words)
 
 
 def select_rules(rules: Sequence[Rule], patterns: Iterable[str]) -> list[Rule]:
@@ -80,16 +69,11 @@ def _normalize_name(words: str) -> str:
     return re.sub(r"[\s_-]+", "-", words.strip().lower())
 
 
-def _find_codes(rules: Sequence[Rule], words: str) -> list[Rule]:
-    """Return the rules whose codes occur in the words, in any usual spelling."""
-    codes = {f"{match[1].upper()}{int(match[2]):03}" for match in CODE.finditer(words)}
-    return [rule for rule in rules if rule.code in codes]
-
-
 def _suggest(rules: Sequence[Rule], words: str) -> str:
     """Return a suggestion: a code, a name, or the names that contain all of these words; "" if nothing is near."""
-    if coded := _find_codes(rules, words):
-        return coded[0].code
+    match = CODE.fullmatch(words)
+    if match and (code := f"{match[1].upper()}{int(match[2]):03}") in {rule.code for rule in rules}:
+        return code
     name, names = _normalize_name(words), sorted({rule.name for rule in rules})
     near = difflib.get_close_matches(words.upper(), sorted(rule.code for rule in rules), 1)
     near = near or difflib.get_close_matches(name, names, 1)

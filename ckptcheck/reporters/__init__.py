@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.linter.late_import import load_function
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Rule
 
@@ -23,18 +24,8 @@ def render(format: str, reports: Sequence[Report], rules: Sequence[Rule]) -> str
 
     It imports only the reporter of this format. Raises CkptcheckError for an unknown format.
     """
-    if format == "json":
-        from ckptcheck.reporters.json import render as write
-    elif format == "json-with-pictures":
-        from ckptcheck.reporters.json_with_pictures import render as write
-    elif format == "sarif":
-        from ckptcheck.reporters.sarif import render as write
-    elif format == "junit":
-        from ckptcheck.reporters.junit import render as write
-    elif format == "github":
-        from ckptcheck.reporters.github import render as write
-    elif format == "html":
-        from ckptcheck.reporters.html.page import render as write
-    else:
+    if format == "text" or format not in FORMATS:
         raise CkptcheckError(f"{format!r} is no report format for programs", hint=f"choose one of {', '.join(FORMATS)}")
-    return write(reports, rules)
+    module = "html.page" if format == "html" else format.replace("-", "_")
+    written: str = load_function(f"ckptcheck.reporters.{module}:render")(reports, rules)
+    return written

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 _SCAN = {
     "Values by layer": "ckptcheck.reporters.pictures.magnitudes:draw_magnitudes",
     "Norms over the layers": "ckptcheck.reporters.pictures.norm_curves:draw_norm_curves",
-    "Spread by layer": "ckptcheck.reporters.pictures.spreads:draw_spreads",
-    "Zeros and NaN by layer": "ckptcheck.reporters.pictures.spreads:draw_zeros",
     "Quantization: stored, and as consumers build it": "ckptcheck.reporters.pictures.quantized_modules:draw_quantized_modules",
-    "Rows of the vocabulary": "ckptcheck.reporters.pictures.vocabulary_rows:draw_vocabulary_rows",
 }
 PICTURES: Mapping[str, Mapping[str, str]] = {
     "checkpoint": _SCAN,
@@ -61,10 +58,7 @@ PICTURES: Mapping[str, Mapping[str, str]] = {
     "history": {
         "What the trainer sent": "ckptcheck.reporters.pictures.history_raster:draw_sent",
         "What the engine held": "ckptcheck.reporters.pictures.history_raster:draw_held",
-        "Seconds of each sync": "ckptcheck.reporters.pictures.history_curves:draw_seconds",
-        "Loss": "ckptcheck.reporters.pictures.history_curves:draw_loss",
-        "Weight version of the engine": "ckptcheck.reporters.pictures.history_curves:draw_versions",
-        "Parity after each sync": "ckptcheck.reporters.pictures.history_curves:draw_probes",
+        "Parity after each sync": "ckptcheck.reporters.pictures.history_raster:draw_probes",
     },
 }
 """Kind of evidence → title → 'module:function', in the order of the page. Each picture of several has a title of its own."""

@@ -52,10 +52,6 @@ class Rollout:
     """Expert ids that the engine chose, [tokens, layers, k], of every token or of all but the last; -1: unknown."""
     trainer_routing: Any = None
     """The same of the trainer."""
-    engine_indexer: Any = None
-    """Positions that the engine's sparse attention chose, [tokens, layers, k], of every token or of all but the last; -1: none."""
-    trainer_indexer: Any = None
-    """The same of the trainer."""
     engine_top: tuple[Any, Any] | None = None
     """(ids, logprobs) of the engine's top k, each [tokens or tokens after the prompt, k]."""
     trainer_top: tuple[Any, Any] | None = None
@@ -129,10 +125,8 @@ def build_rollouts(
     return Rollouts(metadata, columns)
 
 
-_LAYERED = {"routing": "expert ids", "indexer": "attended positions"}
-"""Last word of a field with rows of layers → what the rows hold."""
 _OPTIONAL_FIELDS = (
-    *SIDES, *(f"{side}_{word}" for word in (*_LAYERED, "top") for side in ("engine", "trainer")),
+    *SIDES, *(f"{side}_{word}" for word in ("routing", "top") for side in ("engine", "trainer")),
 )  # fmt: skip
 
 
@@ -164,9 +158,8 @@ def _build_row(
             row[f"{name}_logprobs"] = _align_to_tokens(
                 value, rollout, f"{name} logprobs", np.float64 if double else np.float32
             )
-        elif (noun := _LAYERED.get(name.partition("_")[2])) is not None:
-            rows = _align_layers(value, rollout, noun)
-            row[name] = _narrow(rows) if noun == "expert ids" else rows
+        elif name.endswith("_routing"):
+            row[name] = _align_routing(value, rollout)
         else:
             row[f"{name}_ids"] = _align_to_tokens(value[0], rollout, "top ids", np.int32, fill=-1)
             row[f"{name}_logprobs"] = _align_to_tokens(
@@ -235,24 +228,23 @@ def _align_advantages(rollout: Rollout) -> NDArray[Any] | None:
 _ONE_NUMBER_PER_TOKEN = ("response mask", "advantages", *(f"{side} logprobs" for side in SIDES))
 
 
-def _align_layers(value: Any, rollout: Rollout, noun: str) -> NDArray[Any]:
-    """Return int32 [tokens, layers, k] from rows of every token, or of all but the last, whose row is then -1."""
+def _align_routing(value: Any, rollout: Rollout) -> NDArray[Any]:
+    """Return [tokens, layers, k] from rows of every token, or of all but the last, whose row is then -1; int16 where ids fit."""
     import numpy as np
 
-    array = _to_array(value, noun, np.int32)
+    array = _to_array(value, "expert ids", np.int32)
     tokens = len(rollout.tokens)
     if array.ndim != 3:
-        raise UnusableSequence(f"its {noun} have the shape {list(array.shape)}, and [{tokens - 1}, layers, k] is due")
+        raise UnusableSequence(
+            f"its expert ids have the shape {list(array.shape)}, and [{tokens - 1}, layers, k] is due"
+        )
     if len(array) not in (tokens, tokens - 1):
         due = "all tokens but the last have one"
-        raise UnusableSequence(f"it has {len(array):,} rows of {noun} for {count(tokens, 'token')}, and {due}")
-    array = array.astype("<i4")
-    return array if len(array) == tokens else np.concatenate([array, np.full((1, *array.shape[1:]), -1, array.dtype)])
-
-
-def _narrow(array: NDArray[Any]) -> NDArray[Any]:
-    """Return whole numbers as int16 where they fit."""
-    return array.astype("<i2") if array.size and array.min() >= -(2**15) and array.max() < 2**15 else array
+        raise UnusableSequence(f"it has {len(array):,} rows of expert ids for {count(tokens, 'token')}, and {due}")
+    if len(array) < tokens:
+        array = np.concatenate([array, np.full((1, *array.shape[1:]), -1, array.dtype)])
+    is_small = array.size and array.min() >= -(2**15) and array.max() < 2**15
+    return array.astype("<i2" if is_small else "<i4")
 
 
 def _require_same_axes(row: Mapping[str, NDArray[Any]], first_row: Mapping[str, NDArray[Any]]) -> None:

@@ -1,7 +1,7 @@
 """The columns of rollouts.
 
-Axes: T tokens in all, N sequences, S spans of weight versions, P positions with full distributions, L layers, k entries of a top k,
-experts of a token or positions that its sparse attention sees, V ids of the vocabulary.
+Axes: T tokens in all, N sequences, S spans of weight versions, P positions with full distributions, L layers, k entries of a top k
+or experts of a token, V ids of the vocabulary.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class Column:
 
 _NUMBER = Column(("F32", "F64"), "tokens")
 _ROUTING = Column(("I16", "I32"), "tokens", (None, None))
-_INDEXER = Column(("I32",), "tokens", (None, None))
 _TOP_IDS = Column(("I32",), "tokens", (None,))
 _TOP = Column(("F32", "F64"), "tokens", (None,))
 _FULL = Column(("F32", "F64"), "positions", (None,))
@@ -43,8 +42,6 @@ COLUMNS = {
     "version_spans": Column(("I64",), "spans", (3,)),
     "engine_routing": _ROUTING,
     "trainer_routing": _ROUTING,
-    "engine_indexer": _INDEXER,
-    "trainer_indexer": _INDEXER,
     "engine_top_ids": _TOP_IDS,
     "engine_top_logprobs": _TOP,
     "trainer_top_ids": _TOP_IDS,

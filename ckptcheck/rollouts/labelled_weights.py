@@ -1,4 +1,4 @@
-"""Which weights the labels of a job's versions stand for, by the digests in its record of syncs (`ckptcheck.watch`)."""
+"""The versions that tokens carry, and which weights they stand for by the digests in a record of syncs (`ckptcheck.watch`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.text.formatting import natural_sort_key
+
 if TYPE_CHECKING:
+    from ckptcheck.rollouts.rollouts import Rollouts
     from ckptcheck.runs.history.record import SyncRecord
 
 
@@ -89,3 +93,28 @@ def find_ambiguous_versions(
         if each.version in given and differing:
             found.append((earlier, each, differing, shared))
     return found
+
+
+def count_versions(rollouts: Rollouts) -> dict[str, int]:
+    """Return weight version → how many responses have tokens of it, in the order of the versions.
+
+    Raises CkptcheckError where the columns do not fit each other (``ckptcheck parity judge`` says how).
+    """
+    import numpy as np
+
+    if rollouts.defects:
+        raise CkptcheckError(
+            "the rollouts are damaged: " + rollouts.defects[0].text,
+            hint="ckptcheck parity judge lists what is wrong",
+        )
+    spans = rollouts.columns.get("version_spans")
+    if spans is None or not len(spans):
+        return {}
+    sequences = np.searchsorted(rollouts.starts, np.asarray(spans)[:, 0], "right") - 1
+    pairs = {
+        (rollouts.metadata.versions[index], int(at)) for index, at in zip(spans[:, 2].tolist(), sequences, strict=True)
+    }
+    counted: dict[str, int] = {}
+    for version, _ in sorted(pairs, key=lambda pair: natural_sort_key(pair[0])):
+        counted[version] = counted.get(version, 0) + 1
+    return counted

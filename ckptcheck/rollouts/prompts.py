@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Data = Literal["real", "synthetic"]
 SECONDS, MEMORY = 8, 1 << 29
-"""Limits for rendering a conversation: seconds and bytes."""
+"""Limits for rendering all conversations at once: seconds of processor time, and bytes."""
 LARGEST_FILE = 1 << 28
 """Bytes of the largest file of prompts that is read."""
 MARK = "\uf8ff"
@@ -72,29 +72,46 @@ class PromptTokenizer:
 
         Raises CkptcheckError where the template refuses the conversation or takes too long.
         """
-        from ckptcheck.checkpoint.sandbox import run_sandboxed
-
         if self.template is None:
             return "\n\n".join(message["content"] for message in messages)
-        conversation = {"messages": list(messages), "add_generation_prompt": True, "tools": None, "documents": None}
         try:
-            answer = run_sandboxed(
-                "templates",
-                seconds=SECONDS,
-                memory=MEMORY,
-                templates={"": self.template},
-                conversations=[{"name": "asked", "input": conversation}],
-                variables=self.variables,
-            )
+            ((text, reason),) = render_conversations(self.template, self.variables, [messages], generation_prompt=True)
         except Skip as skip:
             raise CkptcheckError(f"the chat template could not be rendered: {skip}") from skip
-        texts = [line["text"] for line in answer.lines if "text" in line]
-        if not texts:
-            reason = next(
-                (str(line[key]) for line in answer.lines for key in ("refused", "failed", "broken") if key in line), ""
-            )
+        if text is None:
             raise CkptcheckError(f"the chat template does not take the conversation{': ' + reason if reason else ''}")
-        return str(texts[0])
+        return text
+
+
+def render_conversations(
+    template: str, variables: dict[str, str], conversations: Sequence[Sequence[Message]], *, generation_prompt: bool
+) -> list[tuple[str | None, str]]:
+    """Render conversations in one sandboxed process. Raises Skip where that cannot be done here.
+
+    Returns the text of each, None where the template refuses it, and the reason.
+    """
+    from ckptcheck.checkpoint.sandbox import run_sandboxed
+
+    asked = [
+        {"messages": list(messages), "add_generation_prompt": generation_prompt, "tools": None, "documents": None}
+        for messages in conversations
+    ]
+    lines = run_sandboxed(
+        "templates",
+        seconds=SECONDS,
+        memory=MEMORY,
+        templates={"": template},
+        conversations=[{"name": str(number), "input": each} for number, each in enumerate(asked)],
+        variables=variables,
+    ).lines
+    texts = {line["conversation"]: str(line["text"]) for line in lines if "text" in line}
+    reasons = {
+        line.get("conversation"): str(line[key])
+        for line in lines
+        for key in ("refused", "failed", "broken")
+        if key in line
+    }
+    return [(texts.get(name), reasons.get(name, reasons.get(None, ""))) for name in map(str, range(len(asked)))]
 
 
 def make_synthetic_prompts(vocabulary: int, length: int, number: int, *, seed: int = 0) -> list[tuple[int, ...]]:

@@ -11,7 +11,6 @@ from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Reading, Section
 from ckptcheck.linter.rule import SEVERITIES, Finding, Problem, Severity, Skip
 from ckptcheck.rollouts.coherence import ResponseShape, measure_responses, measure_wordless_marks
-from ckptcheck.rollouts.expert_layout import ExpertLayout
 from ckptcheck.rollouts.gap_causes import GapCauses
 from ckptcheck.rollouts.labelled_weights import LabelledWeights
 from ckptcheck.rollouts.learning_signal import LearningSignal, measure_signal
@@ -19,7 +18,6 @@ from ckptcheck.rollouts.mask_reading import MaskReading, read_mask
 from ckptcheck.rollouts.metrics.distribution import ExactKL, Temperature, compute_exact_kl, fit_temperature
 from ckptcheck.rollouts.metrics.exactness import Exactness, compare_exactly
 from ckptcheck.rollouts.metrics.importance_weights import Correction, Weights, compute_weights
-from ckptcheck.rollouts.metrics.indexer_record import IndexerAgreement, compare_indexers
 from ckptcheck.rollouts.metrics.logprob_metrics import ClipBounds, LogprobMetrics, compute_metrics, recorded_clip
 from ckptcheck.rollouts.metrics.noise_floor import NoiseFloor
 from ckptcheck.rollouts.metrics.reference_gap import ReferenceGap, measure_reference
@@ -35,7 +33,7 @@ from ckptcheck.rollouts.metrics.version_gaps import Spans, VersionGaps, find_spa
 from ckptcheck.rollouts.response_ends import ResponseEnds, find_response_ends
 from ckptcheck.rollouts.response_texts import Decode, build_texts_section
 from ckptcheck.rollouts.rollouts import Rollouts
-from ckptcheck.rollouts.sampling_checkpoint import SamplingCheckpoint
+from ckptcheck.rollouts.sampling_checkpoint import ExpertLayout, SamplingCheckpoint
 from ckptcheck.rollouts.sections import build_sections, build_versions_section
 from ckptcheck.rollouts.thresholds import Thresholds
 from ckptcheck.rollouts.token_round_trip import TokenRoundTrip, take_round_trip
@@ -49,8 +47,8 @@ if TYPE_CHECKING:
 
 
 CAUSES = (
-    "PAR003", "PAR007", "PAR009", "PAR010", "PAR012", "PAR028", "PAR029", "PAR031", "PAR032", "PAR065", "PAR069", "PAR071",
-    "PAR078", "PAR085", "PAR086", "PAR088",
+    "PAR003", "PAR007", "PAR009", "PAR010", "PAR012", "PAR028", "PAR029", "PAR031", "PAR032", "PAR065", "PAR069", "PAR078",
+    "PAR085", "PAR086", "PAR088",
 )  # fmt: skip
 """Rules that name a cause of a gap between two sides."""
 SIZES = ("PAR020", "PAR025")
@@ -133,9 +131,13 @@ class RolloutEvidence(EvidenceDefaults):
         """How the responses end. The ids that end them are known (`stop_tokens`)."""
         return find_response_ends(self.rollouts, self.stop_tokens)
 
+    def view_for(self, kind: str) -> RolloutEvidence | None:
+        """Return the evidence for the rule on the form of the columns, and for rules on rollouts where the form is right."""
+        return self if kind == "columns" or (kind == self.kind and self.is_well_formed) else None
+
     @property
     def is_well_formed(self) -> bool:
-        """Whether the columns have the required form, so that rules can read them."""
+        """Whether the columns have the required form. What rules ask of the evidence may rely on it."""
         return not self.rollouts.defects
 
     @property
@@ -165,7 +167,7 @@ class RolloutEvidence(EvidenceDefaults):
     @cached_property
     def version_spans(self) -> Spans | None:
         """Where weight versions begin and end; None where there are fewer than two."""
-        return find_spans(self.rollouts) if self.is_well_formed else None
+        return find_spans(self.rollouts)
 
     @property
     def own_version(self) -> str | None:
@@ -183,12 +185,12 @@ class RolloutEvidence(EvidenceDefaults):
     @cached_property
     def reference_gap(self) -> ReferenceGap | None:
         """How far the policy is from the reference model; None where that is not recorded."""
-        return measure_reference(self.rollouts) if self.is_well_formed else None
+        return measure_reference(self.rollouts)
 
     @cached_property
     def learning_signal(self) -> LearningSignal | None:
         """What a training step can learn from these; None without rewards and advantages, or without trained tokens."""
-        return measure_signal(self.rollouts) if self.is_well_formed else None
+        return measure_signal(self.rollouts)
 
     @cached_property
     def wordless_marks(self) -> Mapping[int, float]:
@@ -198,7 +200,7 @@ class RolloutEvidence(EvidenceDefaults):
     @cached_property
     def response_shapes(self) -> tuple[ResponseShape, ...]:
         """How the tokens of each response repeat themselves."""
-        return measure_responses(self.rollouts) if self.is_well_formed else ()
+        return measure_responses(self.rollouts)
 
     @cached_property
     def causes(self) -> GapCauses:
@@ -221,22 +223,22 @@ class RolloutEvidence(EvidenceDefaults):
     @cached_property
     def exact_kl(self) -> ExactKL | None:
         """The exact KL, where full-vocabulary logprobs are recorded."""
-        return compute_exact_kl(self.rollouts) if self.is_well_formed else None
+        return compute_exact_kl(self.rollouts)
 
     @cached_property
     def temperature_fit(self) -> Temperature | None:
         """The temperature between the two sides, where distributions are recorded."""
-        return fit_temperature(self.rollouts) if self.is_well_formed else None
+        return fit_temperature(self.rollouts)
 
     @cached_property
     def routing_disagreement(self) -> tuple[NDArray[np.float64], int] | None:
         """The share of tokens in each layer that the sides route differently, and the number of compared tokens."""
-        return compute_routing_disagreement(self.rollouts) if self.is_well_formed else None
+        return compute_routing_disagreement(self.rollouts)
 
     @cached_property
     def unlike_rows(self) -> UnlikeRows | None:
         """Where the two sides route tokens differently; None where a side has no routing, or the shapes differ."""
-        return find_unlike_rows(self.rollouts) if self.is_well_formed else None
+        return find_unlike_rows(self.rollouts)
 
     @cached_property
     def exactness(self) -> Exactness:
@@ -246,8 +248,6 @@ class RolloutEvidence(EvidenceDefaults):
     @cached_property
     def routing_records(self) -> tuple[RoutingRecord, ...]:
         """The records of expert routing, the engine's first."""
-        if not self.is_well_formed:
-            return ()
         experts = self.expert_layout.experts if self.expert_layout is not None else self.rollouts.metadata.experts
         columns = [name for name in ("engine_routing", "trainer_routing") if name in self.rollouts]
         return tuple(RoutingRecord(self.rollouts, name, experts) for name in columns)
@@ -255,18 +255,7 @@ class RolloutEvidence(EvidenceDefaults):
     @cached_property
     def routing_shift(self) -> RoutingShift | None:
         """The shift by layers or tokens at which the routing of both sides agrees best; None where a side has none."""
-        return find_routing_shift(self.rollouts) if self.is_well_formed else None
-
-    @cached_property
-    def indexer_agreement(self) -> IndexerAgreement | None:
-        """How far the positions that sparse attention chose on both sides overlap; None where a side has none."""
-        return compare_indexers(self.rollouts) if self.is_well_formed else None
-
-    @property
-    def indexer_columns(self) -> tuple[str, ...]:
-        """The columns with positions that sparse attention chose."""
-        names = ("engine_indexer", "trainer_indexer") if self.is_well_formed else ()
-        return tuple(name for name in names if name in self.rollouts)
+        return find_routing_shift(self.rollouts)
 
     @property
     def subject(self) -> str:

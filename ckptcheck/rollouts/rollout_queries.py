@@ -143,8 +143,5 @@ def parse_version(version: str) -> int | None:
 
 
 def describe_rows(record: RoutingRecord, matches: RowMatches) -> str:
-    """Return ``12 of 140 rows in 3 sequences``, and whether their stretches begin where the weight version changes."""
-    text = f"{matches.number:,} of {count(record.due_rows, 'row')} in {count(matches.sequences, 'sequence')}"
-    if matches.at_version_change and 2 * matches.at_version_change >= matches.stretches:
-        text += ", from a change of the weight version on,"
-    return text
+    """Return ``12 of 140 rows in 3 sequences``."""
+    return f"{matches.number:,} of {count(record.due_rows, 'row')} in {count(matches.sequences, 'sequence')}"

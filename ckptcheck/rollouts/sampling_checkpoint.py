@@ -7,11 +7,45 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.rollouts.expert_layout import ExpertLayout, read_expert_layout
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint
     from ckptcheck.rollouts.prompts import PromptTokenizer
+
+
+@dataclass(frozen=True)
+class ExpertLayout:
+    """The experts of a model."""
+
+    experts: int
+    """Number of routed experts of a layer."""
+    choices: int | None
+    """Experts that a token goes to; None where config.json does not say."""
+    layers: int
+    """Number of layers, without those of multi-token prediction."""
+    routed_layers: tuple[int, ...]
+    """The layers that have experts, in order, without those of multi-token prediction."""
+    mtp_layers: int
+    """Number of layers of multi-token prediction."""
+
+
+def read_expert_layout(ckpt: Checkpoint) -> ExpertLayout | None:
+    """Return what tensor names and config.json say; None where the model has no experts, or its layers are not recognised."""
+    from ckptcheck.checkpoint.config import EXPERTS_PER_TOKEN, MTP_LAYERS
+    from ckptcheck.checkpoint.experts import fused_names, iter_numbered_experts
+
+    anatomy = ckpt.components
+    layers, experts = anatomy.num_layers, anatomy.num_experts
+    if layers is None or not isinstance(experts, int) or experts < 1:
+        return None
+    routed = {layer for layer, *_ in iter_numbered_experts(anatomy)} | {layer for layer, _ in fused_names(anatomy)}
+    routed = {layer for layer in routed if layer < layers}
+    if not routed:
+        return None
+    config = ckpt.config
+    choices = config.integer(*EXPERTS_PER_TOKEN) if config is not None else None
+    mtp = len(anatomy.mtp_layers) or (config.integer(*MTP_LAYERS) if config is not None else 0) or 0
+    return ExpertLayout(experts, choices, layers, tuple(sorted(routed)), mtp)
 
 
 @dataclass(frozen=True)

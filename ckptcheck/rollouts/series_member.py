@@ -45,18 +45,19 @@ class SeriesMember:
         metadata = judged.rollouts.metadata
         numbers = [number for version in metadata.versions if (number := parse_version(version)) is not None]
         version = max(numbers) if numbers and len(numbers) == len(metadata.versions) else None
+        if judged.rollouts.defects:
+            return cls(judged.target, metadata.step, version, None, defect=judged.rollouts.defects[0].text)
         return cls(
             judged.target,
             metadata.step,
             version,
             judged.metrics_or_none,
-            compute_mean_lag(judged) if judged.is_well_formed else None,
+            compute_mean_lag(judged),
             _compute_mean_reward(judged),
             judged.reference_gap,
             judged.learning_signal,
             _compute_mean_length(judged),
             metadata,
-            judged.rollouts.defects[0].text if judged.rollouts.defects else "",
         )
 
     @property
@@ -78,6 +79,6 @@ def _compute_mean_reward(judged: RolloutEvidence) -> float | None:
     """Return the mean of the rewards that are numbers; None where there is none."""
     import numpy as np
 
-    rewards = judged.rollouts.columns.get("rewards") if judged.is_well_formed else None
+    rewards = judged.rollouts.columns.get("rewards")
     finite = [] if rewards is None else np.asarray(rewards, np.float64)[np.isfinite(rewards)]
     return float(np.mean(finite)) if len(finite) else None

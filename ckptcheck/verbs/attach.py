@@ -26,8 +26,7 @@ from ckptcheck.verbs.options import (
     TrainerPython,
     TrainerTp,
 )
-from ckptcheck.verbs.parameter import Given, several, to_path
-from ckptcheck.verbs.trials import reject_checks, reject_phases
+from ckptcheck.verbs.parameter import Given, reject_checks, reject_phases, several, to_path
 from ckptcheck.verbs.verb import verb
 
 if TYPE_CHECKING:

@@ -60,8 +60,7 @@ def diff(
     Exit codes: 0 equal, 1 different, 2 could not compare.
     """
     from ckptcheck.runners.parts import PartWriter
-    from ckptcheck.verbs.reports import add_notes, build_report
-    from ckptcheck.verbs.runners import check_runner
+    from ckptcheck.verbs.reports import add_notes, build_report, check_runner
 
     names = [os.fspath(first), os.fspath(second)]
     with observer.progress(" ↔ ".join(names)) as progress:

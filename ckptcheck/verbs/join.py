@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError, EvidenceError, UsageError
+from ckptcheck.linter.late_import import load_function
 from ckptcheck.text.formatting import join_words
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import Argument, Jobs, Option, StrPath
-from ckptcheck.verbs.parameter import load
 from ckptcheck.verbs.settings import parse_written
 from ckptcheck.verbs.verb import Verb, find_verb, verb
 
@@ -34,7 +34,7 @@ UNUSED = {
 
 
 def _find(name: str) -> tuple[Callable[..., Any], Verb]:
-    function = load(f"ckptcheck.verbs.{name}:{name}")
+    function = load_function(f"ckptcheck.verbs.{name}:{name}")
     return function, find_verb(function)
 
 

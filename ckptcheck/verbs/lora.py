@@ -17,8 +17,7 @@ from ckptcheck.verbs.options import (
     PhaseTimeouts,
     StrPath,
 )
-from ckptcheck.verbs.parameter import Given, several, to_path
-from ckptcheck.verbs.trials import reject_phases
+from ckptcheck.verbs.parameter import Given, reject_phases, several, to_path
 from ckptcheck.verbs.verb import verb
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ def manifest(
     from ckptcheck.compare.manifest import build_manifest, write_manifest
     from ckptcheck.text.formatting import count
     from ckptcheck.text.model_files import refuse_model_file
-    from ckptcheck.verbs.runners import check_runner
+    from ckptcheck.verbs.reports import check_runner
 
     name, runner = os.fspath(target), check_runner(runner)
     written = os.fspath(output) if output is not None else ""

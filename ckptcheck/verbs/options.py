@@ -80,9 +80,6 @@ class Setting(Option):
     """What is set for a project: an argument in Python, and a key below ``[verbs.NAME]`` in ckptcheck.toml, but no option."""
 
 
-SETTING = object()
-"""``Annotated[TopP, SETTING]`` turns an option of other verbs into a setting."""
-
 # What several verbs take. The headings of the help, in its order:
 RULES = "Which rules run"
 READING = "How bytes are read"
@@ -171,15 +168,9 @@ Switches = Annotated[
 ]
 HfConfig = Annotated[
     StrPath | None,
-    Option(
-        "Folder with the config.json of a Megatron run's model, and its tokenizer if you like.",
-        metavar="DIR",
-        panel=TRIAL,
-    ),
+    Setting("Folder with the config.json of a Megatron run's model, and its tokenizer if you like.", metavar="DIR"),
 ]
-DespiteErrors = Annotated[
-    bool, Option("Go on where the scan of SOURCE finds errors; the report names them.", panel=TRIAL)
-]
+DespiteErrors = Annotated[bool, Setting("Go on where the scan of SOURCE finds errors; the report names them.")]
 AllowRemote = Annotated[bool, Option("Accept servers on other machines.")]
 
 # The trainer.
@@ -207,9 +198,7 @@ TrainerGpus = Annotated[
         normalize=GPUS,
     ),
 ]
-TrainerDtype = Annotated[
-    Dtype | None, Option("The dtype that the trainer computes in.", shown="as --dtype", panel=TRAINER)
-]
+TrainerDtype = Annotated[Dtype | None, Setting("The dtype that the trainer computes in.", shown="as --dtype")]
 HeadFp32 = Annotated[
     bool, Option("The trainer's output head computes in float32.", "--trainer-head-fp32", panel=TRAINER)
 ]
@@ -227,14 +216,12 @@ CheckLogprobs = Annotated[
 
 # Both.
 ComputeDtype = Annotated[Dtype, Option("The dtype that engine and trainer compute in.")]
-CallTimeout = Annotated[float, Option("Seconds for any one call.", within=FROM_ONE, panel=ENGINE)]
+CallTimeout = Annotated[float, Setting("Seconds for any one call.", within=FROM_ONE)]
 PhaseTimeouts = Annotated[
-    Words,
-    Option(
-        "Seconds for each phase, or for those of one kind: start, score, step, sync; repeatable.",
-        metavar="[PHASE=]SECONDS",
-        shown="900, 600, 600, 300, and what reading the weights takes",
-        panel=ENGINE,
+    str | float | Sequence[str | float],
+    Setting(
+        "Seconds for each phase, or for those of one kind: start=900, score=600, step=600, sync=300.",
+        shown="these, and what reading the weights takes",
     ),
 ]
 KeepCheckpoints = Annotated[
@@ -259,8 +246,8 @@ PromptCount = Annotated[int, Option("Prompts to answer.", within=FROM_ONE, panel
 PromptLength = Annotated[int, Option("Tokens of a built-in prompt, at most.", within=SEQUENCE, panel=SAMPLING)]
 ResponseLength = Annotated[int, Option("Tokens of a response, at most.", within=FROM_ONE, panel=SAMPLING)]
 Temperature = Annotated[float, Option("Sampling temperature; 0: greedy.", within=FROM_ZERO, panel=SAMPLING)]
-TopP = Annotated[float, Option("Nucleus sampling; 1: off.", within=SHARE, panel=SAMPLING)]
-TopK = Annotated[int, Option("Sampling from the k most likely tokens; 0: off.", within=FROM_ZERO, panel=SAMPLING)]
+TopP = Annotated[float, Setting("Nucleus sampling; 1: off.", within=SHARE)]
+TopK = Annotated[int, Setting("Sampling from the k most likely tokens; 0: off.", within=FROM_ZERO)]
 PresencePenalty = Annotated[float, Setting("Taken from the logits of tokens in the response; 0: off.", within=PENALTY)]
 FrequencyPenalty = Annotated[float, Setting("Taken as often as a token is in the response; 0: off.", within=PENALTY)]
 RepetitionPenalty = Annotated[

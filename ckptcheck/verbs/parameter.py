@@ -1,6 +1,5 @@
 """The parameters of a verb: their types and declarations, how a value is checked, and which of them the user gave."""
 
-import importlib
 import inspect
 import os
 import types
@@ -13,8 +12,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from ckptcheck.errors import CkptcheckError, UsageError
+from ckptcheck.linter.late_import import load_function
 from ckptcheck.text.formatting import join_words
-from ckptcheck.verbs.options import ANY, SETTING, Option, Setting
+from ckptcheck.verbs.options import ANY, Option, Setting
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class Parameter(msgspec.Struct, frozen=True):
     def list_choices(self) -> tuple[str, ...]:
         """Return the values that it takes; () if it takes more than a fixed list of words. Imports the function that lists them."""
         if self.declared is not None and self.declared.listed:
-            return tuple(load(self.declared.listed)())
+            return tuple(load_function(self.declared.listed)())
         return self.choices
 
     def flag(self, value: object = None) -> str:
@@ -87,7 +87,7 @@ class Parameter(msgspec.Struct, frozen=True):
             self._require_range(value)
         if self.declared is not None and self.declared.normalize:
             try:
-                return load(self.declared.normalize)(value)
+                return load_function(self.declared.normalize)(value)
             except CkptcheckError as error:
                 raise UsageError(f"{self.flag()}: {error.message}", error.hint) from None
         return value
@@ -138,8 +138,6 @@ def read_parameter(parameter: inspect.Parameter) -> Parameter:
     if get_origin(annotation) is Annotated:
         annotation, *metadata = get_args(annotation)
         declared = next((each for each in metadata if isinstance(each, Option)), None)
-        if declared is not None and SETTING in metadata:
-            declared = Setting(**vars(declared))
     kinds = list(get_args(annotation)) if get_origin(annotation) in (Union, types.UnionType) else [annotation]
     sequences = [kind for kind in kinds if _is_sequence(get_origin(kind))]
     item: tuple[Any, ...] = ()
@@ -183,12 +181,6 @@ def _describe(kind: Any) -> str:
     return words.get(origin, getattr(origin, "__name__", str(origin)))
 
 
-def load(name: str) -> Any:
-    """Return the object that ``module:name`` names."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
 def to_path(path: str | os.PathLike[str] | None) -> Path | None:
     """Return a path, None for None."""
     return None if path is None else Path(path)
@@ -205,3 +197,18 @@ def choose_subset(words: Sequence[str], known: Sequence[str], option: str) -> tu
     if not chosen or set(chosen) - set(known):
         raise CkptcheckError(f"{option} is some of {', '.join(known)}, not {', '.join(words) or 'nothing'}")
     return chosen
+
+
+def reject_checks(given: Given) -> None:
+    """Reject GPUs of a trainer that computes on the CPU. Raises UsageError also if no check is left."""
+    if not (given["check_weights"] or given["check_logprobs"]):
+        raise UsageError("with both checks turned off there is nothing to check")
+    if given["device"] == "cpu":
+        given.reject(["trainer_gpus"], "with --set device=cpu: the trainer is kept off GPUs")
+
+
+def reject_phases(given: Given, unused: Sequence[str], where: str) -> None:
+    """Raise UsageError for timeouts of these phases, which are written ``PHASE=SECONDS``. where: why they have no effect."""
+    phases = {str(text).rpartition("=")[0] for text in several(given["timeout"])}
+    if flags := [f"--set timeout={phase}=" for phase in unused if phase in phases]:
+        raise UsageError(f"{join_words(flags)} {'has' if len(flags) == 1 else 'have'} no effect {where}")

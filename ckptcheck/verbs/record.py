@@ -9,7 +9,6 @@ from ckptcheck.verbs.options import (
     FROM_ONE,
     FROM_ZERO,
     KEPT,
-    SAMPLING,
     CallTimeout,
     ComputeDtype,
     EngineMode,
@@ -62,7 +61,7 @@ def record_rollouts(
     frequency_penalty: FrequencyPenalty = 0.0,
     repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = 0,
-    ignore_eos: Annotated[bool, Option("Generate past end tokens.", panel=SAMPLING)] = False,
+    ignore_eos: Annotated[bool, Setting("Generate past end tokens.")] = False,
     full: Annotated[
         int,
         Option("Response tokens of which the logprobs of the whole vocabulary are kept.", within=FROM_ZERO, panel=KEPT),

@@ -39,8 +39,7 @@ from ckptcheck.verbs.options import (
     TrainerTp,
     Words,
 )
-from ckptcheck.verbs.parameter import Given, several, to_path
-from ckptcheck.verbs.trials import reject_checks, reject_phases
+from ckptcheck.verbs.parameter import Given, reject_checks, reject_phases, several, to_path
 from ckptcheck.verbs.verb import verb
 
 if TYPE_CHECKING:
@@ -85,13 +84,7 @@ def refit(
     ] = None,
     quantize_ignore: Annotated[
         Words | None,
-        Option(
-            "An entry of the list of modules that are not quantized; repeatable.",
-            metavar="ENTRY",
-            shown="head and routers",
-            panel=TRIAL,
-            needs=("quantize",),
-        ),
+        Setting("The list of modules that are not quantized.", shown="head and routers", needs=("quantize",)),
     ] = None,
     trainer_quantizer: Annotated[
         Literal["compressed-tensors", "slime"],

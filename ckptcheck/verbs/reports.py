@@ -1,4 +1,4 @@
-"""Makes a report of evidence."""
+"""Prepares the runner of a verb, and makes a report of its evidence."""
 
 from __future__ import annotations
 
@@ -6,11 +6,28 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ckptcheck.errors import UsageError
+
 if TYPE_CHECKING:
     from ckptcheck.linter.pictures import Picture
     from ckptcheck.linter.report import Report
     from ckptcheck.linter.rule import Rule
     from ckptcheck.runners.runner import Runner
+
+
+def check_runner(runner: Runner | None, device: str = "cpu") -> Runner | None:
+    """Return the runner, None for the default one. Raises CkptcheckError if it cannot run anything."""
+    from ckptcheck.runners.parts import Parts
+    from ckptcheck.runners.runner import Local
+
+    if isinstance(runner, Parts):
+        from ckptcheck.checkpoint.objects.part_folder import open_part_folder
+
+        runner = Parts(open_part_folder(runner.folder))
+        runner.read_command()
+    elif runner is not None and device != "cpu":
+        raise UsageError("--device has no effect where another machine scans the values")
+    return None if type(runner) is Local else runner
 
 
 def add_notes(report: Report, runner: Runner | None) -> Report:

@@ -12,7 +12,6 @@ from ckptcheck.text.addresses import is_remote_address
 from ckptcheck.text.observer import SILENT, Observer
 from ckptcheck.verbs.options import (
     FROM_ZERO,
-    READING,
     RULES,
     TARGET_FORMS,
     Argument,
@@ -142,7 +141,7 @@ def scan(
     ] = False,
     follow_links: FollowLinks = False,
     verify_blobs: Annotated[
-        bool, Option("Hash the files of a cached snapshot against the names of their blobs.", panel=READING)
+        bool, Setting("Hash the files of a cached snapshot against the names of their blobs.")
     ] = False,
     jobs: Jobs = None,
     no_mmap: Annotated[bool, Setting("Read files instead of mapping them (network file systems).")] = False,
@@ -173,7 +172,7 @@ def scan(
     from ckptcheck.runners.parts import PartWriter
     from ckptcheck.text.file_io import require_distinct_outputs
     from ckptcheck.text.model_files import refuse_model_file
-    from ckptcheck.verbs.runners import check_runner
+    from ckptcheck.verbs.reports import check_runner
     from ckptcheck.verbs.scanning import run_passes, scan_targets
 
     runner = check_runner(runner)

@@ -142,7 +142,7 @@ def _scan_opened(target: str, request: ScanRequest, rows: list[dict[str, object]
     )
     if request.options.verify_blobs and not blob_digests(ckpt.source):
         raise CkptcheckError(
-            f"--verify-blobs has no effect for {target}: none of its files is named by its hash",
+            f"--set verify-blobs has no effect for {target}: none of its files is named by its hash",
             "give a snapshot of the Hugging Face cache; ckptcheck manifest and verify do it for any folder",
         )
     if not isinstance(ckpt, Checkpoint):

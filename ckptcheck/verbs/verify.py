@@ -71,8 +71,7 @@ def verify(
     from ckptcheck.checkpoint.scan_options import ScanOptions
     from ckptcheck.compare.manifest import Manifest, read_manifest
     from ckptcheck.compare.verification import verify_manifest
-    from ckptcheck.verbs.reports import add_notes, build_report
-    from ckptcheck.verbs.runners import check_runner
+    from ckptcheck.verbs.reports import add_notes, build_report, check_runner
     from ckptcheck.verbs.signed_weights import (
         choose_signer,
         open_signature_check,

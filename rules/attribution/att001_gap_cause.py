@@ -10,8 +10,8 @@ these layers:
   trainer's weights.
 - path (error): the engine scores with empty caches, by prefill instead of decoding, and each sequence alone.
 - precision (warning): the output head, and then the whole model, compute in float32: on either side alone, and on both.
-- routing (warning): each sequence is cut at the first token that went to other experts; or for which the indexers of sparse
-  attention agree on less than 80 % of the positions in some layer. The gap of the tokens that remain is at the floor.
+- routing (warning): each sequence is cut at the first token that went to other experts. The gap of the tokens that
+  remain is at the floor.
 - objective (info): the engine scores the tokens that older weights sampled with the trainer's weights. Without an engine they are
   left out, the remaining gap is at the floor, and the message says that the older tokens themselves were not tested.
 
@@ -43,8 +43,7 @@ Do what the message says. Then run the command again, because a second cause may
   `ckptcheck parity localize` the first module whose output differs.
 - Precision: compute the output head in float32 on both sides; or use float16 instead of bfloat16, or the same kernels on both
   sides; or correct for it in the objective.
-- Routing: replay the engine's routing or positions in the trainer (R3), or compute the routers and indexers in the same dtype on
-  both sides.
+- Routing: replay the engine's routing in the trainer (R3), or compute the routers in the same dtype on both sides.
 - Objective: bound the lag if it is too large. Do not correct the objective for a cause in any other layer: that hides a bug.
 
 ## When it can be wrong

@@ -1,8 +1,8 @@
 """A file of the Hugging Face cache does not have the hash in its name.
 
 ## What it checks
-With `--verify-blobs`: every file of a cached snapshot that links to a blob named by a SHA-256 has that SHA-256. This needs no
-network, but hashes every byte slowly, so it is off by default.
+With `--set verify-blobs=on`: every file of a cached snapshot that links to a blob named by a SHA-256 has that SHA-256. This needs
+no network, but hashes every byte slowly, so it is off by default.
 
 ## Why it matters
 A corrupt download of the right size passes every other check, and every user of the machine loads it.
@@ -36,7 +36,7 @@ from ckptcheck.checkpoint.source import blob_digests
 )
 def check(ckpt: Checkpoint) -> Iterator[Problem]:
     if not ckpt.options.verify_blobs:
-        raise Skip("needs --verify-blobs")
+        raise Skip("needs --set verify-blobs=on")
     if not (blobs := blob_digests(ckpt.source)):
         raise Skip("this is no snapshot of the Hugging Face cache: no file says which hash it should have")
     for name, digest in blobs.items():

@@ -26,7 +26,7 @@ from ckptcheck import Problem, rule
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 
 
-@rule("PAR001", "malformed-rollouts", severity="error", on="rollouts")
+@rule("PAR001", "malformed-rollouts", severity="error", on="columns")
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     for defect in evidence.rollouts.defects:
         yield Problem(

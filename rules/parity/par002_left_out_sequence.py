@@ -26,7 +26,7 @@ from ckptcheck.checkpoint.document import clip
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 
 
-@rule("PAR002", "left-out-sequence", severity="warning", on="rollouts", when=lambda evidence: evidence.is_well_formed)
+@rule("PAR002", "left-out-sequence", severity="warning", on="rollouts")
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     left_out = evidence.rollouts.metadata.left_out
     reasons: dict[str, list[int]] = {}

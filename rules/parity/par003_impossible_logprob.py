@@ -42,7 +42,7 @@ ROUNDING = 1e-3
 """Largest value that rounding may turn a logprob of 0 into."""
 
 
-@rule("PAR003", "impossible-logprob", severity="error", on="rollouts", when=lambda evidence: evidence.is_well_formed)
+@rule("PAR003", "impossible-logprob", severity="error", on="rollouts")
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     import numpy as np
 

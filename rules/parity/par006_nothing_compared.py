@@ -35,7 +35,7 @@ from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
 
-@rule("PAR006", "nothing-compared", severity="error", on="rollouts", when=lambda evidence: evidence.is_well_formed)
+@rule("PAR006", "nothing-compared", severity="error", on="rollouts")
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     rollouts = evidence.rollouts
     unscored = rollouts.metadata.unscored

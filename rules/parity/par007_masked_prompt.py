@@ -33,7 +33,7 @@ from ckptcheck.text.formatting import count
     "masked-prompt",
     severity="error",
     on="rollouts",
-    when=lambda evidence: evidence.is_well_formed and "response_mask" in evidence.rollouts,
+    when=lambda evidence: "response_mask" in evidence.rollouts,
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     import numpy as np

@@ -27,9 +27,7 @@ from ckptcheck.rollouts.rollout_queries import find_tokens
 from ckptcheck.text.formatting import count
 
 
-@rule(
-    "PAR008", "token-beyond-vocabulary", severity="error", on="rollouts", when=lambda evidence: evidence.is_well_formed
-)
+@rule("PAR008", "token-beyond-vocabulary", severity="error", on="rollouts")
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     rows = evidence.rollouts.metadata.vocabulary
     most = 2**31 if rows is None else rows

@@ -51,7 +51,7 @@ MOST_NAMES = 1000
 """Most stretches that a finding names for programs."""
 
 
-@rule("PAR009", "placeholder-logprobs", severity="error", on="rollouts", when=lambda evidence: evidence.is_well_formed)
+@rule("PAR009", "placeholder-logprobs", severity="error", on="rollouts")
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     import numpy as np
 

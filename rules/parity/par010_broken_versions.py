@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     "broken-versions",
     severity="error",
     on="rollouts",
-    when=lambda evidence: evidence.is_well_formed and "version_spans" in evidence.rollouts,
+    when=lambda evidence: "version_spans" in evidence.rollouts,
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     yield from _find_missing(evidence)

@@ -32,7 +32,7 @@ from ckptcheck.text.formatting import count
     "overlong-sequence",
     severity="error",
     on="rollouts",
-    when=lambda evidence: evidence.is_well_formed and evidence.rollouts.metadata.max_model_len is not None,
+    when=lambda evidence: evidence.rollouts.metadata.max_model_len is not None,
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     import numpy as np

@@ -51,7 +51,6 @@ from collections.abc import Iterator
 from math import inf
 
 from ckptcheck import Problem, rule
-from ckptcheck.rollouts.next_command import choose_next_command
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.rollouts.rollout_queries import describe_staleness
 from ckptcheck.text.formatting import count
@@ -110,7 +109,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
             f"over {count(metrics.tokens, 'token')}{left_out}: {'; '.join(parts)}{describe_staleness(evidence)}",
             hint="arithmetic does not explain such a gap: look at weights, caches and semantics"
             if is_beyond_floor
-            else choose_next_command(evidence),
+            else _choose_next_command(evidence),
             severity=None if is_grave else "info" if is_usual else "warning",
         )
 
@@ -122,3 +121,18 @@ def _compute_floor_multiple(evidence: RolloutEvidence, name: str) -> float | Non
         return None
     times = floor.multiple(name, value)
     return times if times is not None or value <= floor.metrics[name] else inf
+
+
+def _choose_next_command(evidence: RolloutEvidence) -> str:
+    """Return a hint: the reason and one command. The evidence has a gap beyond its limits, and no cause is known."""
+    metadata = evidence.rollouts.metadata
+    temperature = metadata.sampling.temperature
+    if metadata.logprobs == "unknown" and temperature not in (None, 0, 1):
+        return (
+            f"the file does not say whether logprobs are divided by the temperature {temperature:g}: ckptcheck preflight JOB"
+            " says what both sides compute"
+        )
+    return (
+        f"nothing in the file names a cause: ckptcheck parity why {evidence.target} {metadata.model or 'MODEL'} takes away one"
+        " after the other"
+    )

@@ -42,8 +42,7 @@ LEAST = 64
     severity="error",
     on="rollouts",
     when=lambda evidence: (
-        evidence.is_well_formed
-        and evidence.rollouts.metadata.step is not None
+        evidence.rollouts.metadata.step is not None
         and (evidence.rollouts.metadata.step == 0 or evidence.is_alone)
         and {"trainer_logprobs", "reference_logprobs"} <= evidence.rollouts.columns.keys()
     ),

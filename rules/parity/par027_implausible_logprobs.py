@@ -51,8 +51,7 @@ UNLIKELY, HOPELESS = 0.5, 0.75
     severity="info",
     on="rollouts",
     when=lambda evidence: (
-        evidence.is_well_formed
-        and bool({"engine_logprobs", "trainer_logprobs"} & evidence.rollouts.columns.keys())
+        bool({"engine_logprobs", "trainer_logprobs"} & evidence.rollouts.columns.keys())
         and evidence.rollouts.metadata.sampled_by == "engine"
     ),
 )

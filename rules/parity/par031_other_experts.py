@@ -41,9 +41,7 @@ LAYER, OVERALL = 0.5, 0.25
     "other-experts",
     severity="warning",
     on="rollouts",
-    when=lambda evidence: (
-        evidence.is_well_formed and {"engine_routing", "trainer_routing"} & evidence.rollouts.columns.keys()
-    ),
+    when=lambda evidence: {"engine_routing", "trainer_routing"} & evidence.rollouts.columns.keys(),
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     if evidence.routing_disagreement is None:

@@ -41,10 +41,7 @@ LEAST = 16
     "unnormalized-distribution",
     severity="error",
     on="rollouts",
-    when=lambda evidence: (
-        evidence.is_well_formed
-        and any(name.endswith(("_full_logprobs", "_top_logprobs")) for name in evidence.rollouts.columns)
-    ),
+    when=lambda evidence: any(name.endswith(("_full_logprobs", "_top_logprobs")) for name in evidence.rollouts.columns),
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     columns = evidence.rollouts.columns

@@ -33,7 +33,7 @@ from ckptcheck.rollouts.rollout_queries import find_floor_mismatches
     "foreign-floor",
     severity="warning",
     on="rollouts",
-    when=lambda evidence: evidence.is_well_formed and evidence.floor is not None,
+    when=lambda evidence: evidence.floor is not None,
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     if differences := list(find_floor_mismatches(evidence)):

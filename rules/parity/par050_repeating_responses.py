@@ -52,7 +52,7 @@ COOL = 0.5
 """Below this temperature sound models loop."""
 
 
-@rule("PAR050", "repeating-responses", severity="error", on="rollouts", when=lambda evidence: evidence.is_well_formed)
+@rule("PAR050", "repeating-responses", severity="error", on="rollouts")
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     shapes = evidence.response_shapes
     temperature = evidence.rollouts.metadata.sampling.temperature

@@ -102,8 +102,6 @@ def _find_repeated(record: RoutingRecord) -> Iterator[Problem]:
         text = f"the experts of {source} stand for tokens {longest.first} to {longest.last} too"
     else:
         text = f"the {rows} from token {longest.first} on are those from {source} on, although the tokens are others"
-    if longest.at_version_change:
-        text += ", from a change of the weight version on"
     if len(record.repeated) > 1:
         text += f"; this is the longest of {count(len(record.repeated), 'such stretch', 'such stretches')}"
     yield Problem(

@@ -32,9 +32,9 @@ NovaSky-AI/SkyRL#1908 (metadata and padding out of line)
 from collections.abc import Iterator
 
 from ckptcheck import Problem, Skip, rule
-from ckptcheck.rollouts.expert_layout import ExpertLayout
 from ckptcheck.rollouts.metrics.routing_record import RoutingRecord
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
+from ckptcheck.rollouts.sampling_checkpoint import ExpertLayout
 from ckptcheck.text.formatting import count, format_layers
 
 LEAST = 16

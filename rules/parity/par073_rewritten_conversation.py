@@ -34,7 +34,7 @@ from ckptcheck.text.formatting import count
     "rewritten-conversation",
     severity="warning",
     on="rollouts",
-    when=lambda evidence: evidence.is_well_formed and evidence.drawn_by is not None,
+    when=lambda evidence: evidence.drawn_by is not None,
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     trip = evidence.round_trip

@@ -30,7 +30,7 @@ from ckptcheck.text.formatting import count
     "other-tokenization",
     severity="info",
     on="rollouts",
-    when=lambda evidence: evidence.is_well_formed and evidence.drawn_by is not None,
+    when=lambda evidence: evidence.drawn_by is not None,
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     trip = evidence.round_trip

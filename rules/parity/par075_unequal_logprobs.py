@@ -32,7 +32,7 @@ from ckptcheck.text.formatting import count
     "unequal-logprobs",
     severity="error",
     on="rollouts",
-    when=lambda evidence: evidence.thresholds.exact and evidence.is_well_formed,
+    when=lambda evidence: evidence.thresholds.exact,
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     if left_out := evidence.rollouts.metadata.left_out:

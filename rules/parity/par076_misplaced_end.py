@@ -43,9 +43,7 @@ from ckptcheck.text.formatting import count
     "misplaced-end",
     severity="warning",
     on="rollouts",
-    when=lambda evidence: (
-        evidence.is_well_formed and bool(evidence.stop_tokens) and not evidence.rollouts.metadata.sampling.ignore_eos
-    ),
+    when=lambda evidence: bool(evidence.stop_tokens) and not evidence.rollouts.metadata.sampling.ignore_eos,
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     ends = evidence.response_ends

@@ -50,7 +50,7 @@ SMALL = 1e-6
     "mislabelled-weights",
     severity="error",
     on="rollouts",
-    when=lambda evidence: evidence.is_well_formed and bool(evidence.weights or evidence.version_gaps),
+    when=lambda evidence: bool(evidence.weights or evidence.version_gaps),
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     if evidence.version_gaps is not None:

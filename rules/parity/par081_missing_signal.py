@@ -45,9 +45,7 @@ from ckptcheck.text.formatting import count
     "missing-signal",
     severity="error",
     on="rollouts",
-    when=lambda evidence: (
-        evidence.is_well_formed and bool({"rewards", "advantages"} & evidence.rollouts.columns.keys())
-    ),
+    when=lambda evidence: bool({"rewards", "advantages"} & evidence.rollouts.columns.keys()),
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     signal = evidence.learning_signal

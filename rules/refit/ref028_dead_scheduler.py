@@ -1,7 +1,7 @@
 """The server generates no tokens.
 
 ## What it checks
-- The server answers a request for one token within a minute (or within `--timeout` if that is less). The check asks
+- The server answers a request for one token within a minute (or within `--set timeout=SECONDS` if that is less). The check asks
   first of all, and again after any request that got no answer.
 - A refusal (4xx) counts as an answer, and so does an answer in an unknown form.
 

@@ -8,8 +8,8 @@
 - A run that trains its layers in turns is left out: one in which other matrices rested before and moved again.
 - Experts are left out until they rest for two intervals: a few steps may send one of them no token.
 - Over two intervals or more, a matrix that never moved, while all others of its kind that belong to a layer which trains moved in
-  each. Whole layers, a whole part (`visual`, `mtp`) and single norms that never moved are information: they are mostly frozen on
-  purpose. A kind that rests in all layers says nothing.
+  each. Whole layers and a whole part (`visual`, `mtp`) that never moved are information: they are mostly frozen on purpose. A
+  kind that rests in all layers says nothing.
 
 ## Why it matters
 - A part of the save is older than the rest: one rank, one pipeline stage or one group of parameters did not reach the file. Or the
@@ -119,21 +119,11 @@ def _list_resting(strand: Strand) -> Iterator[Problem]:
     in_training = {_find_layer(name) for name in always & matrices}
     odd = {name for name in resting if kinds[name_template(name)] and not others[name_template(name)]}
     single = {name for name in odd if _find_layer(name) in in_training}
-    norms = {
-        name
-        for name in still - matrices
-        if len(records[name].shape) == 1
-        and not records[name].zero
-        and kinds[name_template(name)] > 1
-        and not others[name_template(name)]
-        and _find_layer(name) in in_training
-    }
     parts = {part for name in resting - odd if (part := _find_part(name, matrices - resting))}
     whole = {name for name in resting if any(name.startswith(f"{part}.") for part in parts)}
     found: tuple[tuple[Iterable[str], Severity, str], ...] = (
         (single, "warning", "while all others of their kind did"),
         (odd - single, "info", "while other layers did"),
-        (norms, "info", "while all others of their kind did"),
         (whole if len(whole) > 1 else (), "info", "and nothing else of their part did"),
     )
     for each, severity, besides in found:

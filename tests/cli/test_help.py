@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from ckptcheck.cli.app import GROUPS, build_app
-from ckptcheck.cli.command_groups import NestedCommandGroup
+from ckptcheck.cli.app import GROUPS, NestedCommandGroup, build_app
 from ckptcheck.cli.examples import EXAMPLES
 from ckptcheck.verbs import VERBS
 from tests.factories.command_line import run
@@ -90,7 +89,6 @@ COMPLETIONS = [
     ("ckptcheck sca", "scan"),
     ("ckptcheck parity jud", "judge"),
     ("ckptcheck scan --headers", "--headers-only"),
-    ("ckptcheck refit hist", "history"),
     ("ckptcheck refit lora --upd", "--update"),
 ]
 
@@ -116,16 +114,6 @@ def test_every_shell_is_offered_the_word(program: Path, typed: str, offered: str
     words = typed.split()
     shown = _complete(program, _CKPTCHECK_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=str(len(words) - 1))
     assert offered in shown.split()
-
-
-def test_the_second_word_stands_beside_the_files(
-    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("my-model", "two words", ".hidden"):
-        (tmp_path / name).mkdir()
-    shown = _complete(program, _CKPTCHECK_COMPLETE="complete_bash", COMP_WORDS="ckptcheck refit ", COMP_CWORD="2")
-    assert shown.split() == ["history", "lora", "my-model"]
 
 
 SHELLS = {

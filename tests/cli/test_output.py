@@ -171,13 +171,12 @@ def test_what_the_headers_show_is_written_before_long_reading_goes_on(
     assert errors.count("% done after") == 2
 
 
-def test_a_phase_says_how_long_it_runs() -> None:
-    from ckptcheck.cli.phase_line import repeat_line
+def test_a_phase_says_how_long_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    from ckptcheck.cli.output import repeat_line
 
-    lines: list[str] = []
     clock, answers = iter([0.0, 30.0, 61.0]), iter([False, False, True])
-    repeat_line("cold load", 600, lambda _: next(answers), lines.append, lambda: next(clock))
-    assert lines == [
+    repeat_line("cold load", 600, lambda _: next(answers), lambda: next(clock))
+    assert capsys.readouterr().err.splitlines() == [
         "  cold load: 30 seconds so far, at most 10 minutes left",
         "  cold load: 61 seconds so far, at most 9 minutes left",
     ]
@@ -186,11 +185,11 @@ def test_a_phase_says_how_long_it_runs() -> None:
 def test_a_phase_is_announced_and_in_a_terminal_has_its_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ckptcheck.cli import output, phase_line
+    from ckptcheck.cli import output
 
     with output.TERMINAL.phase("cold load", 600):
         assert capsys.readouterr().err == "cold load\n"
-    monkeypatch.setattr(phase_line, "SHORT", -1.0)
+    monkeypatch.setattr(output, "SHORT", -1.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with pytest.raises(KeyError), output.TERMINAL.phase("look\n"):
         raise KeyError  # a phase that fails gives the terminal back

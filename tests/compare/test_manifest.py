@@ -202,14 +202,14 @@ def test_a_corrupt_blob_is_found(snapshot: Path) -> None:
             why for _, why in report.skipped
         ]
 
-    assert look(False) == ([], ["needs --verify-blobs"])
+    assert look(False) == ([], ["needs --set verify-blobs=on"])
     assert look(True) == ([], [])
     blob = (snapshot / "model-00002-of-00003.safetensors").resolve()
     raw = bytearray(blob.read_bytes())
     raw[-9] ^= 64
     blob.write_bytes(raw)
     assert look(True) == (["model-00002-of-00003.safetensors: its SHA-256 is"], [])
-    assert command("scan", snapshot, "--verify-blobs", "--select", "ST024").returncode == 1
+    assert command("scan", snapshot, "--set", "verify-blobs=on", "--select", "ST024").returncode == 1
 
 
 def test_a_manifest_of_another_model_is_one_finding(tmp_path: Path) -> None:

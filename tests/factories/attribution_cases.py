@@ -56,8 +56,6 @@ class AttributionCase(CaseTable, kw_only=True):
     """Each token has the logprob of the next one."""
     experts: bool = False
     """From a token on the engine routes to other experts."""
-    positions: bool = False
-    """From a token on the engine's sparse attention sees other positions."""
     top_p: bool = False
     """The engine drew with top_p = 0.9."""
     floor: float = 1e-4
@@ -125,7 +123,7 @@ class FakeBackend:
                 own[PROMPT : PROMPT + (TOKENS if self._case.all_lag else 12)] += self._case.lag_size
             if self._case.tools:
                 own[20:24] = 0.0
-            if self._case.experts or self._case.positions:
+            if self._case.experts:
                 own[31:] += 0.4
             if self._case.moved:
                 own[:] = np.roll(own, -1)
@@ -139,9 +137,6 @@ class FakeBackend:
         other = routes.copy()
         if case.experts:
             other[30:] = [2, 1]
-        seen = np.where(np.arange(4) <= np.arange(TOKENS)[:, None, None], np.arange(4), -1)
-        others = seen.copy()
-        others[30:] += 4
         rows = []
         for number in range(SEQUENCES):
             part = slice(number * TOKENS, (number + 1) * TOKENS)
@@ -150,7 +145,6 @@ class FakeBackend:
                     list(range(10 + number, 10 + number + TOKENS)), PROMPT, q[part].tolist(), self._true[part].tolist(),
                     mask=[False] * TOKENS if case.empty else None, versions=versions,
                     engine_routing=other, trainer_routing=routes,
-                    engine_indexer=others if case.positions else None, trainer_indexer=seen if case.positions else None,
                 )
             )  # fmt: skip
         trainer = ScorerInfo("transformers", temperature=1.0, weight_version="7" if case.lag else None)

@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 
 from ckptcheck.consumers.engine_tensors import find_source_tensors
-from ckptcheck.runs.history.held_against import ResponseVersions, SavedWeights
-from ckptcheck.runs.history.history import History, open_history
+from ckptcheck.runs.history.history import History, ResponseVersions, SavedWeights, open_history
 from ckptcheck.runs.history.record import ProbeRecord, Record, SyncRecord
 from tests.factories.case_table import CaseTable, StrictTable
 

@@ -11,14 +11,13 @@ import numpy as np
 import tokenizers
 
 from ckptcheck.rollouts import Metadata, Rollout, Rollouts, build_rollouts
-from ckptcheck.rollouts.expert_layout import ExpertLayout
 from ckptcheck.rollouts.job_settings import complete_from_job
 from ckptcheck.rollouts.labelled_weights import list_labelled_weights
 from ckptcheck.rollouts.metrics.noise_floor import NoiseFloor
 from ckptcheck.rollouts.prompts import PromptTokenizer
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.rollouts.run_comparison import RunComparison
-from ckptcheck.rollouts.sampling_checkpoint import SamplingCheckpoint
+from ckptcheck.rollouts.sampling_checkpoint import ExpertLayout, SamplingCheckpoint
 from ckptcheck.rollouts.series import RolloutSeries
 from ckptcheck.rollouts.series_member import SeriesMember
 from ckptcheck.rollouts.thresholds import Thresholds
@@ -31,7 +30,7 @@ from tests.factories.job_cases import read_job
 class ColumnChange(StrictTable, kw_only=True):
     """What is done to a column, or to a part of it.
 
-    One of drop, rows, shift, repeat, roll_layers, other_positions, reverse, ramp, value, or times and add.
+    One of drop, rows, shift, repeat, roll_layers, reverse, ramp, value, or times and add.
     """
 
     column: str
@@ -47,8 +46,6 @@ class ColumnChange(StrictTable, kw_only=True):
     """Each value becomes that of so many tokens earlier."""
     roll_layers: int = 0
     """By how many layers the rows are moved."""
-    other_positions: int = 0
-    """How many of the positions of each row become other earlier ones."""
     reverse: bool = False
     """The choices of each row stand in the opposite order."""
     ramp: float = 0.0
@@ -174,7 +171,6 @@ def draw_rollouts(
     top: int = 0,
     top_of_drawn: bool = False,
     full: int = 0,
-    indexer: int = 0,
     reference: bool = False,
     drift: float = 0.0,
     trainer: bool = True,
@@ -188,8 +184,6 @@ def draw_rollouts(
     metadata: Mapping[str, Any] | None = None,
 ) -> Rollouts:
     """Draw rollouts.
-
-    indexer: how many positions the sparse attention of each of two layers chooses.
 
     noise: of the trainer, in nats; several: of equally long parts of each response. bias: of the trainer, in nats. drift: of
     the trainer from the reference. mean: of minus the logprobs. top, full: how many ids are recorded. top_of_drawn: whether
@@ -215,8 +209,6 @@ def draw_rollouts(
         words = [versions] if isinstance(versions, str) and versions else list(versions)
         each.versions = [words[place * len(words) // response] for place in range(response)] if words else ()
         each.engine_routing = each.trainer_routing = routing
-        if indexer:
-            each.engine_indexer = each.trainer_indexer = _draw_positions(draw, prompt + response, indexer)
         each.engine_top = each.trainer_top = None if rows is None else (ids, rows)
         if top_of_drawn and rows is not None:
             # the drawn token comes first, with its own logprob
@@ -248,15 +240,6 @@ def draw_rollouts(
         places = np.array([prompt, prompt + 1, prompt + 2])
         found = found.with_columns(full_positions=places, engine_full_logprobs=rows, trainer_full_logprobs=rows)
     return found
-
-
-def _draw_positions(draw: np.random.Generator, tokens: int, number: int) -> np.ndarray:
-    """Return positions up to each token's own, int32 [tokens, 2 layers, number], -1 where there are too few."""
-    scores = draw.random((tokens, 2, tokens + number))
-    scores[..., tokens:] = 2
-    scores[np.arange(tokens)[:, None, None] < np.broadcast_to(np.arange(tokens + number), scores.shape)] = 2
-    order = scores.argsort(-1)[..., :number]
-    return np.where(np.take_along_axis(scores, order, -1) > 1, -1, order).astype("<i4")
 
 
 def change_column(rollouts: Rollouts, change: Mapping[str, Any]) -> Rollouts:
@@ -296,11 +279,6 @@ def change_column(rollouts: Rollouts, change: Mapping[str, Any]) -> Rollouts:
         part = np.roll(part, change["roll_layers"], 1)
     elif "reverse" in change:
         part = part[..., ::-1]
-    elif "other_positions" in change:
-        begin = 0 if "sequence" not in change else rollouts.sequence(change["sequence"]).start
-        for place, row in enumerate(part, begin):
-            owner = int(np.searchsorted(rollouts.starts, place, "right")) - 1
-            _exchange_positions(row, place - int(rollouts.starts[owner]), change["other_positions"])
     elif "shift" in change:
         part = np.roll(part, change["shift"], 0)
     elif "ramp" in change:
@@ -312,14 +290,6 @@ def change_column(rollouts: Rollouts, change: Mapping[str, Any]) -> Rollouts:
         part = part * change.get("times", 1) + change.get("add", 0)
     values[selected] = part
     return rollouts.with_columns(**{name: values})
-
-
-def _exchange_positions(row: np.ndarray, own: int, number: int) -> None:
-    """Exchange some positions of each layer for others up to the token's own, as far as there are any."""
-    for layer in row:
-        free = [position for position in range(own + 1) if position not in layer]
-        for choice, position in zip(range(number), free, strict=False):
-            layer[choice] = position
 
 
 def _select_experts(change: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -16,8 +16,9 @@ from ckptcheck.linter.report import Report
 from ckptcheck.linter.stored_pictures import load_picture, picture_to_json
 from ckptcheck.linter.stored_report import read_reports
 from ckptcheck.reporters import render
-from ckptcheck.reporters.html import limit_cells, overview, tables
-from ckptcheck.reporters.html.page import render_page
+from ckptcheck.reporters.html import page as html_page
+from ckptcheck.reporters.html import tables
+from ckptcheck.reporters.html.page import draw_overview, render_page
 from ckptcheck.reporters.html.saved_reports import render_saved_reports
 from tests.factories.checkpoint_cases import CHECKPOINTS
 from tests.factories.pictures import DRAWN, PICTURES
@@ -55,10 +56,10 @@ def test_what_is_no_picture_says_so(form: Any) -> None:
 
 def test_a_page_has_room_for_so_many_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Absent cells take no bytes in a saved report, and are drawn one by one."""
-    monkeypatch.setattr(limit_cells, "MOST_CELLS", 100)
+    monkeypatch.setattr(html_page, "MOST_CELLS", 100)
     pictures = tuple(HeatMap(name, "", ("r",) * 8, ("0",) * 8, {}, ()) for name in "abc")
     small = HeatMap("d", "", ("r",) * 4, ("0",) * 9, {}, ())
-    one, two = limit_cells.limit_cells([pictures, (small, NoPicture("e", "none"), small)])
+    one, two = html_page.limit_cells([pictures, (small, NoPicture("e", "none"), small)])
     assert [type(picture).__name__ for picture in (*one, *two)] == [
         "HeatMap", "NoPicture", "NoPicture", "HeatMap", "NoPicture", "NoPicture",
     ]  # fmt: skip
@@ -83,7 +84,7 @@ def test_each_line_and_finding_is_looked_at_once(monkeypatch: pytest.MonkeyPatch
     assert (len(table.rows), table.left_out, len(described)) == (tables.MOST_LINES, 100 - tables.MOST_LINES, 30)
     findings = [replace(FOUND.findings[0], code=f"ABC{number % 3}", severity=severity)
                 for number, severity in enumerate(["info", "error", "warning", "warning"] * 2)]  # fmt: skip
-    states = overview._list_states(replace(FOUND, findings=tuple(findings)))
+    states = html_page._list_states(replace(FOUND, findings=tuple(findings)))
     assert {code: state for code, (state, _) in states.items() if code.startswith("ABC")} == {
         "ABC0": "warning", "ABC1": "error", "ABC2": "error",
     }  # fmt: skip
@@ -128,8 +129,6 @@ def test_the_sentence_of_a_clean_report_is_saved_with_its_pictures(tmp_path: Pat
 
 
 def test_rules_by_targets_show_who_found_what() -> None:
-    from ckptcheck.reporters.html.overview import draw_overview
-
     passed = replace(
         DRAWN, findings=(), passed=("VAL001",), skipped=(("VAL006", "not read"),), crashed=(("VAL003", "odd"),)
     )

@@ -17,8 +17,7 @@ from ckptcheck.linter.pictures import (
     State,
     TextTable,
 )
-from ckptcheck.reporters.html.encode import encode_picture
-from ckptcheck.reporters.html.names import NameTable
+from ckptcheck.reporters.html.encode import NameTable, encode_picture
 from ckptcheck.reporters.html.tables import MOST_LINES, PictureTable, tabulate
 from tests.factories.pictures import DRAWN, HOSTILE, MODULES, make_heat_map
 

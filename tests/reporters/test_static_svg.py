@@ -11,7 +11,7 @@ import pytest
 import ckptcheck
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Histogram, NoPicture, Picture, Series, State, TextTable
 from ckptcheck.reporters import render
-from ckptcheck.reporters.html import limit_cells
+from ckptcheck.reporters.html import page
 from ckptcheck.reporters.html.static_svg import PATTERNS, draw_svg
 from tests.factories.pictures import DRAWN, HOSTILE, MODULES, PICTURES
 from tests.factories.verb_reports import report_every_verb
@@ -126,7 +126,7 @@ def test_report_writes_the_pictures_of_saved_reports(tmp_path: Path, number: int
 
 def test_a_saved_report_asks_for_so_many_cells_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Absent cells take no bytes in a saved report, and are looked at one by one."""
-    monkeypatch.setattr(limit_cells, "MOST_CELLS", 10)
+    monkeypatch.setattr(page, "MOST_CELLS", 10)
     maps = tuple(HeatMap(name, "", ("r",) * 3, ("0",) * 3, {}) for name in ("one", "two"))
     saved = tmp_path / "saved.json"
     saved.write_text(render("json-with-pictures", [replace(DRAWN, pictures=maps)], ()), encoding="utf-8")

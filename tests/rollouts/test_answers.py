@@ -26,17 +26,11 @@ GREEDY = {
     "vllm-completions-words.json": (FRANCE, TWO),  # no ids but as words
     "vllm-completions-echo.json": (FRANCE,),
     "vllm-chat.json": (CHAT,),
-    "vllm-chat-stream.txt": (CHAT,),
     "sglang-generate.json": (FRANCE, TWO),
-    "sglang-generate-stream.txt": (FRANCE,),
-    "sglang-generate-stream-pieces.txt": (FRANCE,),
-    "sglang-generate-batch-stream.txt": (FRANCE, TWO),
-    "sglang-generate-batch-stream-pieces.txt": (FRANCE, TWO),
     "sglang-completions.json": (FRANCE, TWO),
-    "sglang-completions-stream.txt": (FRANCE,),
     "sglang-chat.json": (CHAT,),
 }
-DRAWN = ("vllm-completions-n.json", "vllm-completions-stream.txt", "sglang-generate-n.json")
+DRAWN = ("vllm-completions-n.json", "sglang-generate-n.json")
 
 
 def response(rollouts: Rollouts, number: int) -> tuple[list[int], list[float]]:
@@ -81,30 +75,6 @@ def test_of_several_choices_each_is_a_sequence(name: str) -> None:
     assert max(*first, *second) < 0
 
 
-def test_a_stream_is_the_answer_that_is_not_streamed() -> None:
-    whole, _ = convert([DATA / "vllm-completions-n.json"])
-    stream, _ = convert([DATA / "vllm-completions-stream.txt"])  # two choices, one token at a time, mixed
-    for number in range(2):
-        (one, first), (other, second) = response(whole, number), response(stream, number)
-        assert one == other
-        assert first == pytest.approx(second, abs=NEAR)
-
-
-def test_events_that_were_kept_as_json_lines_with_their_request(tmp_path: Path) -> None:
-    lines = (DATA / "sglang-generate-stream.txt").read_text().split("\n")
-    events = [json.loads(line[5:]) for line in lines if line.startswith("data: {")]
-    asked = {"sampling_params": {"temperature": 0, "top_k": -1}}
-    (tmp_path / "pair.jsonl").write_text(json.dumps({"request": asked, "response": events}) + "\n")
-    (tmp_path / "bare.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    due = response(read_rollouts(DATA / "sglang-recorded.jsonl"), FRANCE)
-    for name in ("pair.jsonl", "bare.jsonl"):
-        found, _ = convert([tmp_path / name])
-        assert found.sequence_count == 1
-        assert response(found, 0)[0] == due[0]
-    pair, _ = convert([tmp_path / "pair.jsonl"])
-    assert (pair.metadata.sampling.temperature, pair.metadata.sampling.top_k) == (0.0, 0)
-
-
 def test_sglangs_answers_in_openais_form_are_told_from_vllms_and_have_versions() -> None:
     found, kind = convert([DATA / "sglang-completions.json"])
     assert kind == "sglang"
@@ -124,21 +94,6 @@ def test_spans_of_weight_versions_are_those_of_the_answer(tmp_path: Path) -> Non
     assert found.columns["version_spans"].tolist() == [[5, 7, 0], [7, 11, 1]]
 
 
-def said(*contents: Any) -> tuple[list[list[int]], list[str]]:
-    """Tokens of what is joined, and why the rest is not."""
-    from ckptcheck.rollouts.build import Rollout
-    from ckptcheck.rollouts.convert.responses import sglang
-
-    found = sglang(list(contents))[0]
-    whole = [list(each.tokens) for each in found if isinstance(each, Rollout)]
-    return whole, [str(each) for each in found if not isinstance(each, Rollout)]
-
-
-def event(token: int, finish: str | None = None, **more: Any) -> dict[str, Any]:
-    choice = {"index": 0, "finish_reason": finish, "token_ids": [token], "logprobs": {"token_logprobs": [-1.0]}, **more}
-    return {"id": "a", "object": "text_completion", "prompt_token_ids": [1], "choices": [choice]}
-
-
 @pytest.mark.parametrize(
     "name", ["vllm-completions.json", "vllm-chat.json", "sglang-generate.json", "sglang-chat.json"]
 )
@@ -152,51 +107,15 @@ def test_a_whole_answer_twice_is_two_answers(tmp_path: Path, name: str) -> None:
         assert twice.tokens.tolist() == once.tokens.tolist() * 2
 
 
-@pytest.mark.parametrize("name", [name for name in (*GREEDY, *DRAWN) if "stream" in name])
-def test_a_stream_twice_is_two_and_one_cut_off_is_left_out(tmp_path: Path, name: str) -> None:
-    raw = (DATA / name).read_bytes()
-    once, _ = convert([DATA / name])
-    (tmp_path / "twice.txt").write_bytes(raw + raw)
-    assert convert([tmp_path / "twice.txt"])[0].tokens.tolist() == once.tokens.tolist() * 2
-    last = raw.rindex(b"data: {")
-    for end in (last, last + 40):  # after an event, and within one
-        (tmp_path / "cut.txt").write_bytes(raw + raw[:end])
-        found, _ = convert([tmp_path / "cut.txt"])
-        left = [each.reason for each in found.metadata.left_out]
-        assert (found.sequence_count + len(left), len(left)) == (2 * once.sequence_count, 1), left
-        assert left[0].startswith(("its stream ends before", "an event of its stream is lost: it is no JSON: "))
-
-
-def test_events_are_joined_until_their_choice_ends() -> None:
-    assert said(event(2), event(3, "stop"), event(2), event(4, "stop")) == ([[1, 2, 3], [1, 2, 4]], [])
-    other = event(9, "stop", index=1)
-    assert said(event(2), other, event(3, "stop"), {**other, "choices": []}) == ([[1, 2, 3], [1, 9]], [])
-    short = {"id": "b", "object": "text_completion", "choices": []}  # one token, and then what was used
-    assert said({**event(2, "stop"), "id": "b"}, short) == ([[1, 2]], [])
-    assert said(event(2), event(3)) == ([], ["its stream ends before the answer does"])
-    chunk = {**event(2), "object": "chat.completion.chunk"}
-    assert said(chunk) == ([], ["its stream ends before the answer does"])
-    assert said({**chunk, "object": "chat.completion"}) == ([[1, 2]], [])
-
-
-def test_a_hole_in_a_stream_is_no_answer() -> None:
-    lost = "an event of its stream is lost: choices[0].token_ids[0] is text, and a whole number is due"
-    assert said(event(2), event("x"), event(3, "stop"), event(4, "stop")) == ([[1, 4]], [lost])  # type: ignore[arg-type]
-    error = {"error": {"message": "out of memory"}}
-    assert said(event(2), error)[1] == [
-        "an event of its stream is lost: the server answered with an error: out of memory"
-    ]
-    told = {"id": "g", "prompt_tokens": 1, "completion_tokens": 3, "input_token_logprobs": [[None, 1, None]]}
-    pieces = [
-        {"output_ids": [each], "meta_info": {**told, "completion_tokens": each, "output_token_logprobs": [[-1.0, each, None]],
-                                             "finish_reason": "stop" if each == 3 else None}}
-        for each in (1, 2, 3)
-    ]  # fmt: skip
-    assert said(*json.loads(json.dumps(pieces))) == ([[1, 1, 2, 3]], [])
-    assert said(pieces[0], pieces[2]) == ([], ["events of its stream are lost: it has 2 of its 3 tokens"])
-
-
-def test_events_without_an_id_say_so() -> None:
-    bare = [{key: value for key, value in each.items() if key != "id"} for each in (event(2), event(3, "stop"))]
-    assert said(*bare) == ([], ["it is of a stream whose events have no id, so that they cannot be put together"] * 2)
-    assert said(bare[1], bare[1]) == ([[1, 3]] * 2, [])
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"object": "text_completion", "choices": [{"finish_reason": None, "token_ids": [2]}]},
+        {"object": "chat.completion.chunk", "choices": [{"finish_reason": "stop", "delta": {}}]},
+        {"output_ids": [2], "meta_info": {"finish_reason": None}},
+    ],
+)
+def test_events_of_a_stream_are_refused(tmp_path: Path, event: dict[str, Any]) -> None:
+    (tmp_path / "events.json").write_text(json.dumps(event))
+    with pytest.raises(CkptcheckError, match="it holds events of streams"):
+        convert([tmp_path / "events.json"])

@@ -95,13 +95,9 @@ def test_slime_rollouts(tmp_path: Path) -> None:
 
 def test_replay_columns(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    positions = np.arange(24, dtype=np.int32).reshape(4, 3, 2)
-    torch.save({"rollout_id": 4, "samples": [sample(rollout_indexer_topk=positions)]}, tmp_path / "4.pt")
-    miles, _ = convert([tmp_path / "4.pt"])
-    assert miles.columns["engine_indexer"][:4].tolist() == positions.tolist()
-    assert miles.columns["engine_indexer"][4].tolist() == [[-1, -1]] * 3
-    torch.save({"rollout_id": 4, "samples": [sample(rollout_indexer_topk=positions[:2])]}, tmp_path / "5.pt")
-    said = "it has 2 rows of attended positions for 5 tokens, and all tokens but the last have one"
+    rows = np.zeros((2, 3, 2), np.int32)
+    torch.save({"rollout_id": 4, "samples": [sample(rollout_routed_experts=rows)]}, tmp_path / "5.pt")
+    said = "it has 2 rows of expert ids for 5 tokens, and all tokens but the last have one"
     with pytest.raises(CkptcheckError, match=said):
         convert([tmp_path / "5.pt"])
     # two tokens of padding on the left, one on the right, whose rows are zeros, as is that of the last token
@@ -358,9 +354,9 @@ def test_a_request_that_failed_does_not_cost_the_others(tmp_path: Path) -> None:
     found, kind = convert([path])
     assert (kind, found.tokens.tolist()) == ("vllm", [5, 6, 7] * 2)
     assert [(number, reason.partition(" Unterminated")[0]) for number, reason in reasons(found)] == [
-        (0, "it is no JSON object"),  # pairs of request and answer come first
-        (1, "the server answered with an error: out of memory"),
-        (3, "it has no choices"),
+        (0, "the server answered with an error: out of memory"),
+        (2, "it has no choices"),
+        (3, "it is no JSON object"),
         (4, "the server answered with an error: no"),
         (5, "prompt_token_ids[1] is text, and a whole number is due"),
         (6, "it is no JSON object"),

@@ -8,11 +8,11 @@ import pytest
 from ckptcheck.jobs.job import Job, Setting
 from ckptcheck.linter.rule_loader import load_rules
 from ckptcheck.linter.runner import run_rules
-from ckptcheck.rollouts.expert_layout import ExpertLayout
 from ckptcheck.rollouts.job_settings import complete_from_job
 from ckptcheck.rollouts.metadata import Metadata
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.rollouts.rollouts import Rollouts
+from ckptcheck.rollouts.sampling_checkpoint import ExpertLayout
 from ckptcheck.rollouts.series import RolloutSeries
 from ckptcheck.rollouts.series_member import SeriesMember
 from ckptcheck.rollouts.thresholds import Thresholds
@@ -36,8 +36,6 @@ def draw_columns(draw: np.random.Generator) -> dict[str, np.ndarray]:
         if draw.random() < 0.8:
             shape = tokens, layers + int(draw.random() < 0.2), choices + int(draw.random() < 0.2)
             columns[f"{side}_routing"] = draw.integers(-2, 6, shape).astype(draw.choice(["<i2", "<i4"]))
-        if draw.random() < 0.8:
-            columns[f"{side}_indexer"] = draw.integers(-2, 9, (tokens, layers, positions)).astype("<i4")
         if draw.random() < 0.5:
             columns[f"{side}_top_ids"] = draw.integers(-2, 600, (tokens, positions)).astype("<i4")
             columns[f"{side}_top_logprobs"] = draw.choice([0, 2, np.nan, -np.inf, -0.5], (tokens, positions)).astype(
@@ -81,6 +79,6 @@ def test_rules_do_not_crash(seed: int) -> None:
         is_replay=seed % 3 > 0,
     )
     assert evidence.sections is not None
-    assert not run_rules(evidence, [rule for rule in load_rules() if rule.on == "rollouts"]).crashed
+    assert not run_rules(evidence, [rule for rule in load_rules() if rule.on in ("columns", "rollouts")]).crashed
     series = RolloutSeries.of([SeriesMember.of(evidence)] * 3, evidence.thresholds)
     assert not run_rules(series, [rule for rule in load_rules() if rule.on == "rollout-series"]).crashed

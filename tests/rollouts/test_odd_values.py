@@ -28,7 +28,7 @@ from tests.fuzz import ODD
 from tests.paths import DATA
 
 ANSWERS = DATA / "rollouts" / "answers"
-RULES = [rule for rule in rule_loader.load_rules() if rule.on == "rollouts"]
+RULES = [rule for rule in rule_loader.load_rules() if rule.on in ("columns", "rollouts")]
 PYTHON = re.compile(
     "has no attribute|iterable|unhashable|recursion|invalid literal|indices must|codec|subscriptable|operand|NoneType|"
     "inhomogeneous|out of bounds|broadcast|argument|cannot reshape|not supported|could not convert|str_digits"
@@ -60,11 +60,6 @@ def damaged(content: Any, place: Place, value: Any) -> Any:
     return made
 
 
-def streamed(name: str) -> list[Any]:
-    said = (line[5:] for line in (ANSWERS / name).read_text().splitlines() if line.startswith("data: {"))
-    return [json.loads(line) for line in said]
-
-
 PRIME = {
     "schema_version": 1, "step": 9, "export_step": 8, "token_ids": [5, 6, 7, 8], "loss_mask": [False, False, True, True],
     "rewards": [None, 0.5], "inference_logprobs": [0.0, 0.0, -0.5, -0.25], "trainer_logprobs": [0.0, -3.0, -0.5, None],
@@ -88,7 +83,6 @@ PIPELINE = {
 JSON: dict[str, list[Any]] = {
     **{name: [json.loads((ANSWERS / name).read_text())] for name in (
         "vllm-completions-words.json", "vllm-chat.json", "sglang-generate.json", "sglang-chat.json")},
-    **{name: streamed(name) for name in ("vllm-chat-stream.txt", "sglang-generate-stream-pieces.txt")},
     "prime-rl": [PRIME, PRIME],
     "nemo-rl": [NEMO, NEMO],
     "pipelinerl": [[PIPELINE, PIPELINE], [PIPELINE]],

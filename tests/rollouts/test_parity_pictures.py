@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partialmethod
 from math import exp, inf, isclose
 
-import numpy as np
 import pytest
 
 from ckptcheck.linter.evidence import Evidence
@@ -13,7 +12,6 @@ from ckptcheck.linter.pictures import Curves, HeatMap, Histogram, NoPicture, Pic
 from ckptcheck.linter.report import Report
 from ckptcheck.reporters import render
 from ckptcheck.reporters.evidence_pictures import draw_pictures
-from ckptcheck.reporters.pictures.token_gaps import find_bins
 from ckptcheck.rollouts import Metadata, Rollout, Rollouts, build_rollouts
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.rollouts.run_comparison import RunComparison
@@ -134,22 +132,6 @@ def test_a_run_that_parts_is_marked_where_it_does() -> None:
     assert isinstance(picture, Curves)
     (mark,) = picture.marks
     assert (mark.series, mark.index, mark.text) == ("run", 4, "parts at step 4")
-
-
-def test_a_value_close_to_an_edge_is_in_the_bin_that_numpy_gives_it() -> None:
-    for edges in (
-        np.linspace(-17.3, 0, 33),
-        np.linspace(-0.1, 0.7, 33),
-        np.linspace(-1e-3, 0, 33),
-        np.linspace(-6, 6, 202),
-    ):
-        values = np.concatenate([edges, np.nextafter(edges[1:], -inf), np.nextafter(edges[:-1], inf)])
-        values = np.concatenate([values, *(edges[1:] - edges[-1] * 1e-7 * step for step in range(-9, 9))])
-        values = np.concatenate(
-            [values, *(np.float32(values), np.linspace(edges[0], edges[-1], 9999), [-1e300, 1e300])]
-        )
-        expected = np.histogram(values.clip(edges[0], edges[-1]), edges)[0]
-        assert np.bincount(find_bins(values, edges)).tolist() == expected.tolist()
 
 
 def test_pictures_do_not_depend_on_the_size_of_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,8 +47,7 @@ ELSEWHERE: dict[str, str] = {
         ckptcheck/rollouts/lines.py:is_rollout_lines ckptcheck/rollouts/convert/detect.py:_load_content
         ckptcheck/runs/history/record.py:_lines ckptcheck/runs/history/record.py:_ends_with_newline""",
     "written to, or flushed to its disk": """
-        ckptcheck/runs/history/record.py:check_writable ckptcheck/runs/history/record.py:append
-        ckptcheck/runs/history/record.py:flush""",
+        ckptcheck/runs/history/record.py:check_writable ckptcheck/runs/history/record.py:append""",
     "bytes in memory": "ckptcheck/rollouts/convert/routing_payload.py:_from_npy",
     "what the system says of processes": f"""
         {WORKER}dry_load_answer.py:limit_memory {WORKER}inventory.py:memory_bytes {WORKER}supervisor.py:_read_proc""",

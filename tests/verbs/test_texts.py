@@ -31,7 +31,7 @@ END = re.compile(r" && | \| |[;,:)] |ckptcheck |\"|', ")
 """What ends a command within its line."""
 OPTION = re.compile(r"(?<![\w/-])--[a-z][a-z0-9-]*(?![\w-])")
 SET = re.compile(r"--set ([a-z][a-z-]*[a-z])\b")
-OF_OTHERS = {"--device", "--seed", "--response", "--keep", "--index-url", "--sequences"}
+OF_OTHERS = {"--device", "--seed", "--response", "--keep", "--index-url", "--timeout"}
 """Options of servers, make and pip that are called like settings of ours."""
 
 

@@ -33,9 +33,8 @@ def write_slime_file(rollouts: Rollouts, path: Path) -> None:
         raise CkptcheckError(f"{path} is a file of torch, which is not installed", hint="pip install torch") from error
     samples = [_to_sample(rollouts, place) for place in range(rollouts.sequence_count)]
     for sample in samples:
-        for name in ("rollout_routed_experts", "rollout_indexer_topk"):
-            if name in sample:
-                sample[name] = torch.tensor(sample[name])
+        if (experts := sample.get("rollout_routed_experts")) is not None:
+            sample["rollout_routed_experts"] = torch.tensor(experts)
     with open_for_replace(path) as temporary:
         torch.save({"rollout_id": rollouts.metadata.step or 0, "samples": samples}, temporary)
 
@@ -66,8 +65,6 @@ def _to_sample(rollouts: Rollouts, place: int) -> dict[str, Any]:
         sample["rollout_log_probs"] = columns["engine_logprobs"][inside][prompt:].tolist()
     if "engine_routing" in columns:
         sample["rollout_routed_experts"] = columns["engine_routing"][inside][:-1]
-    if "engine_indexer" in columns:
-        sample["rollout_indexer_topk"] = columns["engine_indexer"][inside][:-1]
     if "finish" in columns and 0 <= (number := int(columns["finish"][place])) < len(metadata.finish_reasons):
         sample["status"] = STATUS.get(metadata.finish_reasons[number], "completed")
     return sample

@@ -2,7 +2,7 @@
 
 ``--save-debug-rollout-data``: `{"rollout_id", "samples": [Sample.to_dict()]}`. A sample has `tokens`, `response_length`,
 `loss_mask` and `rollout_log_probs` (of the response), `weight_versions` (of every call, not of every token), `status`,
-`rollout_routed_experts` [tokens - 1, layers, k], in miles `rollout_indexer_topk` of the same form. Sources: THUDM/slime
+`rollout_routed_experts` [tokens - 1, layers, k]. Sources: THUDM/slime
 slime/utils/types.py at 0d234f3, slime/ray/rollout.py; radixark/miles miles/utils/types.py at 002ce70.
 
 ``--save-debug-train-data`` has two forms with the same names: `tokens`, `response_lengths`, `loss_masks`, `rollout_log_probs`,
@@ -33,7 +33,7 @@ TRAIN_VERSION = 2
 """The newest `format_version` of --save-debug-train-data that is known."""
 FIELDS = (
     "tokens", "response_lengths", "rollout_log_probs", "log_probs", "ref_log_probs", "loss_masks", "weight_versions", "truncated",
-    "rollout_routed_experts", "rollout_indexer_topk", "advantages",
+    "rollout_routed_experts", "advantages",
 )  # fmt: skip
 """The fields of a trained sequence that the converter reads."""
 
@@ -79,7 +79,6 @@ def _to_rollout(sample: Any) -> Rollout:
         reward=as_float(reward),
         finish=to_printable(sample.get("status") or ""),
         engine_routing=sample.get("rollout_routed_experts"),
-        engine_indexer=sample.get("rollout_indexer_topk"),
     )
 
 
@@ -133,7 +132,6 @@ def train(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
             advantages=sample.get("advantages"),
             finish="truncated" if as_int(sample.get("truncated")) == 1 else "",
             engine_routing=sample.get("rollout_routed_experts"),
-            engine_indexer=sample.get("rollout_indexer_topk"),
         )
 
     return read_each(sequence, samples), _build_metadata(content, "--save-debug-train-data")

@@ -111,6 +111,5 @@ TEXT_DUMPS = (
         "TRL",
         is_text_dump,
         "save the batch: torch.save(batch, PATH), of what GRPOTrainer._generate_and_score_completions returns",
-        TEXT_KEYS,
     ),
 )

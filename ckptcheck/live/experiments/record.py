@@ -15,7 +15,7 @@ from ckptcheck.live.runtime.engines.sampling import Generation, Sampling
 from ckptcheck.live.runtime.process.deadlines import time_budget
 from ckptcheck.rollouts import Metadata, Rollout, Rollouts, SamplingInfo, ScorerInfo, build_rollouts
 from ckptcheck.rollouts import prompts as make
-from ckptcheck.rollouts.expert_layout import read_expert_layout
+from ckptcheck.rollouts.sampling_checkpoint import read_expert_layout
 
 if TYPE_CHECKING:
     from ckptcheck.checkpoint.checkpoint import Checkpoint

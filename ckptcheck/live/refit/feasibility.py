@@ -125,7 +125,7 @@ def require_second_load(
     raise CkptcheckError(
         f"SGLang {version} cannot load weights in {scheme} a second time on a GPU: after the start it keeps them transposed and "
         "without a loader, and dies at the first sync",
-        "--engine vllm; or, of a mixture of experts, --quantize w4a16 with --quantize-ignore for every module that is no expert",
+        "--engine vllm; or, of a mixture of experts, --quantize w4a16 with all modules but the experts in --set quantize-ignore=…",
     )
 
 

@@ -41,7 +41,7 @@ def open_source(
     source = open_target(target, value_reader=UnreadValues("only headers are read before a trial"))
     if isinstance(source, Checkpoint):
         if config_folder is not None:
-            raise CkptcheckError(f"--hf-config is for Megatron runs, and {target} has a {CONFIG} of its own")
+            raise CkptcheckError(f"--set hf-config is for Megatron runs, and {target} has a {CONFIG} of its own")
         refuse_critic(source.config, target)
         _check_source(source, target, tolerated)
         return source
@@ -57,7 +57,7 @@ def add_source_errors(report: Report, tolerated: Sequence[str] | None) -> Report
     """Return the report of a trial with the tolerated errors of its source in front."""
     if not tolerated:
         return report
-    title = "errors of the source itself, which this trial ignored (--despite-errors)"
+    title = "errors of the source itself, which this trial ignored (--set despite-errors=on)"
     return replace(report, sections=(Section(title, lines=tuple(tolerated)), *report.sections))
 
 
@@ -68,9 +68,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
         config = read_json_file(folder / CONFIG)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not JSON"
-        raise CkptcheckError(f"--hf-config {folder}: {CONFIG} cannot be read: {reason}") from error
+        raise CkptcheckError(f"--set hf-config={folder}: {CONFIG} cannot be read: {reason}") from error
     if not isinstance(config, dict):
-        raise CkptcheckError(f"--hf-config {folder}: {CONFIG} is not an object")
+        raise CkptcheckError(f"--set hf-config={folder}: {CONFIG} is not an object")
     return config
 
 
@@ -84,5 +84,5 @@ def _check_source(source: Checkpoint | Megatron, target: str, tolerated: list[st
     elif errors:
         raise CkptcheckError(
             f"{target} has {count(len(errors), 'error')}, the first: {errors[0].message}",
-            hint=f"ckptcheck scan {target}; ckptcheck refit --despite-errors continues despite them",
+            hint=f"ckptcheck scan {target}; ckptcheck refit --set despite-errors=on continues despite them",
         )

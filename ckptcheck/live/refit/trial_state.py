@@ -48,19 +48,19 @@ class Timeouts:
         return limit if limit is not None else DEFAULTS[kind] + nbytes / SPEED
 
 
-def parse_timeouts(texts: Sequence[str]) -> Timeouts:
+def parse_timeouts(texts: Sequence[str | float]) -> Timeouts:
     """Parse ``PHASE=SECONDS``, or ``SECONDS`` for every phase; later texts win. Raises CkptcheckError for anything else."""
     kinds = [field.name for field in fields(Timeouts)]
     timeouts = Timeouts()
     for text in texts:
-        name, equals, number = text.rpartition("=")
+        name, equals, number = str(text).rpartition("=")
         try:
             seconds = float(number)
         except ValueError:
             seconds = 0.0
         if not 0 < seconds < float("inf") or (equals and name not in kinds):
             raise CkptcheckError(
-                f"--timeout {text} is neither SECONDS nor PHASE=SECONDS", f"the phases are {', '.join(kinds)}"
+                f"--set timeout={text} is neither SECONDS nor PHASE=SECONDS", f"the phases are {', '.join(kinds)}"
             )
         timeouts = replace(timeouts, **dict.fromkeys([name] if name else kinds, seconds))
     return timeouts
@@ -169,7 +169,7 @@ class TrialPhases:
             self.log(f"  | {line}")
         text = error.message + (f"; {error.hint}" if error.hint else "")
         if isinstance(error, WorkerTimeout):
-            text += f"; the phase had {self._seconds:,.0f} s (--timeout {self._kind}=SECONDS)"
+            text += f"; the phase had {self._seconds:,.0f} s (--set timeout={self._kind}=SECONDS)"
         return text
 
 

@@ -12,13 +12,11 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from ckptcheck.linter.pictures import Curves, Histogram, Picture
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Histogram, NoPicture, Picture, State
 from ckptcheck.linter.report import Cell, Report, describe_reading
-from ckptcheck.linter.rule import SEVERITIES, Rule
-from ckptcheck.reporters.html.encode import encode_picture
-from ckptcheck.reporters.html.limit_cells import limit_cells
-from ckptcheck.reporters.html.names import NameTable
-from ckptcheck.reporters.html.overview import draw_overview
+from ckptcheck.linter.rule import SEVERITIES, Finding, Rule
+from ckptcheck.linter.stored_pictures import MOST_CELLS
+from ckptcheck.reporters.html.encode import NameTable, encode_picture
 from ckptcheck.reporters.html.tables import tabulate
 from ckptcheck.reporters.printable import printable
 from ckptcheck.reporters.runner_commands import HASHES
@@ -71,6 +69,26 @@ def render_page(reports: Sequence[Report], rules: Sequence[Rule] = ()) -> str:
             data=_encode_data([*reports, Report("", pictures=tuple(overview))]),
         )
     )
+
+
+def limit_cells(reports: Sequence[Sequence[Picture]]) -> list[tuple[Picture, ...]]:
+    """Return the pictures of some reports with the heat maps that have at most MOST_CELLS cells together, the first ones first.
+
+    A few bytes of a saved report ask for millions of absent cells.
+    """
+    room = MOST_CELLS
+
+    def limit(picture: Picture) -> Picture:
+        nonlocal room
+        if not isinstance(picture, HeatMap):
+            return picture
+        cells = len(picture.rows) * len(picture.columns)
+        if cells > room:
+            return NoPicture(picture.title, f"it has {cells:,} cells, and the page has room for {room:,} more")
+        room -= cells
+        return picture
+
+    return [tuple(map(limit, pictures)) for pictures in reports]
 
 
 def render_fragment(reports: Sequence[Report]) -> str:
@@ -260,3 +278,57 @@ def _read_style(has_curves: bool) -> str:
 def _hash(text: str) -> str:
     """Return the hash by which a Content-Security-Policy allows one inlined text."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+
+
+STATES = (
+    State("passed", "good"),
+    State("skipped", "quiet"),
+    State("info", "notice"),
+    State("warning", "warn"),
+    State("could not check", "gone"),
+    State("error", "bad"),
+)
+MOST_RULES, MOST_TARGETS = 200, 1000
+
+
+def draw_overview(reports: Sequence[Report]) -> HeatMap | None:
+    """Return rules × targets for rules that found something or could not look; None without one, or for one report."""
+    if len(reports) < 2:
+        return None
+    codes = sorted(
+        {str(finding.code) for report in reports for finding in report.findings}
+        | {str(code) for report in reports for code, _ in report.crashed}
+    )[:MOST_RULES]
+    if not codes:
+        return None
+    targets = reports[:MOST_TARGETS]
+    cells: dict[tuple[int, int], HeatCell] = {}
+    for column, report in enumerate(targets):
+        states = _list_states(report)
+        for row, code in enumerate(codes):
+            if code in states:
+                state, note = states[code]
+                cells[row, column] = HeatCell(
+                    state=state, note=f"{report.target}: {note}" if note else str(report.target)
+                )
+    numbers = tuple(str(number) for number in range(1, len(targets) + 1))
+    caption = (
+        "Each column is a target, in the order of the table, and each row a rule that found something in one of them."
+    )
+    return HeatMap(
+        "Rules and targets", caption, tuple(codes), numbers, cells, STATES, row_label="rule", column_label="target"
+    )
+
+
+def _list_states(report: Report) -> dict[str, tuple[str, str]]:
+    """Return code → the state of the rule in this report, and the text beside it."""
+    states = {str(code): ("passed", "") for code in report.passed}
+    states |= {str(code): ("skipped", str(reason)) for code, reason in report.skipped}
+    states |= {str(code): ("could not check", str(reason)) for code, reason in report.crashed}
+    found: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        found.setdefault(str(finding.code), []).append(finding)
+    for code, findings in found.items():
+        gravest = min((finding.severity for finding in findings), key=SEVERITIES.index)
+        states[code] = (gravest, f"{count(len(findings), 'finding')}: {findings[0].message}")
+    return states

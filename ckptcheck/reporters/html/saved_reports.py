@@ -12,8 +12,7 @@ from ckptcheck.linter import rule_loader
 from ckptcheck.linter.pictures import NoPicture
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.stored_report import HINT, read_reports
-from ckptcheck.reporters.html.limit_cells import limit_cells
-from ckptcheck.reporters.html.page import render_page
+from ckptcheck.reporters.html.page import limit_cells, render_page
 from ckptcheck.reporters.html.static_svg import draw_svg
 
 NOTHING_SAVED = NoPicture(

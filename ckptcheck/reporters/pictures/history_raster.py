@@ -1,4 +1,4 @@
-"""Draws which tensors changed at which sync of a record: tensors × syncs, once for each side."""
+"""Draws which tensors changed at which sync of a record, tensors × syncs, once for each side; and the parity after each sync."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from ckptcheck.consumers.engine_tensors import find_source_tensors
-from ckptcheck.linter.pictures import HeatCell, HeatMap, State
+from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, Series, State, choose_scale
 from ckptcheck.runs.history.history import name_pattern
 from ckptcheck.runs.history.record import NO_BYTES
 from ckptcheck.text.formatting import count, natural_sort_key
@@ -82,6 +82,22 @@ def draw_raster(history: History, side: Side, title: str) -> HeatMap | None:
         column_label="sync",
         member_label="tensor",
     )
+
+
+def draw_probes(history: History, title: str) -> Curves | None:
+    """Draw how far both sides' logprobs were apart after each sync; None without a probe."""
+    probes = [sync.probe for sync in history.syncs]
+    lines = {"mean |Δ|": "mean", "largest |Δ|": "most", "floor of the mean": "floor"}
+    series = [
+        Series(name, tuple(None if probe is None else getattr(probe, field) for probe in probes))
+        for name, field in lines.items()
+    ]
+    drawn = tuple(each for each in series if any(value is not None for value in each.values))
+    if not drawn:
+        return None
+    caption = "Engine and trainer on fixed sequences. The floor is the mean of equal weights on both sides, where it was measured."
+    scale = choose_scale(value for each in drawn for value in each.values)
+    return Curves(title, caption, label_syncs(history), drawn, "sync", "nats", scale, codes=("HIS016",))
 
 
 def label_syncs(history: History) -> tuple[str, ...]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
@@ -14,7 +13,7 @@ from ckptcheck.checkpoint.document import clip
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.framework_folders import list_frameworks_with, load_framework_file
 from ckptcheck.rollouts.build import Rollout, UnusableSequence, build_rollouts
-from ckptcheck.rollouts.convert import responses, streams
+from ckptcheck.rollouts.convert import responses
 from ckptcheck.rollouts.convert.format import ConvertedRollouts, RolloutFormat, TextDump
 from ckptcheck.rollouts.convert.reading import WRONG_FIELD_ERRORS
 from ckptcheck.rollouts.json_text import NotJSON, parse_json, read_text, to_printable
@@ -25,10 +24,6 @@ from ckptcheck.text.formatting import join_truncated
 
 MOST_TEXT = 1 << 32
 """Bytes of the largest JSON file that is converted."""
-PANDAS_NAME = re.compile(rb'"field_name": "((?:[^"\\]|\\.){1,200})"')
-"""A column, in the description that pandas adds to a Parquet file."""
-LONGEST_FOOTER = 1 << 20
-"""How many bytes of the end of a Parquet file are read for the names of its columns."""
 
 
 @cache
@@ -143,39 +138,23 @@ def _load_content(path: Path) -> tuple[Any, bool]:
         with open_regular_stream(path) as file:
             magic = file.read(4)
             if magic == b"PAR1":
-                file.seek(max(4, path.stat().st_size - LONGEST_FOOTER))
-                _refuse_parquet(path, list_parquet_columns(file.read()))
+                raise CkptcheckError(
+                    f"{path} is a Parquet file, in which frameworks log texts: there are no token ids and no logprobs in it",
+                    hint="save the batch that the trainer takes; docs/rollouts.md says how",
+                )
             if magic[:2] == b"PK" or magic[:1] == b"\x80":
                 from ckptcheck.checkpoint.torch_file import read_torch_file
 
                 return read_torch_file(path), True
             file.seek(0)
             raw = b"".join(read_text(file, MOST_TEXT))
-        return _parse_objects(streams.events(raw)), False
+        return _parse_objects(raw), False
     except FileNotFoundError:
         raise CkptcheckError(f"{path} does not exist") from None
     except OSError as error:
         raise CkptcheckError(f"cannot read {path}: {error.strerror or error}") from error
     except NotJSON as error:
         raise CkptcheckError(f"{path} is neither a torch.save file nor JSON: {clip(str(error))}") from error
-
-
-def list_parquet_columns(footer: bytes) -> list[str]:
-    """Return the columns of a Parquet file that pandas wrote; [] for one of another writer. footer: the end of the file."""
-    names = (match.decode("utf-8", "replace") for match in PANDAS_NAME.findall(footer))
-    return list(dict.fromkeys(name for name in names if not name.startswith("__index")))
-
-
-def _refuse_parquet(path: Path, columns: Sequence[str]) -> NoReturn:
-    """Raise CkptcheckError with what the file holds: texts, where a framework logged completions."""
-    for dump in _list_text_dumps():
-        if dump.columns and set(columns) >= dump.columns:
-            raise CkptcheckError(
-                f"{path} holds completions that {dump.framework} logged, with the columns {join_truncated(columns, 12)}: "
-                "there are no token ids and no logprobs in it",
-                hint=dump.hint,
-            )
-    raise CkptcheckError(f"{path} is a Parquet file, which no rollouts that are known are stored in")
 
 
 def _parse_objects(raw: bytes) -> list[Any]:

@@ -38,5 +38,3 @@ class TextDump:
     matches: Callable[[Any], bool]
     hint: str
     """How to keep the tokens."""
-    columns: frozenset[str] = frozenset()
-    """Columns that a Parquet file of this kind has; empty where it is none."""

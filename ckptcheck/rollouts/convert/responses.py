@@ -1,6 +1,7 @@
-"""Converts HTTP answers of vLLM and SGLang, saved as they came: one answer a line, a list, a single answer, or a stream's events.
+"""Converts HTTP answers of vLLM and SGLang, saved as they came: one answer a line, a list, or a single answer.
 
 Each is an answer by itself or `{"request": …, "response": …}`; the request helps where an answer does not repeat the prompt.
+The events of a stream are refused: each holds a part of an answer.
 
 `/v1/completions` and `/v1/chat/completions` of vLLM 0.32 (entrypoints/openai/*/protocol.py): ask with `"logprobs": 0` or
 `"logprobs": true`, and `"return_token_ids": true`, which gives `prompt_token_ids` and `token_ids`. The same of SGLang 0.5.23
@@ -12,15 +13,100 @@ SGLang reports the weight version of every answer, and spans of versions where i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from ckptcheck.checkpoint.document import clip
 from ckptcheck.rollouts.build import Rollout, UnusableSequence
-from ckptcheck.rollouts.convert.answers import Answer, Choice, ChoiceLogprobs, MetaInfo
 from ckptcheck.rollouts.convert.routing_payload import decode_routing
-from ckptcheck.rollouts.convert.streams import first_nonempty, join_events
 from ckptcheck.rollouts.json_text import WrongType, convert_json, to_printable
 from ckptcheck.rollouts.metadata import Metadata, SamplingInfo, ScorerInfo, Whole
+
+
+class TokenLogprob(msgspec.Struct):
+    """One token of a chat."""
+
+    logprob: float | None
+    token: str = ""
+
+
+class ChoiceLogprobs(msgspec.Struct):
+    """The logprobs of a choice: `content` of a chat, the rest of a completion."""
+
+    content: list[TokenLogprob] | None = None
+    token_logprobs: list[float | None] | None = None
+    tokens: list[str] | None = None
+
+
+class Choice(msgspec.Struct):
+    """One choice of an answer in OpenAI's form."""
+
+    index: int | None = 0
+    finish_reason: str | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+    response_token_ids: list[int] | None = None
+    routed_experts: Any = None
+    logprobs: ChoiceLogprobs | None = None
+
+
+class Span(msgspec.Struct):
+    """Tokens [start, end) of a response and their weight version."""
+
+    version: Any
+    start: int
+    end: int
+
+
+ScoredToken = tuple[float | None, int, Any]
+"""Logprob, id, text."""
+
+
+class MetaInfo(msgspec.Struct):
+    """`meta_info` of /generate. `metadata` of SGLang's answers in OpenAI's form holds the weight versions too."""
+
+    finish_reason: Any = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_token_logprobs: list[ScoredToken] | None = None
+    output_token_logprobs: list[ScoredToken] | None = None
+    weight_version: Any = None
+    weight_versions: list[Span] | None = None
+
+
+class Answer(msgspec.Struct):
+    """One answer: `meta_info` is set in /generate's form, `choices` in OpenAI's."""
+
+    model: Any = None
+    choices: list[Choice] | None = None
+    prompt_token_ids: list[int] | None = None
+    output_ids: list[int] | None = None
+    meta_info: MetaInfo | None = None
+    metadata: MetaInfo | None = None
+
+
+def parse_answer(content: Any) -> Answer:
+    """Read one answer. Raises UnusableSequence where the content is none, or the server reports an error."""
+    if isinstance(content, UnusableSequence):
+        raise content
+    if not isinstance(content, dict):
+        raise UnusableSequence("it is no JSON object")
+    error = content.get("error") or (content.get("object") == "error" and content)
+    if error:
+        message = error.get("message") if isinstance(error, dict) else error
+        text = " ".join(to_printable(message or "it says no more").split())
+        raise UnusableSequence(f"the server answered with an error: {clip(text)}")
+    if content.get("choices") is None and content.get("meta_info") is None:
+        raise UnusableSequence(
+            "it has no choices" if "choices" in content else "it is no answer: it has no choices and no meta_info"
+        )
+    try:
+        return convert_json(content, Answer)
+    except WrongType as error:
+        raise UnusableSequence(str(error)) from error
+
 
 FINISH = {"eos_token": "stop"}
 Request = Mapping[str, Any]
@@ -28,17 +114,15 @@ Request = Mapping[str, Any]
 
 def _list_requests_and_answers(content: Any) -> Iterator[tuple[Request, Answer | UnusableSequence]]:
     """Yield each answer with its request, which is {} where it was not saved."""
-    answers: list[Any] = []
     for entry in content:
-        if _is_pair(entry):
-            # a list is SGLang's answer to a batch, or the events of a stream
-            response, request = entry["response"], entry.get("request")
-            for answer in join_events(response if isinstance(response, list) else [response]):
-                yield request if isinstance(request, dict) else {}, answer
-        else:
-            answers += entry if isinstance(entry, list) else [entry]
-    for answer in join_events(answers):
-        yield {}, answer
+        response, request = (entry["response"], entry.get("request")) if _is_pair(entry) else (entry, None)
+        # a list is SGLang's answer to a batch
+        for each in response if isinstance(response, list) else [response]:
+            try:
+                answer: Answer | UnusableSequence = parse_answer(each)
+            except UnusableSequence as error:
+                answer = error
+            yield request if isinstance(request, dict) else {}, answer
 
 
 def _is_pair(content: Any) -> bool:
@@ -46,7 +130,7 @@ def _is_pair(content: Any) -> bool:
 
 
 def _list_answers(content: Any) -> Iterator[Request]:
-    """Yield the answers and events without joining events."""
+    """Yield the answers as they were saved."""
     for entry in content:
         response = entry["response"] if _is_pair(entry) else entry
         for answer in response if isinstance(response, list) else [response]:
@@ -66,23 +150,17 @@ def is_sglang(content: Any) -> bool:
 
 
 def is_mixed(content: Any) -> bool:
-    """Whether there are answers of SGLang beside whole answers of another engine in OpenAI's form."""
-    answers = [
-        answer for answer in _list_answers(content) if _is_whole(answer) or isinstance(answer.get("meta_info"), dict)
-    ]
+    """Whether there are answers of SGLang beside answers of another engine in OpenAI's form."""
+    answers = [answer for answer in _list_answers(content) if answer.get("choices") or answer.get("meta_info")]
     return len({_is_sglang_answer(answer) for answer in answers}) > 1
 
 
-def _is_whole(answer: Request) -> bool:
-    """Whether this is a whole answer, with a finish reason for every choice, and not an event of a stream."""
-    choices = answer.get("choices")
-    return (
-        isinstance(choices, list)
-        and bool(choices)
-        and all(
-            isinstance(choice, dict) and isinstance(choice.get("finish_reason"), str) and "delta" not in choice
-            for choice in choices
-        )
+def _is_event(answer: Request) -> bool:
+    """Whether this is an event of a stream: a chunk, or one whose finish reason is null."""
+    parts = [answer["meta_info"]] if isinstance(answer.get("meta_info"), dict) else answer.get("choices")
+    return str(answer.get("object")).endswith(".chunk") or any(
+        isinstance(part, dict) and "finish_reason" in part and part["finish_reason"] is None
+        for part in (parts if isinstance(parts, list) else ())
     )
 
 
@@ -104,6 +182,8 @@ def vllm(content: Any) -> tuple[list[Rollout | UnusableSequence], Metadata]:
 
 
 def _convert_answers(content: Any, engine: str) -> tuple[list[Rollout | UnusableSequence], Metadata]:
+    if any(map(_is_event, _list_answers(content))):
+        raise UnusableSequence("it holds events of streams: save answers to requests that do not stream")
     rollouts: list[Rollout | UnusableSequence] = []
     requests: list[Request] = []
     models = []
@@ -128,10 +208,10 @@ def _convert_generate_answer(answer: Answer, meta_info: MetaInfo, request: Reque
     prompt_logprobs = meta_info.input_token_logprobs or []
     output_logprobs = meta_info.output_token_logprobs
     output_ids = None if output_logprobs is None else [token for _, token, _ in output_logprobs]
-    prompt = first_nonempty([answer.prompt_token_ids, _as_token_ids(request.get("input_ids"))])
+    prompt = _first_nonempty([answer.prompt_token_ids, _as_token_ids(request.get("input_ids"))])
     if prompt_logprobs and len(prompt_logprobs) == meta_info.prompt_tokens:
         prompt = [token for _, token, _ in prompt_logprobs]
-    output = first_nonempty([answer.output_ids, output_ids])
+    output = _first_nonempty([answer.output_ids, output_ids])
     reason = meta_info.finish_reason
     if isinstance(reason, dict):
         reason = reason.get("type")
@@ -140,8 +220,8 @@ def _convert_generate_answer(answer: Answer, meta_info: MetaInfo, request: Reque
 
 
 def _convert_choice(choice: Choice, answer: Answer, request: Request) -> Rollout | UnusableSequence:
-    prompt = first_nonempty([choice.prompt_token_ids, answer.prompt_token_ids, _requested_prompt(choice, request)])
-    output = first_nonempty([choice.token_ids, choice.response_token_ids, _parse_token_id_texts(choice.logprobs)])
+    prompt = _first_nonempty([choice.prompt_token_ids, answer.prompt_token_ids, _requested_prompt(choice, request)])
+    output = _first_nonempty([choice.token_ids, choice.response_token_ids, _parse_token_id_texts(choice.logprobs)])
     logprobs = _choice_logprobs(choice.logprobs)
     if logprobs and output is not None and len(logprobs) > len(output):
         # with "echo" the logprobs of the prompt come first
@@ -158,6 +238,11 @@ def _convert_choice(choice: Choice, answer: Answer, request: Request) -> Rollout
 
 def _as_token_ids(ids: Any) -> list[int] | None:
     return ids if isinstance(ids, list) and all(type(token) is int for token in ids) else None
+
+
+def _first_nonempty(values: Sequence[list[int] | None]) -> list[int] | None:
+    """Return the first list that is not empty; where all are empty, the first that is not None."""
+    return next((value for value in values if value), next((value for value in values if value is not None), None))
 
 
 def _requested_prompt(choice: Choice, request: Request) -> list[int] | None:

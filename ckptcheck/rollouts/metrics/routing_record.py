@@ -39,10 +39,6 @@ class RowMatches:
     """Its first matching layer, counted in the column."""
     ids: tuple[int, ...]
     """The experts of this row in this layer."""
-    at_version_change: int
-    """Number of stretches of such rows that begin exactly where the weight version changes within a sequence."""
-    stretches: int
-    """Number of stretches of such rows."""
 
     @property
     def place(self) -> str:
@@ -63,8 +59,6 @@ class RepeatedRows:
     source_sequence: int
     source: int
     """Sequence and token of the row that the stretch begins to repeat."""
-    at_version_change: bool
-    """Whether it begins where the weight version changes."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +159,7 @@ class RoutingRecord:
         layers = np.flatnonzero(self.captured_layers)
         if not len(layers):
             return None
-        number = sequences = changes = stretches = 0
+        number = sequences = 0
         first: tuple[int, int, int, tuple[int, ...]] | None = None
         for block, rows, due in self._iter_rows():
             cells = test(rows) & due[:, None]
@@ -175,29 +169,13 @@ class RoutingRecord:
                 continue
             number += len(places)
             sequences += len(np.unique(block.owners[places]))
-            begins = places[np.diff(places, prepend=-2) > 1]
-            stretches += len(begins)
-            changes += int(np.isin(begins + block.token_slice.start, self._version_changes).sum())
             if first is None:
                 place, layer = int(places[0]), int(cells[places[0]].argmax())
                 first = (
                     int(block.owners[place]), int(block.positions[place]), int(layers[layer]),
                     tuple(rows[place, layer].tolist()),
                 )  # fmt: skip
-        return None if first is None else RowMatches(number, sequences, *first, changes, stretches)
-
-    @cached_property
-    def _version_changes(self) -> NDArray[np.int64]:
-        """int64: the tokens, counted over the file, at which the weight version changes within a sequence."""
-        import numpy as np
-
-        spans = self.rollouts.columns.get("version_spans")
-        if spans is None or len(spans) < 2:
-            return np.zeros(0, np.int64)
-        owners = np.searchsorted(self.rollouts.starts, spans[:, 0], "right")
-        changed = (owners[1:] == owners[:-1]) & (spans[1:, 2] != spans[:-1, 2])
-        begins: NDArray[np.int64] = spans[1:, 0][changed]
-        return begins
+        return None if first is None else RowMatches(number, sequences, *first)
 
     @cached_property
     def repeated(self) -> tuple[RepeatedRows, ...]:
@@ -224,7 +202,6 @@ class RoutingRecord:
                             RepeatedRows(
                                 int(block.owners[begin]), int(block.positions[begin]), int(block.positions[end - 1]), distance,
                                 int(block.owners[source]), int(block.positions[source]),
-                                bool(np.isin(begin + block.token_slice.start, self._version_changes)),
                             ),
                         )
                     )  # fmt: skip

@@ -13,7 +13,6 @@ from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.runs.history.adapted_modules import find_adapted_module
-from ckptcheck.runs.history.held_against import ResponseVersions, SavedWeights
 from ckptcheck.runs.history.record import NO_BYTES, SyncRecord, read_record
 from ckptcheck.runs.history.tables import history_sections
 
@@ -106,6 +105,23 @@ def _pair_syncs(syncs: Iterable[tuple[int, SyncRecord]]) -> tuple[SyncPair, ...]
 def _changed_names(before: Mapping[str, str], after: Mapping[str, str]) -> frozenset[str]:
     """Return the names that have different digests before and after."""
     return frozenset(name for name, value in after.items() if name in before and before[name] != value)
+
+
+@dataclass(frozen=True)
+class SavedWeights:
+    """A checkpoint of the job, which its record is held against."""
+
+    target: str
+    identity: str
+
+
+@dataclass(frozen=True)
+class ResponseVersions:
+    """The weight versions that responses of the job carry."""
+
+    target: str
+    responses: Mapping[str, int]
+    """Version → how many responses have tokens of it."""
 
 
 @dataclass(frozen=True)

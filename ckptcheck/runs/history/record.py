@@ -15,7 +15,6 @@ import itertools
 import math
 import os
 import re
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -180,7 +179,6 @@ class Record:
                 _write_whole(file, line, size)
         except OSError as error:
             raise self._unwritable(error) from error
-        _flush_to_disk(self.path)
         self._bound()
 
     def _check_is_record(self) -> None:
@@ -221,27 +219,6 @@ def _write_whole(file: io.FileIO, line: bytes, size: int) -> None:
         with contextlib.suppress(OSError):
             file.truncate(size)
         raise
-
-
-def _flush_to_disk(path: Path) -> None:
-    """Let the system write a file to its disk, while the caller goes on.
-
-    Only a power failure needs that: the file keeps what a killed process has written.
-    """
-
-    def flush() -> None:
-        # a handle of its own: a copy of the writer's would keep its lock, also in a child that is forked meanwhile
-        with contextlib.suppress(OSError):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-
-    try:
-        threading.Thread(target=flush, daemon=True, name="ckptcheck-flush").start()
-    except RuntimeError:  # the interpreter ends, or the process may have no more threads
-        flush()
 
 
 def utc_now() -> str:

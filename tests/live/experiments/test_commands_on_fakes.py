@@ -147,8 +147,8 @@ def test_the_matrix_is_written_in_markdown(here: Path) -> None:
         "6",
         "--batch",
         "3",
-        "--sequences",
-        "2",
+        "--set",
+        "sequences=2",
         "--repeats",
         "1",
     ]
@@ -182,7 +182,7 @@ def test_a_matrix_that_cannot_be_is_refused_before_anything_runs(here: Path, opt
 @pytest.mark.slow
 def test_limits_of_the_matrix_are_flags(here: Path) -> None:
     faults.append("batch")
-    wide = [*SMALL, "--batch", "3", "--sequences", "3", "--data", "synthetic", "--decoding", "greedy"]
+    wide = [*SMALL, "--batch", "3", "--set", "sequences=3", "--data", "synthetic", "--decoding", "greedy"]
     parity(*wide, code=1)
     parity(*wide, "--set", "max-mult-prob-error=1.2")
 
@@ -190,8 +190,8 @@ def test_limits_of_the_matrix_are_flags(here: Path) -> None:
 FEW = (
     "--batch",
     "1",
-    "--sequences",
-    "1",
+    "--set",
+    "sequences=1",
     "--data",
     "synthetic",
     "--decoding",
@@ -361,8 +361,8 @@ def test_a_fault_of_batches_fails_the_matrix(here: Path) -> None:
         "1",
         "--response",
         "6",
-        "--sequences",
-        "3",
+        "--set",
+        "sequences=3",
         code=1,
     )
     assert "batch 3: mult_prob_error 1.105" in said

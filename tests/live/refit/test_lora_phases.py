@@ -59,4 +59,4 @@ def test_a_phase_that_takes_too_long_is_named_with_its_time(limit: float | None,
 
     failed = run(tmp_path, Hanging, Timeouts(sync=limit)).failed_phases
     assert [*failed] == ["load the adapter"]
-    assert f"the phase had {limit or 2300:,.0f} s (--timeout sync=SECONDS)" in failed["load the adapter"]
+    assert f"the phase had {limit or 2300:,.0f} s (--set timeout=sync=SECONDS)" in failed["load the adapter"]

@@ -34,8 +34,7 @@ def codes(report: dict[str, Any]) -> set[str]:
 def test_slimes_router_is_named_with_the_entry_that_mends_it(tmp_path: Path) -> None:
     report = refit(
         live.write("qwen3-wide", tmp_path / "moe"), "sglang", "--quantize", "w4a16", "--set", "trainer-quantizer=slime",
-        "--quantize-ignore", "lm_head", "--quantize-ignore", "model.embed_tokens", "--quantize-ignore",
-        r"re:.*mlp\.gate$", "--steps", "0",
+        "--set", r"quantize-ignore=lm_head,model.embed_tokens,re:.*mlp\.gate$", "--steps", "0",
     )  # fmt: skip
     assert {"REF001", "REF009", "REF010", "REF019"} <= codes(report)
     found = next(finding for finding in report["findings"] if finding["code"] == "REF019")

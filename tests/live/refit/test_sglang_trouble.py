@@ -60,7 +60,7 @@ def test_a_tensor_of_another_shape_kills_sglang_and_nobody_else(place: Path) -> 
 def test_a_scheduler_that_hangs_while_requests_are_still_taken(place: Path) -> None:
     needs_engine("sglang")
     needs_engine("megatron")
-    command = Command(place, *SOUND, "--set", "perturb=0.02", "--timeout", "sync=5")
+    command = Command(place, *SOUND, "--set", "perturb=0.02", "--set", "timeout=sync=5")
     command.until("step 1")
     (scheduler,) = command.below("sglang::schedul")
     os.kill(scheduler, signal.SIGSTOP)

@@ -54,7 +54,7 @@ def test_what_the_arguments_of_a_run_do_not_say_is_taken_from_a_folder(tmp_path:
         (MEGATRON / "dense", {}, "a model of the type None are not known here"),
         (MEGATRON / "dense", [], "config.json is not an object"),
         (MEGATRON / "dense", "nothing", "config.json cannot be read: No such file or directory"),
-        (CHECKPOINTS / "tiny-llama", {}, "--hf-config is for Megatron runs, and"),
+        (CHECKPOINTS / "tiny-llama", {}, "--set hf-config is for Megatron runs, and"),
     ],
 )
 def test_what_cannot_be_a_source_is_said(target: Path, config: object, sentence: str, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_a_source_with_errors_of_its_own_is_not_tried(tmp_path: Path) -> None:
     result = refit(str(folder))
     assert result.returncode == 2
     assert "has 1 error, the first: " in result.stderr
-    assert "--despite-errors" in result.stderr
+    assert "--set despite-errors=on" in result.stderr
     spared: list[str] = []
     assert open_source(str(folder), tmp_path / "source", tolerated=spared).config is not None
     assert [line.partition(" ")[0] for line in spared] == ["IDX001"]

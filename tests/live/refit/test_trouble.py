@@ -182,10 +182,10 @@ def test_a_process_that_is_killed(place: Path, moment: str, phase: str | None) -
 @pytest.mark.parametrize("moment", ["trainer:step:1", "engine:start:1", "engine:score:2", "engine:update_weights:2"])
 def test_a_process_that_hangs_is_ended_when_its_phase_has_had_its_time(place: Path, moment: str) -> None:
     kind = {"trainer:step:1": "step", "engine:start:1": "start", "engine:score:2": "score"}.get(moment, "sync")
-    outcome = refit(place, f"{moment}:hangs", "--timeout", "200", "--timeout", f"{kind}=10")
+    outcome = refit(place, f"{moment}:hangs", "--set", "timeout=200", "--set", f"timeout={kind}=10")
     assert (outcome.code, outcome.processes, outcome.files) == (2, [], []), outcome.err
     assert "did not answer in time when asked to" in outcome.why
-    assert f"the phase had 10 s (--timeout {kind}=SECONDS)" in outcome.why
+    assert f"the phase had 10 s (--set timeout={kind}=SECONDS)" in outcome.why
     assert "; it was in happen (stand_in_faults.py, line " in outcome.why
 
 
@@ -215,9 +215,9 @@ def test_errors_of_the_source_end_the_trial_unless_it_is_told_to_go_on(place: Pa
     assert outcome.code == 2
     assert ", the first: " in outcome.report["error"]
     assert ", the first: " in outcome.err
-    assert "--despite-errors continues despite them" in outcome.err
+    assert "--set despite-errors=on continues despite them" in outcome.err
     shutil.rmtree(place / "tmp")
-    outcome = refit(place, "", "--despite-errors", source=source, steps="0")
+    outcome = refit(place, "", "--set", "despite-errors=on", source=source, steps="0")
     assert (outcome.code, outcome.report["verdict"]) == (0, "clean"), outcome.err
     first = outcome.report["sections"][0]
     assert first["title"].startswith("errors of the source itself, which this trial ignored")

@@ -15,7 +15,6 @@ from ckptcheck.checkpoint.layer_grid import MOST_ROWS, build_layer_grid
 from ckptcheck.checkpoint.layer_map import draw_layer_map
 from ckptcheck.linter.pictures import Curves, HeatCell, HeatMap, NoPicture, Picture
 from ckptcheck.linter.report import Report
-from ckptcheck.reporters.pictures.vocabulary_rows import BUCKETS
 from tests.factories.checkpoint_cases import CHECKPOINTS
 
 LAYERS = 6
@@ -88,28 +87,6 @@ def test_the_point_of_several_experts_is_their_median(model: Path) -> None:
     assert series["mlp.experts.*.up_proj"].values[2] == pytest.approx((1 + 3) / 2, rel=0.1)
 
 
-def test_spread_and_zeros_of_each_tensor(model: Path) -> None:
-    assert not [picture for picture in scan(model).pictures if picture.title.startswith("Zeros")]
-    pruned, broken = "model.layers.2.mlp.up_proj.weight", "model.layers.3.mlp.up_proj.weight"
-    change(model, pruned, lambda tensor: np.where(np.arange(32) % 4 == 0, 0, tensor))
-    change(model, broken, lambda tensor: np.where(np.arange(32) == 5, np.nan, tensor))
-    change(model, "model.layers.4.mlp.experts.0.up_proj.weight", np.zeros_like)
-    report = scan(model)
-    zeros = find(report, "Zeros")
-    assert isinstance(zeros, HeatMap)
-    cells = {cell.name: cell for cell in zeros.cells.values() if not cell.members}
-    assert {name: (cell.value, cell.state) for name, cell in cells.items()} == {
-        pruned: (0.25, "some zeros"), broken: (0.0, "NaN or Inf"),
-    }  # fmt: skip
-    assert [cell.members["0"].state for cell in zeros.cells.values() if cell.members] == ["zero"]
-    spread = find(report, "Spread")
-    assert isinstance(spread, HeatMap)
-    assert (zeros.scale, spread.scale) == ("linear", "log")
-    by_name = {cell.name: cell for cell in spread.cells.values() if not cell.members}
-    assert by_name["model.layers.1.mlp.up_proj.weight"].value == pytest.approx(1, rel=0.1)
-    assert by_name["model.layers.1.mlp.up_proj.weight"].note.startswith("mean ")
-
-
 def find_curves(model: Path) -> Curves:
     curves = find(scan(model), "Norms")
     assert isinstance(curves, Curves)
@@ -123,31 +100,6 @@ def test_without_values_the_pictures_say_so(model: Path) -> None:
     assert {cell.state for cell in magnitudes.cells.values() if not cell.members} == {"not read"}
     assert isinstance(norms, NoPicture)
     assert norms.caption == "values are not read"
-
-
-def test_special_tokens_are_marked_among_the_rows(tmp_path: Path) -> None:
-    shutil.copytree(CHECKPOINTS / "tiny-chat", tmp_path / "chat")
-    picture = find(scan(tmp_path / "chat"), "Rows")
-    assert isinstance(picture, Curves)
-    assert picture.series[-1].name == "special tokens"
-    (eos,) = [mark for mark in picture.marks if mark.text.startswith("eos_token ")]
-    config = json.loads((tmp_path / "chat/config.json").read_text(encoding="utf-8"))
-    assert picture.x[eos.index] == config["eos_token_id"]
-    rows, special = (series.values for series in picture.series)
-    assert special[eos.index] == rows[eos.index]
-    assert special.count(None) == len(rows) - 4
-
-
-def test_of_many_rows_a_group_shows_largest_median_and_smallest(tmp_path: Path) -> None:
-    sizes = np.tile([1.0, 2.0, 7.0], 4 * BUCKETS)
-    save_file(
-        {"model.embed_tokens.weight": np.outer(sizes, np.linspace(0.5, 1, 8)).astype(np.float32)},
-        tmp_path / "model.safetensors",
-    )
-    picture = find(scan(tmp_path), "Rows")
-    assert isinstance(picture, Curves)
-    lines = {series.name: series.values[0] for series in picture.series}
-    assert lines == {"largest of the group": 7.0, "median": 2.0, "smallest": 1.0, "special tokens": None}
 
 
 @pytest.mark.parametrize("name", ["tiny-fp8", "tiny-w4a16", "tiny-gptq", "tiny-nvfp4"])

@@ -359,5 +359,3 @@ def test_a_record_is_held_against_a_save_and_against_responses(tmp_path: Path) -
     )  # fmt: skip
     (section,) = (each for each in report.sections if each.title == "weight versions of the responses")
     assert section.rows == (("0", 1, "a" * 64), ("1", 2, identity), ("7", 1, None))
-    refused = command("history", record.path, "--watch", "--saved", source)
-    assert (refused.returncode, "no effect with --watch" in refused.stderr) == (2, True)

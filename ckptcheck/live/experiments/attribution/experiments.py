@@ -317,6 +317,5 @@ EXPERIMENTS: tuple[GapExperiment, ...] = (
         "precision",
     ),
     GapExperiment("experts", left_out_tokens.experts, "routing"),
-    GapExperiment("attended positions", left_out_tokens.attended_positions, "routing", needs="engine_indexer"),
     GapExperiment("tokens of older weights", left_out_tokens.score_older_tokens, "objective"),
 )

@@ -131,24 +131,6 @@ def experts(backend: Backend, state: SearchState) -> Iterator[Trial]:
         )
 
 
-def attended_positions(backend: Backend, state: SearchState) -> Iterator[Trial]:
-    """Leave out tokens whose sparse attention sees other positions, and all tokens after them in their sequence."""
-    from ckptcheck.rollouts.metrics.indexer_record import compare_indexers, find_other_positions
-
-    if compare_indexers(backend.rollouts) is None:
-        raise Skip("the positions that sparse attention chose are not recorded on both sides for the same layers")
-    other = find_other_positions(backend.rollouts)
-    remaining, dropped_tokens = _cut_sequences(backend, state, other, "one that attends to other positions")
-    if dropped_tokens:
-        yield Trial(
-            f"when each sequence is cut at its first token that attends to other positions ({count(dropped_tokens, 'token')})",
-            f"the indexers of sparse attention choose other positions for {int(other.sum()):,} tokens",
-            "replay the engine's positions in the trainer, or compute the indexer in the same dtype on both sides",
-            replace(state, mask=remaining),
-            only_drops_tokens=True,
-        )
-
-
 def _cut_sequences(
     backend: Backend, state: SearchState, other: NDArray[np.bool_], culprit: str
 ) -> tuple[NDArray[np.bool_], int]:

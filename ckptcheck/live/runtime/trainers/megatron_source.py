@@ -93,7 +93,7 @@ def hf_config_from_args(args: Mapping[str, Any], target: str) -> dict[str, Any]:
     if missing_names := [name for name in required if type(args.get(name)) is not int]:
         raise CkptcheckError(
             f"the arguments in {target} do not say {missing_names[0]}, so no model can be built from it",
-            hint="--hf-config DIR takes the model's config.json from there",
+            hint="--set hf-config=DIR takes the model's config.json from there",
         )
     if args.get("normalization", "RMSNorm") != "RMSNorm" or not args.get("swiglu", True) or args.get("add_bias_linear"):
         raise CkptcheckError(f"{target} is no Llama or Qwen: they have RMSNorm, SwiGLU and no biases in linear layers")
