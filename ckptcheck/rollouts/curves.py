@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf, isfinite, sqrt
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal
@@ -21,6 +22,16 @@ STAYS = 0.75
 """Least share of the steps from the parting on that are beyond the noise on the same side: a spike is no parting."""
 FOLLOWING = 3
 """Least number of steps from the parting on, with the parting itself."""
+ALLOWANCE = 0.5
+"""What the cumulative sum takes off each difference, in standard deviations: half of the least shift that it is to find."""
+DECISION = 8.0
+"""The cumulative sum that shows a lasting difference, for many steps. See `find_lasting` for the rate of false alarms."""
+DECISION_OF_FEW = 20.0
+"""The same for LEAST_STEPS steps; between them it falls as one over their number."""
+MOST_CORRELATED = 0.95
+"""An autocorrelation is taken to be at most so large."""
+MOST = 4.0
+"""A single difference enters the sum with at most so many standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,8 @@ class CurveComparison:
     """Standard deviation of one value of the reference around its own course."""
     parting: int | None
     """The step from which on the run is beyond the noise; None if it never is, or comes back."""
+    is_sum: bool = False
+    """Whether no step shows the parting alone, and their sum does."""
 
     @property
     def later(self) -> tuple[float, float]:
@@ -103,7 +116,12 @@ class CurveComparison:
         """``12 times the noise``, for a message."""
         if not self.noise:
             return "whose curve does not vary"
-        return f"{self.multiple:.3g} times the noise"
+        over = (
+            f" over {len(self.steps) - self.steps.index(self.parting)} steps"
+            if self.is_sum and self.parting is not None
+            else ""
+        )
+        return f"{self.multiple:.3g} times the noise{over}"
 
     @property
     def multiple(self) -> float:
@@ -133,7 +151,12 @@ def compare_curves(curve: Curve, run: Mapping[int, float], reference: Mapping[in
     noise = estimate_noise(theirs)
     least = max(curve.least, choose_sigmas(len(steps)) * sqrt(2) * noise)
     beyond = [(a - b > least) - (b - a > least) for a, b in zip(ours, theirs, strict=True)]
-    return CurveComparison(curve, steps, ours, theirs, noise, _find_parting(steps, beyond))
+    if (parting := _find_parting(steps, beyond)) is not None:
+        return CurveComparison(curve, steps, ours, theirs, noise, parting)
+    place = find_lasting(ours, theirs, curve.least)
+    return CurveComparison(
+        curve, steps, ours, theirs, noise, None if place is None else steps[place], place is not None
+    )
 
 
 def choose_sigmas(steps: int) -> float:
@@ -147,14 +170,74 @@ def estimate_noise(values: Sequence[float]) -> float:
     The larger of two estimates counts: from second differences, whose standard deviation is √6 times that of independent values,
     and from the distances to a straight line, which a slow wandering also shows. Both are root mean squares.
     """
-    number, mean = len(values), fmean(values)
-    middle = (number - 1) / 2
+    number, distances = len(values), _measure_distances(values)
+    return max(
+        _estimate_step_noise(values),
+        sqrt(sum(value * value for value in distances) / (number - 2)),
+    )
+
+
+def find_lasting(run: Sequence[float], reference: Sequence[float], least: float) -> int | None:
+    """Return the place from which on the run stays on one side of the reference by more than chance does; None where it does not.
+
+    A two-sided cumulative sum (Page 1954) of the differences z, each in standard deviations of a difference and less ALLOWANCE:
+    S = max(0, S + z - ALLOWANCE), and the same of -z. What counts is S at the last step: a run that came back has lost it. The
+    standard deviation is that of both curves, and grows by √((1 + φ) / (1 - φ)) where the reference's values follow each other
+    with an autocorrelation φ > 0.
+
+    False alarms in 4,000 simulated pairs of sound curves for each of 5, 8, 12, 20, 40 and 100 steps: at most 0.03 % of independent
+    values (normal, or shares of 32 answers; 0.1 % of Student's t with 3 degrees of freedom), 1.6 % at φ = 0.5, 6.3 % at φ = 0.7,
+    and 49 % of random walks: of an outcome a rule can only warn.
+    """
+    noise = sqrt(estimate_noise(reference) ** 2 + _estimate_step_noise(run) ** 2)
+    follow = max(_correlate_neighbours(reference), 0.0)
+    noise *= sqrt((1 + follow) / (1 - follow))
+    number = len(run)
+    if not noise:
+        return None
+    for side in (1, -1):
+        total, first = 0.0, 0
+        for place, (ours, theirs) in enumerate(zip(run, reference, strict=True)):
+            if total <= 0:
+                total, first = 0.0, place
+            total += min(side * (ours - theirs) / noise, MOST) - ALLOWANCE
+        decision = DECISION + (DECISION_OF_FEW - DECISION) * LEAST_STEPS / number
+        later = [side * (a - b) for a, b in zip(run[first:], reference[first:], strict=True)]
+        half = later[len(later) // 2 :]
+        if (
+            total > decision
+            and len(later) >= FOLLOWING
+            and min(fmean(later), fmean(half)) > max(least, ALLOWANCE * noise)
+        ):
+            return first
+    return None
+
+
+def _measure_distances(values: Sequence[float]) -> list[float]:
+    """Return the distances of a curve to its straight line."""
+    number = len(values)
+    middle, mean = (number - 1) / 2, fmean(values)
     slope = sum((place - middle) * value for place, value in enumerate(values)) / sum(
         (place - middle) ** 2 for place in range(number)
     )
-    line = sum((value - mean - slope * (place - middle)) ** 2 for place, value in enumerate(values)) / (number - 2)
+    return [value - mean - slope * (place - middle) for place, value in enumerate(values)]
+
+
+def _correlate_neighbours(values: Sequence[float]) -> float:
+    """Estimate the autocorrelation of neighbouring values; a line takes about 3/n of it, which is added again (at most 0.9)."""
+    distances = _measure_distances(values)
+    squares = sum(value * value for value in distances)
+    products = sum(a * b for a, b in pairwise(distances))
+    if not squares:
+        return 0.0
+    raw, number = products / squares, len(values)
+    return min(raw + (2 + 4 * max(raw, 0.0)) / number, MOST_CORRELATED)
+
+
+def _estimate_step_noise(values: Sequence[float]) -> float:
+    """Estimate the standard deviation of a value from second differences, which a step of the curve hardly changes."""
     second = [a - 2 * b + c for a, b, c in zip(values, values[1:], values[2:], strict=False)]
-    return sqrt(max(line, sum(value * value for value in second) / (6 * len(second))))
+    return sqrt(sum(value * value for value in second) / (6 * len(second)))
 
 
 def _find_parting(steps: Sequence[int], beyond: Sequence[int]) -> int | None:

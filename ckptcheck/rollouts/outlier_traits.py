@@ -1,6 +1,6 @@
 """Finds what nearly all tokens, or sequences, that two sides do not agree on have in common, and few others do.
 
-A trait is a fact that a file records of a token or a sequence: its place, its id, its finish reason. The
+A trait is a fact that a file records of a token or a sequence: its place, its id, its weight version, its experts, its prompt. The
 bad ones propose the traits (the most frequent id, the smallest range of places that holds nearly all of them), and only those are
 counted over all tokens. A trait counts where its number of bad ones has a probability below CHANCE under independence, by
 Chernoff's bound exp(-n KL(share of bad ones ‖ share of all)) times the number of traits of its kind (Bonferroni).
@@ -8,6 +8,7 @@ Chernoff's bound exp(-n KL(share of bad ones ‖ share of all)) times the number
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -36,6 +37,8 @@ NEAREST = 64
 """Most tokens of "the first" and "the last" ones."""
 SAMPLE = 4096
 """Tokens that are tried before all are counted."""
+MOST_EXPERTS = 1 << 12
+"""Most experts of a layer. A damaged record names any number."""
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Sizes of blocks of caches and chunks of prefills: vLLM's block_size is 16 by default, its chunks are powers of two."""
 STRIDES = range(2, 17)
@@ -96,6 +99,13 @@ class Places:
         return np.where((found >= 0) & (self.indices < spans[np.maximum(found, 0), 1]), found, -1)
 
     @cached_property
+    def versions(self) -> NDArray[np.int64]:
+        """Number of its weight version; -1: not known."""
+        import numpy as np
+
+        return np.where(self.spans >= 0, self.rollouts.columns["version_spans"][self.spans, 2], -1)
+
+    @cached_property
     def since_version(self) -> NDArray[np.int64]:
         """Place after a change of the weight version within its sequence; a large number before any."""
         import numpy as np
@@ -104,6 +114,10 @@ class Places:
         owners = np.searchsorted(self.rollouts.starts, begins, "right") - 1
         is_change = np.concatenate([[False], owners[1:] == owners[:-1]])
         return np.where((self.spans >= 0) & is_change[self.spans], self.indices - begins[self.spans], NEAREST)
+
+    def routing(self, column: str) -> NDArray[Any]:
+        """Return the experts of each token, [tokens, layers, k]."""
+        return self.rollouts.columns[column][self.indices]
 
 
 @dataclass(frozen=True)
@@ -285,6 +299,37 @@ def _propose(bad: Places) -> Iterator[Trait]:
     token = int(ids[counts.argmax()])
     hint = "compare this token's row of the embedding and of the output head, and what either side does with single ids"
     yield Trait(f"token {token}", hint, lambda each: each.tokens == token, int(rollouts.tokens.max()) + 1, spread=True)
+    if has_versions:
+        versions = bad.versions
+        index = int(np.bincount(versions + 1).argmax()) - 1
+        if index >= 0:
+            hint = "judge --history RECORD shows what was sent as this version"
+            names = rollouts.metadata.versions
+            yield Trait(f"of weight version {names[index]}", hint, lambda each: each.versions == index, len(names))
+    for column in ("engine_routing", "trainer_routing"):
+        if column in rollouts:
+            yield from _propose_experts(bad, column)
+
+
+def _propose_experts(bad: Places, column: str) -> Iterator[Trait]:
+    """Yield the expert of a layer that most of the bad tokens share, of each side."""
+    import numpy as np
+
+    rows = bad.routing(column)
+    if not rows.size or rows.min() < -1:
+        return
+    experts = int(rows.max()) + 1
+    if not 1 <= experts <= MOST_EXPERTS:
+        return
+    layers = rows.shape[1]
+    counts = np.stack([np.bincount(rows[:, layer].ravel() + 1, minlength=experts + 1)[1:] for layer in range(layers)])
+    layer, expert = (int(number) for number in np.unravel_index(int(counts.argmax()), counts.shape))
+    side = column.removesuffix("_routing")
+    hint = f"compare expert {expert} of layer {layer} in the engine and the trainer: ckptcheck refit"
+    yield Trait(
+        f"routed to expert {expert} of layer {layer} by the {side}", hint,
+        lambda each: (each.routing(column)[:, layer] == expert).any(-1), layers * experts, spread=True,
+    )  # fmt: skip
 
 
 def _propose_of_sequences(rollouts: Rollouts, bad: NDArray[np.int64], judged: NDArray[np.int64]) -> Iterator[Trait]:
@@ -292,9 +337,20 @@ def _propose_of_sequences(rollouts: Rollouts, bad: NDArray[np.int64], judged: ND
     import numpy as np
 
     lengths = np.diff(rollouts.starts)
-    least = int(np.sort(lengths[bad])[len(bad) - ceil(NEARLY_ALL * len(bad))])
-    hint = "look at what changes at this length: rotary scaling, windows, the longest length"
-    yield Trait(f"{least:,} tokens or longer", hint, lambda each: lengths[each] >= least, len(judged))
+    for values, phrase, hint in (
+        (
+            lengths,
+            "{:,} tokens or longer",
+            "look at what changes at this length: rotary scaling, windows, the longest length",
+        ),
+        (
+            np.asarray(rollouts.prompt_lengths),
+            "with a prompt of {:,} tokens or more",
+            "score such a prompt alone, by engine and trainer",
+        ),
+    ):
+        least = int(np.sort(values[bad])[len(bad) - ceil(NEARLY_ALL * len(bad))])
+        yield Trait(phrase.format(least), hint, partial(_is_at_least, values, least), len(judged))
     if "finish" in rollouts:
         finish = np.asarray(rollouts.columns["finish"]).astype(np.int64)
         reason = int(np.bincount(finish[bad] + 1).argmax()) - 1
@@ -302,6 +358,26 @@ def _propose_of_sequences(rollouts: Rollouts, bad: NDArray[np.int64], judged: ND
             names = rollouts.metadata.finish_reasons
             hint = "look at what the engine does with such requests: it may answer them again from an older state"
             yield Trait(f"finished by {names[reason]}", hint, lambda each: finish[each] == reason, len(names))
+    if "version_spans" in rollouts and len(rollouts.columns["version_spans"]):
+        spans = rollouts.columns["version_spans"]
+        owners = np.searchsorted(rollouts.starts, spans[:, 0], "right") - 1
+        parts = np.bincount(owners, minlength=len(lengths))
+        hint = "drop the engine's caches with each update, or draw such responses again"
+        yield Trait("drawn by several weight versions", hint, lambda each: parts[each] > 1, 1)
+        first = np.full(len(lengths), -1, np.int64)
+        first[owners[::-1]] = spans[::-1, 2]
+        index = int(np.bincount(first[bad] + 1).argmax()) - 1
+        if index >= 0:
+            names = rollouts.metadata.versions
+            hint = "judge --history RECORD shows what was sent as this version"
+            yield Trait(f"begun by weight version {names[index]}", hint, lambda each: first[each] == index, len(names))
+    ((usual, number),) = Counter(_read_prompt(rollouts, sequence) for sequence in bad.tolist()).most_common(1)
+    if len(usual) and number >= NEARLY_ALL * len(bad):
+        alike = judged[4 * rollouts.prompt_lengths[judged].astype(np.int64) == len(usual)]
+        same = np.zeros(len(lengths), bool)
+        same[[number for number in alike.tolist() if _read_prompt(rollouts, number) == usual]] = True
+        hint = "score this prompt alone, by engine and trainer"
+        yield Trait("responses to one prompt", hint, lambda each: same[each], len(judged))
     low, high = int(bad[0]), int(bad[-1])
     hint = "find the engine, the worker or the batch that these came from"
     yield Trait(f"sequences {low} to {high}", hint, lambda each: (each >= low) & (each <= high), len(judged) ** 2)
@@ -311,6 +387,14 @@ def _propose_of_sequences(rollouts: Rollouts, bad: NDArray[np.int64], judged: ND
             f"every {stride}th sequence from {rest} on", "find the engine or the rank that every such sequence came from",
             partial(_is_of_stride, stride, rest), sum(STRIDES),
         )  # fmt: skip
+
+
+def _read_prompt(rollouts: Rollouts, sequence: int) -> bytes:
+    """Return the ids of a prompt, 4 bytes each."""
+    import numpy as np
+
+    begin = int(rollouts.starts[sequence])
+    return np.asarray(rollouts.tokens[begin : begin + int(rollouts.prompt_lengths[sequence])], np.int32).tobytes()
 
 
 def _bounds(values: NDArray[np.int64]) -> set[int]:
@@ -329,6 +413,10 @@ def _is_behind(first: int, each: Places) -> Any:
 
 def _has_rest(size: int, rest: int, each: Places) -> Any:
     return each.positions % size == rest
+
+
+def _is_at_least(values: NDArray[Any], least: int, each: NDArray[np.int64]) -> Any:
+    return values[each] >= least
 
 
 def _is_of_stride(stride: int, rest: int, each: NDArray[np.int64]) -> Any:

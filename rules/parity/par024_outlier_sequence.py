@@ -5,9 +5,9 @@ Every sequence with at least 16 compared tokens. It is an outlier if its mean ex
 max-sequence-error`), or if its mean |Δ| is above 0.05 nats and 20 times that of the median sequence. Tokens whose gap has a cause
 of their own (PAR007, PAR009, PAR028, PAR086) do not count.
 
-Of several outliers the rule says what nine tenths of them and few others share, if a file records it: length, finish reason, or
-their place in the file (a range, or every nth sequence: an engine or a rank). It says whether the gap begins within the response,
-as after a preemption.
+Of several outliers the rule says what nine tenths of them and few others share, if a file records it: prompt, length, weight
+version, finish reason, or their place in the file (a range, or every nth sequence: an engine or a rank). It says whether the gap
+begins within the response, as after a preemption.
 
 ## Why it matters
 - A mean over a batch hides one sequence that an engine with old weights answered, or that came from a stale prefix, after an

@@ -7,7 +7,8 @@ estimator that subtracts a mean and divides by a deviation keeps this order. Rew
 least half of what they differ at most in their group, and advantages of equal rewards likewise.
 
 It is an error where a quarter of the groups break the order, or one does and at least half of the groups fit exactly, as a line.
-It is an error, too, where groups of neighbours all fit exactly, and groups of one prompt do not.
+The message says what explains it, if anything does: rewards that are some places off, two that were exchanged. It is an error,
+too, where groups of neighbours all fit exactly, and groups of one prompt do not.
 
 ## Why it matters
 The step makes wrong responses likelier and right ones less likely, while mean reward, loss and KL look as ever.
@@ -25,10 +26,12 @@ StarsfieldAI/R1-V#67 (P1 P2 P1 P2 grouped by neighbours), dllm-reasoning/d1#19
 """
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from ckptcheck import Problem, rule
 from ckptcheck.linter.rule import Skip
+from ckptcheck.rollouts.learning_signal import LearningSignal
 from ckptcheck.rollouts.rollout_evidence import RolloutEvidence
 from ckptcheck.text.formatting import count
 
@@ -36,6 +39,8 @@ ROUNDING = 1e-3
 """Of the largest advantage: differences below are rounding."""
 CONSTANT = 0.9
 """Least share of sequences whose advantage is the same for every token."""
+MOST_PLACES, MOST_PARTNERS = 16, 256
+"""By how many places rewards are moved, and with how many sequences they are exchanged, to find what explains the advantages."""
 
 
 @rule(
@@ -43,7 +48,7 @@ CONSTANT = 0.9
     "exchanged-rewards",
     severity="error",
     on="rollouts",
-    when=lambda evidence: {"rewards", "advantages"} <= evidence.rollouts.columns.keys(),
+    when=lambda evidence: evidence.is_well_formed and {"rewards", "advantages"} <= evidence.rollouts.columns.keys(),
 )
 def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     import numpy as np
@@ -69,7 +74,7 @@ def check(evidence: RolloutEvidence) -> Iterator[Problem]:
     ):
         explanation = f"they follow the rewards of {len(neighbours[0])} neighbours each, whatever their prompts are"
     elif broken and (4 * broken >= used or 2 * judged.count("exact") >= used):
-        explanation = ""
+        explanation = _explain(signal, rewards, advantages, scale)
     else:
         return
     worst = next(group for group, verdict in zip(signal.groups, judged, strict=True) if verdict in ("broken", "near"))
@@ -129,3 +134,20 @@ def _list_neighbours(groups: Any, number: int) -> Any:
     size = sizes.pop()
     # of two rewards, any two advantages in their order are a line
     return np.arange(number).reshape(-1, size) if not sizes and size > 2 and not number % size else ()
+
+
+def _explain(signal: LearningSignal, rewards: Any, advantages: Any, scale: float) -> str:
+    """Return which other rewards the advantages follow; "" for none that was tried."""
+    import numpy as np
+
+    for distance in sorted(range(-MOST_PLACES, MOST_PLACES + 1), key=abs)[1:]:
+        if _fits(signal.groups, np.roll(rewards, distance), advantages, scale):
+            return f"they follow the rewards {count(abs(distance), 'place')} {'earlier' if distance > 0 else 'later'}"
+    broken = [group for group in signal.groups if _judge(rewards[group], advantages[group], scale) not in ("exact", "")]
+    if len(broken) <= 2:
+        for one, other in product(broken[0], np.concatenate(signal.groups)[:MOST_PARTNERS]):
+            swapped = rewards.copy()
+            swapped[[one, other]] = rewards[[other, one]]
+            if rewards[one] != rewards[other] and _fits(signal.groups, swapped, advantages, scale):
+                return f"with the rewards of sequences {signal.sequences[one]} and {signal.sequences[other]} exchanged they do"
+    return ""

@@ -7,7 +7,7 @@ others, share one of:
 
 - the first tokens of a response, of a turn after another, or after a change of the weight version; the last tokens of a response
 - a position from which on they lie, or its rest modulo 16, 32, … 4,096 (blocks of a cache, chunks of a prefill)
-- the token id
+- the token id, the weight version, an expert of a layer that the engine or the trainer routed to
 
 So many of them share it by chance with a probability below one in a million, counted over all traits that were tried, and over
 sequences where neighbours depend on each other. At least a quarter of the tokens with the trait are apart, unless the gap of the
@@ -15,7 +15,7 @@ file is beyond its limits. Then this is an error.
 
 ## Why it matters
 One number for a whole file hides where a gap comes from, and a few tokens among a million move no mean. A common trait names the
-part that is wrong: a cache, a template between turns, a row of the embedding, an update under way.
+part that is wrong: a cache, a template between turns, a row of the embedding, an expert, an update under way.
 
 ## How to fix
 Look at the part that the hint names, and repeat the step: the trait has to be gone. `--tokenizer DIR` shows the tokens.
