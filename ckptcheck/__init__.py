@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckptcheck.verbs.critic import critic
     from ckptcheck.verbs.diff import diff
     from ckptcheck.verbs.gate import gate
-    from ckptcheck.verbs.history import history
+    from ckptcheck.verbs.history import follow_history, history
     from ckptcheck.verbs.identity import identity
     from ckptcheck.verbs.join import join, write_part
     from ckptcheck.verbs.judge import judge
@@ -69,6 +69,7 @@ __all__ = [
     "convert_rollouts",
     "critic",
     "diff",
+    "follow_history",
     "gate",
     "history",
     "identity",

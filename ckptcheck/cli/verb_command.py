@@ -95,6 +95,10 @@ PREVIEW: Declaration = (
     bool, Option("Print what --fix would change, and nothing else.", "--diff", panel="Repairs"), False,
 )  # fmt: skip
 """A switch of scan, which has `preview_repairs` called in its place."""
+FOLLOW: Declaration = (
+    bool, Option("Follow the record of a job that runs: report again at each sync, until Ctrl-C.", "--watch"), False,
+)  # fmt: skip
+"""A switch of `refit history`, which has `follow_history` called in its place."""
 WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 """A whole number of few digits, because Python refuses to convert more than some thousand."""
 
@@ -173,6 +177,8 @@ def _declare_own(words: str, verb: Verb) -> dict[str, Parameter]:
         own |= OF_SETTINGS
     if words == "scan":
         own |= {"diff": PREVIEW}
+    if words == "refit history":
+        own |= {"watch": FOLLOW}
     return {
         name: read_parameter(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
@@ -249,6 +255,8 @@ def _run(words: str, verb: Verb, written: Given, values: Mapping[str, Any]) -> N
         _write_part(verb, written, arguments, values)
     if values.get("diff"):
         _preview_repairs(written, arguments)
+    if values.get("watch"):
+        _follow_history(written, values)
     if values.get("on") is not None:
         from ckptcheck.runners.ray_cluster import parse_runner
 
@@ -345,6 +353,23 @@ def _preview_repairs(written: Given, arguments: Mapping[str, Any]) -> NoReturn:
     shown = printable_lines(diffs)
     sys.stdout.write(break_commands(shown) if not sys.stdout.isatty() else shown)
     raise typer.Exit(1 if diffs else 0)
+
+
+def _follow_history(written: Given, values: Mapping[str, Any]) -> NoReturn:
+    """Show the record of a job until Ctrl-C, and end the command with the code of the last report.
+
+    Raises UsageError for other options, CkptcheckError if the record was never written.
+    """
+    from pathlib import Path
+
+    from ckptcheck.cli.history_page import follow
+
+    written.reject([name for name in written.names if name not in {"file", "watch", *OF_REPORTS}], "with --watch")
+    output = None if values["output"] is None else Path(values["output"])
+    report = follow(Path(values["file"]), values["format"], output, verbose=values["verbose"])
+    if report is None:
+        raise CkptcheckError(f"{values['file']} was never written", hint="the job writes it at its first sync")
+    raise typer.Exit(report.exit_code(values["fail_on"]))
 
 
 def write_result(result: Any, values: Mapping[str, Any]) -> None:

@@ -55,6 +55,7 @@ VERBS = {
 """Words of a command → module of this package and its function, in the order of the help."""
 FURTHER = {
     "preview_repairs": "scan",
+    "follow_history": "history",
     "write_part": "join",
 }
-"""Functions that a switch of the command line stands for (``--diff``, ``--part``) → their module."""
+"""Functions that a switch of the command line stands for (``--diff``, ``--watch``, ``--part``) → their module."""

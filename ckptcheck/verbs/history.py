@@ -1,6 +1,7 @@
 """``ckptcheck refit history``: checks a record of weight syncs."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +42,8 @@ def history(
 ) -> "Report":
     """Say which tensors changed at each weight sync, what was never updated, and whether the version moved.
 
-    Exit codes: 0 every sync did what it should, 1 findings, 2 the file cannot be read.
+    Exit codes: 0 every sync did what it should, 1 findings, 2 the file cannot be read. With --watch, Ctrl-C ends the command with
+    the code of the last report.
     """
     from ckptcheck.runs.history.history import ResponseVersions, SavedWeights, open_history
     from ckptcheck.verbs.reports import build_report
@@ -63,3 +65,19 @@ def history(
 
         responses = ResponseVersions(os.fspath(rollouts), count_versions(read_rollouts(Path(rollouts))))
     return build_report(open_history(Path(file), saved=held, responses=responses), pictures=pictures)
+
+
+def follow_history(file: StrPath, *, pictures: bool = False) -> "Iterator[Report]":
+    """Yield a report as `history` does, now and whenever a sync was added (``ckptcheck refit history --watch``).
+
+    It never ends by itself. A record that does not exist yet is waited for.
+
+    file: the record of a job that runs.
+    """
+    from ckptcheck.linter.rule_loader import load_rules
+    from ckptcheck.runs.history.follow import follow_history as follow
+    from ckptcheck.verbs.reports import build_report
+
+    loaded = load_rules()
+    for record in follow(Path(file)):
+        yield build_report(record, loaded, pictures=pictures)

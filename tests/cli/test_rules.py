@@ -41,10 +41,10 @@ def test_a_rule_is_found_by_what_people_write(here: Path, words: str, codes: lis
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("missing-layr", "no rule has the code 'missing-layr'; did you mean missing-layer?"),
+        ("missing-shrd", "no rule has the code 'missing-shrd'; did you mean missing-shard?"),
         ("CFGG03", "no rule has the code 'CFGG03'; did you mean CFG"),
         ("cfg3", "no rule has the code 'cfg3'; did you mean CFG003?"),
-        ("layer", "no rule has the code 'layer'; did you mean duplicate-layer, "),
+        ("layer", "no rule has the code 'layer'; did you mean duplicate-layer?"),
         ("qqq", "no rule has the code 'qqq'"),
         ("", "no rule has the code ''"),
     ],

@@ -203,12 +203,14 @@ def test_tokens_left_out_here_and_there_and_whole_turns_are_meant() -> None:
         (lambda each: each["place"] == len(each["mask"]) - 1, "the last token of a response"),
         (lambda each: each["place"] % 64 == 63, "at a position that is 63 modulo 64"),
         (lambda each: each["tokens"] == 5, "token 5"),
+        (lambda each: (each["routing"][:, 1] == 3).any(-1), "routed to expert 3 of layer 1 by the engine"),
     ],
 )
 def test_what_far_tokens_have_in_common(noise: str, chosen: Callable[[Sequence], Any], phrase: str) -> None:
     made = _draw(noise, turns=3, sequences=64)
     rng = np.random.default_rng(1)
     for each in made:
+        each["routing"] = np.stack([rng.permutation(12)[:2] for _ in range(len(each["mask"]) * 2)]).reshape(-1, 2, 2)
         each["trainer"] = np.where(chosen(each) & each["mask"], each["trainer"] - rng.exponential(4), each["trainer"])
     found = _judge(made)
     assert f"are {phrase}, as are" in found["PAR086"]
@@ -239,6 +241,7 @@ def test_neighbours_in_one_sequence_say_no_more_than_one_of_them() -> None:
 @pytest.mark.parametrize(
     ("bad", "phrase"),
     [
+        (range(8, 16), "responses to one prompt"),
         (range(2, 64, 8), "every 8th sequence from 2 on"),
         (range(20, 27), "sequences 20 to 26"),
     ],

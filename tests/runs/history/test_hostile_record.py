@@ -10,6 +10,7 @@ import pytest
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.runs.history import record
+from ckptcheck.runs.history.follow import follow_history
 from ckptcheck.runs.history.history import open_history
 
 
@@ -43,3 +44,23 @@ def test_what_is_no_record_is_refused(
     put(tmp_path / "record.jsonl")
     with pytest.raises(CkptcheckError, match=said):
         open_history(tmp_path / "record.jsonl")
+
+
+@pytest.mark.parametrize(("put", "said"), IN_PLACE)
+def test_what_is_no_record_is_not_followed(
+    put: Callable[[Path], None], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record, "LONGEST", 4096)
+    monkeypatch.setattr(record, "PIECE", 120)
+    put(tmp_path / "record.jsonl")
+
+    def wait() -> None:
+        raise AssertionError("it waits for more")
+
+    follower = follow_history(tmp_path / "record.jsonl", wait)
+    if put is put_sparse_file:  # what has no whole line may be a first sync that is being written
+        with pytest.raises(AssertionError, match="it waits for more"):
+            next(follower)
+    else:
+        with pytest.raises(CkptcheckError, match=said):
+            next(follower)
