@@ -66,7 +66,7 @@ def _find_stopped(history: History) -> Iterator[tuple[str, list[int]]]:
 
     Its siblings changed at each of them: a job that trains its layers in turns, or froze a kind, has none such.
     """
-    pairs = [pair for pair in history.step_pairs if pair.after.has_whole_tensors]
+    pairs = history.step_pairs
     matrices = sorted(trainable_matrices(history.compared_names))
     kinds: dict[str, list[str]] = {}
     for name in matrices:

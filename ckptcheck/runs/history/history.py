@@ -19,8 +19,6 @@ from ckptcheck.runs.history.tables import history_sections
 SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
 """Tensors with a few numbers near 1 or 0: a step may round to nothing in all of them."""
 EXPERT = re.compile(r"\.experts\.\d+\.")
-DENSE_STEPS = 2
-"""Steps that must have changed rows before other rows that did not change tell something."""
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
@@ -207,16 +205,15 @@ class History(EvidenceDefaults):
     def find_unchanged_side(self, pair: SyncPair) -> tuple[str, int] | None:
         """Return the side without a changed tensor, with its number of tensors; None if something may have changed.
 
-        A job may train a few tensors, or change a few elements at a step. An unchanged group of tensors, or unchanged rows, then do
-        not show that the rest is unchanged. So a part counts only if the other steps changed nearly all matrices in it.
+        A job may train a few tensors. An unchanged group of tensors then does not show that the rest is unchanged, so it counts only
+        if the other steps changed nearly all matrices in it.
         """
         if self._is_beside_another(pair):
             return None
         if not pair.after.group:
             return pair.unchanged_side
-        is_dense = all(3 * total <= 4 * changed for changed, total, _ in self._changed_matrices)
-        rows = sum(not has_whole_tensors for *_, has_whole_tensors in self._changed_matrices)
-        return pair.unchanged_side if is_dense and (pair.after.has_whole_tensors or rows >= DENSE_STEPS) else None
+        is_dense = all(3 * total <= 4 * changed for changed, total in self._changed_matrices)
+        return pair.unchanged_side if is_dense else None
 
     def _is_beside_another(self, pair: SyncPair) -> bool:
         """Return whether the sync sent what may stay as it is: an adapter's base, or less than a sync of the step that changed."""
@@ -244,10 +241,10 @@ class History(EvidenceDefaults):
         return {run: frozenset(found) for run, found in modules.items()}
 
     @cached_property
-    def _changed_matrices(self) -> list[tuple[int, int, bool]]:
-        """For each step that changed a matrix: changed matrices, sent matrices, and whether the watch digested them whole."""
+    def _changed_matrices(self) -> list[tuple[int, int]]:
+        """For each step that changed a matrix: changed matrices, and sent matrices."""
         counts = [
-            (len(pair.sent_changed.intersection(matrices)), len(matrices), pair.after.has_whole_tensors)
+            (len(pair.sent_changed.intersection(matrices)), len(matrices))
             for pair in self.step_pairs
             for matrices in [list(trainable_matrices(pair.after.sent))]
         ]
@@ -272,11 +269,8 @@ class History(EvidenceDefaults):
         return tuple(name for name in self.compared_names if name not in changed)
 
     def count_comparisons(self, name: str) -> int:
-        """Return the number of steps at which the record can compare a whole tensor with the sync before."""
-        return sum(
-            name in pair.before.sent and name in pair.after.sent and pair.after.has_whole_tensors
-            for pair in self.step_pairs
-        )
+        """Return the number of steps at which the record can compare a tensor with the sync before."""
+        return sum(name in pair.before.sent and name in pair.after.sent for pair in self.step_pairs)
 
     @cached_property
     def names_sent(self) -> frozenset[str]:

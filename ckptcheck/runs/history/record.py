@@ -88,8 +88,6 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     """Duration of the sync."""
     checked: float = 0.0
     """Seconds that the job waited for digests and for answers of the engine."""
-    background: float = 0.0
-    """Seconds for digests beside the job, 0 if it waited for all of them."""
     nbytes: int = 0
     """Bytes sent."""
     ok: bool = True
@@ -115,7 +113,7 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
     unseen: list[str] = []
     """``rank/name`` of the engine's tensors that the watch could not read: they may have changed or not."""
     group: str = ""
-    """The digested group of tensors, ``2/5``, or the rows of its tensors, ``2/5, part 3/20``; "" for all tensors."""
+    """The digested group of tensors, ``2/5``; "" for all tensors."""
     partial: str = ""
     """Why only a part of the weights passed the watch, "" if all did."""
     alike: bool = False
@@ -127,11 +125,6 @@ class SyncRecord(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="sc
         """Keep a loss that JSON has no number for."""
         if self.loss is not None and not math.isfinite(self.loss):
             self.loss, self.not_finite = None, True
-
-    @property
-    def has_whole_tensors(self) -> bool:
-        """Whether the digests are of whole tensors, and not of some rows."""
-        return "part" not in self.group
 
     @property
     def is_digested(self) -> bool:
