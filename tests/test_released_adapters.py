@@ -21,7 +21,10 @@ def test_a_released_adapter_has_no_error(adapter: ReleasedAdapter, tmp_path: Pat
     assert {text.split()[0] for text in told} == WARNINGS.get(adapter.source, set()), told
     assert not any(" error " in text for text in told)
     if adapter.config["peft_type"] == "LORA":
-        assert {"ADP003", "ADP004", "ADP007", "ADP008"} <= set(report.passed) | WARNINGS.get(adapter.source, set())
+        unserved = {one.code for one in report.findings if "vLLM 0.32 refuses to serve" in one.message}
+        assert {"ADP003", "ADP004", "ADP007", "ADP008"} <= {*report.passed, *unserved} | WARNINGS.get(
+            adapter.source, set()
+        )
 
 
 def test_there_are_many() -> None:

@@ -88,12 +88,10 @@ CASES: list[tuple[tuple[str, ...], str]] = [
         "--quantize does not go with --transport nccl",
     ),
     (("scan", TINY, "--headers-only", "--set", "no-mmap=on"), "--set no-mmap has no effect with --headers-only: no values are"),
-    (("scan", TINY, "--headers-only", "--set", "device=cpu"), "--set device has no effect with --headers-only"),
     (
         ("scan", TINY, "--headers-only", "--set", "near-zero-threshold=0", "--set", "identical-threshold=0"),
         "--set near-zero-threshold and --set identical-threshold have no effect with --headers-only",
     ),
-    (("scan", "hf://a/b", "--set", "device=cuda"), "--set device has no effect for targets on the Hub"),
     *(
         (("scan", TINY, "--diff", *words), f"{words[0]} has no effect with --diff, which only shows what")
         for words in (

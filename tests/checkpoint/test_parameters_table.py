@@ -70,7 +70,7 @@ def test_what_transformers_renames_is_compiled() -> None:
     table = table_of()
     assert table is not None
     assert all(isinstance(step.pattern, re.Pattern) for step in table.renamings)
-    assert len(table.renamings) > len(table.facts["renames"])  # those of all architectures come after its own
+    assert len(table.renamings) > len(table.renames)  # those of all architectures come after its own
 
 
 @pytest.mark.parametrize(("size", "added"), [(40, True), (0, False), ("absent", True)])

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 from ckptcheck.errors import CkptcheckError
-from ckptcheck.live.gate.plan import Call
-from ckptcheck.live.gate.run_call import _read_kept
 from ckptcheck.live.refit.lora.trial import read_adapter_shape
 from ckptcheck.live.refit.source import _read_config
 from ckptcheck.live.runtime.engines.sizing import default_context_len, kv_cache_size
@@ -35,7 +33,6 @@ def _write(folder: Path, raw: bytes) -> Path:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "gate": lambda folder: _read_kept(Call("scan", {}), folder / "kept.json", "x"),
     "adapter": read_adapter_shape,
     "hf-config": _read_config,
     "context": default_context_len,

@@ -37,7 +37,7 @@ ELSEWHERE: dict[str, str] = {
         ckptcheck/checkpoint/checkpoint.py:_defects ckptcheck/checkpoint/deltas/target.py:is_disk_delta
         ckptcheck/checkpoint/objects/folder.py:read_start ckptcheck/text/model_files.py:_is_own""",
     "an object of a store, whose listed size is bounded before": """
-        ckptcheck/checkpoint/objects/folder.py:read_object ckptcheck/checkpoint/objects/part_folder.py:read""",
+        ckptcheck/checkpoint/objects/folder.py:read_object""",
     "copied for a trial, not parsed; `list_files_beside` bounds it": "ckptcheck/checkpoint/files_beside.py:copy_files_beside",
     "archives of pickles, read in ranges with bounds of their own": """
         ckptcheck/checkpoint/torch_archive.py:open_archive ckptcheck/checkpoint/torch_archive.py:read_pickles

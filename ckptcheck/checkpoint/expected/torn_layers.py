@@ -41,7 +41,7 @@ def find_torn_layer_faults(ckpt: Checkpoint, explained: Explained) -> Iterator[F
 
 
 def _find_torn_blocks(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]:
-    """Yield layers whose experts lack their router, or whose dense block lacks a matrix.
+    """Yield layers whose experts lack their router, or the router its experts, or whose dense block lacks a matrix.
 
     The table of parameters has only what every layer has, or every layer of a listed type.
     """
@@ -55,6 +55,8 @@ def _find_torn_blocks(ckpt: Checkpoint, explained: Explained) -> Iterator[Fault]
         names = unquantized_names(stored)
         if any(".experts." in name for name in names):
             missing = routers if len(routers) == 1 and not any(map(ROUTER.search, names)) else []
+        elif names.intersection(routers):  # a conversion that found no experts (NVIDIA-NeMo/Megatron-Bridge#4706)
+            missing = sorted(name for name in table.layers.experts if ".experts." in name)
         else:
             block = {name for name in names if name.endswith(".weight") and name.partition(".")[0] in _blocks(dense)}
             missing = sorted(dense - names) if block and block < dense else []  # another matrix may be several in one

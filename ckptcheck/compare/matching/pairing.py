@@ -100,7 +100,8 @@ def match_tensors(
     paired = {name: pair for pair in result.pairs for name in (pair.name, normalize_hf_name(pair.name))}
     for one_side, other_side, remaining, swapped in ((first, second, ours, False), (second, first, theirs, True)):
         _pair_duplicates(result, paired, one_side, other_side, remaining, swapped, table)
-    _pair_moved(result, first, second, ours, theirs)
+    if result.pairs:  # a prefix before all names is CMP006's
+        _pair_moved(result, first, second, ours, theirs)
     if critic:
         lm_heads = (first.head, second.head, MEGATRON_HEAD)
         result.heads = {

@@ -91,4 +91,4 @@ def find_meant_flag(name: str) -> str:
     if name in KNOWN or name.removeprefix("no_") in KNOWN:
         return ""
     near = find_closest_name(name, KNOWN, LIKENESS)
-    return near if is_slip(name, near) else ""
+    return near if is_slip(name, near) or sorted(name.split("_")) == sorted(near.split("_")) else ""
