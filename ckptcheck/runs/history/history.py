@@ -205,7 +205,7 @@ class History(EvidenceDefaults):
     def find_unchanged_side(self, pair: SyncPair) -> tuple[str, int] | None:
         """Return the side without a changed tensor, with its number of tensors; None if something may have changed.
 
-        A job may train a few tensors. An unchanged group of tensors then does not show that the rest is unchanged, so that it counts
+        A job may train a few tensors. An unchanged group of tensors then does not show that the rest is unchanged, so it counts
         only if the other steps changed nearly all matrices in it.
         """
         if self._is_beside_another(pair):
