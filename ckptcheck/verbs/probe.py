@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from ckptcheck.linter.report import Report
     from ckptcheck.live.runtime.trainers.base import Trainer as TrainerProcess
 
-COMPILING_PROBES = ("graphs", "inductor", "casts")
-"""Probes that compile: minutes each, so only on demand."""
-
 
 @verb()
 def parity_probe(
@@ -96,7 +93,7 @@ def parity_probe(
     from ckptcheck.linter.rule_loader import load_rules
     from ckptcheck.live.experiments.live_session import open_live_session
     from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment, run_probes
-    from ckptcheck.live.experiments.probes.registry import has_experts, select_probes
+    from ckptcheck.live.experiments.probes.registry import COMPILING_PROBES, has_experts, select_probes
     from ckptcheck.live.experiments.record import DefaultPrompts
     from ckptcheck.live.runtime.engines import registry
     from ckptcheck.live.runtime.engines.base import Engine

@@ -22,23 +22,16 @@ from ckptcheck.rollouts.metrics.logprob_metrics import LogprobMetrics
 from ckptcheck.rollouts.metrics.noise_floor import NoiseFloor, write_noise_floor
 
 Tokens = tuple[int, ...]
-TITLES = {
-    "engine-repeat": "the engine, twice the same",
-    "engine-batch": "the engine, one by one and all at once",
-    "engine-decode": "the engine, decoding and prefill",
-    "trainer-repeat": "the trainer, twice the same",
-    "trainer-batch": "the trainer, one by one and all at once",
-    "trainer-engine": "the trainer and the engine",
-}
 COMPARISONS = {
-    "engine-repeat": ("decoded", "decoded again"),
-    "engine-batch": ("decoded", "decoded together"),
-    "engine-decode": ("decoded", "prefilled"),
-    "trainer-repeat": ("scored", "scored again"),
-    "trainer-batch": ("scored", "scored together"),
-    "trainer-engine": ("decoded", "scored"),
+    "engine-repeat": ("the engine, twice the same", "decoded", "decoded again"),
+    "engine-batch": ("the engine, one by one and all at once", "decoded", "decoded together"),
+    "engine-decode": ("the engine, decoding and prefill", "decoded", "prefilled"),
+    "trainer-repeat": ("the trainer, twice the same", "scored", "scored again"),
+    "trainer-batch": ("the trainer, one by one and all at once", "scored", "scored together"),
+    "trainer-engine": ("the trainer and the engine", "decoded", "scored"),
 }
-"""Comparison → the two ways to compute the same logprobs, see `Calibration`."""
+"""Comparison → its title and the two ways to compute the same logprobs, see `Calibration`."""
+TITLES = {name: title for name, (title, *_) in COMPARISONS.items()}
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,7 @@ def calibrate(
     calibration = Calibration(engine, trainer, prompts, response=response, batch=batch, seed=seed)
     found = {
         name: calibration.compare(*ways, say=say)
-        for name, ways in COMPARISONS.items()
+        for name, (_, *ways) in COMPARISONS.items()
         if all(way in calibration.ways for way in ways)
     }
     return FloorMeasurement(

@@ -15,7 +15,7 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter import rule_loader
 from ckptcheck.linter.runner import run_rules
 from ckptcheck.live.experiments.probes.environment import EngineSetup, ProbeEnvironment, run_probes
-from ckptcheck.live.experiments.probes.registry import PROBES, has_experts, select_probes
+from ckptcheck.live.experiments.probes.registry import COMPILING_PROBES, PROBES, has_experts, select_probes
 from ckptcheck.live.experiments.probes.semantics import fit_best_temperature
 from ckptcheck.live.experiments.probes.trace import ProbeTrace
 from ckptcheck.live.refit.inflight import find_switch
@@ -169,7 +169,7 @@ def test_an_engine_that_dies_in_a_probe_is_said_and_the_others_go_on(tmp_path: P
 @pytest.mark.parametrize("fault", [each for each in FAULTS if each not in ("uncached", "rough")])
 def test_every_fault_of_the_fake_engine_is_found_by_some_rule(fault: str, tmp_path: Path) -> None:
     switches = {"logprobs": "processed"} if fault in ("half", "cuts") else {}
-    names = [name for name in PROBES if name not in ("graphs", "inductor", "casts")]
+    names = [name for name in PROBES if name not in COMPILING_PROBES]
     sampling = {"half": {"temperature": 0.7}, "cuts": {"top_p": 0.9}}.get(fault, {"temperature": 1.0})
     trace = run_probe_case({"faults": [fault], "probes": names, "switches": switches, "sampling": sampling}, tmp_path)
     report = run_rules(trace, RULES)

@@ -269,7 +269,7 @@ EXPERIMENTS: tuple[GapExperiment, ...] = (
     GapExperiment(
         "caches",
         change_engine(
-            "with caches emptied before each sequence",
+            "with caches emptied before each batch",
             "the engine's cache still held keys and values of older weights",
             "reset the prefix cache after every weight update (reset_prefix_cache, flush_cache)",
             fresh=True,

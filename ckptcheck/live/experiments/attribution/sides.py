@@ -197,6 +197,8 @@ class EngineSide:
             return self._raw(engine, change)
         if change.path != "prefill":
             raise Skip("the recorded logprobs are processed, and by decoding it tells raw ones only")
+        if change.alone:
+            raise Skip("the recorded logprobs are processed, and those are scored in batches only")
         return self._cut(engine, change.fresh)
 
     def _raw(self, engine: Engine, change: EngineChange) -> NDArray[Any]:

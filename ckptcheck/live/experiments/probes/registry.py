@@ -29,6 +29,8 @@ PROBES: Mapping[str, Probe] = {
     "casts": same_engine.casts,
 }
 """Name → probe, in the default order: probes that share a set-up first, the most expensive last."""
+COMPILING_PROBES = ("graphs", "inductor", "casts")
+"""Probes that compile: minutes each, so only on demand."""
 
 
 def select_probes(only: Sequence[str], without: Sequence[str]) -> dict[str, Probe]:
