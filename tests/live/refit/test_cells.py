@@ -53,7 +53,7 @@ def test_a_refit_is_a_cold_load_and_what_the_trainer_computes(bench: MatrixRunne
     assert not trace.failed_phases
     assert [f"{finding.code} {finding.message}" for finding in report.findings if finding.code not in cell.known] == []
     assert passed(cell, report)
-    skipped = dict.fromkeys(("REF018"), f"the sleep of {cell.engine} does nothing on a CPU") if cell.steps else {}
+    skipped = {"REF018": f"the sleep of {cell.engine} does nothing on a CPU"} if cell.steps else {}
     if cell.steps and trace.stream_transport:
         skipped["REF008"] = f"{cell.transport} reads all buckets as one stream, so their sizes make no difference"
     assert dict(report.skipped) == skipped

@@ -32,9 +32,9 @@ def test_a_rank_of_the_trainer_is_killed(place: Path) -> None:
     os.kill(command.of("megatron_trainer")[-1], signal.SIGKILL)
     report = command.report()
     why = report["crashed"][0]["error"]
-    # A busy machine may kill it only when the step is done, while the sync reads what it made.
+    # A busy machine may kill it only when the step is done, while something reads what it made.
     found = re.match(
-        r"could not finish (sync after )?step 1: megatron died \(exit code 70\) when asked to (\w+); its last output: ",
+        r"could not finish (sync after |reference for )?step 1: megatron died \(exit code 70\) when asked to (\w+); its last output: ",
         why,
     )
     assert found is not None, why

@@ -197,5 +197,9 @@ def load_recipe(folder: Path) -> Recipe:
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise CkptcheckError(f"cannot read {file}: {str(error).splitlines()[0]}") from error
     requirements = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    base = load_recipe(FOLDER / contents.base) if contents.base is not None else None
+    base = None
+    if contents.base is not None:
+        if not (FOLDER / contents.base).is_dir():
+            raise CkptcheckError(f"{file}: it is built upon {contents.base}, and ckptcheck has no such recipe")
+        base = load_recipe(FOLDER / contents.base)
     return Recipe(folder.name, folder, contents, requirements, base)
