@@ -1,8 +1,8 @@
 """compressed-tensors refuses a setting of its config, or expects weights of another state.
 
 ## What it checks
-- Each group of `config_groups`, and its weights and activations, have only settings that compressed-tensors 0.20 knows. A setting
-  that a later version introduced is unknown to it: such a finding is a warning.
+- Each group of `config_groups` has, for weights and activations, a dictionary of settings that compressed-tensors 0.20 knows. One
+  that a later version introduced is unknown to it, so the finding is a warning.
 - Nothing that its library has removed, that is, `actorder` `group`, `dynamic` or `true`, and the formats `marlin-24`,
   `sparse-bitmask` and `sparse-24-bitmask` (0.20); nor a sparsity config with targets, which vLLM 0.32 refuses.
 - Where weights are stored quantized, `quantization_status` is `compressed` (a warning).
@@ -68,7 +68,7 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
         )
     for path, what in _find_unknown(main):
         yield Problem(
-            f"{path} is not a setting of {what}: compressed-tensors 0.20 refuses the config",
+            f"{path} is {what}: compressed-tensors 0.20 refuses the config",
             file=main.file,
             key=main.key_path(path),
             severity="warning",
@@ -77,17 +77,19 @@ def check(ckpt: QuantizedCheckpoint) -> Iterator[Problem]:
 
 
 def _find_unknown(main: Declaration) -> Iterator[tuple[str, str]]:
-    """Yield the path of each setting that compressed-tensors does not know, and of what it is none."""
+    """Yield the path of each setting that compressed-tensors does not know or cannot read, and what it is."""
     groups = main.value.get("config_groups")
     for name, group in groups.items() if isinstance(groups, dict) else ():
         if not isinstance(group, dict):  # the name of a preset, with its targets
             continue
-        yield from ((f"config_groups.{name}.{key}", "a group") for key in group if key not in GROUP)
+        yield from ((f"config_groups.{name}.{key}", "not a setting of a group") for key in group if key not in GROUP)
         for part in PARTS:
             inner = group.get(part)
+            if inner is not None and not isinstance(inner, dict):
+                yield f"config_groups.{name}.{part}", "not a dictionary of settings"
             for key in inner if isinstance(inner, dict) else ():
                 if key not in ARGUMENTS:
-                    yield f"config_groups.{name}.{part}.{key}", "weights or activations"
+                    yield f"config_groups.{name}.{part}.{key}", "not a setting of weights or activations"
 
 
 def _find_removed(ckpt: QuantizedCheckpoint, main: Declaration) -> Iterator[tuple[str, str]]:

@@ -34,7 +34,7 @@ def test_a_rank_of_the_trainer_is_killed(place: Path) -> None:
     why = report["crashed"][0]["error"]
     # A busy machine may kill it only when the step is done, while something reads what it made.
     found = re.match(
-        r"could not finish (sync after |reference for )?step 1: megatron died \(exit code 70\) when asked to (\w+); its last output: ",
+        r"could not finish (sync after |reference for )?step 1: megatron died \(exit code \d+\) when asked to (\w+); its last",
         why,
     )
     assert found is not None, why

@@ -83,7 +83,7 @@ def report(models: Models, seen: attaching.ServerState, reference: attaching.Ser
 
 
 def codes(found: Report) -> dict[str, str | None]:
-    return {finding.code: finding.key for finding in found.findings}
+    return {finding.code: finding.key for finding in reversed(found.findings)}  # of each rule the first finding
 
 
 def test_sglang(models: Models) -> None:
