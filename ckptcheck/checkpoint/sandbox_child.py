@@ -265,12 +265,14 @@ def templates(job: dict[str, Any], _: bytes, library: tuple[Any, type[Exception]
 
 
 def tokenizer(job: dict[str, Any], raw: bytes, tokenizers: Any) -> None:
-    """Load a tokenizer.json as transformers does, and decode the ids `decode` of the job.
+    """Load a tokenizer.json as transformers does; encode the text `encode` of the job, and decode its ids `decode`.
 
     For each of the job's `steps`, put them in place of the file's and encode the texts `cut`.
     """
     try:
         loaded = tokenizers.Tokenizer.from_buffer(raw)
+        if "encode" in job:
+            say(ids=loaded.encode(job["encode"], add_special_tokens=False).ids)
         for ids in job.get("decode", ()):
             say(text=loaded.decode(ids, skip_special_tokens=False)[:MOST_TEXT])
         for steps in job.get("steps", ()):
