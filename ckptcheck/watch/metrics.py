@@ -10,13 +10,16 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import SEVERITIES, Finding
 from ckptcheck.runs.history.history import SyncPair
 from ckptcheck.runs.history.record import SyncRecord
+
+if TYPE_CHECKING:
+    from ckptcheck.watch.watch_state import WatchState
 
 PREFIX = "ckptcheck/"
 """Beginning of the names: trackers show the part before the slash as a section of its own."""
@@ -76,12 +79,20 @@ def open_sinks(metrics: Metrics) -> list[MetricSink]:
     raise CkptcheckError(f"{type(metrics).__name__} takes no metrics", hint="give a run, a SummaryWriter or a function")
 
 
-def measure_sync(sync: SyncRecord, previous: SyncRecord | None, report: Report | None) -> dict[str, float]:
+def measure_sync(
+    sync: SyncRecord, previous: SyncRecord | None, report: Report | None, watch: WatchState
+) -> dict[str, float]:
     """Return name → number for one sync; a sync without digests has fewer numbers.
 
-    previous: the last sync before it that has digests.
+    previous: the last sync before it that has digests. ``ok`` is 0 where the sync failed or shows an error, a lasting one too.
     """
-    values: dict[str, float] = {"ok": float(sync.ok), "seconds": sync.seconds, "check_seconds": sync.checked}
+    is_ok = sync.ok and not watch.errors and report is not None
+    values: dict[str, float] = {
+        "ok": float(is_ok),
+        "blind": watch.story.blind,
+        "seconds": sync.seconds,
+        "check_seconds": sync.checked,
+    }
     pair = None if previous is None else SyncPair(1, 0, previous, sync)
     if sync.sent:
         values |= {"sent": len(sync.sent), "sent_bytes": sync.nbytes}
@@ -91,6 +102,10 @@ def measure_sync(sync: SyncRecord, previous: SyncRecord | None, report: Report |
         values |= {"engine_tensors": len(sync.held), "engine_unseen": len(sync.unseen)}
         if pair is not None and pair.before.held:
             values["engine_changed"] = len(pair.held_changed)
+    if sync.coverage is not None:
+        values["coverage"] = sync.coverage
+    if sync.gap is not None and sync.gap.value is not None:
+        values["gap"] = sync.gap.value
     if sync.loss is not None:
         values["loss"] = sync.loss
     if sync.probe is not None and sync.probe.mean is not None and sync.probe.most is not None:

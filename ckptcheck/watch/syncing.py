@@ -17,6 +17,7 @@ from ckptcheck.linter.report import Report
 from ckptcheck.runs.history.record import SyncRecord, run_id
 from ckptcheck.watch.engine_side import find_dtype, read_engine, read_parts
 from ckptcheck.watch.payload import find_tensors
+from ckptcheck.watch.ranges import find_odd
 from ckptcheck.watch.set_identity import SetIdentity
 from ckptcheck.watch.sync_check import SyncCheck
 from ckptcheck.watch.tensor_digests import SyncDigests, Weights, digest_tensor
@@ -35,12 +36,13 @@ class Syncing:
     ) -> None:
         self._watch, self._looks_at_weights, self._number = watch, looks_at_weights, watch.number
         self._sync = SyncRecord(step=step, loss=loss, version=version, trainer=watch.trainer, run=run_id())
+        self._sync.gap, watch.pending_gap = watch.pending_gap, None
         self._began = self._digest_seconds = 0.0
         self._is_incomplete = self._has_ended = False
         self._iterators_returned = self._iterators_started = 0
         self._names: set[str] = set()
         """Names of the tensors that the trainer sent, also of those that this sync does not digest."""
-        self._read_seconds = 0.0
+        self._cpu_seconds = 0.0
         self._is_over_budget = False
         self._is_in_background = watch.is_in_background
         self._sent_digests, self._engine_digests, self._payload_digests = (SyncDigests() for _ in range(3))
@@ -187,19 +189,23 @@ class Syncing:
             watch.attempt("name the weights by their content", self._name_sets, once=True)
         # the last use of the device: the check in the background needs none
         if not self._is_over_budget:
-            fetched = time.monotonic()
+            cpu = time.thread_time()
             watch.attempt("fetch what it has digested", self._fetch_digests)
-            self._read_seconds += time.monotonic() - fetched
+            self._cpu_seconds += time.thread_time() - cpu
         sync.checked = self._digest_seconds + self._identity_seconds + time.monotonic() - began
         if self._looks_at_weights and error is None:
-            spent = self._digest_seconds + self._read_seconds
-            watch.schedule.note(float("inf") if self._is_over_budget else spent, sync.seconds)
+            looked = watch.coverage.note(self._names, {} if self._is_over_budget else self._sent_digests.sizes)
+            sync.coverage = watch.coverage.share
+            watch.schedule.note(float("inf") if self._is_over_budget else self._cpu_seconds, looked)
         self._start_check(error, is_ending)
 
     def _start_check(self, error: BaseException | None, is_ending: bool) -> None:
         """Have the sync checked, here or in the background."""
         watch = self._watch
-        self._sync_check = SyncCheck(watch, self._sync, self._own_numbers, is_in_background=self._is_in_background)
+        looks = self._looks_at_weights and not is_ending
+        self._sync_check = SyncCheck(
+            watch, self._sync, self._own_numbers, is_in_background=self._is_in_background, looks=looks
+        )
         for sink in watch.sinks:
             watch.attempt("find the run of its numbers", sink.find_run)
         watch.nbytes = max(
@@ -236,13 +242,13 @@ class Syncing:
             self._identity_seconds += time.monotonic() - began
         if not watch.schedule.includes(name) or self._stops():
             return
-        # time.thread_time would not count other processes, but the call may take longer than a digest
-        began = time.monotonic()
+        began, cpu = time.monotonic(), time.thread_time()
         try:
             self._digest(name, tensor)
         except Exception as error:
             self._is_incomplete = True
             watch.warn_of(f"digest {name}", error)
+        self._cpu_seconds += time.thread_time() - cpu
         self._digest_seconds += time.monotonic() - began
 
     def _add_to_set(self, name: str, tensor: Any) -> None:
@@ -250,13 +256,14 @@ class Syncing:
 
     def _look_at_payload(self, item: Any) -> None:
         """Digest the tensors of an item that does not name the weights that they change, such as a flush of a delta."""
-        began, before = time.monotonic(), len(self._payload_digests)
+        began, cpu, before = time.monotonic(), time.thread_time(), len(self._payload_digests)
         if not self._stops():
             is_digested = self._watch.attempt("digest a payload", partial(self._digest_payload, item))
             self._is_incomplete = not is_digested
             if is_digested and len(self._payload_digests) == before:
                 self.unseen(f"it comes as {type(item).__name__}, not as names and tensors")
         self._payload_count += 1
+        self._cpu_seconds += time.thread_time() - cpu
         self._digest_seconds += time.monotonic() - began
 
     def _digest_payload(self, item: Any) -> None:
@@ -293,7 +300,7 @@ class Syncing:
             self._digest(name, tensor)
 
     def _read_engine(self) -> None:
-        began = time.monotonic()
+        began, cpu = time.monotonic(), time.thread_time()
         watch = self._watch
         assert watch.engine is not None
         watch.names |= self._names
@@ -303,7 +310,7 @@ class Syncing:
 
         unseen = read_engine(watch.engine, watch.names, self._engine_digests, watch.schedule.includes, stops)
         self._sync.unseen = sorted(unseen)
-        self._read_seconds = time.monotonic() - began
+        self._cpu_seconds += time.thread_time() - cpu
 
     def _name_sets(self) -> None:
         """Note the identities of what was sent and of what the engine holds. A part of the weights gets none."""
@@ -322,6 +329,7 @@ class Syncing:
         sync, sent, payload = self._sync, self._sent_digests, self._payload_digests
         sync.sent, sync.held, sync.payload = sent.fetch(), self._engine_digests.fetch(), payload.fetch()
         sync.cast, sync.nbytes, sync.payload_bytes = sent.casts, sent.nbytes, payload.nbytes
+        sync.odd = find_odd(sent.fetch_ranges(), self._engine_digests.fetch_ranges(), self._watch.ranges)
 
     def _probe(self) -> None:
         assert self._watch.probe is not None

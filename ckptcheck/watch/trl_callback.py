@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptcheck.watch import adapters
@@ -12,8 +12,6 @@ from ckptcheck.watch.engine_side import WatchedEngine, module, servers
 from ckptcheck.watch.watch import Watch
 from ckptcheck.watch.watch_state import SyncWarning
 
-END_PATIENCE = 60.0
-"""Seconds for which the end of training waits for checks beside it, so that the record is whole and a tracker's run still open."""
 MOST_FRAMES = 12
 """Frames from the callback up to its trainer. transformers 5 has two between them."""
 
@@ -46,10 +44,19 @@ class WatchCallback:
                 f"ckptcheck.watch cannot watch this trainer: {type(error).__name__}: {error}", SyncWarning, stacklevel=2
             )
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **keywords: Any) -> None:
+        """Give the watch what TRL logs, with the gap that it measures. It counts a step before it logs it."""
+        if self.watch is not None and isinstance(logs, Mapping):
+            step = getattr(state, "global_step", None)
+            watch, metrics = self.watch, logs
+            watch.attempt(
+                "read what is logged", lambda: watch.logged(metrics, None if step is None else max(0, step - 1))
+            )
+
     def on_train_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Wait until all syncs are recorded, and their numbers sent."""
+        """Wait until all syncs are recorded, and say how the job went."""
         if self.watch is not None:
-            self.watch.wait(END_PATIENCE)
+            self.watch.close()
 
     def _put_in(self) -> None:
         trainer = _find_trainer(self)
