@@ -14,7 +14,8 @@ from typing import Any, overload
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
-from ckptcheck.runs.history.record import SyncRecord, run_id
+from ckptcheck.runs.history.logged_gap import DRAWN
+from ckptcheck.runs.history.record import GapRecord, SyncRecord, run_id
 from ckptcheck.watch.engine_side import find_dtype, read_engine, read_parts
 from ckptcheck.watch.payload import find_tensors
 from ckptcheck.watch.ranges import find_odd
@@ -144,6 +145,11 @@ class Syncing:
         """Note that only a part of the weights passes here. why: the reason, for the record and for a finding (HIS011)."""
         if not self._has_ended:
             self._sync.partial = why
+
+    def suspect(self, *reasons: str) -> None:
+        """Note what lets the logprobs of equal weights differ, which names the cause where the job logs a gap (HIS024)."""
+        if not self._has_ended:
+            self._sync.suspects = list(reasons)
 
     def unseen(self, why: str) -> None:
         """Drop the digests of this sync, because not all of its weights pass here. why: the reason; the watch warns once."""
@@ -333,7 +339,11 @@ class Syncing:
 
     def _probe(self) -> None:
         assert self._watch.probe is not None
-        self._sync.probe = self._watch.probe.measure(self._sync.step, self._sync.version)
+        watch, step = self._watch, self._sync.step
+        probe = self._sync.probe = self._watch.probe.measure(step, self._sync.version, is_early=watch.probes < 2)
+        watch.probes += 1
+        if probe.drawn is not None:
+            watch.gaps.append(GapRecord(DRAWN, probe.drawn, step, probe.dtype))
 
     def _version(self, *, before: bool = False) -> bool:
         """Ask the engine for its version, and return whether it answered."""

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.framework_folders import load_framework_file
 from ckptcheck.watch import adapters
 from ckptcheck.watch.engine_side import WatchedEngine, module, servers
 from ckptcheck.watch.watch import Watch
@@ -25,7 +27,8 @@ class WatchCallback:
 
     Args:
         engine: the engine to question, None to find it.
-        options: further arguments of `Watch`: record, every, on, metrics, ….
+        options: further arguments of `Watch`: record, every, on, metrics, …. ``probe=10`` has both sides score fixed sequences,
+            and the engine draw some tokens as the job does, after every tenth sync.
 
     """
 
@@ -69,7 +72,10 @@ class WatchCallback:
             return
         enabled = bool(self.options.pop("enabled", True)) and bool(trainer.accelerator.is_main_process)
         engine = self.engine or find_engine(trainer.vllm_generation) if enabled else None
-        self.watch = Watch(engine, **{"trainer": "trl", **self.options}, enabled=enabled)
+        options = {"trainer": "trl", **self.options}
+        if isinstance(options.get("probe"), int) and not isinstance(options["probe"], bool):
+            options["probe"] = _build_probe(trainer, options["probe"]) if enabled else None
+        self.watch = Watch(engine, **options, enabled=enabled)
         adapters.trl(trainer, self.watch)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -77,6 +83,16 @@ class WatchCallback:
         if name.startswith("on_"):
             return _ignore_event
         raise AttributeError(name)
+
+
+def _build_probe(trainer: Any, every: int) -> Any:
+    """Return the probe of a trainer, None where there can be none: the watch does without."""
+    try:
+        return load_framework_file("trl", "watch").build_probe(trainer, every)
+    except Exception as error:
+        message = error.message if isinstance(error, CkptcheckError) else f"no probe: {type(error).__name__}: {error}"
+        warnings.warn(f"ckptcheck.watch: {message}", SyncWarning, stacklevel=2)
+        return None
 
 
 def find_engine(generation: Any) -> WatchedEngine | None:

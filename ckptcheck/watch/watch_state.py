@@ -92,7 +92,7 @@ class WatchState:
         self._begin_threads()
         self.last: list[SyncRecord] = []
         """The last syncs that were checked."""
-        self.number = 0
+        self.number = self.probes = 0
         self.warned: set[str] = set()
         self.names: set[str] = set()
         """Names of the tensors that the trainer sent at any sync: an adapter may come without its base."""

@@ -13,6 +13,7 @@ from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.runs.history.adapted_modules import find_adapted_module
+from ckptcheck.runs.history.logged_gap import DRAWN
 from ckptcheck.runs.history.record import NO_BYTES, GapRecord, SyncRecord, read_record
 from ckptcheck.runs.history.tables import history_sections
 
@@ -140,10 +141,15 @@ class History(EvidenceDefaults):
 
     @cached_property
     def gaps(self) -> tuple[tuple[str, GapRecord], ...]:
-        """Process and gap, of every gap that the job logged, in their order."""
+        """Process and gap, of every gap that the job logged or a probe drew, in their order."""
         if self.known_gaps is not None:
             return self.known_gaps
-        return tuple((sync.run, sync.gap) for sync in self.syncs if sync.gap is not None)
+        found = []
+        for sync in self.syncs:
+            found += [(sync.run, sync.gap)] if sync.gap is not None else []
+            if sync.probe is not None and sync.probe.drawn is not None:
+                found.append((sync.run, GapRecord(DRAWN, sync.probe.drawn, sync.step, sync.probe.dtype)))
+        return tuple(found)
 
     @property
     def identities(self) -> Mapping[str, str]:

@@ -26,6 +26,8 @@ def _of_k3(value: float) -> float:
     return sqrt(2 * abs(value))
 
 
+DRAWN = "ckptcheck/drawn"
+"""The gap of the tokens that a probe of the watch has the engine draw."""
 LOGGED: Mapping[str, LoggedGap] = {
     "sampling/sampling_logp_difference/mean": LoggedGap("TRL", abs),
     "rollout_corr/k3_kl": LoggedGap("verl", _of_k3),
@@ -38,6 +40,7 @@ LOGGED: Mapping[str, LoggedGap] = {
     "behave_approx_kl/avg": LoggedGap("AReaL", abs, is_lagging=True),
     "behave_approx_kl": LoggedGap("AReaL", abs, is_lagging=True),
     "vllm_kl": LoggedGap("OpenRLHF", abs),
+    DRAWN: LoggedGap("ckptcheck", abs),
 }
 """Name of the metric, which may stand behind a prefix such as ``train/`` → what it is; the first that is logged counts.
 

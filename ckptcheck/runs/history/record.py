@@ -65,6 +65,10 @@ class ProbeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """Mean |Δ| of equal weights on both sides, from a calibration of this model; None without one."""
     file: str = ""
     """The file that has the logprobs, "" if they were not kept."""
+    drawn: float | None = None
+    """Mean |Δ| of tokens that the engine drew with the job's sampling settings, through its prefix cache; None if it drew none."""
+    dtype: str = ""
+    """In which both sides compute; "" if that is not known."""
 
 
 class GapRecord(msgspec.Struct, omit_defaults=True, frozen=True):
