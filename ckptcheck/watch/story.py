@@ -81,7 +81,8 @@ def _describe_start(sync: SyncRecord) -> str:
     trainer = sync.trainer or "the trainer"
     what = f"what {trainer} sends ({count(len(sync.sent), 'tensor')}, {sync.nbytes / 1e6:,.3g} MB)" if sync.sent else ""
     held = f"what {sync.engine} holds ({count(len(sync.held), 'tensor')})" if sync.held else ""
-    return " and ".join(part for part in (what, held) if part) or "only that a sync takes place"
+    logged = f"what the job logs ({sync.gap.name})" if sync.gap is not None and not what else ""
+    return " and ".join(part for part in (what, held, logged) if part) or "only that a sync takes place"
 
 
 def _label(sync: SyncRecord, number: int) -> str:

@@ -28,6 +28,9 @@ CAST_BYTES = 4 << 20
 """Largest tensor that is digested a second time after a cast to the engine's dtype. A small step may change none of a few elements
 once they are cast; of a million it changes some."""
 
+LARGE = 1 << 20
+"""Bytes of a tensor from which on its digest is timed by the CPU's clock: a millisecond."""
+
 
 class Syncing:
     """One watched sync. ``with`` calls `before` and `after`; code without a place for a block calls them itself."""
@@ -248,13 +251,15 @@ class Syncing:
             self._identity_seconds += time.monotonic() - began
         if not watch.schedule.includes(name) or self._stops():
             return
-        began, cpu = time.monotonic(), time.thread_time()
+        # to ask for the CPU's time takes longer than a small digest, which other processes hardly ever interrupt
+        clock = time.thread_time if getattr(tensor, "nbytes", 0) > LARGE else time.monotonic
+        began, cpu = time.monotonic(), clock()
         try:
             self._digest(name, tensor)
         except Exception as error:
             self._is_incomplete = True
             watch.warn_of(f"digest {name}", error)
-        self._cpu_seconds += time.thread_time() - cpu
+        self._cpu_seconds += clock() - cpu
         self._digest_seconds += time.monotonic() - began
 
     def _add_to_set(self, name: str, tensor: Any) -> None:
@@ -262,14 +267,14 @@ class Syncing:
 
     def _look_at_payload(self, item: Any) -> None:
         """Digest the tensors of an item that does not name the weights that they change, such as a flush of a delta."""
-        began, cpu, before = time.monotonic(), time.thread_time(), len(self._payload_digests)
+        began, before = time.monotonic(), len(self._payload_digests)
         if not self._stops():
             is_digested = self._watch.attempt("digest a payload", partial(self._digest_payload, item))
             self._is_incomplete = not is_digested
             if is_digested and len(self._payload_digests) == before:
                 self.unseen(f"it comes as {type(item).__name__}, not as names and tensors")
         self._payload_count += 1
-        self._cpu_seconds += time.thread_time() - cpu
+        self._cpu_seconds += time.monotonic() - began
         self._digest_seconds += time.monotonic() - began
 
     def _digest_payload(self, item: Any) -> None:

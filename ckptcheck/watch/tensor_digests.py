@@ -78,8 +78,10 @@ class SyncDigests:
         """Return name → least and greatest value of each tensor of numbers with a point. It waits for each device once."""
         found: dict[str, Range] = {}
         for device in {ends[0].device for ends in self._ranges.values()}:
+            import torch
+
             own = {name: ends for name, ends in self._ranges.items() if ends[0].device == device}
-            flat = [float(end) for ends in own.values() for end in ends] if device.type == "cpu" else _stack(own)
+            flat = torch.stack([end.float() for ends in own.values() for end in ends]).tolist()
             found.update(zip(own, zip(flat[::2], flat[1::2], strict=True), strict=True))
         return found
 
@@ -90,11 +92,3 @@ def _find_ends(tensor: Any) -> tuple[Any, Any] | None:
         return None
     # torch has no aminmax of numbers of one byte
     return None if tensor.itemsize == 1 or tensor.device.type == "meta" else tuple(tensor.detach().aminmax())
-
-
-def _stack(ranges: Mapping[str, tuple[Any, Any]]) -> list[float]:
-    """Return both ends of each range, one after the other. It waits for the device once."""
-    import torch
-
-    values: list[float] = torch.stack([end.float() for ends in ranges.values() for end in ends]).tolist()
-    return values

@@ -62,7 +62,9 @@ class Watch(WatchState):
         self.pending_gap = gap
         self._is_driver = self._is_driver or self.number == 0
         if self._is_driver:
-            with self(step=gap.step):
+            self.number += 1
+            _watches.add(self)
+            with Syncing(self, gap.step, None, None, looks_at_weights=False):
                 pass
 
     def close(self) -> None:

@@ -83,6 +83,8 @@ class WatchState:
         """The gap that the job has logged since the last sync."""
         self.gaps: list[GapRecord] = []
         """All gaps that it has logged."""
+        self._judged = 0
+        """How many of them were judged."""
         self.dtype = ""
         """In which both sides compute, where the adapter knows it."""
         self.record = Record(find_record_path(record), keep=keep) if record is not None and enabled else None
@@ -209,11 +211,12 @@ class WatchState:
         old = self._reported
         if len(kept) < len(self.last):
             # dropping the oldest syncs can raise a finding, which is not new either
-            before = self._run_rules(target, kept)
+            before = self._run_rules(target, kept, self._judged)
             old = old | set(map(_identify, before.findings))
             self._messages = _list_errors(before)
         self.last = kept if sync is None else [*kept, sync]
-        report = self._run_rules(target, self.last)
+        self._judged = len(self.gaps)
+        report = self._run_rules(target, self.last, self._judged)
         self._reported = set(map(_identify, report.findings))
         messages = _list_errors(report)
         self.errors, self._messages = len(messages - self._messages), messages
@@ -228,13 +231,14 @@ class WatchState:
             counts=report.counts,
         )
 
-    def _run_rules(self, target: str, syncs: Sequence[SyncRecord]) -> Report:
+    def _run_rules(self, target: str, syncs: Sequence[SyncRecord], number: int) -> Report:
+        """Run the rules on syncs, and on so many of the gaps."""
         from ckptcheck.linter import rule_loader
         from ckptcheck.linter.runner import run_rules
 
         if not self._rules:
             self._rules = [rule for rule in rule_loader.load_rules() if rule.on == "history"]
-        gaps = tuple((run_id(), gap) for gap in self.gaps)
+        gaps = tuple((run_id(), gap) for gap in self.gaps[:number])
         return run_rules(History(target, tuple(syncs), known_gaps=gaps), self._rules)
 
 

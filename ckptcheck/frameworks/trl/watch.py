@@ -80,9 +80,9 @@ def find_suspects(trainer: Any) -> list[str]:
     )
     ours, theirs = getattr(trainer, "temperature", 1.0), settings["temperature"]
     model = _find_config(generation, "model_config")
-    if theirs != ours:
+    if None not in (ours, theirs) and theirs != ours:
         found.append(f"the engine draws at temperature {theirs:g}, and the trainer computes at {ours:g}")
-    if str(getattr(model, "logprobs_mode", "")).startswith("raw") and theirs != 1:
+    if str(getattr(model, "logprobs_mode", "")).startswith("raw") and theirs not in (None, 1):
         found.append(f"the engine gives raw logprobs, and the trainer divides by the temperature {ours:g}")
     for name in ("top_p", "top_k", "min_p", "repetition_penalty"):
         value = settings[name]
