@@ -1,4 +1,5 @@
-"""Sends the numbers of each sync to the job's tracker: Weights & Biases, trackio, TensorBoard, MLflow, or a function.
+"""Sends the numbers of each sync to the job's tracker: Weights & Biases, trackio, TensorBoard, MLflow, or a function; see also
+`metric_outlets`.
 
 Written against wandb 0.31 (`Run.log`, `Run.alert`, `define_metric`), trackio 0.43 (`log`, `alert`), MLflow 3.17
 (`log_metrics`, `set_tag`) and TensorBoard's `SummaryWriter` (`add_scalar`, `add_text`). This module imports none of them unless the
@@ -10,6 +11,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
@@ -17,6 +19,7 @@ from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import SEVERITIES, Finding
 from ckptcheck.runs.history.history import SyncPair
 from ckptcheck.runs.history.record import SyncRecord
+from ckptcheck.watch.metric_outlets import PrometheusFile, Webhook
 
 if TYPE_CHECKING:
     from ckptcheck.watch.watch_state import WatchState
@@ -46,8 +49,10 @@ class MetricSink(Protocol):
         ...
 
 
+FILE = "prometheus:"
+"""Before the path of a file for Prometheus."""
 Metrics = str | Callable[[Mapping[str, float], int], object] | Sequence[Any] | Any
-"""A name of `NAMES`, a run or a writer of a tracker, a function of numbers and step, or a list of these."""
+"""A name of `NAMES`, a file, an address, a run or a writer of a tracker, a function of numbers and step, or a list of these."""
 
 
 def open_sinks(metrics: Metrics) -> list[MetricSink]:
@@ -57,10 +62,15 @@ def open_sinks(metrics: Metrics) -> list[MetricSink]:
     if isinstance(metrics, list | tuple):
         return [sink for each in metrics for sink in open_sinks(each)]
     if isinstance(metrics, str):
+        if metrics.startswith(("http://", "https://")):
+            return [Webhook(metrics)]
+        if metrics.startswith(FILE):
+            return [PrometheusFile(Path(metrics.removeprefix(FILE)).expanduser().absolute())]
         if metrics not in NAMES:
             raise CkptcheckError(
                 f"ckptcheck.watch knows no metrics called {metrics}",
-                hint=f"it knows {', '.join(NAMES)}, a run, a SummaryWriter, and any function of numbers and step",
+                hint=f"it knows {', '.join(NAMES)}, {FILE}FILE, the address of a webhook, a run, a SummaryWriter, and any"
+                " function of numbers and step",
             )
         try:
             metrics = importlib.import_module(metrics)

@@ -157,7 +157,7 @@ class Syncing:
     def unseen(self, why: str) -> None:
         """Drop the digests of this sync, because not all of its weights pass here. why: the reason; the watch warns once."""
         if self._looks_at_weights and not self._has_ended:
-            self._is_incomplete = True
+            self._is_incomplete, self._watch.story.trouble = True, why
             if why not in self._watch.warned:
                 self._watch.warned.add(why)
                 warnings.warn(f"ckptcheck.watch does not see what is sent: {why}", SyncWarning, stacklevel=3)

@@ -39,7 +39,8 @@ class Watch(WatchState):
         enabled: False makes the watch do nothing, on all ranks but the first.
         on: what to do with findings: ``warn``, ``raise`` (errors only), or a function that gets each.
         metrics: where the numbers of each sync go, and findings as alerts: ``wandb``, ``trackio`` or ``mlflow`` for the job's own
-            run, a run of theirs, a SummaryWriter of TensorBoard, a function of numbers and step, or a list of these.
+            run, a run of theirs, a SummaryWriter of TensorBoard, ``prometheus:FILE`` for the collector of text files, the address
+            of a webhook (findings only), a function of numbers and step, or a list of these.
         background: whether a sync is checked in a thread after it (record, rules, findings, metrics) and not before it ends.
             None: where a sync has more than 16 MB, and from the 17th sync on, unless findings are raised.
             `wait` waits for it.

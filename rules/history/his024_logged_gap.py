@@ -144,9 +144,10 @@ def _describe(
     if departure.kind == "start":
         shown += f" from the start, and equal weights {_describe_dtype(first.dtype)} differ by at most {limit:g} nats a token"
     elif departure.kind == "jump":
-        shown += f", {values[departure.places[0]] / departure.usual:,.3g} times what it was"
+        shown += f", {_format_ratio(values[departure.places[0]] / departure.usual)} times what it was"
     else:
-        shown += f" and grows to {last.value:.3g}, {values[departure.places[-1]] / departure.usual:.2g} times that of the start"
+        ratio = _format_ratio(values[departure.places[-1]] / departure.usual)
+        shown += f" and grows to {last.value:.3g}, {ratio} times that of the start"
     if len(departure.places) > 1 and departure.kind != "drift":
         most = max(departure.places, key=values.__getitem__)
         shown += f"; it shows at {len(departure.places):,} steps, last at {_label(last, gaps)}, and reaches {gaps[most].value:.3g}"
@@ -161,10 +162,15 @@ def _describe(
 
 def _find_cause(history: History, run: str, gap: GapRecord) -> tuple[str, str]:
     """Return what the record shows of the cause, for the end of the message, and what to do."""
-    before = [sync for sync in history.syncs if sync.run == run and sync.ok and _is_until(sync, gap)]
+    own = [sync for sync in history.syncs if sync.run == run and sync.ok]
+    before = [sync for sync in own if _is_until(sync, gap)]
     sync = before[-1] if before else None
-    if sync is not None and sync.suspects:
-        return f"; {'; '.join(sync.suspects)}", "set it as the trainer computes, and the gap goes"
+    # settings are read at a sync, and may have changed after the one that gave the weights
+    suspects = next(
+        (each.suspects for each in [*before[-1:], *own[len(before) : len(before) + 1]] if each.suspects), ()
+    )
+    if suspects:
+        return f"; {'; '.join(suspects)}", "have both sides compute alike, and the gap goes"
     if sync is not None and sync.sent and not (sync.group or sync.partial or sync.unseen):
         as_sent = {key.partition("/")[2] for key in tensors_stored_as_sent(sync)}
         if as_sent >= sync.sent.keys():
@@ -186,6 +192,10 @@ def _is_until(sync: SyncRecord, gap: GapRecord) -> bool:
 
 def _label(gap: GapRecord, gaps: Sequence[GapRecord]) -> str:
     return f"step {gap.step}" if gap.step is not None else f"value {gaps.index(gap) + 1}"
+
+
+def _format_ratio(ratio: float) -> str:
+    return f"{ratio:.2g}" if ratio < 10 else f"{float(f'{ratio:.2g}'):,.0f}"
 
 
 def _describe_dtype(dtype: str) -> str:

@@ -41,7 +41,7 @@ def test_the_next_sync_has_the_gap_and_the_end_judges_the_last_one(tmp_path: Pat
     assert found == []
     watch.close()
     (message,) = found
-    assert message.startswith(f"step 4: {TRL} is 0.004, 2e+04 times what it was; the engine held all that was sent")
+    assert message.startswith(f"step 4: {TRL} is 0.004, 20,000 times what it was; the engine held all that was sent")
 
 
 def test_a_gap_that_lasts_is_one_finding_and_long_jobs_keep_their_start(tmp_path: Path) -> None:
