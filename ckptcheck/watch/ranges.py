@@ -33,6 +33,8 @@ def find_odd(
         word = _describe(values, reference, scaled=before is not None and before[2] >= STEPS)
         if word:
             odd[f"sent/{name}"] = word
+        if word == "all zero":
+            continue  # it stays so as long as it is zero
         steady = before is not None and max(map(abs, _compare(values, before[:2]) or (1.0,))) < STEADY
         known[name] = (*values, before[2] + 1 if steady and before is not None else 0)
     for place, values in held.items():

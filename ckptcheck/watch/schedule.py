@@ -125,7 +125,7 @@ class Coverage:
         names: of all tensors that passed. looked: name → bytes of those that were digested.
         """
         self._number += 1
-        names = names | looked.keys()
+        names = names | looked.keys() or self._last.keys()
         if not names:
             return None
         self._last |= dict.fromkeys(looked, self._number)

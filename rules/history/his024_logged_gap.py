@@ -9,8 +9,9 @@ All are read as a mean |Δ| in nats a token.
 - **A jump.** Then it is five times the median of the last sound values, or more where these vary more. Two of three values beyond
   the limit count, or one that is five times the limit; a gap below 1e-5 never does.
 - **A drift.** Values that stay three times above those of the start, by a cumulative sum, and above half of the first limit.
-- The finding names what the record shows of the cause: the adapter saw a prefix cache that was kept or other sampling settings;
-  or the engine held every tensor as it was sent, so that the sync is not at fault.
+- The finding names what the record shows of the cause: a prefix cache that was kept, or other sampling settings, as the adapter saw
+  them; a step without a sync; or that the engine held every tensor as it was sent, so that the sync is not at fault. Where another
+  rule reports that sync, this finding is an info.
 
 ## Why it matters
 - The engine draws tokens from another policy than the one that is trained. Ratios are clipped or corrected, and the cause stays.
@@ -66,6 +67,28 @@ class _Departure:
     kind: str
     places: list[int]
     usual: float
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """What the record shows of the cause, for the end of the message, and what to do."""
+
+    text: str
+    hint: str
+    is_consequence: bool = False
+    """Whether another finding names the cause."""
+
+
+UNKNOWN = _Cause(
+    "",
+    "another finding at this step names the cause, if it lies in the sync; else compare the prefix cache, the sampling settings"
+    " and the dtypes of both sides: ckptcheck parity why separates them",
+)
+HELD = _Cause(
+    "the engine held all that was sent, so the weights of that sync are not at fault",
+    "look at how both sides compute: the prefix cache, temperature and penalties, raw logprobs, what changes the engine's weights"
+    " after a sync (a wake-up), weights that the trainer does not send (a tied head)",
+)
 
 
 @rule("HIS024", "logged-gap", severity="error", on="history", when=lambda history: bool(history.gaps))
@@ -151,39 +174,47 @@ def _describe(
     if len(departure.places) > 1 and departure.kind != "drift":
         most = max(departure.places, key=values.__getitem__)
         shown += f"; it shows at {len(departure.places):,} steps, last at {_label(last, gaps)}, and reaches {gaps[most].value:.3g}"
-    cause, hint = _find_cause(history, run, first)
+    cause = _find_cause(history, run, first)
     is_error = max(values[place] for place in departure.places) > limit and departure.kind != "drift"
     return Problem(
-        f"{_label(first, gaps)}: {shown}{cause}",
-        hint=hint,
-        severity=None if is_error else "warning",
+        f"{_label(first, gaps)}: {shown}{'; ' if cause.text else ''}{cause.text}",
+        hint=cause.hint,
+        severity="info" if cause.is_consequence else None if is_error else "warning",
     )
 
 
-def _find_cause(history: History, run: str, gap: GapRecord) -> tuple[str, str]:
-    """Return what the record shows of the cause, for the end of the message, and what to do."""
-    own = [sync for sync in history.syncs if sync.run == run and sync.ok]
-    before = [sync for sync in own if _is_until(sync, gap)]
-    sync = before[-1] if before else None
+def _find_cause(history: History, run: str, gap: GapRecord) -> _Cause:
+    """Return what the record shows of the cause: at the sync that gave the engine the weights of this step."""
+    own = [(index, sync) for index, sync in enumerate(history.syncs) if sync.run == run and sync.ok]
+    before = [each for each in own if _is_until(each[1], gap)]
+    if not before:
+        return UNKNOWN
+    index, sync = before[-1]
     # settings are read at a sync, and may have changed after the one that gave the weights
     suspects = next(
-        (each.suspects for each in [*before[-1:], *own[len(before) : len(before) + 1]] if each.suspects), ()
+        (each.suspects for _, each in [before[-1], *own[len(before) : len(before) + 1]] if each.suspects), ()
     )
     if suspects:
-        return f"; {'; '.join(suspects)}", "have both sides compute alike, and the gap goes"
-    if sync is not None and sync.sent and not (sync.group or sync.partial or sync.unseen):
+        return _Cause("; ".join(suspects), "have both sides compute alike, and the gap goes")
+    steps = [each.step for _, each in own if each.step is not None]
+    is_left_out = gap.step not in (None, sync.step) and len(own) > len(before) and len(steps) > 1
+    if is_left_out and median(map(int.__sub__, steps[1:], steps)) == 1:
+        return _Cause(
+            f"the record has no sync of that step, so that the engine drew with the weights of {history.label(index)}",
+            "find out why the job left the sync out",
+        )
+    unequal = history.stored_as_sent.intersection(sync.held) - tensors_stored_as_sent(sync) if sync.sent else set()
+    if unequal:
+        return _Cause(
+            "the engine did not hold all that was sent", "mend what HIS001 or HIS008 names", is_consequence=True
+        )
+    if any(pair.index == index and pair.is_step and history.find_unchanged_side(pair) for pair in history.pairs):
+        return _Cause("that sync changed nothing", "mend what HIS002 names", is_consequence=True)
+    if sync.sent and not (sync.group or sync.partial or sync.unseen):
         as_sent = {key.partition("/")[2] for key in tensors_stored_as_sent(sync)}
         if as_sent >= sync.sent.keys():
-            return (
-                "; the engine held all that was sent, so the weights of that sync are not at fault",
-                "look at how both sides compute: the prefix cache, temperature and penalties, raw logprobs, what changes the"
-                " engine's weights after a sync (a wake-up), weights that the trainer does not send (a tied head)",
-            )
-    return (
-        "",
-        "another finding at this step names the cause, if it lies in the sync; else compare the prefix cache, the sampling settings"
-        " and the dtypes of both sides: ckptcheck parity why separates them",
-    )
+            return HELD
+    return UNKNOWN
 
 
 def _is_until(sync: SyncRecord, gap: GapRecord) -> bool:

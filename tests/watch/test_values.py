@@ -78,12 +78,15 @@ def poison(value: float) -> Any:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_odd_values_are_one_finding_each(change: Any, word: str, dtype: Any, tmp_path: Path) -> None:
-    found, _ = train(tmp_path, sent=change, held=change, dtype=dtype)
-    assert [line.partition(":")[0] for line in found] == ["step 6", "step 6"]
-    assert f"1 tensor sent with values {word}" in found[0]
-    assert f"1 tensor held in the engine with values {word}" in found[1]
+    found, odd = train(tmp_path, sent=change, held=change, dtype=dtype)
+    # what an engine holds bit for bit as it was sent is held against that by HIS008
+    sides = ["sent", "held in the engine"] if dtype == torch.bfloat16 else ["sent"]
+    assert [line.partition(word)[0] for line in found] == [f"step 6: 1 tensor {side} with values " for side in sides]
     assert NAMES[1] in found[0]
-    assert NAMES[2] in found[1]
+    sent, held = f"sent/{NAMES[1]}", f"held/0/{NAMES[2]}"
+    lasting = {held} if "times" in word else {sent, held}
+    assert [set(each) for each in odd] == [set()] * 6 + [{sent, held}] + [lasting] * 2
+    assert odd[6][held] == odd[6][sent]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
