@@ -15,6 +15,8 @@ from ckptcheck.verbs.history import follow_history
 
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 """Moves to the top left corner of a terminal, and clears the screen and its scrollback."""
+REFRESH = 5
+"""Seconds after which a browser loads the page again, while a record is followed."""
 SYNCS = "weight syncs"
 """Title of the section with a row for each sync."""
 
@@ -23,7 +25,7 @@ def follow(file: Path, format: str, output: Path | None, *, verbose: bool = Fals
     """Show the record of a job now and at each sync, until Ctrl-C. Return the last report, or None.
 
     On a terminal the whole report is written anew. Elsewhere each sync is a line, and each finding once. With an output file,
-    or in another format than text, each report replaces the one before.
+    or in another format than text, each report replaces the one before; a page of HTML reloads itself.
     """
     last: Report | None = None
     lines = SyncLines()
@@ -34,7 +36,8 @@ def follow(file: Path, format: str, output: Path | None, *, verbose: bool = Fals
         for report in follow_history(file, pictures=out.shows_pictures(format)):
             last = report
             if output is not None or format != "text":
-                out.write_reports([report], report.rules, format, output, verbose=verbose)
+                refresh = REFRESH if format == "html" else None
+                out.write_reports([report], report.rules, format, output, verbose=verbose, refresh=refresh)
             elif shows_page:
                 sys.stdout.write(CLEAR)
                 out.write_reports([report], report.rules, format, None, verbose=verbose)

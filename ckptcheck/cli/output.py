@@ -53,8 +53,12 @@ def write_reports(
     *,
     verbose: bool = False,
     quiet: bool = False,
+    refresh: int | None = None,
 ) -> None:
-    """Write the reports in a format to stdout, or to a file: whole or not at all."""
+    """Write the reports in a format to stdout, or to a file: whole or not at all.
+
+    refresh: seconds after which a browser loads a page of HTML again; None for never.
+    """
     if format == "text":
         from ckptcheck.reporters import text
 
@@ -68,6 +72,9 @@ def write_reports(
         from ckptcheck.reporters import render
 
         content = render(format, reports, rules).rstrip("\n") + "\n"
+        if refresh is not None:
+            mark = '<meta charset="utf-8">'
+            content = content.replace(mark, f'{mark}\n<meta http-equiv="refresh" content="{refresh}">', 1)
     if output is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             # whatever the code page of the console is: the XML declares UTF-8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,7 @@ def _factor_array(half: int) -> NDArray[np.uint64]:
     return np.array(factors(half), np.uint64)
 
 
+@lru_cache(256)  # of the tensors of a small model, each time that they are digested
 def _weigh_blocks(half: int, first: int, number: int) -> NDArray[np.uint64]:
     """Return the weights of `number` blocks from block `first`."""
     word = np.arange(first + 1, first + number + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(

@@ -12,6 +12,7 @@ CKPTCHECK_WATCH into vLLM and SGLang; see docs/watch.md.
 """
 
 from ckptcheck.watch.engine_side import WatchedEngine, module, servers
+from ckptcheck.watch.job_log import watch_log
 from ckptcheck.watch.probe import Probe, fixed_sequences, score_with_transformers, score_with_vllm
 from ckptcheck.watch.push_transport import try_transport
 from ckptcheck.watch.sync_check import SyncError
@@ -23,5 +24,5 @@ from ckptcheck.watch.watch_state import SyncWarning
 
 __all__ = [
     "Probe", "SyncError", "SyncWarning", "Syncing", "Watch", "WatchCallback", "WatchedEngine", "digests", "fixed_sequences",
-    "module", "score_with_transformers", "score_with_vllm", "servers", "try_transport",
+    "module", "score_with_transformers", "score_with_vllm", "servers", "try_transport", "watch_log",
 ]  # fmt: skip

@@ -1,4 +1,5 @@
-"""Sends the numbers of each sync to the job's tracker: Weights & Biases, trackio, TensorBoard, MLflow, or a function.
+"""Sends the numbers of each sync to the job's tracker: Weights & Biases, trackio, TensorBoard, MLflow, or a function; see also
+`metric_outlets`.
 
 Written against wandb 0.31 (`Run.log`, `Run.alert`, `define_metric`), trackio 0.43 (`log`, `alert`), MLflow 3.17
 (`log_metrics`, `set_tag`) and TensorBoard's `SummaryWriter` (`add_scalar`, `add_text`). This module imports none of them unless the
@@ -10,13 +11,18 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import SEVERITIES, Finding
 from ckptcheck.runs.history.history import SyncPair
 from ckptcheck.runs.history.record import SyncRecord
+from ckptcheck.watch.metric_outlets import PrometheusFile, Webhook
+
+if TYPE_CHECKING:
+    from ckptcheck.watch.watch_state import WatchState
 
 PREFIX = "ckptcheck/"
 """Beginning of the names: trackers show the part before the slash as a section of its own."""
@@ -43,8 +49,10 @@ class MetricSink(Protocol):
         ...
 
 
+FILE = "prometheus:"
+"""Before the path of a file for Prometheus."""
 Metrics = str | Callable[[Mapping[str, float], int], object] | Sequence[Any] | Any
-"""A name of `NAMES`, a run or a writer of a tracker, a function of numbers and step, or a list of these."""
+"""A name of `NAMES`, a file, an address, a run or a writer of a tracker, a function of numbers and step, or a list of these."""
 
 
 def open_sinks(metrics: Metrics) -> list[MetricSink]:
@@ -54,10 +62,15 @@ def open_sinks(metrics: Metrics) -> list[MetricSink]:
     if isinstance(metrics, list | tuple):
         return [sink for each in metrics for sink in open_sinks(each)]
     if isinstance(metrics, str):
+        if metrics.startswith(("http://", "https://")):
+            return [Webhook(metrics)]
+        if metrics.startswith(FILE):
+            return [PrometheusFile(Path(metrics.removeprefix(FILE)).expanduser().absolute())]
         if metrics not in NAMES:
             raise CkptcheckError(
                 f"ckptcheck.watch knows no metrics called {metrics}",
-                hint=f"it knows {', '.join(NAMES)}, a run, a SummaryWriter, and any function of numbers and step",
+                hint=f"it knows {', '.join(NAMES)}, {FILE}FILE, the address of a webhook, a run, a SummaryWriter, and any"
+                " function of numbers and step",
             )
         try:
             metrics = importlib.import_module(metrics)
@@ -76,12 +89,20 @@ def open_sinks(metrics: Metrics) -> list[MetricSink]:
     raise CkptcheckError(f"{type(metrics).__name__} takes no metrics", hint="give a run, a SummaryWriter or a function")
 
 
-def measure_sync(sync: SyncRecord, previous: SyncRecord | None, report: Report | None) -> dict[str, float]:
+def measure_sync(
+    sync: SyncRecord, previous: SyncRecord | None, report: Report | None, watch: WatchState
+) -> dict[str, float]:
     """Return name → number for one sync; a sync without digests has fewer numbers.
 
-    previous: the last sync before it that has digests.
+    previous: the last sync before it that has digests. ``ok`` is 0 where the sync failed or shows an error, a lasting one too.
     """
-    values: dict[str, float] = {"ok": float(sync.ok), "seconds": sync.seconds, "check_seconds": sync.checked}
+    is_ok = sync.ok and not watch.errors and report is not None
+    values: dict[str, float] = {
+        "ok": float(is_ok),
+        "blind": watch.story.blind,
+        "seconds": sync.seconds,
+        "check_seconds": sync.checked,
+    }
     pair = None if previous is None else SyncPair(1, 0, previous, sync)
     if sync.sent:
         values |= {"sent": len(sync.sent), "sent_bytes": sync.nbytes}
@@ -91,6 +112,10 @@ def measure_sync(sync: SyncRecord, previous: SyncRecord | None, report: Report |
         values |= {"engine_tensors": len(sync.held), "engine_unseen": len(sync.unseen)}
         if pair is not None and pair.before.held:
             values["engine_changed"] = len(pair.held_changed)
+    if sync.coverage is not None:
+        values["coverage"] = sync.coverage
+    if sync.gap is not None and sync.gap.value is not None:
+        values["gap"] = sync.gap.value
     if sync.loss is not None:
         values["loss"] = sync.loss
     if sync.probe is not None and sync.probe.mean is not None and sync.probe.most is not None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptcheck.errors import CkptcheckError
+from ckptcheck.rollouts.gap_summary import COARSE_FLOOR, FLOORS
 from ckptcheck.runs.history.record import ProbeRecord
 
 Score = Callable[[Sequence[Sequence[int]]], Sequence[Sequence[float]]]
@@ -42,11 +45,23 @@ class Probe:
     """Probe at every n-th sync, the first one included."""
     floor: Path | str | None = None
     """The model's floor, as ``ckptcheck parity calibrate`` wrote it; without it only earlier probes of the job are compared."""
+    dtype: str = ""
+    """In which both sides compute: the first two probes are held against what it usually makes; "" for 0.05 nats."""
+    draw: Callable[[], tuple[Sequence[float], Sequence[float]]] | None = None
+    """Draws tokens as the job does, with its sampling settings and the engine's prefix cache; returns their logprobs, the engine's
+    and the trainer's."""
     keep: Path | str | None = None
     """A folder for the logprobs, a file for each probe, which ``ckptcheck parity judge`` and ``parity why`` read."""
 
-    def measure(self, step: int | None, version: str | None) -> ProbeRecord:
-        """Score the sequences on both sides, and return the gap. Raises CkptcheckError if a side scores something else."""
+    def measure(self, step: int | None, version: str | None, *, is_early: bool = False) -> ProbeRecord:
+        """Score the sequences on both sides, and return the gap. Raises CkptcheckError if a side scores something else.
+
+        is_early: whether it is one of the first two, which no probe before tells anything of.
+        """
+        with _own_random_state():
+            return self._measure(step, version, is_early)
+
+    def _measure(self, step: int | None, version: str | None, is_early: bool) -> ProbeRecord:
         from ckptcheck.rollouts.metrics.noise_floor import read_noise_floor
 
         scores = {name: [list(row) for row in score(self.sequences)] for name, score in self._sides}
@@ -60,9 +75,14 @@ class Probe:
         ]
         kept = self._write(scores, step, version) if self.keep is not None else ""
         floor = read_noise_floor(Path(self.floor)).metrics.get("abs_mean") if self.floor is not None else None
-        mean = sum(gaps) / len(gaps)
-        is_finite = math.isfinite(mean)
-        return ProbeRecord(mean if is_finite else None, max(gaps) if is_finite else None, len(gaps), floor, kept)
+        if floor is None and is_early and self.dtype:
+            floor = FLOORS.get(self.dtype, COARSE_FLOOR)
+        drawn = None if self.draw is None else _mean_gap(*self.draw())
+        mean: float | None = sum(gaps) / len(gaps)
+        most: float | None = max(gaps)
+        if not math.isfinite(sum(gaps)):
+            mean = most = None
+        return ProbeRecord(mean, most, len(gaps), floor, kept, drawn, self.dtype)
 
     @property
     def _sides(self) -> tuple[tuple[str, Score], ...]:
@@ -94,6 +114,24 @@ class Probe:
         return str(path)
 
 
+def _mean_gap(engine: Sequence[float], trainer: Sequence[float]) -> float | None:
+    """Return the mean |Δ| of tokens, in nats; None where none was drawn, and where a logprob is no finite number."""
+    mean = sum(abs(a - b) for a, b in zip(engine, trainer, strict=True)) / len(engine) if engine else math.nan
+    return mean if math.isfinite(mean) else None
+
+
+@contextmanager
+def _own_random_state() -> Iterator[None]:
+    """Leave the random numbers of torch as they are: an engine in this process draws from the same ones as the trainer."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        yield
+
+
 def score_with_vllm(llm: Any) -> Score:
     """Return a function that scores with a vLLM in this process. llm: ``vllm.LLM``, such as ``trainer.vllm_generation.llm``."""
 
@@ -112,8 +150,10 @@ def score_with_vllm(llm: Any) -> Score:
     return score
 
 
-def score_with_transformers(model: Any) -> Score:
+def score_with_transformers(model: Any, *, temperature: float = 1.0) -> Score:
     """Return a function that scores with a model of transformers on this rank, in evaluation mode and without gradients.
+
+    temperature: divides the logits.
 
     A model that is sharded over ranks needs a forward on all of them; give a function that does that.
     """
@@ -124,7 +164,7 @@ def score_with_transformers(model: Any) -> Score:
         was_training = model.training
         model.eval()
         try:
-            return score_batched(model, sequences, next(model.parameters()).device)
+            return score_batched(model, sequences, next(model.parameters()).device, temperature)
         finally:
             model.train(was_training)
 

@@ -10,6 +10,7 @@ from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding
 from ckptcheck.runs.history.record import SyncRecord
 from ckptcheck.watch.metrics import PREFIX, MetricSink, measure_sync
+from ckptcheck.watch.story import tell
 from ckptcheck.watch.watch_state import SyncWarning, WatchState
 
 
@@ -24,14 +25,21 @@ class SyncError(RuntimeError):
 class SyncCheck:
     """The check of one sync. It uses no device, and nothing that the job changes.
 
-    added: numbers of the job's own, for its metrics. report: the findings; None until `run`, and if nothing was checked.
+    added: numbers of the job's own, for its metrics. looks: whether the sync was to look at weights.
+    report: the findings; None until `run`, and if nothing was checked.
     """
 
     def __init__(
-        self, watch: WatchState, sync: SyncRecord, added: Mapping[str, float], *, is_in_background: bool
+        self,
+        watch: WatchState,
+        sync: SyncRecord,
+        added: Mapping[str, float],
+        *,
+        is_in_background: bool,
+        looks: bool = True,
     ) -> None:
         self._watch, self._sync, self._added = watch, sync, added
-        self._is_in_background = is_in_background
+        self._is_in_background, self._looks = is_in_background, looks
         self.report: Report | None = None
 
     def run(self, error: BaseException | None) -> None:
@@ -43,12 +51,22 @@ class SyncCheck:
         watch.attempt("write the record", lambda: watch.append(sync), once=True)
         previous = next((last for last in reversed(watch.last) if last.ok and last.is_digested), None)
         watch.attempt("judge the sync", self._judge)
+        self._tell_story()
         self._send_numbers(previous)
         if self.report is not None:
             self._tell(self.report, error)
 
     def _judge(self) -> None:
         self.report = self._watch.judge(self._sync)
+        if any(finding.severity != "info" for finding in self.report.findings):
+            self._watch.schedule.look_whole()
+
+    def _tell_story(self) -> None:
+        watch = self._watch
+        if line := watch.story.add(self._sync, self.report, looks=self._looks):
+            tell(f"watches {line}; {watch.describe_effort()}")
+        if line := watch.story.describe_blindness():
+            warnings.warn(f"ckptcheck.watch: {line}", SyncWarning, stacklevel=5)
 
     def leave_out_weights(self) -> None:
         """Drop the digests, so that the record only says that the sync took place. Call it before `run`."""
@@ -78,19 +96,24 @@ class SyncCheck:
         """Send the numbers of the sync, and its findings, to one place."""
         step = self._watch.number if self._sync.step is None else self._sync.step
         added = {f"{PREFIX}{name}": float(value) for name, value in self._added.items()}
-        sink.log({**measure_sync(self._sync, previous, report), **added}, step)
+        sink.log({**measure_sync(self._sync, previous, report, self._watch), **added}, step)
         for finding in report.findings if report is not None else ():
             sink.alert(finding, step)
 
     def _tell(self, report: Report, error: BaseException | None) -> None:
         on = self._watch.on
-        for finding in report.findings:
-            if callable(on):
-                self._watch.attempt(f"report {finding.code}", partial(on, finding))
-            elif on == "warn" or finding.severity != "error" or error is not None:
-                warnings.warn(_describe_finding(finding), SyncWarning, stacklevel=4)
+        tell_findings(self._watch, report, is_error=error is not None)
         if on == "raise" and error is None and report.count("error"):
             raise SyncError(report)
+
+
+def tell_findings(watch: WatchState, report: Report, *, is_error: bool) -> None:
+    """Hand new findings to the function of the watch, or warn of them. is_error: whether the sync itself failed."""
+    for finding in report.findings:
+        if callable(watch.on):
+            watch.attempt(f"report {finding.code}", partial(watch.on, finding))
+        elif watch.on == "warn" or finding.severity != "error" or is_error:
+            warnings.warn(_describe_finding(finding), SyncWarning, stacklevel=5)
 
 
 def _describe_finding(finding: Finding) -> str:

@@ -14,9 +14,11 @@ from typing import Any, overload
 
 from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
-from ckptcheck.runs.history.record import SyncRecord, run_id
+from ckptcheck.runs.history.logged_gap import DRAWN
+from ckptcheck.runs.history.record import GapRecord, SyncRecord, run_id
 from ckptcheck.watch.engine_side import find_dtype, read_engine, read_parts
 from ckptcheck.watch.payload import find_tensors
+from ckptcheck.watch.ranges import find_odd
 from ckptcheck.watch.set_identity import SetIdentity
 from ckptcheck.watch.sync_check import SyncCheck
 from ckptcheck.watch.tensor_digests import SyncDigests, Weights, digest_tensor
@@ -25,6 +27,9 @@ from ckptcheck.watch.watch_state import SyncWarning, WatchState
 CAST_BYTES = 4 << 20
 """Largest tensor that is digested a second time after a cast to the engine's dtype. A small step may change none of a few elements
 once they are cast; of a million it changes some."""
+
+LARGE = 1 << 20
+"""Bytes of a tensor from which on its digest is timed by the CPU's clock: a millisecond."""
 
 
 class Syncing:
@@ -35,12 +40,13 @@ class Syncing:
     ) -> None:
         self._watch, self._looks_at_weights, self._number = watch, looks_at_weights, watch.number
         self._sync = SyncRecord(step=step, loss=loss, version=version, trainer=watch.trainer, run=run_id())
+        self._sync.gap, watch.pending_gap = watch.pending_gap, None
         self._began = self._digest_seconds = 0.0
         self._is_incomplete = self._has_ended = False
         self._iterators_returned = self._iterators_started = 0
         self._names: set[str] = set()
         """Names of the tensors that the trainer sent, also of those that this sync does not digest."""
-        self._read_seconds = 0.0
+        self._cpu_seconds = 0.0
         self._is_over_budget = False
         self._is_in_background = watch.is_in_background
         self._sent_digests, self._engine_digests, self._payload_digests = (SyncDigests() for _ in range(3))
@@ -143,10 +149,15 @@ class Syncing:
         if not self._has_ended:
             self._sync.partial = why
 
+    def suspect(self, *reasons: str) -> None:
+        """Note what lets the logprobs of equal weights differ, which names the cause where the job logs a gap (HIS024)."""
+        if not self._has_ended:
+            self._sync.suspects = list(reasons)
+
     def unseen(self, why: str) -> None:
         """Drop the digests of this sync, because not all of its weights pass here. why: the reason; the watch warns once."""
         if self._looks_at_weights and not self._has_ended:
-            self._is_incomplete = True
+            self._is_incomplete, self._watch.story.trouble = True, why
             if why not in self._watch.warned:
                 self._watch.warned.add(why)
                 warnings.warn(f"ckptcheck.watch does not see what is sent: {why}", SyncWarning, stacklevel=3)
@@ -187,19 +198,23 @@ class Syncing:
             watch.attempt("name the weights by their content", self._name_sets, once=True)
         # the last use of the device: the check in the background needs none
         if not self._is_over_budget:
-            fetched = time.monotonic()
+            cpu = time.thread_time()
             watch.attempt("fetch what it has digested", self._fetch_digests)
-            self._read_seconds += time.monotonic() - fetched
+            self._cpu_seconds += time.thread_time() - cpu
         sync.checked = self._digest_seconds + self._identity_seconds + time.monotonic() - began
         if self._looks_at_weights and error is None:
-            spent = self._digest_seconds + self._read_seconds
-            watch.schedule.note(float("inf") if self._is_over_budget else spent, sync.seconds)
+            looked = watch.coverage.note(self._names, {} if self._is_over_budget else self._sent_digests.sizes)
+            sync.coverage = watch.coverage.share
+            watch.schedule.note(float("inf") if self._is_over_budget else self._cpu_seconds, looked)
         self._start_check(error, is_ending)
 
     def _start_check(self, error: BaseException | None, is_ending: bool) -> None:
         """Have the sync checked, here or in the background."""
         watch = self._watch
-        self._sync_check = SyncCheck(watch, self._sync, self._own_numbers, is_in_background=self._is_in_background)
+        looks = self._looks_at_weights and not is_ending
+        self._sync_check = SyncCheck(
+            watch, self._sync, self._own_numbers, is_in_background=self._is_in_background, looks=looks
+        )
         for sink in watch.sinks:
             watch.attempt("find the run of its numbers", sink.find_run)
         watch.nbytes = max(
@@ -236,13 +251,15 @@ class Syncing:
             self._identity_seconds += time.monotonic() - began
         if not watch.schedule.includes(name) or self._stops():
             return
-        # time.thread_time would not count other processes, but the call may take longer than a digest
-        began = time.monotonic()
+        # to ask for the CPU's time takes longer than a small digest, which other processes hardly ever interrupt
+        clock = time.thread_time if getattr(tensor, "nbytes", 0) > LARGE else time.monotonic
+        began, cpu = time.monotonic(), clock()
         try:
             self._digest(name, tensor)
         except Exception as error:
             self._is_incomplete = True
             watch.warn_of(f"digest {name}", error)
+        self._cpu_seconds += clock() - cpu
         self._digest_seconds += time.monotonic() - began
 
     def _add_to_set(self, name: str, tensor: Any) -> None:
@@ -257,6 +274,7 @@ class Syncing:
             if is_digested and len(self._payload_digests) == before:
                 self.unseen(f"it comes as {type(item).__name__}, not as names and tensors")
         self._payload_count += 1
+        self._cpu_seconds += time.monotonic() - began
         self._digest_seconds += time.monotonic() - began
 
     def _digest_payload(self, item: Any) -> None:
@@ -293,7 +311,7 @@ class Syncing:
             self._digest(name, tensor)
 
     def _read_engine(self) -> None:
-        began = time.monotonic()
+        began, cpu = time.monotonic(), time.thread_time()
         watch = self._watch
         assert watch.engine is not None
         watch.names |= self._names
@@ -303,7 +321,7 @@ class Syncing:
 
         unseen = read_engine(watch.engine, watch.names, self._engine_digests, watch.schedule.includes, stops)
         self._sync.unseen = sorted(unseen)
-        self._read_seconds = time.monotonic() - began
+        self._cpu_seconds += time.thread_time() - cpu
 
     def _name_sets(self) -> None:
         """Note the identities of what was sent and of what the engine holds. A part of the weights gets none."""
@@ -322,10 +340,15 @@ class Syncing:
         sync, sent, payload = self._sync, self._sent_digests, self._payload_digests
         sync.sent, sync.held, sync.payload = sent.fetch(), self._engine_digests.fetch(), payload.fetch()
         sync.cast, sync.nbytes, sync.payload_bytes = sent.casts, sent.nbytes, payload.nbytes
+        sync.odd = find_odd(sent.fetch_ranges(), self._engine_digests.fetch_ranges(), self._watch.ranges)
 
     def _probe(self) -> None:
         assert self._watch.probe is not None
-        self._sync.probe = self._watch.probe.measure(self._sync.step, self._sync.version)
+        watch, step = self._watch, self._sync.step
+        probe = self._sync.probe = self._watch.probe.measure(step, self._sync.version, is_early=watch.probes < 2)
+        watch.probes += 1
+        if probe.drawn is not None:
+            watch.gaps.append(GapRecord(DRAWN, probe.drawn, step, probe.dtype))
 
     def _version(self, *, before: bool = False) -> bool:
         """Ask the engine for its version, and return whether it answered."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ckptcheck.errors import CkptcheckError
+from ckptcheck.framework_folders import load_framework_file
 from ckptcheck.watch import adapters
 from ckptcheck.watch.engine_side import WatchedEngine, module, servers
 from ckptcheck.watch.watch import Watch
 from ckptcheck.watch.watch_state import SyncWarning
 
-END_PATIENCE = 60.0
-"""Seconds for which the end of training waits for checks beside it, so that the record is whole and a tracker's run still open."""
 MOST_FRAMES = 12
 """Frames from the callback up to its trainer. transformers 5 has two between them."""
 
@@ -27,7 +27,8 @@ class WatchCallback:
 
     Args:
         engine: the engine to question, None to find it.
-        options: further arguments of `Watch`: record, every, on, metrics, ….
+        options: further arguments of `Watch`: record, every, on, metrics, …. ``probe=10`` has both sides score fixed sequences,
+            and the engine draw some tokens as the job does, after every tenth sync.
 
     """
 
@@ -46,10 +47,19 @@ class WatchCallback:
                 f"ckptcheck.watch cannot watch this trainer: {type(error).__name__}: {error}", SyncWarning, stacklevel=2
             )
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **keywords: Any) -> None:
+        """Give the watch what TRL logs, with the gap that it measures. It counts a step before it logs it."""
+        if self.watch is not None and isinstance(logs, Mapping):
+            step = getattr(state, "global_step", None)
+            watch, metrics = self.watch, logs
+            watch.attempt(
+                "read what is logged", lambda: watch.logged(metrics, None if step is None else max(0, step - 1))
+            )
+
     def on_train_end(self, args: Any, state: Any, control: Any, **keywords: Any) -> None:
-        """Wait until all syncs are recorded, and their numbers sent."""
+        """Wait until all syncs are recorded, and say how the job went."""
         if self.watch is not None:
-            self.watch.wait(END_PATIENCE)
+            self.watch.close()
 
     def _put_in(self) -> None:
         trainer = _find_trainer(self)
@@ -62,7 +72,10 @@ class WatchCallback:
             return
         enabled = bool(self.options.pop("enabled", True)) and bool(trainer.accelerator.is_main_process)
         engine = self.engine or find_engine(trainer.vllm_generation) if enabled else None
-        self.watch = Watch(engine, **{"trainer": "trl", **self.options}, enabled=enabled)
+        options = {"trainer": "trl", **self.options}
+        if isinstance(options.get("probe"), int) and not isinstance(options["probe"], bool):
+            options["probe"] = _build_probe(trainer, options["probe"]) if enabled else None
+        self.watch = Watch(engine, **options, enabled=enabled)
         adapters.trl(trainer, self.watch)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -70,6 +83,16 @@ class WatchCallback:
         if name.startswith("on_"):
             return _ignore_event
         raise AttributeError(name)
+
+
+def _build_probe(trainer: Any, every: int) -> Any:
+    """Return the probe of a trainer, None where there can be none: the watch does without."""
+    try:
+        return load_framework_file("trl", "watch").build_probe(trainer, every)
+    except Exception as error:
+        message = error.message if isinstance(error, CkptcheckError) else f"no probe: {type(error).__name__}: {error}"
+        warnings.warn(f"ckptcheck.watch: {message}", SyncWarning, stacklevel=2)
+        return None
 
 
 def find_engine(generation: Any) -> WatchedEngine | None:

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from ckptcheck.runs.history.logged_gap import find_gap
+from ckptcheck.watch.story import tell
+from ckptcheck.watch.sync_check import tell_findings
 from ckptcheck.watch.syncing import Syncing
 from ckptcheck.watch.watch_state import WatchState, convert_number
+
+END_PATIENCE = 60.0
+"""Seconds for which the end of training waits for checks beside it, so that the record is whole and a tracker's run still open."""
+_watches: weakref.WeakSet[Watch] = weakref.WeakSet()
 
 
 class Watch(WatchState):
@@ -16,15 +30,17 @@ class Watch(WatchState):
         keep: how many syncs the file keeps.
         every: digest the weights only at every n-th sync; the watch asks for the version at each.
         probe: fixed sequences that both sides score after every n-th sync, None for none.
-        share: the part of the syncs' time that digests may take. If they take more, and more than 20 ms of a sync, the watch looks
-            at so few of the tensors at a sync that the share suffices, at one after the other, at each in two syncs.
+        share: the part of a step's CPU time that digests may take. If they take more, and more than 20 ms of a step, the watch
+            looks at a half, a quarter or an eighth of the tensors at a sync, at one part after the other, at each in two syncs: at
+            every tensor within 16 syncs. After a finding it looks at all of them.
         budget: seconds that the digests of a sync may take at most. What is left then is not looked at, and the next syncs look
-            at fewer tensors.
+            at fewer tensors, until one is cheaper.
         trainer: the name of the trainer, for the record.
         enabled: False makes the watch do nothing, on all ranks but the first.
         on: what to do with findings: ``warn``, ``raise`` (errors only), or a function that gets each.
         metrics: where the numbers of each sync go, and findings as alerts: ``wandb``, ``trackio`` or ``mlflow`` for the job's own
-            run, a run of theirs, a SummaryWriter of TensorBoard, a function of numbers and step, or a list of these.
+            run, a run of theirs, a SummaryWriter of TensorBoard, ``prometheus:FILE`` for the collector of text files, the address
+            of a webhook (findings only), a function of numbers and step, or a list of these.
         background: whether a sync is checked in a thread after it (record, rules, findings, metrics) and not before it ends.
             None: where a sync has more than 16 MB, and from the 17th sync on, unless findings are raised.
             `wait` waits for it.
@@ -33,6 +49,38 @@ class Watch(WatchState):
             share. The path of a checkpoint of this model, whose config says how the weights are called, is better than True.
     """
 
+    def logged(self, metrics: Mapping[Any, Any], step: int | None = None) -> None:
+        """Give the watch what the job logs at a step: it looks for the gap that the job measures itself (see HIS024).
+
+        The next sync records it. In a process that syncs no weights, such as the driver of verl, each gap has a record of its own.
+
+        metrics: name → number. step: the step whose tokens they are about, counted as syncs are.
+        """
+        gap = find_gap(metrics, convert_number(step, int), self.dtype) if self.enabled else None
+        if gap is None:
+            return
+        self.gaps.append(gap)
+        self.pending_gap = gap
+        self._is_driver = self._is_driver or self.number == 0
+        if self._is_driver:
+            self.number += 1
+            _watches.add(self)
+            with Syncing(self, gap.step, None, None, looks_at_weights=False):
+                pass
+
+    def close(self) -> None:
+        """Judge what was logged since the last sync, wait until everything is recorded, and print one line on the whole job.
+
+        The end of the process does it too.
+        """
+        if not self.enabled or self._is_closed or os.getpid() != self._maker:
+            return
+        self._is_closed = True
+        self.wait(END_PATIENCE)
+        if self.pending_gap is not None:
+            self.attempt("judge what was logged", lambda: tell_findings(self, self.judge(None), is_error=False))
+        tell(self.story.describe_end(self.coverage, self.record.path if self.record is not None else None))
+
     def __call__(self, *, step: int | None = None, loss: float | None = None, version: str | None = None) -> Syncing:
         """Return the watch of one sync.
 
@@ -40,6 +88,8 @@ class Watch(WatchState):
         version that the sync gives the engine, for an engine that does not report it.
         """
         self.number += 1
+        self._is_closed = False
+        _watches.add(self)
         if self.enabled:
             for name, value, convert in (("step", step, int), ("loss", loss, float)):
                 if value is not None and convert_number(value, convert) is None:
@@ -47,3 +97,11 @@ class Watch(WatchState):
             step, loss = convert_number(step, int), convert_number(loss, float)
             version = None if version is None else str(version)
         return Syncing(self, step, loss, version, looks_at_weights=self.enabled and (self.number - 1) % self.every == 0)
+
+
+@atexit.register
+def _close_all() -> None:
+    """Say how the jobs of this process went."""
+    for watch in list(_watches):
+        with suppress(Exception):
+            watch.close()

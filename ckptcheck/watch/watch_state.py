@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
@@ -19,13 +19,14 @@ from ckptcheck.errors import CkptcheckError
 from ckptcheck.linter.report import Report
 from ckptcheck.linter.rule import Finding, Rule
 from ckptcheck.runs.history.history import History
-from ckptcheck.runs.history.record import KEEP, Record, SyncRecord
+from ckptcheck.runs.history.record import KEEP, GapRecord, Record, SyncRecord, run_id
 from ckptcheck.watch.background_thread import BackgroundThread
 from ckptcheck.watch.engine_side import WatchedEngine
 from ckptcheck.watch.metrics import Metrics, open_sinks
 from ckptcheck.watch.probe import Probe
 from ckptcheck.watch.record_claim import claim_record
-from ckptcheck.watch.schedule import Schedule
+from ckptcheck.watch.schedule import Coverage, Schedule
+from ckptcheck.watch.story import Story
 from ckptcheck.watch.tensor_digests import Weights
 
 if TYPE_CHECKING:
@@ -75,7 +76,17 @@ class WatchState:
         self.engine, self.expected, self.trainer, self.enabled, self.on = engine, expected, trainer, enabled, on
         self.every, self.probe = max(1, every), probe
         self.names_sets, self._like = bool(identity), None if isinstance(identity, bool) else str(identity)
-        self.schedule = Schedule(share, budget)
+        self.schedule, self.coverage = Schedule(share, budget), Coverage()
+        self.ranges: dict[str, tuple[float, float, int]] = {}
+        """See `find_odd`."""
+        self.pending_gap: GapRecord | None = None
+        """The gap that the job has logged since the last sync."""
+        self.gaps: list[GapRecord] = []
+        """All gaps that it has logged."""
+        self._judged = 0
+        """How many of them were judged."""
+        self.dtype = ""
+        """In which both sides compute, where the adapter knows it."""
         self.record = Record(find_record_path(record), keep=keep) if record is not None and enabled else None
         self.sinks = open_sinks(metrics) if enabled else []
         self._keep, self._maker, self._has_claimed = keep, os.getpid(), False
@@ -83,13 +94,19 @@ class WatchState:
         self._begin_threads()
         self.last: list[SyncRecord] = []
         """The last syncs that were checked."""
-        self.number = 0
+        self.number = self.probes = 0
         self.warned: set[str] = set()
         self.names: set[str] = set()
         """Names of the tensors that the trainer sent at any sync: an adapter may come without its base."""
         self._rules: list[Rule] = []
         self._reported: set[tuple[str | None, ...]] = set()
         """The `_identify` of each finding on the syncs so far."""
+        self._messages: frozenset[str] = frozenset()
+        """What was said of them: the message of a finding that lasts changes with each sync."""
+        self.errors = 0
+        """How many errors the last sync shows, new ones or such that last."""
+        self.story = Story()
+        self._is_closed = self._is_driver = False
 
     def _begin_threads(self) -> None:
         self.thread = BackgroundThread()
@@ -129,6 +146,13 @@ class WatchState:
         """
         return self.thread.wait(seconds) and self.metrics_thread.wait(seconds)
 
+    def describe_effort(self) -> str:
+        """Return how often the watch looks, what that may cost, and where the record is."""
+        often = "every sync" if self.every == 1 else f"each {self.every}th sync"
+        cost = f", for at most {self.schedule.share:.2g} of the CPU time of a step" if self.schedule.share < 1 else ""
+        record = f"record: {self.record.path}" if self.record is not None else "no record"
+        return f"looks at {often}{cost}; {record}"
+
     def append(self, sync: SyncRecord) -> None:
         """Append a sync to the record; another process that has the file already leaves this one a file beside it.
 
@@ -146,6 +170,7 @@ class WatchState:
 
     def say(self, message: str) -> None:
         """Warn of trouble of the watch itself, once."""
+        self.story.trouble = message
         if message not in self.warned:
             self.warned.add(message)
             warnings.warn(f"ckptcheck.watch: {message}", SyncWarning, stacklevel=4)
@@ -167,6 +192,7 @@ class WatchState:
         """Warn that a task of the watch failed."""
         self.warned.add(task)
         message = error.message if isinstance(error, CkptcheckError) else f"{type(error).__name__}: {error}"
+        self.story.trouble = f"could not {task}: {message}"
         warnings.warn(f"ckptcheck.watch could not {task}: {message}", SyncWarning, stacklevel=5)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -177,23 +203,23 @@ class WatchState:
         self.__dict__.update(state)
         self._begin_threads()
 
-    def judge(self, sync: SyncRecord) -> Report:
-        """Judge the last syncs, and return only the findings that are new with this one."""
-        from ckptcheck.linter import rule_loader
-        from ckptcheck.linter.runner import run_rules
-
-        if not self._rules:
-            self._rules = [rule for rule in rule_loader.load_rules() if rule.on == "history"]
+    def judge(self, sync: SyncRecord | None) -> Report:
+        """Judge the last syncs, and return only the findings that are new with this one. None: what was logged since."""
         target = str(self.record.path) if self.record is not None else "syncs"
         most = max(TAIL, 2 * self.schedule.groups + 2)
         kept = _keep_tail(self.last, most - 1) if len(self.last) >= 2 * most else self.last
         old = self._reported
         if len(kept) < len(self.last):
             # dropping the oldest syncs can raise a finding, which is not new either
-            old |= set(map(_identify, run_rules(History(target, tuple(kept)), self._rules).findings))
-        self.last = [*kept, sync]
-        report = run_rules(History(target, tuple(self.last)), self._rules)
+            before = self._run_rules(target, kept, self._judged)
+            old = old | set(map(_identify, before.findings))
+            self._messages = _list_errors(before)
+        self.last = kept if sync is None else [*kept, sync]
+        self._judged = len(self.gaps)
+        report = self._run_rules(target, self.last, self._judged)
         self._reported = set(map(_identify, report.findings))
+        messages = _list_errors(report)
+        self.errors, self._messages = len(messages - self._messages), messages
         new_findings = tuple(finding for finding in report.findings if _identify(finding) not in old)
         return Report(
             report.target,
@@ -204,6 +230,20 @@ class WatchState:
             report.crashed,
             counts=report.counts,
         )
+
+    def _run_rules(self, target: str, syncs: Sequence[SyncRecord], number: int) -> Report:
+        """Run the rules on syncs, and on so many of the gaps."""
+        from ckptcheck.linter import rule_loader
+        from ckptcheck.linter.runner import run_rules
+
+        if not self._rules:
+            self._rules = [rule for rule in rule_loader.load_rules() if rule.on == "history"]
+        gaps = tuple((run_id(), gap) for gap in self.gaps[:number])
+        return run_rules(History(target, tuple(syncs), known_gaps=gaps), self._rules)
+
+
+def _list_errors(report: Report) -> frozenset[str]:
+    return frozenset(f"{each.code} {each.key} {each.message}" for each in report.findings if each.severity == "error")
 
 
 def _identify(finding: Finding) -> tuple[str | None, ...]:

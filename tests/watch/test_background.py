@@ -35,7 +35,7 @@ def run_syncs(watch: Watch, engine: Engine, steps: range) -> None:
             tensor.fill_(float("nan"))
 
 
-@pytest.mark.parametrize("groups", [1, 5])
+@pytest.mark.parametrize("groups", [1, 4])
 def test_it_records_what_a_watch_records_that_the_job_waits_for(groups: int, tmp_path: Path) -> None:
     syncs = []
     for background in (False, True):
@@ -43,7 +43,7 @@ def test_it_records_what_a_watch_records_that_the_job_waits_for(groups: int, tmp
         record = tmp_path / f"{background}.jsonl"
         watch = Watch(module(engine), background=background, record=record)
         if groups > 1:
-            watch.schedule.groups = groups
+            watch.schedule.groups, watch.schedule.choose_groups = groups, lambda: groups  # type: ignore[method-assign]
         run_syncs(watch, engine, range(12))
         assert watch.wait(60)
         assert len(watch.last) == 12

@@ -257,7 +257,7 @@ class WholeEngine:
 def test_an_engine_that_digests_whole_tensors_is_held_against_whole_tensors() -> None:
     engine, found = WholeEngine(), list[str]()
     watch = Watch(engine, on=lambda finding: found.append(finding.code), share=1e-9, budget=60.0)
-    watch.schedule.note(float("inf"), 1.0)  # what is looked at took too long
+    watch.schedule.groups, watch.schedule.choose_groups = 2, lambda: 2  # type: ignore[method-assign]
     stale = torch.zeros(64, 1024)
     for step in range(30):
         assert found == [] or step > 20
@@ -336,13 +336,13 @@ def test_a_tensor_lost_in_a_watch_of_groups_is_found_within_ten_syncs(first_lost
     engine, lost, found = Engine(), "layers.1.self_attn.k_proj.weight", list[int]()
     # the test decides on the groups, not the time that digests take here
     watch = Watch(module(engine), on=lambda finding: found.append(step), share=1e6, budget=60.0)
-    watch.schedule.groups = 5
+    watch.schedule.groups, watch.schedule.choose_groups = 4, lambda: 4  # type: ignore[method-assign]
     looked: set[str] = set()
     for step in range(first_lost + 11):
         engine.deaf = (lost,) if step >= first_lost else ()
         with watch(step=step) as sync:
             engine.load_weights(sync.sent(iter(weights(engine, step).items())))
-        assert 0 < len(watch.last[-1].sent) < len(names()) / 2
+        assert 0 < len(watch.last[-1].sent) < len(names()) * 0.6
         looked |= watch.last[-1].sent.keys()
         if found:
             break
@@ -350,18 +350,7 @@ def test_a_tensor_lost_in_a_watch_of_groups_is_found_within_ten_syncs(first_lost
     assert first_lost <= found[0] < first_lost + 10
 
 
-def test_digests_that_take_too_much_are_thinned_out_and_stop_at_the_budget() -> None:
-    from ckptcheck.watch.schedule import Schedule
-
-    schedule = Schedule(0.02, 1.0)
-    for spent in (0.5, 0.019, 0.5, 0.09):  # the first look is a warm-up; below 20 ms nothing is too much
-        assert schedule.groups == 1
-        schedule.begin()
-        schedule.note(spent, 0.1)
-    schedule.begin()
-    assert (schedule.groups, schedule.label) == (5, "1/5")
-    schedule.note(float("inf"), 0.1)
-    assert schedule.groups == 10
+def test_digests_that_take_too_much_stop_at_the_budget() -> None:
     engine = Engine()
     watch = Watch(module(engine), budget=0.0)
     with pytest.warns(SyncWarning, match=r"digests took more than 0 s \(budget\) of a sync"), watch(step=0) as sync:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import warnings
 from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,6 +130,56 @@ def test_mlflow_without_a_run_is_not_made_to_begin_one() -> None:
     with pytest.warns(SyncWarning, match="mlflow has no active run"):
         run_syncs(Watch(Engine(), metrics=module))
     assert not module.calls
+
+
+def test_a_lasting_error_is_not_ok_and_one_that_is_over_is() -> None:
+    rows: list[Mapping[str, float]] = []
+    engine, trainer = Engine(), Trainer()
+    watch = Watch(engine, metrics=lambda values, step: rows.append(values), on=lambda finding: None)
+    for step in range(9):
+        engine.deaf = (NAMES[0],) if step in (3, 4, 5) else ()
+        with watch(step=step) as sync:
+            engine.update(sync.sent(trainer.export()))
+        trainer.step()
+    assert [row["ckptcheck/ok"] for row in rows] == [1, 1, 1, 0, 0, 0, 1, 1, 1]
+    assert sum(row["ckptcheck/errors"] for row in rows) == 1
+    assert {row["ckptcheck/coverage"] for row in rows} == {1.0}
+    assert {row["ckptcheck/blind"] for row in rows} == {0.0}
+
+
+def test_prometheus_reads_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "ckptcheck.prom"
+    lose_one(f"prometheus:{path}")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert {"ckptcheck_step 2.0", "ckptcheck_ok 0.0", "ckptcheck_sent 6.0", "# TYPE ckptcheck_ok gauge"} <= set(lines)
+    assert lines[-1] == 'ckptcheck_findings_total{code="HIS001",name="stale-in-engine",severity="error"} 1'
+    kinds = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r'[a-z_]+(\{[a-z]+="[^"]+"(,[a-z]+="[^"]+")*\})? -?[0-9.e+-]+', line) for line in kinds)
+
+
+def test_a_webhook_gets_each_finding() -> None:
+    bodies: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        lose_one(f"http://127.0.0.1:{server.server_port}/services/T/B", background=True)
+        server.shutdown()
+    (body,) = bodies
+    assert (body["code"], body["severity"], body["step"], body["key"]) == ("HIS001", "error", 2, NAMES[0])
+    assert body["text"] == body["content"]
+    assert body["text"].startswith(
+        "ckptcheck: error HIS001 stale-in-engine, sync of step 2: step 2: 1 tensor of the engine"
+    )
 
 
 def test_a_tracker_that_fails_never_reaches_the_job() -> None:

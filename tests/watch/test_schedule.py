@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ckptcheck.watch import SyncWarning, Watch, module
-from ckptcheck.watch.schedule import MOST_GROUPS, Schedule
+from ckptcheck.watch.schedule import MOST_GROUPS, PARTS, WITHIN, Schedule
 
 torch = pytest.importorskip("torch")
 
 ROWS, WIDTH, GROUPS = 24, 8, 2
 LAYERS = range(4)
+MANY = [f"layers.{layer}.{name}.weight" for layer in range(40) for name in ("q_proj", "up_proj", "down_proj")]
 NAMES = [f"layers.{layer}.{name}.weight" for layer in LAYERS for name in ("up_proj", "down_proj")]
 
 
@@ -63,35 +68,89 @@ def start(engine: Engine, found: list[str]) -> tuple[Watch, dict[str, Any]]:
     )
     weights = {name: torch.randn(ROWS, WIDTH) for name in NAMES}
     run_syncs(engine, watch, 0, 2, weights)
-    watch.schedule.groups, watch.schedule._number = GROUPS, -1
+    watch.schedule.groups = GROUPS
+    watch.schedule.choose_groups = lambda: GROUPS  # type: ignore[method-assign]
     return watch, weights
+
+
+def look(own: Schedule, spent: float) -> set[str]:
+    """Have a sync that takes so many seconds of the CPU for all tensors; return what it looked at."""
+    own.begin()
+    seen = {name for name in MANY if own.includes(name)}
+    own.note(spent * len(seen) / len(MANY), len(seen) / len(MANY))
+    return seen
+
+
+def give_steps_of(seconds: float, own: Schedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each sync of a schedule begin so long after the one before."""
+    clock = itertools.count(0.0, seconds)
+    monkeypatch.setattr("ckptcheck.watch.schedule.time", SimpleNamespace(monotonic=lambda: next(clock)))
 
 
 def test_a_group_is_looked_at_twice_and_all_tensors_have_their_turn() -> None:
     own = Schedule(0.02, 1.0)
-    own.groups, seen, labels = 3, set(), []
-    for _ in range(6):
+    own.groups, own.choose_groups = 4, lambda: 4  # type: ignore[method-assign]
+    seen, labels = set[str](), []
+    for _ in range(8):
         own.begin()
         labels.append(own.label)
-        seen |= {name for name in NAMES if own.includes(name)}
-    assert labels == ["1/3", "1/3", "2/3", "2/3", "3/3", "3/3"]
-    assert seen == set(NAMES)
+        seen |= {name for name in MANY if own.includes(name)}
+        own.note(0.1)
+    assert labels == ["1/4", "1/4", "2/4", "2/4", "3/4", "3/4", "4/4", "4/4"]
+    assert seen == set(MANY)
 
 
-def test_groups_become_as_small_as_the_share_asks() -> None:
+def test_groups_become_as_small_as_the_share_of_a_step_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Schedule(0.02, 1.0)
-    for spent in (5.0, 0.39):  # the first sync also loads code
-        own.begin()
-        own.note(spent, 2.0)
-    assert own.groups == 10, "0.39 s for all, and 40 ms are allowed"
+    give_steps_of(10.0, own, monkeypatch)
+    for spent in (5.0, 0.5):  # the first sync also loads code
+        look(own, spent)
+    assert own.groups == 4, "0.5 s for all, and 0.2 s are allowed"
     for _ in range(20):
-        own.begin()
-        own.note(0.04, 2.0)
-    assert own.groups == 10, "this is within the share"
+        look(own, 40.0)
+    assert own.groups == PARTS, "a second of a sync is the most"
+    for _ in range(4):
+        look(own, 7.0)
+    assert own.groups == MOST_GROUPS, "the share does not suffice, and each tensor has its turn nevertheless"
     for _ in range(20):
-        own.begin()
-        own.note(4.0, 2.0)
-    assert own.groups == MOST_GROUPS
+        look(own, 0.1)
+    assert own.groups == 1, "what became cheap is looked at as a whole again"
+
+
+@pytest.mark.parametrize("load", range(12))
+def test_every_tensor_has_its_turn_within_sixteen_syncs_whatever_the_load(
+    load: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cost of a look jumps up to a hundredfold from one sync to the next, within the budget."""
+    chance, own = random.Random(load), Schedule(0.02, 100.0)
+    give_steps_of(1.0, own, monkeypatch)
+    looks = [look(own, 0.01 * chance.choice([1, 1, 3, 10, 100])) for _ in range(200)]
+    for first in range(2, len(looks) - WITHIN):
+        assert set().union(*looks[first : first + WITHIN]) == set(MANY)
+
+
+def test_one_slow_check_does_not_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Schedule(0.02, 1.0)
+    give_steps_of(1.0, own, monkeypatch)
+    for spent in (0.004, 0.004, 0.5, 0.004, 0.004, 0.004):
+        assert look(own, spent) == set(MANY)
+    own.begin()
+    own.note(math.inf)  # the budget ended it
+    assert own.groups == 2
+    sizes = [len(look(own, 0.004)) for _ in range(4)]
+    assert sizes[-1] == len(MANY)
+
+
+def test_a_suspicion_makes_the_next_two_syncs_look_at_all() -> None:
+    own = Schedule(0.02, 1.0)
+    own.groups, own.choose_groups = 4, lambda: 4  # type: ignore[method-assign]
+    looks = [look(own, 1.0) for _ in range(WITHIN)]
+    assert all(len(each) < len(MANY) for each in looks)
+    own.look_whole()
+    own.look_whole()
+    assert [len(look(own, 1.0)) == len(MANY) for _ in range(4)] == [True, True, False, False]
+    own.look_whole()
+    assert len(look(own, 1.0)) < len(MANY), "once in a round: a job with many findings pays for no more"
 
 
 @pytest.mark.parametrize("sparse", [False, True])

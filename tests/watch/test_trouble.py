@@ -143,7 +143,11 @@ def test_a_job_that_ends_and_one_that_is_killed_while_syncs_are_checked_beside_t
     """What ends by itself waits for its checks; what is killed loses those that wait, and leaves a readable record."""
     path = tmp_path / "syncs.jsonl"
     done = start_job(path, 5, BACKGROUND="1")
-    assert done.communicate(timeout=300)[1] == ""
+    begin, end = done.communicate(timeout=300)[1].splitlines()
+    assert begin.startswith(
+        "ckptcheck.watch: watches what the trainer sends (2,000 tensors, 0.002 MB); looks at every sync"
+    )
+    assert end.startswith("ckptcheck.watch: 5 syncs, 2,000 of 2,000 tensors looked at within the last 5; no findings; ")
     assert [sync.step for sync in read_record(path)[0]] == [0, 1, 2, 3, 4]
     job = start_job(path, 10_000, BACKGROUND="1")
     assert job.stdout is not None

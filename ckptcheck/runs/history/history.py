@@ -13,7 +13,8 @@ from ckptcheck.consumers.engine_tensors import find_source_tensors
 from ckptcheck.linter.evidence import EvidenceDefaults
 from ckptcheck.linter.report import Section
 from ckptcheck.runs.history.adapted_modules import find_adapted_module
-from ckptcheck.runs.history.record import NO_BYTES, SyncRecord, read_record
+from ckptcheck.runs.history.logged_gap import DRAWN
+from ckptcheck.runs.history.record import NO_BYTES, GapRecord, SyncRecord, read_record
 from ckptcheck.runs.history.tables import history_sections
 
 SMALL = re.compile(r"(norm|bias|scale|layernorm|A_log|\.D$)", re.IGNORECASE)
@@ -134,7 +135,21 @@ class History(EvidenceDefaults):
     """A checkpoint of the job; None if the user named none."""
     responses: ResponseVersions | None = None
     """The weight versions of the job's responses; None if the user named none."""
+    known_gaps: tuple[tuple[str, GapRecord], ...] | None = None
+    """Process and gap of all that a job has logged so far, for a watch that has fewer syncs than that; None: those of the syncs."""
     kind: str = "history"
+
+    @cached_property
+    def gaps(self) -> tuple[tuple[str, GapRecord], ...]:
+        """Process and gap, of every gap that the job logged or a probe drew, in their order."""
+        if self.known_gaps is not None:
+            return self.known_gaps
+        found = []
+        for sync in self.syncs:
+            found += [(sync.run, sync.gap)] if sync.gap is not None else []
+            if sync.probe is not None and sync.probe.drawn is not None:
+                found.append((sync.run, GapRecord(DRAWN, sync.probe.drawn, sync.step, sync.probe.dtype)))
+        return tuple(found)
 
     @property
     def identities(self) -> Mapping[str, str]:

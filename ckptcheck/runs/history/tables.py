@@ -31,6 +31,8 @@ def history_sections(history: History) -> tuple[Section, ...]:
     """Return the table of the syncs, with the tensors that never changed below it, and the table of the changed tensors."""
     pairs = {pair.index: pair for pair in history.pairs}
     has_probes = any(sync.probe is not None for sync in history.syncs)
+    has_gaps = any(sync.gap is not None for sync in history.syncs)
+    further = (*(("probe mean |Δ|",) if has_probes else ()), *(("gap logged",) if has_gaps else ()))
     rows: list[tuple[Cell, ...]] = []
     for index, sync in enumerate(history.syncs):
         pair = pairs.get(index)
@@ -49,6 +51,7 @@ def history_sections(history: History) -> tuple[Section, ...]:
                 sync.checked or None,
                 sync.time or None,
                 *((sync.probe.mean if sync.probe is not None else None,) if has_probes else ()),
+                *((sync.gap.value if sync.gap is not None else None,) if has_gaps else ()),
             )
         )
     constant_names = history.constant_names if history.step_pairs else ()
@@ -61,7 +64,7 @@ def history_sections(history: History) -> tuple[Section, ...]:
     if history.unseen:
         lines += (f"unseen in the engine: {len(history.unseen):,} tensors: {join_truncated(history.unseen)}",)
     return (
-        Section("weight syncs", (*COLUMNS, "probe mean |Δ|") if has_probes else COLUMNS, tuple(rows), lines),
+        Section("weight syncs", (*COLUMNS, *further), tuple(rows), lines),
         *_change_sections(history),
         *_identity_sections(history),
         *_response_sections(history),
