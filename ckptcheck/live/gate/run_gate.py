@@ -19,6 +19,7 @@ from ckptcheck.linter.rule import SEVERITIES
 from ckptcheck.live.gate.gate_file import STAGES, GateRequest
 from ckptcheck.live.gate.plan import Stage, plan_stages
 from ckptcheck.live.gate.run_call import run_call
+from ckptcheck.live.gate.unseen import describe_unseen
 from ckptcheck.live.runtime.process.signal_guard import SignalGuard
 from ckptcheck.reporters.html.page import render_page
 from ckptcheck.text.file_io import open_lock_file, replace_file
@@ -172,6 +173,8 @@ def _join(job: Job, preflight: Report, request: GateRequest, results: Sequence[S
     ]
     rows = tuple((result.name, result.describe(), round(result.seconds, 1)) for result in results)
     sections = [Section("Stages of the gate", ("stage", "outcome", "seconds"), rows)]
+    if unseen := tuple(describe_unseen(job, [result.name for result in results if result.reports])):
+        sections.append(Section("What this gate does not see of the job", lines=unseen))
     # What they suggest is this gate.
     sections += [section for report in reports for section in report.sections if section.title != SUGGESTIONS]
     scanned = [report.counts for result in results if result.name == "scan" for report in result.reports]
